@@ -1,0 +1,68 @@
+"""Group-relative advantages over the selected trajectories.
+
+Source: CuSearch, "CuSearch modification" (within-group reward normalisation over T); GRPO as VERL computes
+it: A = (r - mean) / (std + 1e-6) with the sample standard deviation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cusearch_async.types import Singleton
+
+EPSILON = 1e-6
+EQUAL = 1e-9
+"""Rewards of a group closer than this are equal; floating noise must not become an advantage of ±1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    values: NDArray[np.float64]  # [K]
+    singleton_share: float
+    """Share of the selected trajectories that are alone in their group."""
+    zero_variance_share: float
+    """Share of the selected trajectories in groups of two or more with equal rewards."""
+
+
+def group_advantages(
+    rewards: NDArray[np.float64],
+    tickets: NDArray[np.int64],
+    pool_rewards: NDArray[np.float64],
+    pool_tickets: NDArray[np.int64],
+    singleton: Singleton,
+) -> Advantages:
+    """Advantages [K] of the selected trajectories.
+
+    Groups of two or more are normalised by their selected members. A group with one selected member has no
+    spread of its own; `singleton` says what it gets: `raw` its reward (VERL), `zero` nothing, `pool` the
+    statistics of the whole group [T], selected or not.
+    Raises: ValueError on non-finite rewards.
+    """
+    if not np.isfinite(rewards).all() or not np.isfinite(pool_rewards).all():
+        raise ValueError("rewards must be finite")
+    values = np.zeros(len(rewards))
+    alone = flat = 0
+    for ticket in np.unique(tickets):
+        members = np.flatnonzero(tickets == ticket)
+        group = rewards[members]
+        if len(members) == 1:
+            alone += 1
+            values[members] = _singleton(group, pool_rewards[pool_tickets == ticket], singleton)
+        elif np.ptp(group) < EQUAL:
+            flat += len(members)
+        else:
+            values[members] = (group - group.mean()) / (group.std(ddof=1) + EPSILON)
+    count = max(len(rewards), 1)
+    return Advantages(values, alone / count, flat / count)
+
+
+def _singleton(reward: NDArray[np.float64], group: NDArray[np.float64], rule: Singleton) -> NDArray[np.float64]:
+    if rule == "raw":
+        return reward
+    if rule == "zero" or np.ptp(group) < EQUAL:
+        return np.zeros(1)
+    advantage: NDArray[np.float64] = (reward - group.mean()) / (group.std(ddof=1) + EPSILON)
+    return advantage

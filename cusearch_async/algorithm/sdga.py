@@ -1,0 +1,148 @@
+"""Search-Depth Greedy Allocation: how many trajectories of each search depth to train on.
+
+Source: CuSearch, Algorithm "SDGA: Detailed Version" and appendices "SDGA-Auto", "SDGA-Phase", "SDGA-Anti".
+Depths run 0..S_max, so every list here has S_max + 1 entries; `capacities[s]` is c_s, the size of bucket s.
+Pure functions: the phase is an argument and a result, never a state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the budget should go, before capacities are looked at."""
+
+    targets: list[int]  # [S+1] trajectories wanted per depth, sums to the budget K
+    priorities: list[int]  # [S+1] smaller is served first
+
+
+def count_depths(depths: NDArray[np.int64], s_max: int) -> list[int]:
+    """Capacities c_s of the buckets 0..s_max; deeper counts fall in bucket s_max.
+
+    Raises: ValueError on a negative depth."""
+    if len(depths) and int(depths.min()) < 0:
+        raise ValueError(f"depths must be >= 0, got {int(depths.min())}")
+    counts: list[int] = np.bincount(np.minimum(depths, s_max), minlength=s_max + 1).tolist()
+    return counts
+
+
+def allocate(capacities: Sequence[int], targets: Sequence[int], priorities: Sequence[int]) -> list[int]:
+    """Turn wanted allocations into feasible ones: 0 <= f_s <= c_s, and sum(f) = min(sum(targets), sum(c)).
+
+    Overflow of a bucket goes to the buckets after it in priority order, what is left then to those before it,
+    nearest first. Equal priorities are served in order of depth, shallower first.
+    Raises: ValueError on unequal lengths or negative entries.
+    Source: CuSearch, Algorithm "SDGA: Detailed Version" (with the `spare > 0` guard).
+    """
+    if not len(capacities) == len(targets) == len(priorities):
+        raise ValueError(
+            "capacities, targets and priorities must have one entry per depth, "
+            f"got {len(capacities)}, {len(targets)} and {len(priorities)}"
+        )
+    if min(capacities, default=0) < 0 or min(targets, default=0) < 0:
+        raise ValueError(f"capacities and targets must be >= 0, got {list(capacities)} and {list(targets)}")
+    filled = list(targets)
+    order = sorted(range(len(priorities)), key=lambda s: priorities[s])
+    for place, s in enumerate(order):
+        overflow = filled[s] - capacities[s]
+        if overflow <= 0:
+            continue
+        filled[s] = capacities[s]
+        for r in order[place + 1 :] + order[:place][::-1]:
+            spare = capacities[r] - filled[r]
+            if spare > 0:
+                moved = min(spare, overflow)
+                filled[r] += moved
+                overflow -= moved
+    return filled
+
+
+def auto_plan(s_max: int, budget: int) -> Plan:
+    """SDGA-Auto: the whole budget at the deepest bucket; p_s = S_max - s + 1."""
+    _check(s_max, budget)
+    depths = range(s_max + 1)
+    return Plan([budget if s == s_max else 0 for s in depths], [s_max - s + 1 for s in depths])
+
+
+def anti_plan(s_max: int, budget: int) -> Plan:
+    """SDGA-Anti: the whole budget at depth 0; p_s = s + 1."""
+    _check(s_max, budget)
+    depths = range(s_max + 1)
+    return Plan([budget if s == 0 else 0 for s in depths], [s + 1 for s in depths])
+
+
+def phase_plan(capacities: Sequence[int], budget: int, phase: int, reserve: float = 0.0) -> Plan:
+    """SDGA-Phase: aim the budget at depth k+1, then deeper, then shallower.
+
+        t_s = K if s = k+1 else 0;     p(s, k) = s - k if s >= k+1 else S_max + 1 - s
+
+    `reserve` r (not in the paper; 0 is the paper) aims up to floor(r K) of the budget at what lies deeper than
+    k+1, deepest first, so that deep trajectories are trained on while bucket k+1 could fill the budget alone.
+    Raises: ValueError unless 0 <= phase < s_max, budget >= 1 and 0 <= reserve < 1.
+    """
+    s_max = len(capacities) - 1
+    _check(s_max, budget)
+    if not 0 <= phase < s_max:
+        raise ValueError(f"phase must be in [0, {s_max - 1}], got {phase}")
+    if not 0 <= reserve < 1:
+        raise ValueError(f"reserve must be in [0, 1), got {reserve}")
+    targets = [0] * (s_max + 1)
+    reserved = math.floor(reserve * budget)
+    for s in range(s_max, phase + 1, -1):
+        targets[s] = min(capacities[s], reserved)
+        reserved -= targets[s]
+    targets[phase + 1] = budget - sum(targets)
+    return Plan(targets, [s - phase if s >= phase + 1 else s_max + 1 - s for s in range(s_max + 1)])
+
+
+def advance_phase(capacities: Sequence[int], budget: int, phase: int) -> int:
+    """The phase after looking at a pool: k+1 if sum over s > k+1 of c_s >= K, else k. At most one advance;
+    never beyond S_max - 1, never back.
+    Source: CuSearch, "Phase Transition"."""
+    s_max = len(capacities) - 1
+    if phase >= s_max - 1:
+        return phase
+    return phase + 1 if sum(capacities[phase + 2 :]) >= budget else phase
+
+
+def is_phase_trapped(capacities: Sequence[int], budget: int, phase: int) -> bool:
+    """Whether bucket k+1 alone fills the budget while the deeper ones cannot (c_{k+1} >= K > sum of deeper > 0).
+
+    Literal SDGA-Phase then trains on depth k+1 only and nothing deeper is ever reinforced."""
+    deeper = sum(capacities[phase + 2 :])
+    return capacities[phase + 1] >= budget > deeper > 0
+
+
+def sample_buckets(
+    depths: NDArray[np.int64], allocation: Sequence[int], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Indices [K] of `allocation[s]` trajectories of every depth s, uniform without replacement, ascending.
+
+    `depths` [T] must come in a canonical order (by ticket and rollout), so that arrival order cannot matter.
+    Raises: ValueError when a bucket holds fewer than its allocation."""
+    s_max = len(allocation) - 1
+    bucket_of = np.minimum(depths, s_max)
+    order = rng.random(len(depths))
+    chosen = []
+    for s, wanted in enumerate(allocation):
+        members = np.flatnonzero(bucket_of == s)
+        if wanted > len(members):
+            raise ValueError(f"depth {s} holds {len(members)} trajectories, cannot take {wanted}")
+        if 0 < wanted < len(members):
+            members = members[np.argpartition(order[members], wanted - 1)[:wanted]]
+        chosen.append(members[:wanted])
+    return np.sort(np.concatenate(chosen))
+
+
+def _check(s_max: int, budget: int) -> None:
+    if s_max < 1:
+        raise ValueError(f"s_max must be >= 1, got {s_max}")
+    if budget < 1:
+        raise ValueError(f"budget must be >= 1, got {budget}")

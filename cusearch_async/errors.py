@@ -1,0 +1,53 @@
+"""Errors by the boundary they crossed. Entry points print the message alone and exit with status 1.
+
+CusearchError
+├── ConfigError            the config, or what it names, cannot work
+├── BufferUnavailable      Redis cannot be reached, or refuses us
+├── Fenced                 another learner has taken over this run
+├── CorruptPayload         bytes from Redis are no trajectory of ours
+├── RetrievalUnavailable   the retriever failed; not to be confused with finding nothing
+├── EngineDied             vLLM's engine process ended by itself
+├── WeightsUnavailable     a published version is missing or torn
+├── WeightsMismatch        the engine does not compute what the learner computes
+└── ProcessDied            a process of the run ended by itself
+"""
+
+
+class CusearchError(Exception):
+    pass
+
+
+class ConfigError(CusearchError):
+    pass
+
+
+class BufferUnavailable(CusearchError):
+    pass
+
+
+class Fenced(CusearchError):
+    pass
+
+
+class CorruptPayload(CusearchError):
+    pass
+
+
+class RetrievalUnavailable(CusearchError):
+    pass
+
+
+class EngineDied(CusearchError):
+    pass
+
+
+class WeightsUnavailable(CusearchError):
+    pass
+
+
+class WeightsMismatch(CusearchError):
+    pass
+
+
+class ProcessDied(CusearchError):
+    pass

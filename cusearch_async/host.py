@@ -1,0 +1,156 @@
+"""What a process of a run is before it is anything else: its arguments, cores, signals, ranks and last words.
+
+Imports nothing heavy, because `settle` must run before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cusearch_async.config import Config, load_config
+from cusearch_async.errors import CusearchError
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def run_worker(name: str, main: Callable[[Config], None]) -> None:
+    """The entry point of a worker process: `python -m workers.NAME CONFIG [--section.key value]...`.
+
+    A failure with a name ends the process with one line and exit status 1."""
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        sys.exit(f"usage: python -m workers.{name} CONFIG [--section.key value]...")
+    log_to_stderr(name)
+    try:
+        main(load_config(Path(sys.argv[1]), sys.argv[2:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (CusearchError, ExceptionGroup) as error:
+        named = first_named(error)
+        if named is None:
+            raise
+        sys.exit(f"{name}: {named}")
+
+
+def first_named(error: BaseException) -> CusearchError | None:
+    """The CusearchError that ended a process, also from within the group of a TaskGroup."""
+    if isinstance(error, CusearchError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        found = (first_named(inner) for inner in error.exceptions)
+        return next((inner for inner in found if inner is not None), None)
+    return None
+
+
+def settle(cores: Sequence[int]) -> None:
+    """Stay on `cores` (empty: all), with as many threads, and let waiting threads sleep.
+
+    OpenMP threads that spin while they wait starve the other processes of the run on a small machine. The
+    libraries read these variables when they are loaded, so this comes before torch is imported. Cores that
+    this machine does not have are left out; if none is left, all are used."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("KMP_BLOCKTIME", "0")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # vLLM would bind to cores of its own choice
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # on CPU: the model lives in the engine's process
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    usable = sorted(set(cores) & os.sched_getaffinity(0))
+    if usable:
+        os.sched_setaffinity(0, usable)
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+
+
+def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
+    """The cores of process `index` of `count`; all of them when there are too few to share."""
+    return list(cores[index::count]) if len(cores) >= count else list(cores)
+
+
+def log_to_stderr(name: str) -> None:
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
+    for noisy in ("httpx", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGINT and SIGTERM set; loops watch it and end by themselves."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_child(command: Sequence[str], env: dict[str, str] | None = None, log_file: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start a process that does not outlive this one, not even after kill -9; signals are ours to pass on.
+
+    With `log_file` its output is appended there, else it goes where ours goes."""
+    output = log_file.open("ab") if log_file else None
+    try:
+        return subprocess.Popen(
+            list(command),
+            env=os.environ | (env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+    finally:
+        if output:
+            output.close()
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def other_ranks(module: str, count: int) -> Iterator[int]:
+    """Be rank 0 of `count` with the other ranks as children, or the rank that RANK says; yields the rank.
+
+    When another rank fails, this process ends too: it would wait for it in a collective."""
+    if "RANK" in os.environ or count == 1:
+        yield int(os.environ.get("RANK", "0"))
+        return
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", module, *sys.argv[1:]]
+    children = [
+        start_child(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)
+    ]
+    os.environ.update(shared | {"RANK": "0", "LOCAL_RANK": "0"})
+    for rank, child in enumerate(children, start=1):
+        threading.Thread(target=_end_when_child_fails, args=(rank, child), daemon=True).start()
+    try:
+        yield 0
+        for child in children:
+            child.wait(timeout=60)
+    finally:
+        for child in children:
+            child.kill()
+
+
+def _end_when_child_fails(rank: int, child: subprocess.Popen[bytes]) -> None:
+    status = child.wait()
+    if status:
+        log.error("rank %d ended with status %d; the learner ends too", rank, status)
+        os._exit(1)

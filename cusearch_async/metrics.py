@@ -1,0 +1,85 @@
+"""What a learner step says of its pool, its selection and its timing; names as they appear in metrics.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from cusearch_async.algorithm import sdga
+from cusearch_async.algorithm.advantages import Advantages
+from cusearch_async.types import Pool, Trajectory
+
+Metrics = dict[str, float | list[int]]
+
+
+def describe_step(pool: Pool, selected: Sequence[Trajectory], advantages: Advantages, budget: int, s_max: int) -> Metrics:
+    """Rewards, depths, staleness, group and selection figures of one step."""
+    everyone = list(pool)
+    staleness = np.array([max(0, pool.step - t.oldest_version) for t in everyone])
+    retrieval = np.array([t.retrieval_tokens for t in everyone])
+    best = np.sort(retrieval)[::-1][: len(selected)].sum()
+    covered = sum(t.retrieval_tokens for t in selected)
+    return {
+        "reward/all": _mean(t.reward for t in everyone),
+        "reward/trained": _mean(t.reward for t in selected),
+        "reward/em": _mean(t.em for t in everyone),
+        "reward/f1": _mean(t.f1 for t in everyone),
+        "reward/format_valid": _mean(t.format_valid for t in everyone),
+        "reward/answered": _mean(t.prediction is not None for t in everyone),
+        "depth/mean": _mean(t.depth for t in everyone),
+        "depth/mean_trained": _mean(t.depth for t in selected),
+        "depth/generated": _histogram(everyone, s_max),
+        "depth/selected": _histogram(selected, s_max),
+        "depth/overflows": float(sum(t.depth > s_max for t in everyone)),
+        "sdga/budget_filled": len(selected) / budget,
+        "sdga/coverage": float(covered),
+        "sdga/coverage_of_best": float(covered / best) if best else 1.0,
+        "groups/singleton_share": advantages.singleton_share,
+        "groups/zero_variance_share": advantages.zero_variance_share,
+        "staleness/min": float(staleness.min()),
+        "staleness/mean": float(staleness.mean()),
+        "staleness/max": float(staleness.max()),
+        "episode/turns": _mean(t.turns for t in everyone),
+        "episode/sampled_tokens": _mean(len(t.logprobs) for t in everyone),
+        "episode/seconds_mean": _mean(t.episode_s for t in everyone),
+        "episode/seconds_p99": float(np.quantile([t.episode_s for t in everyone], 0.99)),
+        "episode/search_seconds_mean": _mean(t.search_s for t in everyone),
+    }
+
+
+class WorkerRates:
+    """Turns the running totals that workers report into rates over a learner step."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, dict[str, float]] = {}
+
+    def since_last(self, workers: dict[str, dict[str, str]]) -> Metrics:
+        """Tokens per second of all workers, share of time their engines stood idle, seconds of weight loading."""
+        now = {
+            name: {key: float(facts[key]) for key in ("sampled_tokens", "busy_s", "alive_s", "weight_load_s")}
+            for name, facts in workers.items()
+            if "alive_s" in facts
+        }
+        zero = dict.fromkeys(("sampled_tokens", "busy_s", "alive_s", "weight_load_s"), 0.0)
+        grown = [
+            {key: value - self._last.get(name, zero)[key] for key, value in facts.items()} for name, facts in now.items()
+        ]
+        self._last = now
+        grown = [g for g in grown if g["alive_s"] > 0]
+        alive = sum(g["alive_s"] for g in grown)
+        return {
+            "rollout/workers": float(len(grown)),
+            "rollout/tokens_per_s": sum(g["sampled_tokens"] / g["alive_s"] for g in grown),
+            "rollout/idle_share": max(0.0, 1 - sum(g["busy_s"] for g in grown) / alive) if alive else 0.0,
+            "rollout/weight_load_s": sum(g["weight_load_s"] for g in grown),
+        }
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return float(np.mean(numbers)) if numbers else 0.0
+
+
+def _histogram(trajectories: Sequence[Trajectory], s_max: int) -> list[int]:
+    return sdga.count_depths(np.array([t.depth for t in trajectories], dtype=np.int64), s_max)

@@ -1,0 +1,180 @@
+"""vLLM, token in and token out. The only module that knows it.
+
+Every sampled token comes with its log-probability under the sampling policy (after temperature) and with the
+weight version that sampled it. Weights are swapped while episodes are in flight: the engine is paused between
+two decoding steps, running requests keep their tokens, and their KV cache is computed anew under the new
+weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from cusearch_async.config import Config
+from cusearch_async.errors import EngineDied, WeightsMismatch
+from cusearch_async.rollout.dialogue import STOP_TAGS
+from cusearch_async.transport.weights import Canary, WeightStore
+
+
+CPU_BATCH_TOKENS = 4096
+"""Most tokens of one engine step on CPU; prompts that do not fit wait for the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the policy sampled in one turn, its stop tag included."""
+
+    token_ids: list[int]  # [S]
+    logprobs: NDArray[np.float32]  # [S]
+    versions: NDArray[np.int32]  # [S]
+
+
+class Engine:
+    def __init__(self, llm: AsyncLLM, tokenizer: Any) -> None:
+        self._llm = llm
+        self._stop = _stop_settings(tokenizer)
+        self._ids = itertools.count()
+        self.version = -1
+        """Version of the loaded weights, in learner steps; -1 for the model as it was started."""
+        self.loaded = ""
+        """Directory of the loaded weights in the weight store."""
+        self.busy_s = 0.0
+        """Seconds in which at least one request was being decoded."""
+        self.sampled_tokens = 0
+        self._running = 0
+        self._busy_since = 0.0
+
+    @classmethod
+    def start(cls, model: str, tokenizer: Any, config: Config) -> Engine:
+        """Load `model` (a local folder or a Hub id) into a new engine. Takes seconds to minutes."""
+        rollout = config.rollout
+        optional: dict[str, Any] = {"block_size": rollout.block_size}
+        if current_platform.is_cpu():
+            # A seeded request whose prefill is cut in pieces kills the engine ("CPU Generator does not use offset").
+            optional["enable_chunked_prefill"] = False
+            optional["max_num_batched_tokens"] = max(config.episode.max_tokens, CPU_BATCH_TOKENS)
+        if rollout.kv_cache_mib:
+            optional["kv_cache_memory_bytes"] = rollout.kv_cache_mib << 20
+        arguments = AsyncEngineArgs(
+            model=model,
+            dtype=config.model.dtype,
+            max_model_len=config.episode.max_tokens,
+            max_num_seqs=rollout.max_sequences,
+            enforce_eager=rollout.enforce_eager,
+            enable_prefix_caching=True,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            disable_log_stats=True,
+            **{name: value for name, value in optional.items() if value is not None},
+        )
+        return cls(AsyncLLM.from_engine_args(arguments), tokenizer)
+
+    async def generate(self, prompt: Sequence[int], max_tokens: int, temperature: float, seed: int | None) -> Turn:
+        """Sample one turn after `prompt`. `temperature` 0 is greedy."""
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            logprobs=0,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **self._stop,
+        )
+        async with self._busy():
+            output = await self._run(prompt, params)
+        completion = output.outputs[0]
+        token_ids = list(completion.token_ids)
+        logprobs = np.asarray(completion.logprobs.logprobs, dtype=np.float32)
+        versions = np.full(len(token_ids), self.version, dtype=np.int32)
+        for span in completion.weight_versions or ():
+            versions[span.start : span.end] = _version_number(span.version)
+        self.sampled_tokens += len(token_ids)
+        return Turn(token_ids, logprobs, versions)
+
+    async def load(self, store: WeightStore, name: str, check: bool) -> None:
+        """Swap in the weights `store/name`; requests in flight go on with them.
+
+        The version is verified before the engine is paused. With `check` the engine must then compute what the
+        learner computes.
+        Raises: WeightsUnavailable (nothing changed); WeightsMismatch (the engine must not be used any more)."""
+        manifest = store.verify(name)
+        directory = str((store.folder / name).resolve())
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        try:
+            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
+            await self._llm.update_weight_version(str(manifest.version))
+        except Exception as error:
+            raise WeightsMismatch(f"loading {directory} failed half-way, the engine is unusable: {error}") from error
+        await self._llm.resume_generation()
+        self.version, self.loaded = manifest.version, name
+        if check:
+            await self.check(manifest.canary, name)
+
+    async def check(self, canary: Canary, name: str) -> None:
+        """Raises: WeightsMismatch unless the engine's log-probabilities of the canary are the learner's."""
+        computed = await self.score(canary.token_ids)
+        difference = float(np.abs(computed - np.asarray(canary.logprobs)).max())
+        if not difference <= canary.tolerance:
+            raise WeightsMismatch(
+                f"after loading {name} the engine's log-probabilities differ from the learner's by {difference:.4g} "
+                f"(allowed {canary.tolerance:g}): it does not have the published weights"
+            )
+
+    async def score(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
+        """Log-probabilities [C - 1] of tokens 1.. of a text under the loaded weights, temperature 1."""
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        output = await self._run(token_ids, params)
+        positions = output.prompt_logprobs[1:]
+        pairs = zip(token_ids[1:], positions, strict=True)
+        return np.array([position[token].logprob for token, position in pairs])
+
+    async def _run(self, prompt: Sequence[int], params: SamplingParams) -> Any:
+        """The final output of one request. Raises: EngineDied."""
+        request = self._llm.generate({"prompt_token_ids": list(prompt)}, params, f"request-{next(self._ids)}")
+        try:
+            outputs = [output async for output in request]
+        except EngineDeadError as error:
+            raise EngineDied("the vLLM engine died; its own log above says why") from error
+        return outputs[-1]
+
+    def close(self) -> None:
+        self._llm.shutdown()
+
+    @asynccontextmanager
+    async def _busy(self) -> AsyncIterator[None]:
+        if self._running == 0:
+            self._busy_since = time.monotonic()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self.busy_s += time.monotonic() - self._busy_since
+
+
+def _stop_settings(tokenizer: Any) -> dict[str, Any]:
+    """How vLLM ends a turn: by token where the tags are single tokens, else by text."""
+    pieces = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in STOP_TAGS]
+    if all(len(piece) == 1 for piece in pieces):
+        return {"stop_token_ids": [piece[0] for piece in pieces], "detokenize": False}
+    return {"stop": list(STOP_TAGS), "include_stop_str_in_output": True}
+
+
+def _version_number(label: str) -> int:
+    """Our labels are version numbers; vLLM's first one, before any was set, is a word."""
+    return int(label) if label.lstrip("-").isdigit() else -1

@@ -1,0 +1,162 @@
+"""One search episode, from question to trajectory: at most S_max search turns and one final turn.
+
+Token in, token out: the policy's own token ids are kept as sampled and never tokenised again; what the
+environment says is tokenised once and masked. Source: Search-R1's agent loop, with the departures that
+docs/algorithm.md lists.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cusearch_async.algorithm import rewards
+from cusearch_async.config import EpisodeConfig
+from cusearch_async.errors import ConfigError
+from cusearch_async.rollout import dialogue
+from cusearch_async.types import Question, Segment, Trajectory
+
+
+class Sampled(Protocol):
+    """A turn as an engine returns it."""
+
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def logprobs(self) -> NDArray[np.float32]: ...
+    @property
+    def versions(self) -> NDArray[np.int32]: ...
+
+
+class Policy(Protocol):
+    async def generate(self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None) -> Sampled: ...
+
+
+class Search(Protocol):
+    async def search(self, query: str, draw: int) -> list[str]: ...
+
+
+@dataclass(slots=True)
+class _Tape:
+    """The episode so far: tokens for the learner, segments for the reward."""
+
+    token_ids: list[int]
+    sampled: list[bool]
+    logprobs: list[NDArray[np.float32]] = field(default_factory=list)
+    versions: list[NDArray[np.int32]] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+
+    def add_turn(self, turn: Sampled, text: str) -> None:
+        self.token_ids += turn.token_ids
+        self.sampled += [True] * len(turn.token_ids)
+        self.logprobs.append(turn.logprobs)
+        self.versions.append(turn.versions)
+        self.segments.append(Segment("model", text))
+
+    def add_environment(self, author: str, text: str, token_ids: list[int]) -> None:
+        self.token_ids += token_ids
+        self.sampled += [False] * len(token_ids)
+        self.segments.append(Segment(author, text))
+
+
+class Player:
+    """Plays episodes with one policy, one tokenizer and one search engine."""
+
+    def __init__(self, policy: Policy, search: Search, tokenizer: Any, settings: EpisodeConfig, seed: int) -> None:
+        self._policy = policy
+        self._search = search
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._seed = seed
+        self._end_of_text = tokenizer.eos_token or ""
+
+    async def play(
+        self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
+    ) -> Trajectory:
+        """Play one episode. `temperature` None is the configured one, 0 is greedy.
+
+        Raises: RetrievalUnavailable when the retriever fails; ConfigError when the prompt is too long."""
+        settings = self._settings
+        temperature = settings.temperature if temperature is None else temperature
+        started = time.monotonic()
+        search_s = 0.0
+        depth = retrieval_tokens = 0
+        prompt = self.prompt(question)
+        tape = _Tape(list(prompt), [False] * len(prompt))
+        for turn_number in range(settings.s_max + 1):
+            draw = _draw(self._seed, ticket, rollout, turn_number)
+            turn = await self._policy.generate(
+                tape.token_ids, settings.max_turn_tokens, temperature, draw if temperature > 0 else None
+            )
+            text = self._tokenizer.decode(turn.token_ids, skip_special_tokens=False)
+            tape.add_turn(turn, text)
+            action = dialogue.parse_action(text)
+            if action.kind == "answer" or turn_number == settings.s_max:
+                break
+            if action.kind == "malformed":
+                notice = self._tokenizer(dialogue.NOTICE, add_special_tokens=False)["input_ids"]
+                tape.add_environment("notice", dialogue.NOTICE, notice[: settings.max_observation_tokens])
+                continue
+            before = time.monotonic()
+            documents = await self._search.search(action.text, draw) if action.text else []
+            search_s += time.monotonic() - before
+            if any(document.strip() for document in documents):
+                depth += 1
+                retrieval_tokens += len(turn.token_ids)
+            tape.add_environment("information", *self.observation(documents))
+        score = rewards.score(tape.segments, question.answers, settings.format_weight, self._end_of_text)
+        return Trajectory(
+            ticket=ticket,
+            rollout=rollout,
+            question_id=question.id,
+            question=question.text,
+            answers=question.answers,
+            prediction=score.prediction,
+            token_ids=np.array(tape.token_ids, dtype=np.int32),
+            sampled=np.array(tape.sampled, dtype=np.bool_),
+            logprobs=np.concatenate(tape.logprobs),
+            versions=np.concatenate(tape.versions),
+            depth=depth,
+            retrieval_tokens=retrieval_tokens,
+            turns=len(tape.logprobs),
+            reward=score.reward,
+            em=score.em,
+            f1=score.f1,
+            format_valid=score.format_valid,
+            worker=worker,
+            episode_s=time.monotonic() - started,
+            search_s=search_s,
+        )
+
+    def prompt(self, question: Question) -> list[int]:
+        """Raises: ConfigError when the question does not fit."""
+        ids = dialogue.build_prompt(self._tokenizer, self._settings.template, question.text)
+        if len(ids) > self._settings.max_prompt_tokens:
+            raise ConfigError(
+                f"question {question.id!r} makes a prompt of {len(ids)} tokens; raise episode.max_prompt_tokens "
+                f"({self._settings.max_prompt_tokens}) or leave it out"
+            )
+        return ids
+
+    def observation(self, documents: list[str]) -> tuple[str, list[int]]:
+        """The information block, its documents cut to the token limit inside the tags."""
+        opening = self._ids("\n\n<information>")
+        closing = self._ids("</information>\n\n")
+        room = self._settings.max_observation_tokens - len(opening) - len(closing)
+        shown = dialogue.render_documents(documents, self._settings.document_template)
+        inside = self._ids(shown)[: max(room, 0)]
+        ids = opening + inside + closing
+        return self._tokenizer.decode(ids, skip_special_tokens=False), ids
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+
+def _draw(seed: int, ticket: int, rollout: int, turn: int) -> int:
+    """The random number of one turn, a function of what it belongs to."""
+    return int(np.random.SeedSequence([seed, ticket, rollout, turn]).generate_state(1, np.uint32)[0])

@@ -1,0 +1,163 @@
+"""The loop of a rollout worker: admitted tickets in, trajectories out, newest weights always.
+
+Three tasks beside the episodes: admission, weight pick-up, heartbeat. Whatever fails ends the worker by name;
+its leases run out and other workers play what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from cusearch_async.algorithm.staleness import question_index
+from cusearch_async.config import Config
+from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.rollout.engine import Engine
+from cusearch_async.rollout.episode import Player
+from cusearch_async.transport.buffer import Buffer, Place
+from cusearch_async.transport.weights import WeightStore
+from cusearch_async.types import Question
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+HEARTBEAT_S = 1.0
+
+
+@dataclass(slots=True)
+class Activity:
+    """What the worker has done since it became ready; sent with every heartbeat."""
+
+    ready_at: float = field(default_factory=time.monotonic)
+    episodes: int = 0
+    timeouts: int = 0
+    weight_loads: int = 0
+    weight_load_s: float = 0.0
+
+
+class RolloutLoop:
+    """Consumes tickets of `buffer`, produces trajectories in it. Waits for weights and for admission; unblocked
+    by the learner's `announce`."""
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        buffer: Buffer,
+        engine: Engine,
+        store: WeightStore,
+        player: Player,
+        questions: list[Question],
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._buffer = buffer
+        self._engine = engine
+        self._store = store
+        self._player = player
+        self._questions = questions
+        self._in_flight: Counter[int] = Counter()
+        self._activity = Activity()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set; tickets in flight are then given back."""
+        await self._wait_for_weights(stop)
+        self._activity = Activity(weight_loads=1)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(self._follow_weights()), tasks.create_task(self._beat())]
+                episodes = await self._admit(tasks, stop)
+                for task in [*helpers, *episodes]:
+                    task.cancel()
+        finally:
+            if self._in_flight:
+                await self._buffer.give_back(self._name, list(self._in_flight))
+
+    async def _wait_for_weights(self, stop: asyncio.Event) -> None:
+        while not stop.is_set() and not await self._pick_up():
+            await asyncio.sleep(POLL_S)
+
+    async def _follow_weights(self) -> None:
+        while True:
+            await self._pick_up()
+            await asyncio.sleep(POLL_S)
+
+    async def _pick_up(self) -> bool:
+        """Load the announced version unless it is loaded; whether any version is loaded then."""
+        state = await self._buffer.state()
+        if not state.weights or state.weights == self._engine.loaded:
+            return bool(self._engine.loaded)
+        check = self._engine.version < 0 or state.published % self._config.rollout.canary_every == 0
+        started = time.monotonic()
+        try:
+            await self._engine.load(self._store, state.weights, check)
+        except WeightsUnavailable:
+            newest = await self._buffer.state()
+            if newest.weights == state.weights:
+                raise
+            return bool(self._engine.loaded)  # a newer version has replaced it; the next poll takes that one
+        self._activity.weight_loads += 1
+        self._activity.weight_load_s += time.monotonic() - started
+        log.info("loaded weights %s", state.weights)
+        return True
+
+    async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> set[asyncio.Task[None]]:
+        """Keep up to `max_episodes` episodes in flight until `stop`; returns those still running."""
+        running: set[asyncio.Task[None]] = set()
+        rollouts = self._config.pool.rollouts
+        while not stop.is_set():
+            free = (self._config.rollout.max_episodes - len(running)) // rollouts
+            places = await self._buffer.admit(self._name, self._engine.version, free) if free > 0 else []
+            for place in places:
+                self._in_flight[place.ticket] += 1
+                task = tasks.create_task(self._play(place))
+                running.add(task)
+                task.add_done_callback(running.discard)
+            if not places:
+                await asyncio.sleep(POLL_S)
+        return running
+
+    async def _play(self, place: Place) -> None:
+        index = question_index(place.ticket, len(self._questions), self._config.run.seed)
+        try:
+            async with asyncio.timeout(self._config.episode.timeout_s):
+                trajectory = await self._player.play(
+                    self._questions[index], place.ticket, place.rollout, self._name
+                )
+        except TimeoutError:
+            self._activity.timeouts += 1
+            log.warning("episode %d:%d ran out of time and will be retried", place.ticket, place.rollout)
+            self._forget(place)
+            await self._buffer.give_back(self._name, [place.ticket])
+            return
+        while await self._buffer.put(trajectory) == "full":
+            await asyncio.sleep(10 * POLL_S)
+        self._activity.episodes += 1
+        self._forget(place)
+
+    def _forget(self, place: Place) -> None:
+        self._in_flight[place.ticket] -= 1
+        if not self._in_flight[place.ticket]:
+            del self._in_flight[place.ticket]
+
+    async def _beat(self) -> None:
+        while True:
+            await self._buffer.heartbeat(self._name, list(self._in_flight), self._facts())
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _facts(self) -> dict[str, str | int | float]:
+        activity, engine = self._activity, self._engine
+        return {
+            "version": engine.version,
+            "in_flight": sum(self._in_flight.values()),
+            "episodes": activity.episodes,
+            "timeouts": activity.timeouts,
+            "sampled_tokens": engine.sampled_tokens,
+            "busy_s": round(engine.busy_s, 3),
+            "alive_s": round(time.monotonic() - activity.ready_at, 3),
+            "weight_loads": activity.weight_loads,
+            "weight_load_s": round(activity.weight_load_s, 3),
+        }

@@ -1,0 +1,52 @@
+"""Where metrics go: one JSON line per step, and TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from cusearch_async.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class MetricsLog:
+    """Appends to <folder>/metrics.jsonl; steps at or after `from_step` of an earlier life are cut off."""
+
+    def __init__(self, folder: Path, from_step: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "metrics.jsonl"
+        kept = [line for line in self._lines() if json.loads(line)["step"] < from_step]
+        self._path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=from_step)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+        for name, value in metrics.items():
+            if isinstance(value, list):
+                for depth, count in enumerate(value):
+                    self._board.add_scalar(f"{name}/{depth}", count, step)
+            else:
+                self._board.add_scalar(name, value, step)
+        log.info(
+            "step %d  reward %.3f  em %.3f  depth %.2f  phase %d  staleness %.1f",
+            step,
+            metrics["reward/all"],
+            metrics["reward/em"],
+            metrics["depth/mean"],
+            metrics.get("sdga/phase", 0),
+            metrics["staleness/mean"],
+        )
+
+    def close(self) -> None:
+        self._board.close()
+
+    def _lines(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        text = self._path.read_text(encoding="utf-8")
+        return [line for line in text.splitlines() if line.endswith("}")]

@@ -1,0 +1,130 @@
+"""The training loop: the paper's Algorithm "CuSearch Training Loop", its rollout phase replaced by a pool that
+the workers fill."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import numpy as np
+
+from cusearch_async.algorithm.advantages import Advantages, group_advantages
+from cusearch_async.algorithm.methods import METHODS, Candidates, Selection, Settings, State
+from cusearch_async.config import Config
+from cusearch_async.metrics import Metrics, WorkerRates, describe_step
+from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
+from cusearch_async.training.learner import Learner
+from cusearch_async.training.log import MetricsLog
+from cusearch_async.transport.buffer import Buffer
+from cusearch_async.transport.weights import WeightStore
+from cusearch_async.types import Pool, Trajectory
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02
+
+
+async def train(
+    learner: Learner, buffer: Buffer, store: WeightStore, start: CheckpointState, config: Config, stop: asyncio.Event
+) -> None:
+    """Consumes pools from `buffer`, produces weight versions in `store`.
+
+    Waits for a complete pool; unblocked by the workers' `put`. Ends after run.steps, or before the next step
+    once `stop` is set; then, or after a failure, the run goes on from its newest checkpoint."""
+    checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints)
+    metrics_log = MetricsLog(config.folder, start.step)
+    rates = WorkerRates()
+    state = State(phase=start.phase)
+    await buffer.recover(start.step, start.phase)
+    await publish(learner, buffer, store, start.step)
+    step = start.step
+    while step < config.run.steps:
+        began = time.monotonic()
+        pool = await wait_for_pool(buffer, step, stop)
+        if pool is None:
+            break
+        arrived = time.monotonic()
+        selection = select(pool, state, config)
+        selected = [pool.trajectories[i] for i in selection.indices]
+        advantages = advantages_of(selected, pool, config)
+        report: Metrics = {**learner.update(selected, advantages.values, step)}
+        state = selection.state
+        await buffer.commit(step, selected, state.phase)
+        updated = time.monotonic()
+        step += 1
+        if step % config.learner.publish_every == 0 or step == config.run.steps:
+            await publish(learner, buffer, store, step)
+        published = time.monotonic()
+        if step % config.learner.checkpoint_every == 0 or step == config.run.steps:
+            await save_checkpoint(learner, buffer, checkpoints, CheckpointState(step, state.phase))
+        ended = time.monotonic()
+        report |= describe_step(pool, selected, advantages, config.method.budget, config.episode.s_max)
+        report |= {f"sdga/{name}": value for name, value in selection.facts.items()}
+        report |= rates.since_last(await buffer.workers())
+        report |= {
+            "time/wait_s": arrived - began,
+            "time/update_s": updated - arrived,
+            "time/publish_s": published - updated,
+            "time/checkpoint_s": ended - published,
+            "time/step_s": ended - began,
+            "learner/idle_share": (arrived - began) / (ended - began),
+            "learner/tokens_per_s": sum(len(t.token_ids) for t in selected) / (updated - arrived),
+        }
+        metrics_log.write(pool.step, report)
+    metrics_log.close()
+
+
+async def wait_for_pool(buffer: Buffer, step: int, stop: asyncio.Event) -> Pool | None:
+    """The pool of `step` as soon as it is complete; None once `stop` is set."""
+    while not stop.is_set():
+        pool = await buffer.claim(step)
+        if pool is not None:
+            return pool
+        await asyncio.sleep(POLL_S)
+    return None
+
+
+def select(pool: Pool, state: State, config: Config) -> Selection:
+    """The configured method's selection from a pool, seeded by (run seed, step)."""
+    candidates = Candidates(
+        depths=np.array([t.depth for t in pool], dtype=np.int64),
+        rewards=np.array([t.reward for t in pool]),
+        tickets=np.array([t.ticket for t in pool], dtype=np.int64),
+        s_max=config.episode.s_max,
+    )
+    settings = Settings(budget=config.method.budget, phase_reserve=config.method.phase_reserve)
+    rng = np.random.default_rng([config.run.seed, pool.step, 0])
+    selection = METHODS[config.method.name](candidates, settings, rng, state)
+    if selection.facts.get("phase_trapped"):
+        log.warning(
+            "step %d: the phase is trapped: depth %d alone fills the budget, deeper trajectories are never trained "
+            "on; consider method.phase_reserve",
+            pool.step,
+            selection.state.phase + 1,
+        )
+    if len(selection.indices) == 0:
+        log.warning("step %d trains on nothing: method %s selected none", pool.step, config.method.name)
+    return selection
+
+
+def advantages_of(selected: list[Trajectory], pool: Pool, config: Config) -> Advantages:
+    return group_advantages(
+        np.array([t.reward for t in selected]),
+        np.array([t.ticket for t in selected], dtype=np.int64),
+        np.array([t.reward for t in pool]),
+        np.array([t.ticket for t in pool], dtype=np.int64),
+        config.method.singleton,
+    )
+
+
+async def publish(learner: Learner, buffer: Buffer, store: WeightStore, version: int) -> None:
+    """Write the policy as weight version `version`, then announce it."""
+    directory = store.publish(version, buffer.epoch, learner.tensors(), learner.canary())
+    await buffer.announce(version, directory)
+
+
+async def save_checkpoint(learner: Learner, buffer: Buffer, checkpoints: Checkpoints, state: CheckpointState) -> None:
+    """Save, then let Redis forget the pools that no kept checkpoint needs any more."""
+    learner.save(checkpoints.unfinished(state.step))
+    await buffer.checkpoint(checkpoints.finish(state))

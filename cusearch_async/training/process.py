@@ -1,0 +1,44 @@
+"""The learner process: build the learner, continue from the newest checkpoint, train."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cusearch_async import host
+from cusearch_async.config import Config, save_config
+from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
+from cusearch_async.training.learner import Learner
+from cusearch_async.training.loop import train
+from cusearch_async.training.model import check_context
+from cusearch_async.training.team import Team
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.weights import WeightStore
+
+
+def run(config: Config) -> None:
+    """One rank of the learner, from start to end of the run."""
+    check_context(config.model.path, config.episode.max_tokens)
+    team = Team()
+    learner = Learner(config, team)
+    newest = Checkpoints(config.folder, config.learner.keep_checkpoints).newest()
+    start = CheckpointState(step=0, phase=0)
+    if newest is not None:
+        learner.load(newest[0])
+        start = newest[1]
+    if team.is_leader:
+        try:
+            asyncio.run(_lead(learner, start, config))
+        finally:
+            learner.stop()
+    else:
+        learner.follow()
+    team.close()
+
+
+async def _lead(learner: Learner, start: CheckpointState, config: Config) -> None:
+    stop = host.stop_on_signals()
+    save_config(config, config.folder / "config.toml")
+    async with open_buffer(config) as buffer:
+        await buffer.wait_until_reachable(config.run.wait_s)
+        store = WeightStore(config.folder / "weights")
+        await train(learner, buffer, store, start, config, stop)

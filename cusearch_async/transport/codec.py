@@ -1,0 +1,107 @@
+"""Trajectories to bytes and back: msgpack with a schema version and a checksum; never pickle.
+
+payload = b"CUS" + schema (1 byte) + crc32 of the body (4 bytes, little endian) + msgpack body.
+Arrays travel as little-endian bytes: token ids int32 [L], sampled as packed bits, logprobs float32 [S],
+versions int32 [S].
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+import numpy as np
+
+from cusearch_async.errors import CorruptPayload
+from cusearch_async.types import Trajectory
+
+SCHEMA = 1
+_MAGIC = b"CUS" + bytes([SCHEMA])
+_HEADER = len(_MAGIC) + 4
+
+
+class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    ticket: int
+    rollout: int
+    question_id: str
+    question: str
+    answers: tuple[str, ...]
+    prediction: str | None
+    token_ids: bytes
+    sampled: bytes
+    logprobs: bytes
+    versions: bytes
+    depth: int
+    retrieval_tokens: int
+    turns: int
+    reward: float
+    em: float
+    f1: float
+    format_valid: bool
+    worker: str
+    episode_s: float
+    search_s: float
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Body)
+
+
+def encode(trajectory: Trajectory) -> bytes:
+    arrays = {
+        "token_ids": trajectory.token_ids.astype("<i4").tobytes(),
+        "sampled": np.packbits(trajectory.sampled).tobytes(),
+        "logprobs": trajectory.logprobs.astype("<f4").tobytes(),
+        "versions": trajectory.versions.astype("<i4").tobytes(),
+    }
+    values = {name: arrays.get(name, getattr(trajectory, name)) for name in _Body.__struct_fields__}
+    body = _encoder.encode(_Body(**values))
+    return _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def decode(payload: bytes) -> Trajectory:
+    """Raises: CorruptPayload, and nothing else, for bytes that are no trajectory of this schema."""
+    if len(payload) < _HEADER or payload[:3] != _MAGIC[:3]:
+        raise CorruptPayload("payload does not start like a trajectory")
+    if payload[3] != SCHEMA:
+        raise CorruptPayload(f"payload has schema {payload[3]}, this version reads {SCHEMA}")
+    body = payload[_HEADER:]
+    if zlib.crc32(body).to_bytes(4, "little") != payload[4:_HEADER]:
+        raise CorruptPayload("payload checksum does not match")
+    try:
+        fields = _decoder.decode(body)
+        token_ids = np.frombuffer(fields.token_ids, "<i4").astype(np.int32)
+        bits = np.unpackbits(np.frombuffer(fields.sampled, np.uint8), count=len(token_ids))
+        values = {name: getattr(fields, name) for name in _Body.__struct_fields__}
+        values["token_ids"] = token_ids
+        values["sampled"] = bits.astype(np.bool_)
+        values["logprobs"] = np.frombuffer(fields.logprobs, "<f4").astype(np.float32)
+        values["versions"] = np.frombuffer(fields.versions, "<i4").astype(np.int32)
+        return Trajectory(**values)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CorruptPayload(f"payload is no trajectory: {error}") from error
+
+
+def readable_fields(trajectory: Trajectory) -> dict[str, str | int | float]:
+    """What a person sees of a trajectory in Redis (`HGETALL`), beside the payload."""
+    return {
+        "depth": trajectory.depth,
+        "reward": round(trajectory.reward, 6),
+        "em": trajectory.em,
+        "f1": round(trajectory.f1, 6),
+        "format_valid": int(trajectory.format_valid),
+        "question": trajectory.question,
+        "prediction": trajectory.prediction or "",
+        "answers": " | ".join(trajectory.answers),
+        "question_id": trajectory.question_id,
+        "ticket": trajectory.ticket,
+        "rollout": trajectory.rollout,
+        "version": trajectory.oldest_version,
+        "newest_version": int(trajectory.versions.max()),
+        "tokens": len(trajectory.token_ids),
+        "sampled_tokens": len(trajectory.logprobs),
+        "turns": trajectory.turns,
+        "worker": trajectory.worker,
+        "episode_s": round(trajectory.episode_s, 3),
+        "search_s": round(trajectory.search_s, 3),
+    }

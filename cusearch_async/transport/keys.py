@@ -1,0 +1,70 @@
+"""Names of everything a run keeps in Redis. All share one hash tag, so one script may touch any of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    run: str
+
+    @property
+    def prefix(self) -> str:
+        return f"cusearch:{{{self.run}}}:"
+
+    @property
+    def state(self) -> str:
+        """Hash: epoch, step, version, phase, published, weights, next_ticket, checkpoint."""
+        return self.prefix + "state"
+
+    @property
+    def ledger(self) -> str:
+        """Hash: counters of trajectories by where they went."""
+        return self.prefix + "ledger"
+
+    @property
+    def lease(self) -> str:
+        """Sorted set: open ticket -> deadline, milliseconds of the server's clock."""
+        return self.prefix + "lease"
+
+    @property
+    def owner(self) -> str:
+        """Hash: leased ticket -> worker."""
+        return self.prefix + "owner"
+
+    @property
+    def requeue(self) -> str:
+        """Sorted set: open tickets whose lease ran out; score = ticket."""
+        return self.prefix + "requeue"
+
+    @property
+    def groups(self) -> str:
+        """Hash: open ticket -> trajectories finished so far."""
+        return self.prefix + "groups"
+
+    @property
+    def ready(self) -> str:
+        """Sorted set: tickets with a complete group; score = ticket."""
+        return self.prefix + "ready"
+
+    @property
+    def workers(self) -> str:
+        """Sorted set: worker -> last heartbeat, milliseconds of the server's clock."""
+        return self.prefix + "workers"
+
+    def worker(self, worker: str) -> str:
+        """Hash: what a worker says of itself at each heartbeat."""
+        return f"{self.prefix}worker:{worker}"
+
+    def depth(self, depth: int) -> str:
+        """Sorted set: the bucket of one search depth; member = trajectory id, score = ticket."""
+        return f"{self.prefix}depth:{depth}"
+
+    def trajectory(self, trajectory_id: str) -> str:
+        """Hash: readable fields, and `payload`."""
+        return f"{self.prefix}traj:{trajectory_id}"
+
+    def pool(self, step: int) -> str:
+        """List: the trajectory ids that learner step `step` claimed."""
+        return f"{self.prefix}pool:{step}"

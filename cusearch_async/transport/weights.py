@@ -1,0 +1,105 @@
+"""The weight store: one directory per published version, complete or absent.
+
+    <store>/v000012-e3/model.safetensors   the policy's parameters, by Hugging Face names
+    <store>/v000012-e3/manifest.json       shape, dtype and checksum of every tensor, and a canary
+
+A version is written under a temporary name and renamed; only then is it announced in Redis. The name holds the
+version (learner steps) and the epoch of the learner, so no name is ever used twice.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from cusearch_async.errors import WeightsUnavailable
+
+TENSORS = "model.safetensors"
+MANIFEST = "manifest.json"
+
+
+class Canary(msgspec.Struct):
+    """A text and what the published weights make of it, to be compared with what an engine computes."""
+
+    token_ids: list[int]  # [C]
+    logprobs: list[float]  # [C - 1] natural log of token i+1 given tokens 0..i, temperature 1
+    tolerance: float
+    """Largest difference that is rounding and not other weights."""
+
+
+class TensorFacts(msgspec.Struct):
+    shape: list[int]
+    dtype: str
+    xxh3: str
+
+
+class Manifest(msgspec.Struct):
+    version: int
+    epoch: int
+    tensors: dict[str, TensorFacts]
+    canary: Canary
+
+
+class WeightStore:
+    """Published weight versions in a folder that learner and workers share."""
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self.folder = folder
+        self._keep = keep
+
+    def publish(self, version: int, epoch: int, tensors: Mapping[str, torch.Tensor], canary: Canary) -> str:
+        """Write a version; returns its directory name. The last `keep` versions stay on disk."""
+        name = f"v{version:06d}-e{epoch}"
+        unfinished = self.folder / f".unfinished-{name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        held = {key: tensor.detach().to("cpu").contiguous() for key, tensor in tensors.items()}
+        save_file(held, unfinished / TENSORS, metadata={"format": "pt"})
+        facts = {key: _facts(tensor) for key, tensor in held.items()}
+        manifest = Manifest(version, epoch, facts, canary)
+        (unfinished / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        _sync_to_disk(unfinished)
+        os.rename(unfinished, self.folder / name)
+        self._remove_old()
+        return name
+
+    def verify(self, name: str) -> Manifest:
+        """The manifest of a version whose every tensor matches it.
+
+        Raises: WeightsUnavailable naming the directory, or the tensor."""
+        directory = self.folder / name
+        try:
+            manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+            with safe_open(directory / TENSORS, framework="pt") as file:
+                if set(file.keys()) != set(manifest.tensors):
+                    raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
+                for key, expected in manifest.tensors.items():
+                    if _facts(file.get_tensor(key)) != expected:
+                        raise WeightsUnavailable(f"{directory}: tensor {key} does not match its checksum")
+        except (OSError, msgspec.MsgspecError, SafetensorError) as error:
+            raise WeightsUnavailable(f"{directory} is missing or torn: {error}") from error
+        return manifest
+
+    def _remove_old(self) -> None:
+        versions = sorted(self.folder.glob("v*-e*"), key=lambda path: path.stat().st_mtime_ns)
+        for path in versions[: -self._keep]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _facts(tensor: torch.Tensor) -> TensorFacts:
+    content = tensor.contiguous().view(torch.uint8).numpy() if tensor.numel() else b""
+    return TensorFacts(list(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_hexdigest(content))
+
+
+def _sync_to_disk(directory: Path) -> None:
+    for path in directory.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

@@ -1,0 +1,124 @@
+"""The nouns of the project: question, trajectory, group, pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Singleton = Literal["raw", "zero", "pool"]
+"""The advantage of a trajectory that is alone in its group: its reward, nothing, or by the whole group."""
+Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+"""How per-token losses become one number (names as in VERL)."""
+Correction = Literal["tis", "icepop", "mask", "geometric", "none"]
+"""How the importance weight of the sampling policy is bounded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    id: str
+    """Unique over all sources: source, split and index."""
+    text: str
+    answers: tuple[str, ...]
+    """Gold answers; any of them is right."""
+    category: str
+    """What evaluation tables group by: the data source, or the number of links in atlas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of an episode's text after the prompt, in the order it was laid down."""
+
+    author: str
+    """`model`, `information` (a retrieval result) or `notice` (the environment's correction)."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One finished search episode: prompt, model turns and passages laid end to end.
+
+    Two turns, one search:  prompt  model  information  model
+        token_ids           P P P   a a a  i i i i      b b      [L]
+        sampled             0 0 0   1 1 1  0 0 0 0      1 1      [L]
+        logprobs, versions          x x x               x x      [S], one per sampled token, in order
+    """
+
+    ticket: int
+    """Number of the visit to the question; its trajectories form a group."""
+    rollout: int
+    """Index within the group, 0..G-1."""
+    question_id: str
+    question: str
+    answers: tuple[str, ...]
+    prediction: str | None
+    """What the model answered; None if it never did."""
+    token_ids: NDArray[np.int32]  # [L]
+    sampled: NDArray[np.bool_]  # [L] True where the policy sampled the token
+    logprobs: NDArray[np.float32]  # [S] natural log under the sampling policy, after temperature
+    versions: NDArray[np.int32]  # [S] policy version (in learner steps) that sampled the token
+    depth: int
+    """cnt(τ): searches that were executed and returned at least one non-blank document."""
+    retrieval_tokens: int
+    """|R(τ)|: sampled tokens of the turns that were counted in `depth`."""
+    turns: int
+    reward: float
+    em: float
+    f1: float
+    format_valid: bool
+    worker: str
+    episode_s: float
+    search_s: float
+    """Seconds of `episode_s` spent waiting for the retriever."""
+
+    def __post_init__(self) -> None:
+        if self.token_ids.shape != self.sampled.shape or self.token_ids.ndim != 1:
+            raise ValueError(
+                f"trajectory {self.id}: token_ids and sampled must be 1-D of one length, "
+                f"got {self.token_ids.shape} and {self.sampled.shape}"
+            )
+        count = int(self.sampled.sum())
+        if self.logprobs.shape != (count,) or self.versions.shape != (count,):
+            raise ValueError(
+                f"trajectory {self.id}: {count} sampled tokens need as many logprobs and versions, "
+                f"got {self.logprobs.shape} and {self.versions.shape}"
+            )
+        if count == 0 or self.sampled[0]:
+            raise ValueError(f"trajectory {self.id}: needs a prompt and at least one sampled token")
+        if not np.isfinite(self.logprobs).all():
+            raise ValueError(f"trajectory {self.id}: logprobs of sampled tokens must be finite")
+        if not np.isfinite([self.reward, self.em, self.f1]).all():
+            raise ValueError(f"trajectory {self.id}: reward, em and f1 must be finite, got {self.reward}")
+        if self.depth < 0:
+            raise ValueError(f"trajectory {self.id}: depth must be >= 0, got {self.depth}")
+
+    @property
+    def id(self) -> str:
+        return f"{self.ticket}:{self.rollout}"
+
+    @property
+    def oldest_version(self) -> int:
+        """Lowest version that sampled any token; staleness is counted from here."""
+        return int(self.versions.min())
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What one learner step pulls (𝒯): N complete groups, ordered by (ticket, rollout)."""
+
+    step: int
+    trajectories: tuple[Trajectory, ...]
+
+    def __post_init__(self) -> None:
+        order = [(t.ticket, t.rollout) for t in self.trajectories]
+        if order != sorted(set(order)):
+            raise ValueError(f"pool {self.step}: trajectories must be distinct and ordered by (ticket, rollout)")
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return iter(self.trajectories)

@@ -1,0 +1,1 @@
+"""The processes of a run. Each is started by `python -m workers.NAME CONFIG [--section.key value]...`."""

@@ -1,0 +1,19 @@
+"""The retriever: serves searches over a corpus, `POST /retrieve`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cusearch_async import host
+from cusearch_async.config import Config
+
+
+def main(config: Config) -> None:
+    host.settle([])
+    from cusearch_async.retrieval import process  # noqa: PLC0415  (libraries read the settings above when loaded)
+
+    asyncio.run(process.run(config))
+
+
+if __name__ == "__main__":
+    host.run_worker("retriever", main)
