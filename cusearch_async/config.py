@@ -31,12 +31,12 @@ class Section(BaseModel):
 
 class RunConfig(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """Names the run's keys in Redis, `cusearch:{name}:…`, and its folder."""
+    """Names the run's keys in Redis, `cusearch:{name}:…`."""
     steps: int = Field(203, ge=0)
     """Learner steps; each consumes one pool."""
     seed: int = Field(0, ge=0)
-    directory: Path = Path("runs")
-    """The run writes into directory/name."""
+    folder: Path | None = None
+    """Where the run writes its checkpoints, weights, logs and metrics; None for runs/{name}."""
     wait_s: float = Field(60.0, gt=0)
     """How long a process that starts waits for Redis and the retriever, in whatever order they are started."""
 
@@ -133,7 +133,7 @@ class LearnerConfig(Section):
     micro_batch_tokens: int = Field(16384, ge=1)
     """Padded tokens per forward pass and rank."""
     ranks: int = Field(1, ge=1)
-    zero_stage: int = Field(0, ge=0, le=3)
+    zero_stage: int = Field(1, ge=0, le=3)
     gradient_checkpointing: bool = False
     checkpoint_every: int = Field(10, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
@@ -197,7 +197,9 @@ class RetrieverConfig(Section):
     @model_validator(mode="after")
     def _latency(self) -> RetrieverConfig:
         if self.latency_p99_s < self.latency_median_s:
-            raise ValueError(f"latency_p99_s ({self.latency_p99_s}) must be >= latency_median_s ({self.latency_median_s})")
+            raise ValueError(
+                f"latency_p99_s ({self.latency_p99_s}) must be >= latency_median_s ({self.latency_median_s})"
+            )
         if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
             raise ValueError(f"url {self.url!r} must look like http://127.0.0.1:8000")
         return self
@@ -223,7 +225,7 @@ class Config(Section):
 
     @property
     def folder(self) -> Path:
-        return self.run.directory / self.run.name
+        return self.run.folder or Path("runs") / self.run.name
 
     @property
     def buffer_limit(self) -> int:
@@ -235,7 +237,8 @@ class Config(Section):
         n_g, k, m = self.pool.size, self.method.budget, self.loss.minibatch
         if k > n_g:
             raise ValueError(
-                f"method.budget (K = {k}) must be <= pool.questions x pool.rollouts (N G = {n_g}); lower it or raise those"
+                f"method.budget (K = {k}) must be <= pool.questions x pool.rollouts (N G = {n_g}); "
+                "lower it or raise those"
             )
         if k % m:
             raise ValueError(f"method.budget (K = {k}) must be a multiple of loss.minibatch (M = {m})")
@@ -248,7 +251,8 @@ class Config(Section):
         least = (self.pool.max_staleness + 2) * n_g
         if self.buffer_limit < least:
             raise ValueError(
-                f"redis.max_trajectories ({self.redis.max_trajectories}) must be >= (pool.max_staleness + 2) N G = {least}"
+                f"redis.max_trajectories ({self.redis.max_trajectories}) must be >= "
+                f"(pool.max_staleness + 2) N G = {least}"
             )
         if self.loss.correction_low > self.loss.correction_high:
             raise ValueError("loss.correction_low must be <= loss.correction_high")
@@ -284,7 +288,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved settings, every key, as TOML that `load_config` reads back."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+    unfinished.replace(path)
 
 
 def redis_password() -> str | None:

@@ -19,7 +19,7 @@ def load_questions(source: str) -> list[Question]:
     Raises: ConfigError naming the file, the line and the field."""
     if source == "atlas":
         return train_questions()
-    questions = []
+    questions: list[Question] = []
     for where, row in _json_lines(Path(source), "data.source"):
         text, answers = row.get("question"), row.get("golden_answers")
         if not isinstance(text, str) or not text.strip():
@@ -28,7 +28,9 @@ def load_questions(source: str) -> list[Question]:
             raise ConfigError(f"{where}: 'golden_answers' must be a list of non-blank texts, got {answers!r}")
         category = str(row.get("data_source", Path(source).stem))
         questions.append(
-            Question(id=f"{category}/{row.get('id', len(questions))}", text=text, answers=tuple(answers), category=category)
+            Question(
+                id=f"{category}/{row.get('id', len(questions))}", text=text, answers=tuple(answers), category=category
+            )
         )
     if not questions:
         raise ConfigError(f"data.source {source} holds no questions")
@@ -51,7 +53,7 @@ def load_corpus(corpus: str) -> list[dict[str, str]]:
     Raises: ConfigError naming the file, the line and the field."""
     if corpus == "atlas":
         return load_facts().passages()
-    passages = []
+    passages: list[dict[str, str]] = []
     for where, row in _json_lines(Path(corpus), "retriever.corpus"):
         contents = row.get("contents")
         if not isinstance(contents, str) or not contents.strip():
@@ -65,7 +67,7 @@ def load_corpus(corpus: str) -> list[dict[str, str]]:
 def _json_lines(path: Path, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where, row) for each non-blank line."""
     try:
-        file = path.open(encoding="utf-8")
+        file = path.open("rb")
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
     with file:
@@ -74,7 +76,7 @@ def _json_lines(path: Path, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 continue
             where = f"{path}, line {number}"
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8"))
             except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{where}: is not JSON: {error}") from error
             if not isinstance(row, dict):

@@ -100,7 +100,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_child(command: Sequence[str], env: dict[str, str] | None = None, log_file: Path | None = None) -> subprocess.Popen[bytes]:
+def start_child(
+    command: Sequence[str], env: dict[str, str] | None = None, log_file: Path | None = None
+) -> subprocess.Popen[bytes]:
     """Start a process that does not outlive this one, not even after kill -9; signals are ours to pass on.
 
     With `log_file` its output is appended there, else it goes where ours goes."""
@@ -113,7 +115,7 @@ def start_child(command: Sequence[str], env: dict[str, str] | None = None, log_f
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509  (no threads run yet where children are started)
         )
     finally:
         if output:
@@ -134,9 +136,7 @@ def other_ranks(module: str, count: int) -> Iterator[int]:
         return
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", module, *sys.argv[1:]]
-    children = [
-        start_child(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)
-    ]
+    children = [start_child(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)]
     os.environ.update(shared | {"RANK": "0", "LOCAL_RANK": "0"})
     for rank, child in enumerate(children, start=1):
         threading.Thread(target=_end_when_child_fails, args=(rank, child), daemon=True).start()

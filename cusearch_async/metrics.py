@@ -13,7 +13,9 @@ from cusearch_async.types import Pool, Trajectory
 Metrics = dict[str, float | list[int]]
 
 
-def describe_step(pool: Pool, selected: Sequence[Trajectory], advantages: Advantages, budget: int, s_max: int) -> Metrics:
+def describe_step(
+    pool: Pool, selected: Sequence[Trajectory], advantages: Advantages, budget: int, s_max: int
+) -> Metrics:
     """Rewards, depths, staleness, group and selection figures of one step."""
     everyone = list(pool)
     staleness = np.array([max(0, pool.step - t.oldest_version) for t in everyone])
@@ -63,7 +65,8 @@ class WorkerRates:
         }
         zero = dict.fromkeys(("sampled_tokens", "busy_s", "alive_s", "weight_load_s"), 0.0)
         grown = [
-            {key: value - self._last.get(name, zero)[key] for key, value in facts.items()} for name, facts in now.items()
+            {key: value - self._last.get(name, zero)[key] for key, value in facts.items()}
+            for name, facts in now.items()
         ]
         self._last = now
         grown = [g for g in grown if g["alive_s"] > 0]

@@ -47,7 +47,7 @@ def correction_weights(
     if mode == "none":
         return np.ones_like(log_prox)
     log_w = np.clip(log_prox - log_behaviour, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    w = np.exp(log_w)
+    w: NDArray[np.float32] = np.exp(log_w)
     if mode == "tis":
         return np.minimum(w, np.float32(high))
     if mode == "geometric":

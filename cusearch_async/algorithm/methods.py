@@ -115,8 +115,6 @@ METHODS: dict[str, Method] = {
 }
 
 
-def _follow(
-    plan: sdga.Plan, capacities: list[int], pool: Candidates, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def _follow(plan: sdga.Plan, capacities: list[int], pool: Candidates, rng: np.random.Generator) -> NDArray[np.int64]:
     allocation = sdga.allocate(capacities, plan.targets, plan.priorities)
     return sdga.sample_buckets(pool.depths, allocation, rng)

@@ -120,9 +120,7 @@ def is_phase_trapped(capacities: Sequence[int], budget: int, phase: int) -> bool
     return capacities[phase + 1] >= budget > deeper > 0
 
 
-def sample_buckets(
-    depths: NDArray[np.int64], allocation: Sequence[int], rng: np.random.Generator
-) -> NDArray[np.int64]:
+def sample_buckets(depths: NDArray[np.int64], allocation: Sequence[int], rng: np.random.Generator) -> NDArray[np.int64]:
     """Indices [K] of `allocation[s]` trajectories of every depth s, uniform without replacement, ascending.
 
     `depths` [T] must come in a canonical order (by ticket and rollout), so that arrival order cannot matter.

@@ -62,7 +62,7 @@ def _city_rows(cities: dict[str, Any], country_rows: list[list[str]], count: int
     taken = {_folded(row[1]) for row in country_rows}
     by_size = sorted(cities.values(), key=lambda c: (-c["population"], c["geonameid"]))
     by_size.sort(key=lambda c: (c["countrycode"], c["name"]) not in capitals)
-    chosen = []
+    chosen: list[dict[str, Any]] = []
     for city in by_size:
         if city["countrycode"] not in codes or not _usable(city["name"]) or len(chosen) == count:
             continue

@@ -103,7 +103,8 @@ def test_chains(per_length: int) -> list[Chain]:
         of_length = [chain for chain in shuffled if len(chain.facts) == links]
         if per_length > len(of_length):
             raise ValueError(
-                f"eval.questions_per_category must be <= {len(of_length)} (test chains of {links} links), got {per_length}"
+                f"eval.questions_per_category must be <= {len(of_length)} (test chains of {links} links), "
+                f"got {per_length}"
             )
         taken.extend(of_length[:per_length])
     return taken

@@ -1,9 +1,10 @@
 """Makes the atlas starter policy: a small Qwen2, supervised on search traces that often stop too early.
 
 What it must be able to do, so that reinforcement learning has only depth to learn: write the right next
-query, and read the right value off a passage. What it must not do yet: go on to the end of a chain. Every
-trace answers after each link that is not the last with probability STOP_PROBABILITY, so it stops early
-under greedy decoding as well.
+query, and read the right value off a passage. What it must not do yet: go on to the end of a chain. After each
+link that is not the last it is taught to answer with probability STOP_PROBABILITY, and to search on with the
+rest, so it stops early under greedy decoding as well. The traces themselves always go on: the two choices are
+a soft target for that one token.
 
 Most traces have their entities renamed to random syllables, so that the model copies and does not remember.
 """
@@ -14,6 +15,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal, cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from cusearch_async.atlas.facts import Fact, Facts, load_facts
-from cusearch_async.atlas.questions import Chain, chains
+from cusearch_async.atlas.questions import chains
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.rollout.dialogue import TAGS, TEMPLATES
 
@@ -31,15 +33,18 @@ CONTEXT = 1024
 
 RENAMED_SHARE = 0.7
 STOP_PROBABILITY = 0.6
-NOT_FOUND_PROBABILITY = 0.08
+NOT_FOUND_PROBABILITY = 0.05
 """Share of searches that return only distractors; the trace then says so and searches again."""
 
-STEPS = 3000
+STEPS = 1600
 TRACES_PER_STEP = 32
 PEAK_LR = 2e-3
 
-Segment = tuple[str, bool]
-"""Text, and whether the policy writes it (and is trained on it)."""
+Author = Literal["environment", "policy", "undecided"]
+"""Who writes a segment. `undecided` is a turn of the policy that might as well answer instead of searching."""
+Segment = tuple[str, Author]
+IGNORED, UNDECIDED = -100, -200
+"""Labels of tokens that are not trained on, and of the token that chooses between search and answer."""
 
 
 class TraceWriter:
@@ -57,27 +62,24 @@ class TraceWriter:
         }
 
     def write(self) -> list[Segment]:
-        """One trace: prompt, then per link search and passages, then an answer (often too early)."""
+        """One trace: prompt, then per link search and passages, then the answer."""
         chain = self._rng.choice(self._chains)
         name = self._renaming() if self._rng.random() < RENAMED_SHARE else (lambda entity: entity)
         question = chain.text.replace(chain.city, name(chain.city))
-        segments: list[Segment] = [(TEMPLATES["atlas"].format(question=question), False)]
-        thought = "Let me search."
-        for position, fact in enumerate(chain.facts, start=1):
+        segments: list[Segment] = [(TEMPLATES["atlas"].format(question=question), "environment")]
+        thought, author = "Let me search.", cast(Author, "policy")
+        for fact in chain.facts:
             query = f"{fact.relation} of {name(fact.entity)}"
             while True:
-                segments.append((f"<think>{thought}</think><search>{query}</search>", True))
+                segments.append((f"<think>{thought}</think><search>{query}</search>", author))
                 results = self._observe(fact)
                 shown = "".join(self._sentence(result, name) + "\n" for result in results)
-                segments.append((f"\n\n<information>{shown}</information>\n\n", False))
+                segments.append((f"\n\n<information>{shown}</information>\n\n", "environment"))
                 if fact in results:
                     break
-                thought = "Not found."
-            thought = self._sentence(fact, name)
-            is_last = position == len(chain.facts)
-            if is_last or self._rng.random() < STOP_PROBABILITY:
-                segments.append((f"<think>{thought}</think><answer>{name(fact.value)}</answer>", True))
-                break
+                thought, author = "Not found.", "policy"
+            thought, author = self._sentence(fact, name), "undecided"
+        segments.append((f"<think>{thought}</think><answer>{name(chain.answer)}</answer>", "policy"))
         return segments
 
     def _observe(self, fact: Fact) -> list[Fact]:
@@ -121,8 +123,8 @@ class TraceWriter:
 def make_tokenizer(writer: TraceWriter, traces: int = 4000) -> PreTrainedTokenizerFast:
     """Byte-level BPE of VOCABULARY pieces, the tags and the end of text among them as one token each."""
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    bpe.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(TAGS) - 1,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -155,13 +157,17 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, trace: list[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels [L]; the label is -100 where the policy does not write."""
+    """Token ids and labels [L]."""
     ids: list[int] = []
     labels: list[int] = []
-    for text, is_policy in trace:
+    search = tokenizer.convert_tokens_to_ids("<search>")
+    for text, author in trace:
         piece = tokenizer(text, add_special_tokens=False)["input_ids"]
         ids += piece
-        labels += piece if is_policy else [-100] * len(piece)
+        if author == "environment":
+            labels += [IGNORED] * len(piece)
+        else:
+            labels += [UNDECIDED if author == "undecided" and token == search else token for token in piece]
     return torch.tensor(ids[:CONTEXT]), torch.tensor(labels[:CONTEXT])
 
 
@@ -179,7 +185,7 @@ def batches(
             ids, labels = zip(*window[start : start + TRACES_PER_STEP], strict=True)
             yield (
                 pad_sequence(list(ids), batch_first=True, padding_value=int(tokenizer.pad_token_id)),
-                pad_sequence(list(labels), batch_first=True, padding_value=-100),
+                pad_sequence(list(labels), batch_first=True, padding_value=IGNORED),
             )
         steps -= len(starts)
 
@@ -192,10 +198,13 @@ def make_starter(folder: Path, seed: int, steps: int, report: Callable[[int, flo
     writer = TraceWriter(load_facts(), random.Random(seed))
     tokenizer = make_tokenizer(writer)
     model = make_model(tokenizer)
+    search, answer = tokenizer.convert_tokens_to_ids(["<search>", "<answer>"])
+    choices = torch.zeros(len(tokenizer))
+    choices[search], choices[answer] = 1 - STOP_PROBABILITY, STOP_PROBABILITY
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=PEAK_LR, total_steps=steps + 1, pct_start=0.05)
     for step, (ids, labels) in enumerate(batches(writer, tokenizer, steps), start=1):
-        loss = model(input_ids=ids, attention_mask=None, labels=labels).loss
+        loss = trace_loss(model(input_ids=ids).logits, labels, choices)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -207,13 +216,12 @@ def make_starter(folder: Path, seed: int, steps: int, report: Callable[[int, flo
     tokenizer.save_pretrained(folder)
 
 
-def trace_text(chain: Chain) -> str:
-    """The whole correct episode of a chain, for reading: what a trained policy writes."""
-    parts = [TEMPLATES["atlas"].format(question=chain.text)]
-    thought = "Let me search."
-    for fact in chain.facts:
-        parts.append(f"<think>{thought}</think><search>{fact.query}</search>")
-        parts.append(f"\n\n<information>{fact.sentence}\n</information>\n\n")
-        thought = fact.sentence
-    parts.append(f"<think>{thought}</think><answer>{chain.answer}</answer>")
-    return "".join(parts)
+def trace_loss(logits: torch.Tensor, labels: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy [nats per trained token] of logits [B, L, V] with labels [B, L]; undecided tokens have
+    the distribution `choices` [V] for their target."""
+    log_all = torch.log_softmax(logits[:, :-1], dim=-1)
+    labels = labels[:, 1:]
+    decided = labels >= 0
+    undecided = labels == UNDECIDED
+    loss = -log_all[decided].gather(-1, labels[decided][:, None]).sum() - (log_all[undecided] * choices).sum()
+    return loss / (decided.sum() + undecided.sum())

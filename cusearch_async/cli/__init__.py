@@ -1,0 +1,1 @@
+"""The `cusearch` command: one file per sub-command, each with `add(subparsers)`."""

@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,13 @@ from numpy.typing import NDArray
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from cusearch_async.config import Config
 from cusearch_async.errors import EngineDied, WeightsMismatch
 from cusearch_async.rollout.dialogue import STOP_TAGS
 from cusearch_async.transport.weights import Canary, WeightStore
-
 
 CPU_BATCH_TOKENS = 4096
 """Most tokens of one engine step on CPU; prompts that do not fit wait for the next."""

@@ -124,9 +124,7 @@ class RolloutLoop:
         index = question_index(place.ticket, len(self._questions), self._config.run.seed)
         try:
             async with asyncio.timeout(self._config.episode.timeout_s):
-                trajectory = await self._player.play(
-                    self._questions[index], place.ticket, place.rollout, self._name
-                )
+                trajectory = await self._player.play(self._questions[index], place.ticket, place.rollout, self._name)
         except TimeoutError:
             self._activity.timeouts += 1
             log.warning("episode %d:%d ran out of time and will be retried", place.ticket, place.rollout)

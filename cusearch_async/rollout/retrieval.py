@@ -61,7 +61,7 @@ class SearchClient:
                         f"{outage_s:g} s ({type(error).__name__}: {error}); start it "
                         "(`python -m workers.retriever CONFIG`) or mend retriever.url"
                     ) from error
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  (jitter)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             else:
                 self.searches += 1

@@ -9,7 +9,6 @@ A checkpoint is written under a temporary name and renamed when it is whole.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -42,7 +41,7 @@ class Checkpoints:
         (written / _STATE).write_bytes(msgspec.json.encode(state))
         target = self.folder / f"step{state.step:06d}"
         shutil.rmtree(target, ignore_errors=True)
-        os.rename(written, target)
+        written.rename(target)
         complete = self._complete()
         for path, _ in complete[: -self._keep]:
             shutil.rmtree(path, ignore_errors=True)

@@ -144,7 +144,6 @@ class Learner:
         loss_settings = self._config.loss
         rng = np.random.default_rng([self._config.run.seed, step, 1])
         parts = [part.tolist() for part in batching.minibatches(len(selected), loss_settings.minibatch, rng)]
-        everything = [row for part in parts for row in part]
         log_prox = self._score(self._engine, selected, parts)
         log_reference = self._score(self._reference, selected, parts) if self._reference is not None else {}
         weights = {
@@ -163,9 +162,11 @@ class Learner:
         grad_norms = []
         for part in parts:
             self._train(part, selected, advantages, log_prox, log_reference, weights, sums)
-            grad_norms.append(float(self._engine.get_global_grad_norm() or 0.0))
+            norm = self._engine.get_global_grad_norm()
+            if norm is not None:  # DeepSpeed keeps none at ZeRO stage 0 in float32
+                grad_norms.append(float(norm))
         self._team.sum(sums.values)
-        return self._metrics(sums, grad_norms, largest, len(everything))
+        return self._metrics(sums, grad_norms, largest, len(selected), len(parts))
 
     def _train(
         self,
@@ -268,17 +269,20 @@ class Learner:
             largest = max(largest, float(np.abs(difference).max()))
         return largest
 
-    def _metrics(self, sums: _Sums, grad_norms: list[float], largest: float, trajectories: int) -> dict[str, float]:
+    def _metrics(
+        self, sums: _Sums, grad_norms: list[float], largest: float, trajectories: int, optimizer_steps: int
+    ) -> dict[str, float]:
         tokens = max(sums["tokens"], 1.0)
         squared = sums["weight_squared"]
-        return {
+        report = {"train/grad_norm": float(np.mean(grad_norms))} if grad_norms else {}
+        return report | {
             "train/trajectories": float(trajectories),
             "train/tokens": sums["tokens"],
-            "train/loss": sums["loss"] / max(len(grad_norms), 1),
+            "train/loss": sums["loss"] / max(optimizer_steps, 1),
+            "train/optimizer_steps": float(optimizer_steps),
             "train/clip_fraction": sums["clipped"] / tokens,
             "train/kl_reference": sums["kl_reference"] / tokens,
             "train/entropy": sums["entropy"] / tokens,
-            "train/grad_norm": float(np.mean(grad_norms)) if grad_norms else 0.0,
             "train/lr": self._engine.optimizer.param_groups[0]["lr"],
             "off_policy/mismatch_kl": sums["mismatch"] / tokens,
             "off_policy/logprob_difference_mean": sums["abs_difference"] / tokens,

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from cusearch_async.models import resolve_model
 from cusearch_async.errors import ConfigError
+from cusearch_async.models import resolve_model
 
 LOGITS_AT_ONCE = 4096
 """Tokens whose logits are held at a time: with 150,000 tokens of vocabulary, logits dwarf the model."""
@@ -74,7 +74,7 @@ class SampledLogprobs(nn.Module):
             checkpoint(self._head, h, t, temperature, use_reentrant=False)
             if torch.is_grad_enabled() and len(predicting) > LOGITS_AT_ONCE
             else self._head(h, t, temperature)
-            for h, t in zip(predicting.split(LOGITS_AT_ONCE), targets.split(LOGITS_AT_ONCE), strict=True)
+            for h, t in zip(torch.split(predicting, LOGITS_AT_ONCE), torch.split(targets, LOGITS_AT_ONCE), strict=True)
         ]
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 

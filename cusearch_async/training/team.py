@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  (exported, but not declared)
 
 _POLL_S = 0.01
 _MESSAGES_KEPT = 4
@@ -26,10 +27,10 @@ class Team:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         port = int(os.environ.get("MASTER_PORT", "0"))
-        self._store = dist.TCPStore(host, port, self.size, is_master=self.rank == 0, timeout=timedelta(minutes=10))
+        self._store = TCPStore(host, port, self.size, is_master=self.rank == 0, timeout=timedelta(minutes=10))
         self._count = 0
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        group_store = dist.PrefixStore("group", self._store)
+        group_store = PrefixStore("group", self._store)
         dist.init_process_group(backend, store=group_store, rank=self.rank, world_size=self.size)
 
     @property
@@ -40,7 +41,7 @@ class Team:
         """Rank 0: send a message to every other rank; returns at once."""
         if self.size == 1:
             return
-        self._store.set(f"message/{self._count}", message)
+        self._store.set(f"message/{self._count}", message)  # type: ignore[arg-type]  (bytes are fine)
         if self._count >= _MESSAGES_KEPT:
             self._store.delete_key(f"message/{self._count - _MESSAGES_KEPT}")
         self._count += 1

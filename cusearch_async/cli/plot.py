@@ -1,0 +1,78 @@
+"""The picture of a run, from its metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+INK = "#333333"
+BLUE, ORANGE, GREEN = "#3b6ea5", "#d9822b", "#4c9a6a"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Reward and EM, depth, depth distribution, phase, staleness, time; one panel each, over learner steps."""
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), constrained_layout=True)
+    steps = np.array([row["step"] for row in rows])
+
+    def series(name: str) -> Any:
+        return np.array([row.get(name, np.nan) for row in rows], dtype=float)
+
+    panel = axes[0, 0]
+    panel.plot(steps, series("reward/all"), color=BLUE, label="reward, whole pool")
+    panel.plot(steps, series("reward/trained"), color=BLUE, linestyle=":", label="reward, trained on")
+    panel.plot(steps, series("reward/em"), color=ORANGE, label="exact match")
+    _finish(panel, "Reward and exact match (sampled)", "", (0, 1.02))
+
+    panel = axes[0, 1]
+    panel.plot(steps, series("depth/mean"), color=BLUE, label="whole pool")
+    panel.plot(steps, series("depth/mean_trained"), color=ORANGE, label="trained on")
+    _finish(panel, "Mean search depth", "searches", None)
+
+    panel = axes[0, 2]
+    counts = np.array([row["depth/generated"] for row in rows], dtype=float)
+    shares = (counts / counts.sum(axis=1, keepdims=True)).T
+    colors = plt.get_cmap("viridis")(np.linspace(0.05, 0.95, len(shares)))
+    panel.stackplot(steps, shares, colors=colors, labels=[f"{depth}" for depth in range(len(shares))])
+    _finish(panel, "Search depth of the pool", "share", (0, 1))
+
+    panel = axes[1, 0]
+    panel.step(steps, series("sdga/phase"), where="mid", color=GREEN, label="phase k")
+    _finish(panel, "SDGA phase", "", (-0.1, max(4.1, np.nanmax(series("sdga/phase"), initial=0) + 0.5)))
+
+    panel = axes[1, 1]
+    panel.fill_between(
+        steps, series("staleness/min"), series("staleness/max"), color=BLUE, alpha=0.2, label="min to max", linewidth=0
+    )
+    panel.plot(steps, series("staleness/mean"), color=BLUE, label="mean")
+    _finish(panel, "Staleness of the pool", "versions", (-0.1, None))
+
+    panel = axes[1, 2]
+    panel.plot(steps, series("learner/idle_share"), color=ORANGE, label="learner")
+    panel.plot(steps, series("rollout/idle_share"), color=BLUE, label="rollout engines")
+    _finish(panel, "Idle share of time", "", (0, 1.02))
+
+    figure.suptitle(title, color=INK)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _finish(panel: Any, title: str, unit: str, limits: tuple[float, float | None] | None) -> None:
+    panel.set_title(title, color=INK, loc="left")
+    panel.set_xlabel("learner step")
+    panel.set_ylabel(unit)
+    panel.xaxis.get_major_locator().set_params(integer=True)
+    if limits:
+        panel.set_ylim(*limits)
+    panel.legend(frameon=False, fontsize=8, ncols=2 if len(panel.get_legend_handles_labels()[0]) > 4 else 1)
