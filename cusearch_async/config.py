@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.errors import ConfigError
 from cusearch_async.types import Aggregation, Correction, Singleton
+
+_OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -295,6 +298,22 @@ def save_config(config: Config, path: Path) -> None:
 
 def redis_password() -> str | None:
     return os.environ.get("CUSEARCH_REDIS_PASSWORD") or None
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What belongs to the command, and the overrides: `--section.key value`, `--section.key=value`, `--steps n`."""
+    own: list[str] = []
+    overrides: list[str] = []
+    rest = list(arguments)
+    while rest:
+        flag = rest.pop(0)
+        if not _OVERRIDE.match(flag):
+            own.append(flag)
+            continue
+        overrides.append(flag)
+        if "=" not in flag and rest:
+            overrides.append(rest.pop(0))
+    return own, overrides
 
 
 def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:

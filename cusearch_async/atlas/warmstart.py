@@ -15,7 +15,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -67,7 +67,8 @@ class TraceWriter:
         name = self._renaming() if self._rng.random() < RENAMED_SHARE else (lambda entity: entity)
         question = chain.text.replace(chain.city, name(chain.city))
         segments: list[Segment] = [(TEMPLATES["atlas"].format(question=question), "environment")]
-        thought, author = "Let me search.", cast(Author, "policy")
+        thought = "Let me search."
+        author: Author = "policy"
         for fact in chain.facts:
             query = f"{fact.relation} of {name(fact.entity)}"
             while True:
@@ -205,7 +206,7 @@ def make_starter(folder: Path, seed: int, steps: int, report: Callable[[int, flo
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=PEAK_LR, total_steps=steps + 1, pct_start=0.05)
     for step, (ids, labels) in enumerate(batches(writer, tokenizer, steps), start=1):
         loss = trace_loss(model(input_ids=ids).logits, labels, choices)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

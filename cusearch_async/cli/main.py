@@ -7,6 +7,7 @@ import sys
 
 from cusearch_async import host
 from cusearch_async.cli import atlas, demo, evaluate, launch, redis, reset
+from cusearch_async.config import split_overrides
 from cusearch_async.errors import CusearchError
 
 
@@ -19,7 +20,8 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in (demo, launch, evaluate, atlas, redis, reset):
         module.add(commands)
-    arguments, overrides = parser.parse_known_args()
+    own, overrides = split_overrides(sys.argv[1:])
+    arguments = parser.parse_args(own)
     host.log_to_stderr("cusearch")
     try:
         arguments.run(arguments, overrides)

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  (exported, but not declared)
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported, but not declared
 
 _POLL_S = 0.01
 _MESSAGES_KEPT = 4
@@ -41,7 +41,7 @@ class Team:
         """Rank 0: send a message to every other rank; returns at once."""
         if self.size == 1:
             return
-        self._store.set(f"message/{self._count}", message)  # type: ignore[arg-type]  (bytes are fine)
+        self._store.set(f"message/{self._count}", message)  # type: ignore[arg-type]  # bytes are fine
         if self._count >= _MESSAGES_KEPT:
             self._store.delete_key(f"message/{self._count - _MESSAGES_KEPT}")
         self._count += 1

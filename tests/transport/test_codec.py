@@ -1,0 +1,77 @@
+"""Payloads: what goes in comes out, and anything else is refused by one error."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cusearch_async.errors import CorruptPayload
+from cusearch_async.transport import codec
+from cusearch_async.types import Trajectory
+from tests.strategies import make_trajectory, trajectories
+
+
+def assert_same(left: Trajectory, right: Trajectory) -> None:
+    for field in dataclasses.fields(Trajectory):
+        a, b = getattr(left, field.name), getattr(right, field.name)
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
+        else:
+            assert a == b
+
+
+@given(trajectories())
+def test_a_decoded_trajectory_is_the_encoded_one(trajectory):
+    assert_same(codec.decode(codec.encode(trajectory)), trajectory)
+
+
+@given(trajectories(), st.data())
+def test_a_flipped_bit_is_refused(trajectory, data):
+    payload = bytearray(codec.encode(trajectory))
+    payload[data.draw(st.integers(0, len(payload) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(CorruptPayload):
+        codec.decode(bytes(payload))
+
+
+@given(trajectories(), st.data())
+def test_a_cut_payload_is_refused(trajectory, data):
+    payload = codec.encode(trajectory)
+    with pytest.raises(CorruptPayload):
+        codec.decode(payload[: data.draw(st.integers(0, len(payload) - 1))])
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused(payload):
+    with pytest.raises(CorruptPayload):
+        codec.decode(payload)
+
+
+@given(st.recursive(st.none() | st.integers(-(2**60), 2**60) | st.text() | st.binary(), st.lists, max_leaves=30))
+def test_foreign_bodies_with_a_right_checksum_are_refused(body):
+    encoded = msgspec.msgpack.encode(body)
+    payload = b"CUS" + bytes([codec.SCHEMA]) + zlib.crc32(encoded).to_bytes(4, "little") + encoded
+    with pytest.raises(CorruptPayload):
+        codec.decode(payload)
+
+
+def test_another_schema_is_refused_by_its_number():
+    payload = bytearray(codec.encode(make_trajectory()))
+    payload[3] = 9
+    with pytest.raises(CorruptPayload, match="schema 9"):
+        codec.decode(bytes(payload))
+
+
+def test_a_payload_with_a_nan_logprob_is_refused():
+    good = codec.encode(make_trajectory())
+    body = msgspec.msgpack.decode(good[8:])
+    body[8] = np.array([np.nan, 0, 0, 0], dtype="<f4").tobytes()
+    encoded = msgspec.msgpack.encode(body)
+    with pytest.raises(CorruptPayload, match="finite"):
+        codec.decode(good[:4] + zlib.crc32(encoded).to_bytes(4, "little") + encoded)

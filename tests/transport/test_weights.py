@@ -1,0 +1,72 @@
+"""The weight store: versions are complete or absent, and checked tensor by tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.transport.weights import MANIFEST, TENSORS, Canary, WeightStore
+
+CANARY = Canary([1, 2, 3], [-0.5, -1.5], 1e-3)
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "a.weight": torch.randn(3, 4, generator=generator),
+        "b.weight": torch.randn(5, generator=generator).to(torch.bfloat16),
+        "c.scale": torch.tensor(2.0),
+    }
+
+
+def test_a_published_version_is_verified_with_its_canary(tmp_path):
+    store = WeightStore(tmp_path)
+    name = store.publish(12, 3, tensors(), CANARY)
+    manifest = store.verify(name)
+    assert name == "v000012-e3"
+    assert (manifest.version, manifest.epoch, manifest.canary) == (12, 3, CANARY)
+    assert manifest.tensors["b.weight"].shape == [5]
+
+
+def test_old_versions_are_removed_but_not_the_newest(tmp_path):
+    store = WeightStore(tmp_path, keep=2)
+    names = [store.publish(version, 1, tensors(version), CANARY) for version in range(4)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[-2:]
+
+
+def test_a_missing_version_is_named(tmp_path):
+    with pytest.raises(WeightsUnavailable, match="v000001-e1"):
+        WeightStore(tmp_path).verify("v000001-e1")
+
+
+def test_a_torn_tensor_file_is_refused(tmp_path):
+    store = WeightStore(tmp_path)
+    path = tmp_path / store.publish(0, 1, tensors(), CANARY) / TENSORS
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(WeightsUnavailable, match="torn"):
+        store.verify("v000000-e1")
+
+
+def test_one_changed_byte_names_its_tensor(tmp_path):
+    store = WeightStore(tmp_path)
+    path = tmp_path / store.publish(0, 1, {"only": torch.zeros(64)}, CANARY) / TENSORS
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(WeightsUnavailable, match="tensor only"):
+        store.verify("v000000-e1")
+
+
+def test_a_manifest_that_is_no_json_is_refused(tmp_path):
+    store = WeightStore(tmp_path)
+    (tmp_path / store.publish(0, 1, tensors(), CANARY) / MANIFEST).write_text("{")
+    with pytest.raises(WeightsUnavailable):
+        store.verify("v000000-e1")
+
+
+def test_an_interrupted_publication_leaves_no_version(tmp_path):
+    store = WeightStore(tmp_path)
+    (tmp_path / ".unfinished-v000000-e1").mkdir(parents=True)
+    store.publish(0, 1, tensors(), CANARY)
+    assert [path.name for path in tmp_path.iterdir()] == ["v000000-e1"]
