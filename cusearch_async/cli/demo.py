@@ -39,6 +39,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, ["--run.folder", "runs/demo", *overrides])
     console = Console()
     started = time.monotonic()
+    from cusearch_async.training.model import check_model  # noqa: PLC0415  (torch only where it is needed)
+
+    check_model(config.model.path, config.episode.max_tokens)
     forget_folder(config.folder)
     with Fleet(config) as fleet:
         fleet.start_services()

@@ -28,6 +28,14 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
+def check_model(path: str, episode_tokens: int) -> None:
+    """What can be known of a model before its weights are loaded.
+
+    Raises: ConfigError when it has no tokenizer, or a context too short for an episode."""
+    check_context(path, episode_tokens)
+    load_tokenizer(path)
+
+
 def load_causal_lm(path: str, dtype: str) -> Any:
     """Raises: ConfigError naming the model and what is wrong."""
     resolved = resolve_model(path)

@@ -1,0 +1,96 @@
+"""Runs of the real thing, small: Redis, retriever, vLLM and DeepSpeed as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cusearch_async import host
+
+ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
+SMALL = {
+    "pool.questions": 8,
+    "pool.rollouts": 2,
+    "method.budget": 8,
+    "loss.minibatch": 4,
+    "learner.checkpoint_every": 2,
+    "rollout.max_episodes": 16,
+    "rollout.canary_every": 1,
+    "eval.questions_per_category": 2,
+}
+
+
+@dataclass
+class Run:
+    """A run on private ports and a private folder."""
+
+    folder: Path
+    overrides: dict[str, Any]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def redis_port(self) -> int:
+        return int(str(self.overrides["redis.url"]).rsplit(":", 1)[1].split("/", maxsplit=1)[0])
+
+    def arguments(self, **changes: Any) -> list[str]:
+        values = self.overrides | {key.replace("__", "."): value for key, value in changes.items()}
+        return [part for key, value in values.items() for part in (f"--{key}", str(value))]
+
+    def cusearch(self, command: str, **changes: Any) -> subprocess.Popen[str]:
+        """Start `cusearch COMMAND configs/atlas.toml` with this run's overrides."""
+        return self.start([sys.executable, "-m", "cusearch_async.cli.main", command, str(ATLAS), *self.arguments(**changes)])
+
+    def worker(self, name: str, **changes: Any) -> subprocess.Popen[str]:
+        return self.start([sys.executable, "-m", f"workers.{name}", str(ATLAS), *self.arguments(**changes)])
+
+    def start(self, command: list[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.started.append(process)
+        return process
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def log(self, name: str) -> str:
+        path = self.folder / "logs" / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything alive that works for this run."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            words = " ".join(process.info["cmdline"] or [])
+            if str(self.folder) in words and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    folder = tmp_path / "run"
+    addresses = {
+        "run.folder": folder,
+        "redis.url": f"redis://127.0.0.1:{host.free_port()}/0",
+        "retriever.url": f"http://127.0.0.1:{host.free_port()}",
+    }
+    run = Run(folder, SMALL | addresses)
+    yield run
+    for process in run.started:
+        if process.poll() is None:
+            process.terminate()
+    for process in run.started:
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    for left in run.processes():
+        left.kill()

@@ -1,0 +1,117 @@
+"""Whole runs: what a user sees when they start, watch, stop, break and resume one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+import redis
+
+from tests.conftest import wait_until
+from tests.system.conftest import Run
+
+pytestmark = pytest.mark.system
+
+START_S = 150
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=timeout_s)
+    return process.returncode, output
+
+
+def test_a_synchronous_run_is_on_policy_and_publishes_what_it_learned(run: Run):
+    """max_staleness = 0: the learner's log-probabilities are the engine's, and the engine gets the weights back."""
+    status, output = finish(run.cusearch("launch", pool__max_staleness=0, run__steps=2))
+    assert status == 0, output
+    first, second = run.metrics()
+    for row in (first, second):
+        assert row["off_policy/logprob_difference_max"] < 1e-3
+        assert row["off_policy/weight_mean"] == pytest.approx(1, abs=1e-3)
+        assert row["staleness/max"] == 0
+    assert first["train/grad_norm"] > 0
+    log = run.log("rollout-0")
+    assert "loaded weights v000001-e1" in log, "every load is followed by the canary, and the worker lives on"
+    assert run.processes() == []
+
+
+def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run):
+    launched = run.cusearch("launch", run__steps=4)
+    wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
+    client = redis.Redis(port=run.redis_port, decode_responses=True)
+    buckets = [client.zcard(f"cusearch:{{atlas}}:depth:{depth}") for depth in range(6)]
+    assert sum(buckets) <= 3 * 16
+    some = next(client.scan_iter(match="cusearch:{atlas}:traj:*", count=1000))
+    shown = redis.Redis(port=run.redis_port).hgetall(some)
+    assert {b"depth", b"reward", b"question", b"answers", b"ticket", b"version", b"worker", b"state"} <= shown.keys()
+    status, output = finish(launched)
+    assert status == 0, output
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert 0 < max(row["staleness/max"] for row in rows) <= 2
+    assert all(sum(row["depth/generated"]) == 16 and sum(row["depth/selected"]) == 8 for row in rows)
+
+    status, output = finish(run.cusearch("launch", run__steps=6, learner__ranks=2, learner__zero_stage=1))
+    assert status == 1, "a checkpoint of one rank cannot be loaded by two"
+    status, output = finish(run.cusearch("launch", run__steps=6))
+    assert status == 0, output
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3, 4, 5]
+    assert "loaded weights v000004-e" in run.log("rollout-0")
+
+
+def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
+    """Rollout worker and learner first, then Redis, then the retriever; SIGTERM and SIGINT end each cleanly."""
+    rollout = run.worker("rollout")
+    learner = run.worker("learner", run__steps=50)
+    server = run.cusearch("redis")
+    retriever = run.worker("retriever")
+    wait_until(lambda: len(run.metrics()) >= 1 or rollout.poll() is not None or learner.poll() is not None, START_S)
+    assert [p.poll() for p in (rollout, learner, retriever)] == [None] * 3
+    learner.send_signal(signal.SIGINT)
+    status, output = finish(learner, 60)
+    assert status == 0, output
+    assert "Traceback" not in output
+    rollout.send_signal(signal.SIGTERM)
+    status, output = finish(rollout, 60)
+    assert status == 0, output
+    client = redis.Redis(port=run.redis_port, decode_responses=True)
+    ledger = {name: int(count) for name, count in client.hgetall("cusearch:{atlas}:ledger").items()}
+    where = ("buffered", "claimed", "trained", "unselected", "expired")
+    assert ledger["finished"] == sum(ledger.get(name, 0) for name in where)
+    retriever.terminate()
+    assert finish(retriever, 20)[0] == 0
+    server.terminate()
+    server.wait(20)
+
+
+def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(run: Run):
+    launched = run.cusearch("launch", run__steps=50)
+    wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
+    worker = next(p for p in run.processes() if "workers.rollout" in p.cmdline())
+    worker.kill()
+    status, output = finish(launched, 60)
+    assert status == 1
+    assert "rollout-0 ended with status -9" in output
+    assert "Traceback" not in output
+    assert run.processes() == []
+
+
+def test_launch_passes_a_signal_on_and_leaves_nothing_behind(run: Run):
+    launched = run.cusearch("launch", run__steps=50)
+    wait_until(lambda: "ready" in run.log("rollout-0") or launched.poll() is not None, START_S)
+    os.kill(launched.pid, signal.SIGTERM)
+    status, output = finish(launched, 60)
+    assert status == 130, output
+    assert "Traceback" not in output
+    assert run.processes() == []
+
+
+def test_two_ranks_with_zero_3_run_and_publish(run: Run):
+    status, output = finish(
+        run.cusearch("launch", run__steps=2, learner__ranks=2, learner__zero_stage=3, loss__kl_coef=0)
+    )
+    assert status == 0, output
+    assert run.metrics()[-1]["train/grad_norm"] > 0
+    assert "loaded weights v000001-e1" in run.log("rollout-0")
