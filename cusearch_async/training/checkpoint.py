@@ -23,6 +23,9 @@ class CheckpointState(msgspec.Struct):
     step: int
     """Learner steps done; the next step to run."""
     phase: int
+    ranks: int = 1
+    zero_stage: int = 1
+    """How the optimizer's state is divided; it can only be loaded so."""
 
 
 class Checkpoints:

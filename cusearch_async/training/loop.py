@@ -57,7 +57,8 @@ async def train(
             await publish(learner, buffer, store, step)
         published = time.monotonic()
         if step % config.learner.checkpoint_every == 0 or step == config.run.steps:
-            await save_checkpoint(learner, buffer, checkpoints, CheckpointState(step, state.phase))
+            done = CheckpointState(step, state.phase, config.learner.ranks, config.learner.zero_stage)
+            await save_checkpoint(learner, buffer, checkpoints, done)
         ended = time.monotonic()
         report |= describe_step(pool, selected, advantages, config.method.budget, config.episode.s_max)
         report |= {f"sdga/{name}": value for name, value in selection.facts.items()}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from cusearch_async import host
 from cusearch_async.config import Config, save_config
+from cusearch_async.errors import ConfigError
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import train
@@ -23,8 +25,9 @@ def run(config: Config) -> None:
     newest = Checkpoints(config.folder, config.learner.keep_checkpoints).newest()
     start = CheckpointState(step=0, phase=0)
     if newest is not None:
-        learner.load(newest[0])
-        start = newest[1]
+        folder, start = newest
+        check_division(folder, start, config)
+        learner.load(folder)
     if team.is_leader:
         try:
             asyncio.run(_lead(learner, start, config))
@@ -33,6 +36,14 @@ def run(config: Config) -> None:
     else:
         learner.follow()
     team.close()
+
+
+def check_division(folder: Path, state: CheckpointState, config: Config) -> None:
+    """Raises: ConfigError unless the checkpoint's optimizer state is divided as this run's will be."""
+    for name in ("ranks", "zero_stage"):
+        saved, wanted = getattr(state, name), getattr(config.learner, name)
+        if saved != wanted:
+            raise ConfigError(f"{folder} was saved with learner.{name} = {saved} and can only go on so, got {wanted}")
 
 
 async def _lead(learner: Learner, start: CheckpointState, config: Config) -> None:
