@@ -25,6 +25,9 @@ from cusearch_async.types import Aggregation, Correction, Singleton
 
 _OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
 
+STARTER = Path(__file__).parent / "atlas" / "starter"
+"""The shipped policy of the atlas world."""
+
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -49,6 +52,11 @@ class ModelConfig(Section):
     """A Hugging Face id, a local folder, or `atlas` for the shipped starter policy."""
     dtype: Dtype = "bfloat16"
     """Of the policy's weights and computation; the optimizer keeps float32 masters."""
+
+    @property
+    def location(self) -> str:
+        """What to load: a local folder or a Hub id."""
+        return str(STARTER) if self.path == "atlas" else self.path
 
 
 class DataConfig(Section):

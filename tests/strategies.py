@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from cusearch_async.types import Trajectory
 
 
-def make_trajectory(ticket: int = 0, rollout: int = 0, *, prompt: int = 3, sampled: int = 4, **changes: Any) -> Trajectory:
+def make_trajectory(
+    ticket: int = 0, rollout: int = 0, *, prompt: int = 3, sampled: int = 4, **changes: Any
+) -> Trajectory:
     """A trajectory of `prompt` + `sampled` + 2 tokens: prompt, model turn, two environment tokens in between."""
     first = sampled // 2
     mask = np.array([False] * prompt + [True] * first + [False] * 2 + [True] * (sampled - first))

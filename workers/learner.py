@@ -11,9 +11,9 @@ from cusearch_async.config import Config
 def main(config: Config) -> None:
     with host.other_ranks("workers.learner", config.learner.ranks) as rank:
         host.settle(host.share_of(config.learner.cores, rank, config.learner.ranks))
-        from cusearch_async.training import process  # noqa: PLC0415  (torch reads the settings above when loaded)
+        from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
 
-        process.run(config)
+        learner.run(config)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from cusearch_async.config import Config
 
 def main(config: Config) -> None:
     host.settle([])
-    from cusearch_async.retrieval import process  # noqa: PLC0415  (libraries read the settings above when loaded)
+    from cusearch_async.processes import retriever  # noqa: PLC0415  (libraries read the settings above when loaded)
 
-    asyncio.run(process.run(config))
+    asyncio.run(retriever.run(config))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ import torch
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.questions import Chain, test_chains
 from cusearch_async.config import Config
+from cusearch_async.models import load_tokenizer
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.rollout.dialogue import TEMPLATES, render_documents
-from cusearch_async.training.model import load_causal_lm, load_tokenizer
+from cusearch_async.training.model import load_causal_lm
 
 
 class LocalSearch:
@@ -48,8 +49,8 @@ class _Script:
 def skills(config: Config, per_length: int) -> Skills:
     """Shares of the links of test chains where the policy, told to go on and shown what the search returns,
     greedily writes exactly the right query, and exactly the sentence that answers it."""
-    tokenizer = load_tokenizer(config.model.path)
-    model = load_causal_lm(config.model.path, "float32").eval()
+    tokenizer = load_tokenizer(config.model.location)
+    model = load_causal_lm(config.model.location, "float32").eval()
     search = LocalSearch(config.episode.topk)
     queries: list[bool] = []
     readings: list[bool] = []

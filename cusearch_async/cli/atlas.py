@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async import host
-from cusearch_async.config import Config, load_config
-from cusearch_async.models import STARTER
+from cusearch_async.config import STARTER, Config, load_config
 
 
 def add(commands: Any) -> None:
@@ -76,15 +75,14 @@ async def _play(config: Config, per_length: int) -> list[dict[str, dict[str, flo
     """Greedy, then sampled scores by number of links, with the index in this process."""
     from cusearch_async.atlas.check import LocalSearch  # noqa: PLC0415
     from cusearch_async.data import load_eval_questions  # noqa: PLC0415
-    from cusearch_async.models import resolve_model  # noqa: PLC0415
+    from cusearch_async.models import load_tokenizer  # noqa: PLC0415
     from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
     from cusearch_async.rollout.episode import Player  # noqa: PLC0415
     from cusearch_async.training.evaluation import as_json, evaluate, summarize  # noqa: PLC0415
-    from cusearch_async.training.model import load_tokenizer  # noqa: PLC0415
 
     questions = load_eval_questions("atlas", per_length)
-    tokenizer = load_tokenizer(config.model.path)
-    engine = Engine.start(resolve_model(config.model.path), tokenizer, config)
+    tokenizer = load_tokenizer(config.model.location)
+    engine = Engine.start(config.model.location, tokenizer, config)
     try:
         player = Player(engine, LocalSearch(config.episode.topk), tokenizer, config.episode, config.run.seed)
         played = [await evaluate(player, questions, t, config.rollout.max_episodes) for t in (0.0, 1.0)]

@@ -20,7 +20,6 @@ from cusearch_async.cli.fleet import Fleet
 from cusearch_async.cli.plot import draw, read_metrics
 from cusearch_async.cli.reset import forget_folder, reset
 from cusearch_async.config import Config, load_config
-from cusearch_async.models import resolve_model
 from cusearch_async.transport.buffer import Ledger, open_buffer
 
 log = logging.getLogger(__name__)
@@ -39,15 +38,15 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, ["--run.folder", "runs/demo", *overrides])
     console = Console()
     started = time.monotonic()
-    from cusearch_async.training.model import check_model  # noqa: PLC0415  (torch only where it is needed)
+    from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 
-    check_model(config.model.path, config.episode.max_tokens)
+    check_model(config.model.location, config.episode.max_tokens)
     forget_folder(config.folder)
     with Fleet(config) as fleet:
         fleet.start_services()
         asyncio.run(reset_keys(config))
         console.print("scoring the starter policy on held-out cities …")
-        before = evaluate(fleet, config, resolve_model(config.model.path), "before")
+        before = evaluate(fleet, config, config.model.location, "before")
         fleet.start_run()
         watch(fleet, config, console)
         ledger = asyncio.run(read_ledger(config))

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     host.settle([])
-    scores = asyncio.run(score(config, arguments.checkpoint or config.model.path))
+    scores = asyncio.run(score(config, arguments.checkpoint or config.model.location))
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(scores, indent=1), encoding="utf-8")
@@ -37,12 +37,11 @@ async def score(config: Config, model: str) -> dict[str, dict[str, float]]:
     """Greedy scores by category; needs the config's retriever."""
     # vLLM and torch are loaded only by the commands that use them.
     from cusearch_async.data import load_eval_questions  # noqa: PLC0415
-    from cusearch_async.models import resolve_model  # noqa: PLC0415
+    from cusearch_async.models import check_context, load_tokenizer  # noqa: PLC0415
     from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
     from cusearch_async.rollout.episode import Player  # noqa: PLC0415
     from cusearch_async.rollout.retrieval import SearchClient  # noqa: PLC0415
     from cusearch_async.training.evaluation import as_json, evaluate, summarize  # noqa: PLC0415
-    from cusearch_async.training.model import check_context, load_tokenizer  # noqa: PLC0415
 
     questions = load_eval_questions(config.data.source, config.eval.questions_per_category)
     check_context(model, config.episode.max_tokens)
@@ -50,7 +49,7 @@ async def score(config: Config, model: str) -> dict[str, dict[str, float]]:
     async with SearchClient.session(config.retriever) as session:
         search = SearchClient(session, config.retriever, config.episode.topk)
         await search.wait_until_answering(config.run.wait_s)
-        engine = Engine.start(resolve_model(model), tokenizer, config)
+        engine = Engine.start(model, tokenizer, config)
         try:
             player = Player(engine, search, tokenizer, config.episode, config.run.seed)
             played = await evaluate(player, questions, temperature=0.0, at_once=config.rollout.max_episodes)

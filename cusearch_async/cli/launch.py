@@ -21,9 +21,9 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    from cusearch_async.training.model import check_model  # noqa: PLC0415  (torch only where it is needed)
+    from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 
-    check_model(config.model.path, config.episode.max_tokens)
+    check_model(config.model.location, config.episode.max_tokens)
     with Fleet(config) as fleet:
         fleet.start_services()
         fleet.start_run()

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
+from cusearch_async.models import load_tokenizer
 from cusearch_async.rollout.dialogue import NOTICE
 from cusearch_async.training import batching
-from cusearch_async.training.model import SampledLogprobs, load_causal_lm, load_tokenizer, save_model
+from cusearch_async.training.model import SampledLogprobs, load_causal_lm, save_model
 from cusearch_async.training.team import Team
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
@@ -75,8 +76,8 @@ class Learner:
     def __init__(self, config: Config, team: Team) -> None:
         self._config = config
         self._team = team
-        self._tokenizer = load_tokenizer(config.model.path)
-        model = load_causal_lm(config.model.path, config.model.dtype)
+        self._tokenizer = load_tokenizer(config.model.location)
+        model = load_causal_lm(config.model.location, config.model.dtype)
         if config.learner.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None

@@ -8,55 +8,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.models import resolve_model
+from cusearch_async.models import first_line
 
 LOGITS_AT_ONCE = 4096
 """Tokens whose logits are held at a time: with 150,000 tokens of vocabulary, logits dwarf the model."""
 
 
-def load_tokenizer(path: str) -> Any:
-    """Raises: ConfigError naming the model and what is missing."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve_model(path))
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"model.path {path!r} has no tokenizer that can be loaded: {_first_line(error)}") from error
-    if len(tokenizer) == 0 or not tokenizer("a", add_special_tokens=False)["input_ids"]:
-        raise ConfigError(f"model.path {path!r} has no tokenizer files; put tokenizer.json beside the weights")
-    return tokenizer
-
-
-def check_model(path: str, episode_tokens: int) -> None:
-    """What can be known of a model before its weights are loaded.
-
-    Raises: ConfigError when it has no tokenizer, or a context too short for an episode."""
-    check_context(path, episode_tokens)
-    load_tokenizer(path)
-
-
 def load_causal_lm(path: str, dtype: str) -> Any:
     """Raises: ConfigError naming the model and what is wrong."""
-    resolved = resolve_model(path)
     try:
-        model = AutoModelForCausalLM.from_pretrained(resolved, dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path {path!r} cannot be loaded: {_first_line(error)}") from error
+        raise ConfigError(f"model.path {path!r} cannot be loaded: {first_line(error)}") from error
     return model
-
-
-def check_context(path: str, needed: int) -> None:
-    """Raises: ConfigError when an episode can be longer than the model's context."""
-    try:
-        context = AutoConfig.from_pretrained(resolve_model(path)).max_position_embeddings
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path {path!r} has no config that can be read: {_first_line(error)}") from error
-    if needed > context:
-        raise ConfigError(
-            f"an episode can take {needed} tokens (episode.max_prompt_tokens + (s_max + 1) max_turn_tokens + "
-            f"s_max max_observation_tokens), but {path!r} has a context of {context}; lower one of them"
-        )
 
 
 class SampledLogprobs(nn.Module):
@@ -95,10 +62,6 @@ class SampledLogprobs(nn.Module):
         with torch.no_grad():
             entropy = -(log_all.exp() * log_all).sum(-1)
         return chosen, entropy
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def save_model(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, folder: Path) -> None:

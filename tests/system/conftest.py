@@ -46,7 +46,9 @@ class Run:
 
     def cusearch(self, command: str, **changes: Any) -> subprocess.Popen[str]:
         """Start `cusearch COMMAND configs/atlas.toml` with this run's overrides."""
-        return self.start([sys.executable, "-m", "cusearch_async.cli.main", command, str(ATLAS), *self.arguments(**changes)])
+        return self.start(
+            [sys.executable, "-m", "cusearch_async.cli.main", command, str(ATLAS), *self.arguments(**changes)]
+        )
 
     def worker(self, name: str, **changes: Any) -> subprocess.Popen[str]:
         return self.start([sys.executable, "-m", f"workers.{name}", str(ATLAS), *self.arguments(**changes)])

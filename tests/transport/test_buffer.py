@@ -63,9 +63,7 @@ async def test_two_workers_never_get_the_same_ticket(make_buffer):
     learner = make_buffer(max_staleness=10)
     await start(learner)
     workers = [make_buffer(max_staleness=10) for _ in range(6)]
-    grants = await asyncio.gather(
-        *(worker.admit(f"w{i}", 0, 3) for i, worker in enumerate(workers) for _ in range(2))
-    )
+    grants = await asyncio.gather(*(worker.admit(f"w{i}", 0, 3) for i, worker in enumerate(workers) for _ in range(2)))
     places = [place for grant in grants for place in grant]
     assert len(places) == len(set(places)) == 6 * 2 * 3 * G - max(0, 6 * 2 * 3 - 11 * N) * G
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from cusearch_async import host
 from cusearch_async.config import Config, save_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.models import check_context
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import train
-from cusearch_async.training.model import check_context
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.weights import WeightStore
@@ -19,7 +19,7 @@ from cusearch_async.transport.weights import WeightStore
 
 def run(config: Config) -> None:
     """One rank of the learner, from start to end of the run."""
-    check_context(config.model.path, config.episode.max_tokens)
+    check_context(config.model.location, config.episode.max_tokens)
     team = Team()
     learner = Learner(config, team)
     newest = Checkpoints(config.folder, config.learner.keep_checkpoints).newest()

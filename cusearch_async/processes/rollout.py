@@ -7,12 +7,11 @@ import logging
 from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data import load_questions
-from cusearch_async.models import resolve_model
+from cusearch_async.models import check_context, load_tokenizer
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.retrieval import SearchClient
-from cusearch_async.training.model import check_context, load_tokenizer
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.weights import WeightStore
 
@@ -23,13 +22,13 @@ async def run(config: Config, name: str) -> None:
     """Be the rollout worker `name` until a signal comes."""
     stop = host.stop_on_signals()
     questions = load_questions(config.data.source)
-    check_context(config.model.path, config.episode.max_tokens)
-    tokenizer = load_tokenizer(config.model.path)
+    check_context(config.model.location, config.episode.max_tokens)
+    tokenizer = load_tokenizer(config.model.location)
     async with open_buffer(config) as buffer, SearchClient.session(config.retriever) as session:
         await buffer.wait_until_reachable(config.run.wait_s)
         search = SearchClient(session, config.retriever, config.episode.topk)
         await search.wait_until_answering(config.run.wait_s)
-        engine = Engine.start(resolve_model(config.model.path), tokenizer, config)
+        engine = Engine.start(config.model.location, tokenizer, config)
         try:
             player = Player(engine, search, tokenizer, config.episode, config.run.seed)
             store = WeightStore(config.folder / "weights")

@@ -1,0 +1,1 @@
+"""What each process of a run builds and runs, one module a process."""

@@ -1,0 +1,95 @@
+"""What asynchrony saves when searches take as long as on the web: the same config and number of steps, once with
+max_staleness = 0 and once asynchronously, one after the other on the same machine.
+
+    python -m tests.bench.bench_async [--section.key value]...
+
+The clock runs from the learner's first wait to the end of its last step, workers being up and warm in both cases;
+the process start-up is not counted. Figures also go to runs/bench/async.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cusearch_async import host
+from cusearch_async.cli.fleet import Fleet
+from cusearch_async.cli.plot import read_metrics
+from cusearch_async.cli.reset import forget_folder, reset
+from cusearch_async.config import Config, load_config
+
+CONFIG = Path(__file__).parents[2] / "configs" / "atlas.toml"
+FOLDER = Path("runs/bench")
+STEPS = 12
+WEB_LATENCY = ["--retriever.latency_median_s", "0.3", "--retriever.latency_p99_s", "2.0"]
+
+
+def measure(name: str, overrides: list[str]) -> dict[str, float]:
+    """Run once; wall seconds and shares of the whole run."""
+    ports = ["--redis.url", f"redis://127.0.0.1:{host.free_port()}/0"]
+    ports += ["--retriever.url", f"http://127.0.0.1:{host.free_port()}"]
+    folder = ["--run.folder", str(FOLDER / name), "--learner.checkpoint_every", str(STEPS)]
+    config = load_config(CONFIG, ["--steps", str(STEPS), *WEB_LATENCY, *folder, *ports, *overrides])
+    forget_folder(config.folder)
+    with Fleet(config) as fleet:
+        fleet.start_services()
+        asyncio.run(reset(config, forget_files=False))
+        fleet.start_worker("rollout-0", "rollout")
+        fleet.wait(lambda: "ready" in (config.folder / "logs" / "rollout-0.log").read_text(errors="replace"), 300)
+        fleet.start_worker("learner", "learner")
+        fleet.wait(lambda: fleet.has_ended("learner"))
+    return shares(config, read_metrics(config.folder / "metrics.jsonl"))
+
+
+def shares(config: Config, rows: list[dict[str, Any]]) -> dict[str, float]:
+    wall = sum(row["time/step_s"] for row in rows)
+    return {
+        "steps": len(rows),
+        "max_staleness": config.pool.max_staleness,
+        "wall_s": wall,
+        "learner_idle": sum(row["time/wait_s"] for row in rows) / wall,
+        "rollout_idle": sum(row["rollout/idle_share"] * row["time/step_s"] for row in rows) / wall,
+        "update_s": sum(row["time/update_s"] for row in rows) / len(rows),
+        "staleness_mean": sum(row["staleness/mean"] for row in rows) / len(rows),
+        "episode_s": sum(row["episode/seconds_mean"] for row in rows) / len(rows),
+        "search_s": sum(row["episode/search_seconds_mean"] for row in rows) / len(rows),
+    }
+
+
+def main() -> None:
+    overrides = sys.argv[1:]
+    sync = measure("sync", [*overrides, "--pool.max_staleness", "0"])
+    asynchronous = measure("async", overrides)
+    speedup = sync["wall_s"] / asynchronous["wall_s"]
+    figures = {
+        "speedup": speedup,
+        "wall_sync_s": sync["wall_s"],
+        "wall_async_s": asynchronous["wall_s"],
+        "learner_idle_sync": sync["learner_idle"],
+        "learner_idle_async": asynchronous["learner_idle"],
+        "rollout_idle_sync": sync["rollout_idle"],
+        "rollout_idle_async": asynchronous["rollout_idle"],
+        "sync": sync,
+        "async": asynchronous,
+    }
+    (FOLDER / "async.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    table = Table(title=f"{STEPS} steps, search latency median 0.3 s, p99 2 s")
+    for heading in ("", "synchronous", "asynchronous"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    rows = {"wall s": "wall_s", "update s / step": "update_s", "learner idle": "learner_idle"}
+    rows |= {"rollout idle": "rollout_idle", "staleness, mean": "staleness_mean"}
+    rows |= {"episode s, mean": "episode_s", "of it searching": "search_s"}
+    for label, key in rows.items():
+        table.add_row(label, f"{sync[key]:.2f}", f"{asynchronous[key]:.2f}")
+    Console().print(table)
+    Console().print(f"asynchronous is {speedup:.2f} times as fast; figures in {FOLDER / 'async.json'}")
+
+
+if __name__ == "__main__":
+    main()

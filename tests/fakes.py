@@ -1,0 +1,84 @@
+"""Stand-ins for an episode's policy and search, and for a tokenizer with a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class FakeTurn:
+    token_ids: list[int]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a policy was asked for."""
+
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    seed: int | None
+
+
+class ScriptedPolicy:
+    """Says its turns one after another: texts, or token ids as they are.
+
+    Token i of the whole episode has log-probability -(i + 1) / 8; turn n was sampled by version n, or by
+    `versions[n]`, one number per token."""
+
+    def __init__(
+        self, tokenizer: Any, turns: Sequence[str | list[int]], versions: Sequence[list[int]] | None = None
+    ) -> None:
+        self._turns = [tokenizer(t, add_special_tokens=False)["input_ids"] if isinstance(t, str) else t for t in turns]
+        self._versions = versions
+        self._sampled = 0
+        self.requests: list[Request] = []
+
+    async def generate(self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None) -> FakeTurn:
+        number = len(self.requests)
+        self.requests.append(Request(list(prompt), max_tokens, temperature, seed))
+        token_ids = self._turns[number]
+        first, self._sampled = self._sampled, self._sampled + len(token_ids)
+        logprobs = -(np.arange(first, self._sampled, dtype=np.float32) + 1) / 8
+        versions = self._versions[number] if self._versions else [number] * len(token_ids)
+        return FakeTurn(list(token_ids), logprobs, np.array(versions, dtype=np.int32))
+
+
+@dataclass(slots=True)
+class FakeSearch:
+    """Finds the listed documents, or raises what is listed instead of them; anything else finds nothing."""
+
+    found: dict[str, list[str] | Exception]
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    async def search(self, query: str, draw: int) -> list[str]:
+        self.asked.append((query, draw))
+        documents = self.found.get(query, [])
+        if isinstance(documents, Exception):
+            raise documents
+        return documents
+
+
+class ChatTokenizer:
+    """Wraps a text in a chat template, and makes one token of every character."""
+
+    chat_template = "a template"
+    eos_token = None
+
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        assert not tokenize
+        assert add_generation_prompt
+        return "".join(f"[{message['role']}]{message['content']}" for message in messages) + "[assistant]"
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        assert not add_special_tokens
+        return {"input_ids": [ord(character) for character in text]}

@@ -1,0 +1,96 @@
+"""BM25: what is found, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cusearch_async.retrieval.bm25 import Bm25Index
+
+PASSAGES = [
+    {"id": "0", "contents": '"Peru"\nThe capital of Peru is Lima.'},
+    {"id": "1", "contents": '"Peru"\nThe currency of Peru is Sol.'},
+    {"id": "2", "contents": '"Chile"\nThe capital of Chile is Santiago.'},
+    {"id": "3", "contents": '"Łódź"\nThe country of Łódź is Poland.'},
+]
+INDEX = Bm25Index(PASSAGES)
+
+
+def ids(query, topk=4):
+    return [passage["id"] for passage, _ in INDEX.search([query], topk)[0]]
+
+
+@pytest.mark.parametrize(
+    ("query", "best"),
+    [("capital of Peru", "0"), ("currency of Peru", "1"), ("capital of Chile", "2"), ("country of Łódź", "3")],
+)
+def test_the_passage_that_shares_most_words_is_best(query, best):
+    assert ids(query)[0] == best
+
+
+def test_case_and_punctuation_do_not_matter():
+    assert ids("CAPITAL, of peru?!") == ids("capital of Peru")
+    assert ids("ŁÓDŹ") == ["3"]
+
+
+@pytest.mark.parametrize("query", ["", " ", "?!", "zebra", "zebra unicorn", "京都", "\ud800", "x" * 10_000])
+def test_a_query_without_a_known_word_finds_nothing(query):
+    assert ids(query) == []
+
+
+def test_only_passages_that_share_a_word_are_found():
+    assert ids("Santiago") == ["2"]
+    assert set(ids("Peru")) == {"0", "1"}
+
+
+def test_topk_bounds_the_result_and_may_exceed_the_corpus():
+    assert len(ids("the of is", 1)) == 1
+    assert len(ids("the of is", 100)) == 4
+    assert ids("capital of Peru", 2) == ids("capital of Peru", 4)[:2]
+
+
+def test_no_queries_have_no_results():
+    assert INDEX.search([], 3) == []
+
+
+def test_each_query_gets_its_own_result_in_order():
+    found = INDEX.search(["Santiago", "", "Łódź"], 3)
+    assert [[passage["id"] for passage, _ in result] for result in found] == [["2"], [], ["3"]]
+
+
+WORDS = st.lists(st.sampled_from(["capital", "of", "Peru", "Chile", "Łódź", "zebra", "the", "Sol"]), max_size=6)
+
+
+@settings(deadline=None)
+@given(st.lists(WORDS.map(" ".join), max_size=5), st.integers(1, 10))
+def test_results_are_sorted_distinct_and_the_same_alone_and_together(queries, topk):
+    found = INDEX.search(queries, topk)
+    assert found == [INDEX.search([query], topk)[0] for query in queries]
+    assert found == Bm25Index(PASSAGES).search(queries, topk)
+    for result in found:
+        scores = [score for _, score in result]
+        assert scores == sorted(scores, reverse=True)
+        assert all(score > 0 for score in scores)
+        numbers = [passage["id"] for passage, _ in result]
+        assert len(numbers) == len(set(numbers)) <= topk
+
+
+def test_a_corpus_without_passages_is_refused():
+    with pytest.raises(ValueError, match="the corpus has no passages"):
+        Bm25Index([])
+
+
+@pytest.mark.parametrize(
+    "bad", [{"id": "1"}, {"contents": "x"}, {"id": "1", "contents": ""}, {"id": "1", "contents": " \n"}]
+)
+def test_a_passage_without_contents_or_id_is_named_by_its_row(bad):
+    with pytest.raises(ValueError, match="corpus row 1 needs a non-blank 'contents' and an 'id'"):
+        Bm25Index([PASSAGES[0], bad])
+
+
+@pytest.mark.parametrize("contents", ["?", "a b c"])
+def test_a_corpus_without_a_single_word_is_refused_in_words(contents):
+    """A word has two letters at least."""
+    with pytest.raises(ValueError, match="word"):
+        Bm25Index([{"id": "0", "contents": contents}])

@@ -1,0 +1,253 @@
+"""The retriever's protocol over HTTP, and the noise and latency it can simulate."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from cusearch_async.retrieval.bm25 import Bm25Index
+from cusearch_async.retrieval.server import MAX_BODY_BYTES, MAX_QUERIES, MAX_TOPK, Retriever, Simulation
+
+PASSAGES = [{"id": str(i), "contents": f'"City {i}"\nThe number of city{i} is n{i}.'} for i in range(200)]
+PERU = {"id": "peru", "contents": '"Peru"\nThe capital of Peru is Lima.'}
+LODZ = {"id": "łódź", "contents": '"Łódź"\nThe country of Łódź is Poland.'}
+INDEX = Bm25Index([*PASSAGES, PERU, LODZ])
+
+
+@pytest.fixture
+async def serve():
+    """A client of a retriever with the given simulation."""
+    clients = []
+
+    async def start(**simulation):
+        clients.append(TestClient(TestServer(Retriever(INDEX, Simulation(**simulation), 3).application())))
+        await clients[-1].start_server()
+        return clients[-1]
+
+    yield start
+    for client in clients:
+        await client.close()
+
+
+async def ask(client, **body):
+    """(status, answer) of a request with a JSON body."""
+    async with client.post("/retrieve", json=body) as response:
+        return response.status, await response.json()
+
+
+async def post(client, data, content_type="application/json"):
+    async with client.post("/retrieve", data=data, headers={"Content-Type": content_type}) as response:
+        return response.status, await response.text()
+
+
+async def found(client, **body):
+    """Ids of the documents found for each query."""
+    status, answer = await ask(client, **body)
+    assert status == 200
+    return [[document["id"] for document in result] for result in answer["result"]]
+
+
+# Protocol.
+
+
+async def test_with_scores_each_row_is_a_document_and_its_score(serve):
+    status, answer = await ask(await serve(), queries=["capital Peru"], topk=1, return_scores=True)
+    (((row,),)) = answer["result"]
+    assert status == 200
+    assert row["document"] == PERU
+    assert row["score"] > 0
+
+
+async def test_without_scores_each_row_is_the_document_alone(serve):
+    client = await serve()
+    for body in ({"return_scores": False}, {}):
+        assert await ask(client, queries=["capital Peru"], topk=1, **body) == (200, {"result": [[PERU]]})
+
+
+async def test_each_query_has_its_result_in_order(serve):
+    queries = ["Peru", "no such word", "Łódź", "", "city7"]
+    assert await found(await serve(), queries=queries, topk=1) == [["peru"], [], ["łódź"], [], ["7"]]
+
+
+async def test_no_queries_have_no_results(serve):
+    assert await ask(await serve(), queries=[]) == (200, {"result": []})
+
+
+@pytest.mark.parametrize("query", ["Łódź", "ŁÓDŹ ?!", "łódź 京都 🙂"])
+async def test_unicode_is_found_and_comes_back_whole(serve, query):
+    assert await ask(await serve(), queries=[query], topk=1) == (200, {"result": [[LODZ]]})
+
+
+async def test_half_a_character_finds_nothing(serve):
+    assert await post(await serve(), b'{"queries": ["\\ud800"]}') == (200, '{"result": [[]]}')
+
+
+@pytest.mark.parametrize(("topk", "expected"), [(None, 3), (1, 1), (5, 5), (MAX_TOPK, MAX_TOPK)])
+async def test_topk_is_the_number_of_documents_and_null_the_configured_one(serve, topk, expected):
+    assert [len(result) for result in await found(await serve(), queries=["the number of"], topk=topk)] == [expected]
+
+
+async def test_topk_beyond_the_corpus_gives_what_there_is(serve):
+    small = Retriever(Bm25Index([PERU, LODZ]), Simulation()).application()
+    async with TestClient(TestServer(small)) as client:
+        assert [len(result) for result in await found(client, queries=["the of"], topk=50)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({}, "queries"),
+        ({"queries": "Peru"}, "queries"),
+        ({"queries": None}, "queries"),
+        ({"queries": {"0": "Peru"}}, "queries"),
+        ({"queries": ["Peru", 3]}, "queries"),
+        ({"queries": ["Peru", None]}, "queries"),
+        ({"queries": ["Peru"] * (MAX_QUERIES + 1)}, f"queries must hold at most {MAX_QUERIES}, got {MAX_QUERIES + 1}"),
+        ({"queries": ["Peru"], "topk": 0}, f"topk must be an integer in [1, {MAX_TOPK}], got 0"),
+        ({"queries": ["Peru"], "topk": -1}, "got -1"),
+        ({"queries": ["Peru"], "topk": MAX_TOPK + 1}, f"got {MAX_TOPK + 1}"),
+        ({"queries": ["Peru"], "topk": 10**30}, "topk"),
+        ({"queries": ["Peru"], "topk": 2.0}, "got 2.0"),
+        ({"queries": ["Peru"], "topk": "2"}, "got '2'"),
+        ({"queries": ["Peru"], "topk": True}, "got True"),
+        ({"queries": ["Peru"], "return_scores": 1}, "return_scores must be true or false, got 1"),
+        ({"queries": ["Peru"], "return_scores": None}, "return_scores must be true or false, got None"),
+        ({"queries": ["Peru"], "draws": 3}, "draws"),
+        ({"queries": ["Peru"], "draws": []}, "draws"),
+        ({"queries": ["Peru"], "draws": [1, 2]}, "draws"),
+        ({"queries": ["Peru"], "draws": [-1]}, "draws"),
+        ({"queries": ["Peru"], "draws": [1.5]}, "draws"),
+        ({"queries": ["Peru"], "draws": [True]}, "draws"),
+    ],
+)
+async def test_a_wrong_field_is_refused_by_its_name(serve, body, named):
+    status, answer = await ask(await serve(), **body)
+    assert status == 400
+    assert named in answer["error"]
+
+
+@pytest.mark.parametrize("data", [b"", b"Peru", b'{"queries": ["Peru"', b"{'queries': []}", b"\xff\xfe", b'"\xe9"'])
+async def test_a_body_that_is_not_json_is_refused(serve, data):
+    status, text = await post(await serve(), data)
+    assert status == 400
+    assert json.loads(text) == {"error": "the body must be JSON in UTF-8"}
+
+
+@pytest.mark.parametrize("data", [b"null", b"[]", b'"Peru"', b"3", b"NaN"])
+async def test_a_body_that_is_no_object_is_refused(serve, data):
+    status, text = await post(await serve(), data)
+    assert status == 400
+    assert "the body must be a JSON object" in text
+
+
+async def test_a_body_nested_beyond_reason_is_refused(serve):
+    status, text = await post(await serve(), b"[" * 100_000)
+    assert status == 400
+    assert "error" in json.loads(text)
+
+
+async def test_a_body_in_an_unknown_encoding_is_refused(serve):
+    status, text = await post(await serve(), b'{"queries": ["Peru"]}', "application/json; charset=klingon")
+    assert status == 400
+    assert "error" in json.loads(text)
+
+
+async def test_a_body_that_is_too_large_is_refused_as_that(serve):
+    client = await serve()
+    status, text = await post(client, b'{"queries": ["' + b"x" * MAX_BODY_BYTES + b'"]}')
+    assert status == 413
+    assert json.loads(text) == {"error": f"the body must be at most {MAX_BODY_BYTES} bytes"}
+    assert await found(client, queries=["Peru"], topk=1) == [["peru"]], "and the next request is answered"
+
+
+async def test_health_counts_passages_and_queries(serve):
+    client = await serve()
+    await found(client, queries=["Peru", "Łódź"])
+    await ask(client, queries=3)
+    async with client.get("/health") as response:
+        assert await response.json() == {"status": "ok", "passages": 202, "queries": 2}
+
+
+# Noise and distractors.
+
+
+async def test_the_same_draw_brings_the_same_noise_and_another_draw_other_noise(serve):
+    client = await serve(noise=1.0)
+    one = await found(client, queries=["Peru", "Peru", "Peru"], draws=[5, 6, 5], topk=5)
+    again = await found(client, queries=["Łódź", "Peru"], draws=[6, 5], topk=5)
+    assert one[0] == one[2] == again[1]
+    assert one[1] == again[0]
+    assert one[0] != one[1]
+
+
+async def test_two_servers_with_one_seed_agree_and_with_another_they_do_not(serve):
+    body = {"queries": ["Peru"] * 4, "draws": [0, 1, 2, 3], "topk": 5}
+    servers = [await serve(noise=0.5, seed=seed) for seed in (1, 1, 2)]
+    one, same, other = [await found(client, **body) for client in servers]
+    assert one == same
+    assert one != other
+
+
+async def test_without_draws_every_search_is_drawn_anew(serve):
+    client = await serve(noise=1.0)
+    results = [tuple((await found(client, queries=["Peru"], topk=5))[0]) for _ in range(5)]
+    assert len(set(results)) == 5
+
+
+async def test_without_noise_a_draw_changes_nothing(serve):
+    client = await serve()
+    results = await found(client, queries=["city7 number"] * 3, draws=[0, 1, 2**70], topk=5)
+    assert results[0] == results[1] == results[2]
+    assert results[0][0] == "7"
+
+
+async def test_full_noise_returns_random_documents_only(serve):
+    results = await found(await serve(noise=1.0), queries=["Peru"] * 50, draws=list(range(50)), topk=3)
+    assert all(len(result) == 3 for result in results)
+    assert sum("peru" in result for result in results) <= 5  # by chance 150 / 202
+    assert len({number for result in results for number in result}) > 80
+
+
+async def test_noise_is_as_frequent_as_it_is_set(serve):
+    draws = list(range(1000))
+    results = await found(await serve(noise=0.3), queries=["Peru"] * 1000, draws=draws, topk=1)
+    assert sum(result != ["peru"] for result in results) / 1000 == pytest.approx(0.3, abs=0.07)
+
+
+async def test_distractors_replace_all_but_the_best(serve):
+    query, draws = "city7 number of", list(range(20))
+    plain = await found(await serve(), queries=[query], topk=4)
+    some = await found(await serve(distractors=2), queries=[query] * 20, draws=draws, topk=4)
+    many = await found(await serve(distractors=9), queries=[query] * 20, draws=draws, topk=4)
+    assert all(result[:2] == plain[0][:2] and len(result) == 4 for result in some)
+    assert all(result[0] == "7" and len(result) == 4 for result in many)
+    assert len({tuple(result[2:]) for result in some}) > 15
+    assert len({tuple(result[1:]) for result in many}) > 15
+
+
+# Latency.
+
+
+def test_latency_has_the_median_and_the_99th_percentile_it_is_set_to():
+    """Standard errors of the two quantiles of 8,000 draws, sigma being 0.69: about 1 % and 3 %."""
+    simulation = Simulation(latency_median_s=0.1, latency_p99_s=0.5)
+    waits = np.array([simulation.latency_s(draw) for draw in range(8000)])
+    assert np.median(waits) == pytest.approx(0.1, rel=0.05)
+    assert np.quantile(waits, 0.99) == pytest.approx(0.5, rel=0.15)
+    assert np.log(waits).std() == pytest.approx(math.log(5) / 2.3263, rel=0.05)
+
+
+def test_latency_is_a_function_of_seed_and_draw():
+    one, same, other = (Simulation(latency_median_s=0.1, latency_p99_s=0.5, seed=seed) for seed in (1, 1, 2))
+    assert [one.latency_s(draw) for draw in range(9)] == [same.latency_s(draw) for draw in range(9)]
+    assert len({simulation.latency_s(draw) for simulation in (one, other) for draw in range(9)}) == 18
+
+
+def test_no_latency_is_none_and_a_flat_one_is_constant():
+    assert Simulation().latency_s(3) == 0.0
+    flat = Simulation(latency_median_s=0.2, latency_p99_s=0.2)
+    assert {flat.latency_s(draw) for draw in range(9)} == {0.2}

@@ -1,0 +1,95 @@
+"""Tags, actions, rendered documents and prompts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from cusearch_async.models import STARTER
+from cusearch_async.rollout.dialogue import (
+    STOP_TAGS,
+    TAGS,
+    TEMPLATES,
+    Action,
+    build_prompt,
+    parse_action,
+    render_documents,
+)
+from tests.fakes import ChatTokenizer
+
+
+@pytest.mark.parametrize(
+    ("turn", "action"),
+    [
+        ("<think>..</think><search>capital of Peru</search>", Action("search", "capital of Peru")),
+        ("<think>..</think><answer>Lima</answer>", Action("answer", "Lima")),
+        ("<search>\n capital \n of Peru </search>", Action("search", "capital \n of Peru")),
+        ("<answer> Łódź </answer><|endoftext|>", Action("answer", "Łódź")),
+        ("<search>a</search><answer>b</answer>", Action("search", "a")),
+        ("<answer>b</answer><search>a</search>", Action("answer", "b")),
+        ("<search>a<search>b</search>", Action("search", "b")),
+        ("<search>a<answer>b</answer>", Action("answer", "b")),
+        ("<answer>a <search>b</search>", Action("search", "b")),
+        ("<search>a</answer></search>", Action("search", "a</answer>")),
+        ("<search></search>", Action("search", "")),
+        ("<search> \n </search>", Action("search", "")),
+        ("<answer></answer>", Action("answer", "")),
+        ("<search>a", Action("malformed", "")),
+        ("a</search>", Action("malformed", "")),
+        ("<search>a</answer>", Action("malformed", "")),
+        ("<search>a</searc", Action("malformed", "")),
+        ("<SEARCH>a</SEARCH>", Action("malformed", "")),
+        ("< search>a</search>", Action("malformed", "")),
+        ("<think>I know.</think>", Action("malformed", "")),
+        ("<information>a</information>", Action("malformed", "")),
+        ("", Action("malformed", "")),
+    ],
+)
+def test_the_first_complete_block_is_what_a_turn_does(turn, action):
+    assert parse_action(turn) == action
+
+
+@given(st.text(max_size=60), st.text(alphabet="abc ?é\n", max_size=20), st.text(max_size=20))
+def test_what_follows_the_first_block_changes_nothing(before, query, after):
+    before = before.replace("<", "")
+    assert parse_action(f"{before}<search>{query}</search>{after}") == Action("search", query.strip())
+
+
+def test_turns_stop_at_the_tags_that_end_an_action():
+    assert STOP_TAGS == ("</search>", "</answer>")
+    assert set(STOP_TAGS) < set(TAGS)
+    assert len(TAGS) == 8
+
+
+def test_documents_are_numbered_from_one_and_split_in_title_and_text():
+    documents = ['"Peru"\nThe capital of Peru is Lima.', '"Lima"\nfirst\nsecond']
+    assert render_documents(documents, "Doc {rank}(Title: {title}) {text}\n") == (
+        'Doc 1(Title: "Peru") The capital of Peru is Lima.\nDoc 2(Title: "Lima") first\nsecond\n'
+    )
+
+
+def test_a_document_without_a_second_line_is_all_title():
+    assert render_documents(["alone"], "{title}|{text}") == "alone|"
+
+
+def test_braces_in_a_document_are_text():
+    assert render_documents(["{rank}\n{title} {} {"], "{title}: {text}") == "{rank}: {title} {} {"
+
+
+def test_no_documents_are_no_text():
+    assert render_documents([], "Doc {rank}(Title: {title}) {text}\n") == ""
+
+
+def test_the_papers_prompt_holds_the_instructions_and_the_question():
+    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    text = tokenizer.decode(build_prompt(tokenizer, "paper", "Who wrote {this}?"))
+    assert text == TEMPLATES["paper"].replace("{question}", "Who wrote {this}?")
+    assert text.startswith("Answer the given question. You must conduct reasoning inside <think> and </think> first")
+    assert text.endswith("For example, <answer> Beijing </answer>. Question: Who wrote {this}?\n")
+
+
+def test_a_chat_template_is_used_where_there_is_one():
+    ids = build_prompt(ChatTokenizer(), "atlas", "Where?")
+    assert "".join(map(chr, ids)) == "[user]Question: Where?\n[assistant]"

@@ -1,0 +1,56 @@
+"""Imports point one way: the layers of docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import cusearch_async
+
+ROOT = Path(cusearch_async.__file__).parent
+LAYERS = [
+    {"types", "errors"},
+    {"algorithm"},
+    {"config"},
+    {"metrics", "models", "host"},
+    {"transport"},
+    {"rollout"},
+    {"retrieval"},
+    {"training"},
+    {"atlas"},
+    {"data"},
+    {"processes"},
+    {"cli"},
+]
+
+
+def imported_parts(path: Path) -> set[str]:
+    """Second components of the cusearch_async imports of a module, wherever in it they stand."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cusearch_async"):
+            parts = node.module.split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+    return found
+
+
+def test_no_module_imports_a_later_layer():
+    level = {part: number for number, layer in enumerate(LAYERS) for part in layer}
+    for path in ROOT.rglob("*.py"):
+        own = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        for part in imported_parts(path):
+            assert level[part] <= level[own], f"{path.relative_to(ROOT)} imports {part}"
+
+
+def test_vllm_and_deepspeed_are_known_to_one_module_each():
+    users: dict[str, set[str]] = {"vllm": set(), "deepspeed": set()}
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                if name.split(".")[0] in users:
+                    users[name.split(".")[0]].add(str(path.relative_to(ROOT)))
+    assert users == {"vllm": {"rollout/engine.py"}, "deepspeed": {"training/learner.py"}}
