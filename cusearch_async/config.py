@@ -32,7 +32,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, coerce_numbers_to_str=True)
 
 
 class RunConfig(Section):
@@ -89,7 +89,7 @@ class EpisodeConfig(Section):
     def _known_fields(self) -> EpisodeConfig:
         try:
             self.document_template.format(rank=1, title="", text="")
-        except (KeyError, IndexError, ValueError) as error:
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise ValueError(f"document_template may use {{rank}}, {{title}} and {{text}} only: {error!r}") from error
         return self
 
@@ -170,6 +170,17 @@ class RolloutConfig(Section):
     """CPU cores of a worker, and with several workers split among them; empty for all."""
 
 
+def _check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
+    """Raises: ValueError naming the address and what one looks like."""
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise ValueError(f"url {url!r} must look like {example}")
+
+
 class RedisConfig(Section):
     url: str = "redis://127.0.0.1:6379/0"
     """redis:// or rediss://, with a user name if need be, without a password."""
@@ -180,11 +191,9 @@ class RedisConfig(Section):
 
     @model_validator(mode="after")
     def _plain_url(self) -> RedisConfig:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-            raise ValueError(f"url {self.url!r} must look like redis://127.0.0.1:6379/0")
-        if parts.password:
+        if "@" in self.url and ":" in self.url.rpartition("@")[0].partition("//")[2]:
             raise ValueError("url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead")
+        _check_url(self.url, ("redis", "rediss"), "redis://127.0.0.1:6379/0")
         return self
 
 
@@ -211,8 +220,7 @@ class RetrieverConfig(Section):
             raise ValueError(
                 f"latency_p99_s ({self.latency_p99_s}) must be >= latency_median_s ({self.latency_median_s})"
             )
-        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
-            raise ValueError(f"url {self.url!r} must look like http://127.0.0.1:8000")
+        _check_url(self.url, ("http", "https"), "http://127.0.0.1:8000")
         return self
 
 
@@ -266,7 +274,10 @@ class Config(Section):
                 f"(pool.max_staleness + 2) N G = {least}"
             )
         if self.loss.correction_low > self.loss.correction_high:
-            raise ValueError("loss.correction_low must be <= loss.correction_high")
+            raise ValueError(
+                f"loss.correction_low ({self.loss.correction_low}) must be <= "
+                f"loss.correction_high ({self.loss.correction_high})"
+            )
         return self
 
 
@@ -353,7 +364,9 @@ def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, list(known_keys()), n=1, cutoff=0.5)
+        section, _, name = key.rpartition(".")
+        siblings = {known.rpartition(".")[2]: known for known in known_keys() if known.rpartition(".")[0] == section}
+        near = [siblings[match] for match in difflib.get_close_matches(name, siblings, n=1)]
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"{key}: unknown key{hint}"
     if problem["type"] == "value_error":

@@ -9,10 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from cusearch_async import host
 from cusearch_async.transport.buffer import Buffer, Shape, connect
 from cusearch_async.transport.server import is_listening, server_command
+
+settings.register_profile("cusearch", deadline=None)  # a busy machine is no bug
+settings.load_profile("cusearch")
 
 _runs = itertools.count()
 

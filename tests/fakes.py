@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+STARTER = Path(__file__).parent.parent / "cusearch_async" / "atlas" / "starter"
+"""The shipped policy; its tokenizer is real and small."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,11 +113,11 @@ def advance_phase(capacities: Sequence[int], budget: int, phase: int) -> int:
 
 
 def is_phase_trapped(capacities: Sequence[int], budget: int, phase: int) -> bool:
-    """Whether bucket k+1 alone fills the budget while the deeper ones cannot (c_{k+1} >= K > sum of deeper > 0).
+    """Whether bucket k+1 alone fills the budget while the deeper ones together cannot (c_{k+1} >= K > sum of deeper).
 
-    Literal SDGA-Phase then trains on depth k+1 only and nothing deeper is ever reinforced."""
-    deeper = sum(capacities[phase + 2 :])
-    return capacities[phase + 1] >= budget > deeper > 0
+    Literal SDGA-Phase then trains on depth k+1 only and nothing deeper is ever reinforced. Never at the last phase,
+    which has nothing deeper."""
+    return phase < len(capacities) - 2 and capacities[phase + 1] >= budget > sum(capacities[phase + 2 :])
 
 
 def sample_buckets(depths: NDArray[np.int64], allocation: Sequence[int], rng: np.random.Generator) -> NDArray[np.int64]:

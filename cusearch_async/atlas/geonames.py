@@ -12,6 +12,8 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+DISSOLVED = {"AN", "CS"}
+"""Countries that GeoNames still lists: the Netherlands Antilles, Serbia and Montenegro."""
 CONTINENTS = {
     "AF": "Africa",
     "AN": "Antarctica",
@@ -36,16 +38,20 @@ def _usable(name: str) -> bool:
 
 def _country_rows(countries: dict[str, Any]) -> list[list[str]]:
     """One row a country; its land neighbours by area, largest first."""
-    kept = {code: c for code, c in countries.items() if c["capital"] and c["currencyname"] and c["tld"]}
+    kept = {
+        code: c
+        for code, c in countries.items()
+        if c["capital"] and c["currencyname"] and c["tld"] and code not in DISSOLVED
+    }
     rows = []
     for code, country in sorted(kept.items()):
-        neighbours = [n for n in country["neighbours"].split(",") if n in kept]
+        neighbours = [n for n in country["neighbours"].split(",") if n in kept and code in kept[n]["neighbours"]]
         neighbours.sort(key=lambda n: (-float(kept[n]["areakm2"]), n))
         rows.append(
             [
                 code,
                 country["name"],
-                country["capital"],
+                country["capital"].strip(),
                 country["currencyname"],
                 country["tld"],
                 CONTINENTS[country["continentcode"]],
@@ -58,10 +64,10 @@ def _country_rows(countries: dict[str, Any]) -> list[list[str]]:
 def _city_rows(cities: dict[str, Any], country_rows: list[list[str]], count: int) -> list[list[str]]:
     """The capitals and the most populous other cities, one row each, most populous first."""
     codes = {row[0] for row in country_rows}
-    capitals = {(row[0], row[2]) for row in country_rows}
+    capitals = {(row[0], _folded(row[2])) for row in country_rows}
     taken = {_folded(row[1]) for row in country_rows}
     by_size = sorted(cities.values(), key=lambda c: (-c["population"], c["geonameid"]))
-    by_size.sort(key=lambda c: (c["countrycode"], c["name"]) not in capitals)
+    by_size.sort(key=lambda c: (c["countrycode"], _folded(c["name"])) not in capitals)
     chosen: list[dict[str, Any]] = []
     for city in by_size:
         if city["countrycode"] not in codes or not _usable(city["name"]) or len(chosen) == count:

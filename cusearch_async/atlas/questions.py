@@ -69,11 +69,19 @@ def _walks(
         fact = facts.find(relation, entity)
         if fact is None or fact.value in visited:
             continue
+        if links > 1 and relation == "capital" and not _is_city_of(facts, fact.value, entity):
+            continue
         if links == 1:
             yield (fact,)
             continue
         for rest in _walks(facts, fact.value, links - 1, rng, visited | {fact.value}):
             yield (fact, *rest)
+
+
+def _is_city_of(facts: Facts, city: str, country: str) -> bool:
+    """Whether the city of that name in the tables lies in `country`; two capitals can share a name."""
+    fact = facts.find("country", city)
+    return fact is not None and fact.value == country
 
 
 @cache

@@ -21,6 +21,8 @@ def run(config: Config) -> None:
     """One rank of the learner, from start to end of the run."""
     check_context(config.model.location, config.episode.max_tokens)
     team = Team()
+    if team.is_leader:
+        asyncio.run(check_redis(config))
     learner = Learner(config, team)
     newest = Checkpoints(config.folder, config.learner.keep_checkpoints).newest()
     start = CheckpointState(step=0, phase=0)
@@ -38,6 +40,12 @@ def run(config: Config) -> None:
     team.close()
 
 
+async def check_redis(config: Config) -> None:
+    """Before anything large is loaded. Raises: BufferUnavailable."""
+    async with open_buffer(config) as buffer:
+        await buffer.wait_until_reachable(config.run.wait_s)
+
+
 def check_division(folder: Path, state: CheckpointState, config: Config) -> None:
     """Raises: ConfigError unless the checkpoint's optimizer state is divided as this run's will be."""
     for name in ("ranks", "zero_stage"):
@@ -50,6 +58,5 @@ async def _lead(learner: Learner, start: CheckpointState, config: Config) -> Non
     stop = host.stop_on_signals()
     save_config(config, config.folder / "config.toml")
     async with open_buffer(config) as buffer:
-        await buffer.wait_until_reachable(config.run.wait_s)
         store = WeightStore(config.folder / "weights")
         await train(learner, buffer, store, start, config, stop)

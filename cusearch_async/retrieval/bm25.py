@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import bm25s
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to tell every step
 
 Passage = dict[str, str]
 """One corpus row: `id` and `contents` (quoted title, newline, text)."""
@@ -24,6 +27,8 @@ class Bm25Index:
         self.passages = list(passages)
         self._index = bm25s.BM25(method="lucene")
         tokens = bm25s.tokenize([p["contents"] for p in self.passages], stopwords=None, show_progress=False)
+        if not any(len(ids) for ids in tokens.ids):
+            raise ValueError("the corpus holds no word of two letters or more; BM25 has nothing to search for")
         self._index.index(tokens, show_progress=False)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:

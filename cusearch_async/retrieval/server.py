@@ -37,7 +37,7 @@ class Simulation:
     """What makes a local index behave like the web: other documents, and waiting."""
 
     distractors: int = 0
-    """Of the topk documents, how many are replaced by random ones; the best one stays."""
+    """Of the documents found, how many are replaced by random ones; the best one stays."""
     noise: float = 0.0
     """Probability that a search returns random documents only."""
     latency_median_s: float = 0.0
@@ -51,8 +51,8 @@ class Simulation:
         rng = np.random.default_rng([self.seed, draw, 1])
         if rng.random() < self.noise:
             return [(passages[i], 0.0) for i in rng.integers(len(passages), size=topk)]
-        kept = found[: max(1, topk - self.distractors)]
-        return kept + [(passages[i], 0.0) for i in rng.integers(len(passages), size=topk - len(kept))]
+        kept = found[: max(1, len(found) - self.distractors)]
+        return kept + [(passages[i], 0.0) for i in rng.integers(len(passages), size=len(found) - len(kept))]
 
     def latency_s(self, draw: int) -> float:
         """Log-normal waiting time with the given median and 99th percentile."""
@@ -112,7 +112,7 @@ class Retriever:
             request = parse_request(await http.json(), self._default_topk)
         except web.HTTPRequestEntityTooLarge:
             return web.json_response({"error": f"the body must be at most {MAX_BODY_BYTES} bytes"}, status=413)
-        except (json.JSONDecodeError, UnicodeDecodeError):
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, LookupError):
             return web.json_response({"error": "the body must be JSON in UTF-8"}, status=400)
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)

@@ -26,11 +26,15 @@ TEMPLATES = {
     "atlas": "Question: {question}\n",
 }
 
-NOTICE = (
-    "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
-    "If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try again.\n"
-)
-"""What the environment says after a turn that neither searches nor answers (Search-R1)."""
+NOTICES = {
+    "paper": (
+        "\nMy previous action is invalid. If I want to search, I should put the query between <search> and </search>. "
+        "If I want to give the final answer, I should put the answer between <answer> and </answer>. "
+        "Let me try again.\n"
+    ),
+    "atlas": "\nMy previous action is invalid. Let me try again.\n",
+}
+"""By template, what the environment says after a turn that neither searches nor answers (Search-R1)."""
 
 _ACTION = re.compile(r"<(search|answer)>((?:(?!<search>|<answer>).)*?)</\1>", re.DOTALL)
 
@@ -54,12 +58,15 @@ def parse_action(turn: str) -> Action:
 
 
 def render_documents(documents: Sequence[str], template: str) -> str:
-    """The inside of an information block. A document's first line is its (quoted) title, the rest its text.
+    """The inside of an information block. A document's first line is its (quoted) title, the rest its text; one
+    of a single line is all text.
 
     `template` may use {rank} (from 1), {title} and {text}."""
     lines = []
     for rank, contents in enumerate(documents, start=1):
-        title, _, text = contents.partition("\n")
+        title, newline, text = contents.partition("\n")
+        if not newline:
+            title, text = "", contents
         lines.append(template.format(rank=rank, title=title, text=text))
     return "".join(lines)
 

@@ -73,6 +73,13 @@ class Player:
         self._settings = settings
         self._seed = seed
         self._end_of_text = tokenizer.eos_token or ""
+        self._notice = dialogue.NOTICES[settings.template]
+        self._notice_ids = self._ids(self._notice)
+        if len(self._notice_ids) > settings.max_observation_tokens:
+            raise ConfigError(
+                f"episode.max_observation_tokens ({settings.max_observation_tokens}) must be >= "
+                f"{len(self._notice_ids)}, the length of the notice after an invalid action"
+            )
 
     async def play(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
@@ -98,8 +105,7 @@ class Player:
             if action.kind == "answer" or turn_number == settings.s_max:
                 break
             if action.kind == "malformed":
-                notice = self._tokenizer(dialogue.NOTICE, add_special_tokens=False)["input_ids"]
-                tape.add_environment("notice", dialogue.NOTICE, notice[: settings.max_observation_tokens])
+                tape.add_environment("notice", self._notice, self._notice_ids)
                 continue
             before = time.monotonic()
             documents = await self._search.search(action.text, draw) if action.text else []

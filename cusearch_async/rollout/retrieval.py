@@ -82,6 +82,8 @@ class SearchClient:
 
 def _contents(answer: Any) -> list[str]:
     """Raises: KeyError, TypeError or ValueError for anything but Search-R1's answer to one query."""
+    if not isinstance(answer["result"], list) or not all(isinstance(rows, list) for rows in answer["result"]):
+        raise TypeError("result must be a list of lists")
     (rows,) = answer["result"]
     contents = [row["document"]["contents"] for row in rows]
     if not all(isinstance(text, str) for text in contents):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
 from cusearch_async.models import load_tokenizer
-from cusearch_async.rollout.dialogue import NOTICE
+from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, save_model
 from cusearch_async.training.team import Team
@@ -313,7 +313,9 @@ class Learner:
         return tensors
 
     def _canary(self) -> Canary:
-        ids = self._tokenizer(NOTICE, add_special_tokens=False)["input_ids"][: self._config.episode.max_tokens - 1]
+        ids = self._tokenizer(NOTICES["paper"], add_special_tokens=False)["input_ids"][
+            : self._config.episode.max_tokens - 1
+        ]
         token_ids = torch.tensor([ids], device=self._device)
         sampled = torch.ones_like(token_ids, dtype=torch.bool)
         sampled[0, 0] = False

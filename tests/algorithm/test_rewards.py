@@ -25,13 +25,8 @@ INFORMATION = "\n\n<information>The capital of Peru is Lima.</information>\n\n"
 
 WORDS = st.lists(st.sampled_from(["Lima", "peru", "The", "a", "city", "of", "1998", "é", "-", "?"]), max_size=8)
 PHRASES = WORDS.map(" ".join)
-TAGGED = st.lists(
-    st.sampled_from(
-        ["<answer>", "</answer>", "<think>", "</think>", "<search>", "</search>", "<information>", "</information>"]
-        + ["Lima", "Peru", " ", "\n", EOS]
-    ),
-    max_size=12,
-).map("".join)
+TAGS = [f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")]
+TAGGED = st.lists(st.sampled_from([*TAGS, "Lima", "Peru", " ", "\n", EOS]), max_size=12).map("".join)
 
 
 def episode(*texts):

@@ -315,7 +315,7 @@ def test_the_trap_is_a_bucket_that_fills_the_budget_while_the_deeper_ones_cannot
     assert is_phase_trapped([0, 0, 0, K, 1, 1], K, 2)
     assert not is_phase_trapped([0, K - 1, 1, 0, 0, 0], K, 0), "the rest of the budget goes deeper"
     assert not is_phase_trapped([0, K, K, 0, 0, 0], K, 0), "the phase advances"
-    assert not is_phase_trapped([500, K, 0, 0, 0, 0], K, 0), "there is nothing deeper to lose"
+    assert is_phase_trapped([500, K, 0, 0, 0, 0], K, 0), "and would stay so while nothing deeper is sampled"
     assert not is_phase_trapped([0, 0, 0, 0, 0, 500], K, 4), "nothing lies deeper than the last phase"
 
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from cusearch_async.models import STARTER
 from cusearch_async.rollout.dialogue import (
     STOP_TAGS,
     TAGS,
@@ -17,7 +16,7 @@ from cusearch_async.rollout.dialogue import (
     parse_action,
     render_documents,
 )
-from tests.fakes import ChatTokenizer
+from tests.fakes import STARTER, ChatTokenizer
 
 
 @pytest.mark.parametrize(
@@ -70,8 +69,8 @@ def test_documents_are_numbered_from_one_and_split_in_title_and_text():
     )
 
 
-def test_a_document_without_a_second_line_is_all_title():
-    assert render_documents(["alone"], "{title}|{text}") == "alone|"
+def test_a_document_without_a_second_line_is_all_text():
+    assert render_documents(["alone"], "{title}|{text}") == "|alone"
 
 
 def test_braces_in_a_document_are_text():

@@ -12,11 +12,10 @@ from transformers import AutoTokenizer
 
 from cusearch_async.config import EpisodeConfig
 from cusearch_async.errors import ConfigError, RetrievalUnavailable
-from cusearch_async.models import STARTER
-from cusearch_async.rollout.dialogue import NOTICE
+from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.rollout.episode import Player
 from cusearch_async.types import Question
-from tests.fakes import FakeSearch, ScriptedPolicy
+from tests.fakes import STARTER, FakeSearch, ScriptedPolicy
 
 TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
 EPISODE = EpisodeConfig(
@@ -179,34 +178,34 @@ async def test_an_episode_has_at_most_s_max_searches_and_one_more_turn(turns):
 async def test_a_malformed_turn_gets_a_notice_and_the_next_turn_goes_on():
     trajectory = await Episode([NOTHING, ANSWER], max_observation_tokens=500).play()
     prompt = f"Question: {QUESTION.text}\n"
-    assert environment_text(trajectory) == prompt + NOTICE
+    assert environment_text(trajectory) == prompt + NOTICES["atlas"]
     assert (trajectory.prediction, trajectory.turns, trajectory.format_valid) == ("Lima", 2, False)
     assert trajectory.reward == pytest.approx(0.8)
 
 
-async def test_a_notice_keeps_to_the_observation_limit():
-    trajectory = await Episode([NOTHING, ANSWER], max_observation_tokens=20).play()
-    assert (~trajectory.sampled).sum() == len(tokens(f"Question: {QUESTION.text}\n")) + 20
+def test_a_notice_that_does_not_fit_is_refused_before_anything_is_played():
+    with pytest.raises(ConfigError, match=r"max_observation_tokens \(20\) must be >= 35"):
+        Episode([], max_observation_tokens=20)
 
 
 async def test_a_malformed_final_turn_ends_the_episode_without_a_notice():
     trajectory = await Episode([NOTHING] * 4, max_observation_tokens=500).play()
-    assert environment_text(trajectory).count(NOTICE) == 3
+    assert environment_text(trajectory).count(NOTICES["atlas"]) == 3
     assert trajectory.sampled[-1]
     assert (trajectory.prediction, trajectory.depth, trajectory.reward) == (None, 0, 0.0)
 
 
 async def test_a_result_is_cut_to_the_limit_inside_its_tags():
     found = {"capital of Peru": ["t\n" + "many words " * 200]}
-    trajectory = await Episode([SEARCH, ANSWER], found, max_observation_tokens=30).play()
+    trajectory = await Episode([SEARCH, ANSWER], found, max_observation_tokens=40).play()
     information = environment_text(trajectory).removeprefix(f"Question: {QUESTION.text}\n")
-    assert (~trajectory.sampled).sum() == len(tokens(f"Question: {QUESTION.text}\n")) + 30
+    assert (~trajectory.sampled).sum() == len(tokens(f"Question: {QUESTION.text}\n")) + 40
     assert information.startswith("\n\n<information>many words many")
     assert information.endswith("</information>\n\n")
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.text(max_size=60), max_size=4), st.integers(8, 120))
+@given(st.lists(st.text(max_size=60), max_size=4), st.integers(35, 120))
 def test_a_result_fits_its_limit_and_keeps_both_tags_whatever_was_found(documents, limit):
     text, ids = Episode([], max_observation_tokens=limit).player.observation(documents)
     opening, closing = tokens("\n\n<information>"), tokens("</information>\n\n")

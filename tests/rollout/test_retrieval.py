@@ -78,8 +78,10 @@ async def client_of(service: Service, **settings: float) -> AsyncIterator[Search
         values = {"timeout_s": 5.0, "outage_s": 0.05} | settings
         config = RetrieverConfig(url=f"http://127.0.0.1:{server.port}", **values)
         async with SearchClient.session(config) as session:
-            yield SearchClient(session, config, topk=2)
-            service.over.set()
+            try:
+                yield SearchClient(session, config, topk=2)
+            finally:
+                service.over.set()
 
 
 async def test_documents_come_best_first():
@@ -140,12 +142,12 @@ WRONG_SHAPES = [
 @pytest.mark.parametrize("body", ["", "<html>Bad gateway</html>", '{"result": [[', "{'result': []}", *WRONG_SHAPES])
 async def test_an_answer_in_a_wrong_form_is_a_failure_and_not_an_empty_result(body):
     async with client_of(Service(answers(body))) as client:
-        with pytest.raises(RetrievalUnavailable, match="has not answered properly for 0.05 s"):
+        with pytest.raises(RetrievalUnavailable, match=r"has not answered properly for 0\.05 s"):
             await client.search("capital of Peru", 0)
     assert (client.searches, client.failures) == (0, 1)
 
 
-@pytest.mark.parametrize("failure", [closes_early, hangs_up, answers("down", 500), answers("", 204)])
+@pytest.mark.parametrize("failure", [closes_early, hangs_up, answers('{"result": [[]]}', 500), answers("", 204)])
 async def test_a_retriever_that_breaks_off_is_a_failure(failure):
     async with client_of(Service(failure)) as client:
         with pytest.raises(RetrievalUnavailable):
@@ -174,14 +176,14 @@ async def test_a_retriever_that_hangs_once_is_asked_again():
 
 async def test_a_retriever_that_stays_down_is_asked_several_times_and_then_named():
     service = Service(answers("down", 500))
-    async with client_of(service, outage_s=0.6) as client:
+    async with client_of(service, outage_s=1.0) as client:
         with pytest.raises(RetrievalUnavailable) as caught:
             await client.search("capital of Peru", 0)
     assert 2 <= len(service.bodies) == client.failures <= 6
     assert client.searches == 0
     message = str(caught.value)
     assert "http://127.0.0.1:" in message
-    assert "for 0.6 s" in message
+    assert "for 1 s" in message
     assert "500" in message
     assert "retriever.url" in message
 

@@ -1,0 +1,160 @@
+"""Questions: each is a chain of true facts, none can be short-cut, and the split is clean."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from cusearch_async.atlas import questions
+from cusearch_async.atlas.facts import Fact, Facts, load_facts
+from cusearch_async.atlas.questions import MAX_LINKS, Chain, chains, draw_chain, train_questions
+
+FACTS = load_facts()
+SPLITS = ("train", "test")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_link_is_a_fact_that_starts_where_the_last_one_ended(split):
+    for chain in chains(split):
+        assert all(FACTS.find(fact.relation, fact.entity) == fact for fact in chain.facts)
+        for fact, following in zip(chain.facts, chain.facts[1:], strict=False):
+            assert following.entity == fact.value
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_chain_never_comes_back_to_an_entity(split):
+    for chain in chains(split):
+        visited = [chain.city, *(fact.value for fact in chain.facts)]
+        assert len(visited) == len(set(visited))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_chain_starts_at_a_city_and_has_one_to_five_links(split):
+    cities = set(FACTS.cities)
+    assert all(chain.city in cities and 1 <= len(chain.facts) <= MAX_LINKS for chain in chains(split))
+    assert {len(chain.facts) for chain in chains(split)} == set(range(1, MAX_LINKS + 1))
+
+
+def test_train_and_test_share_no_city_and_together_have_all():
+    train, test = ({chain.city for chain in chains(split)} for split in SPLITS)
+    assert not train & test
+    assert train | test == set(FACTS.cities)
+
+
+def test_one_city_in_ten_is_held_out_over_the_whole_range_of_sizes():
+    test = {chain.city for chain in chains("test")}
+    held_out = [city in test for city in FACTS.cities]
+    assert [sum(held_out[i : i + 1000]) for i in range(0, 5000, 1000)] == [100] * 5
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_city_has_one_chain_of_a_length_at_most(split):
+    assert set(Counter((chain.city, len(chain.facts)) for chain in chains(split)).values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("split", "counts"), [("train", [4500, 4500, 4402, 4034, 3487]), ("test", [500, 500, 489, 450, 395])]
+)
+def test_counts_by_number_of_links(split, counts):
+    found = Counter(len(chain.facts) for chain in chains(split))
+    assert [found[links] for links in range(1, MAX_LINKS + 1)] == counts
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_chains_are_the_same_every_time(split):
+    assert chains.__wrapped__(split) == chains(split)
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(ValueError, match="'train' or 'test', got 'dev'"):
+        chains("dev")
+
+
+def test_a_chain_asks_its_relations_from_the_last_to_the_first():
+    chain = Chain(
+        (
+            Fact("country", "Pinsk", "Belarus"),
+            Fact("largest neighbour", "Belarus", "Russia"),
+            Fact("currency", "Russia", "Ruble"),
+        )
+    )
+    question = chain.question()
+    assert question.text == "What is the currency of the largest neighbour of the country of Pinsk?"
+    assert question.answers == ("Ruble",)
+    assert (question.id, question.category) == ("atlas/3/Pinsk", "3 links")
+
+
+def make_facts(*facts, cities=("Town",)):
+    countries = tuple({fact.entity for fact in facts} - set(cities))
+    return Facts(cities=cities, countries=countries, by_query={(f.relation, f.entity): f for f in facts})
+
+
+def test_a_walk_that_ends_in_a_dead_end_is_taken_back():
+    """Land has no second link but through its neighbour Isle, whose only fact leads back to Land."""
+    facts = make_facts(
+        Fact("country", "Town", "Land"),
+        Fact("time zone", "Town", "Zone"),
+        Fact("largest neighbour", "Land", "Isle"),
+        Fact("smallest neighbour", "Land", "Shore"),
+        Fact("largest neighbour", "Isle", "Land"),
+        Fact("currency", "Shore", "Shell"),
+    )
+    three = draw_chain(facts, "Town", 3)
+    assert three is not None
+    assert [fact.value for fact in three.facts] == ["Land", "Shore", "Shell"]
+    assert draw_chain(facts, "Town", 4) is None
+
+
+def test_a_chain_goes_on_from_a_capital_as_from_a_city():
+    facts = make_facts(
+        Fact("country", "Town", "Land"),
+        Fact("time zone", "Town", "Zone"),
+        Fact("capital", "Land", "City"),
+        Fact("country", "City", "Land"),
+        Fact("time zone", "City", "Other zone"),
+        cities=("Town", "City"),
+    )
+    chain = draw_chain(facts, "Town", 3)
+    assert chain is not None
+    assert chain.answer == "Other zone"
+
+
+def test_no_chain_goes_on_from_a_capital_to_another_city_of_its_name():
+    """Norfolk Island's Kingston is not Jamaica's."""
+    for chain in (*chains("train"), *chains("test")):
+        for before, after in pairwise(chain.facts):
+            if before.relation == "capital":
+                assert load_facts().find("country", after.entity).value == before.entity
+
+
+def test_training_questions_are_distinct_and_hold_no_test_city():
+    found = train_questions()
+    assert len({question.id for question in found}) == len({question.text for question in found}) == len(found)
+    test = {chain.city for chain in chains("test")}
+    assert not any(question.id.split("/", 2)[2] in test for question in found)
+
+
+def test_held_out_chains_come_in_equal_numbers_per_length_in_a_fixed_order():
+    taken = questions.test_chains(60)
+    assert [len(chain.facts) for chain in taken] == [links for links in range(1, 6) for _ in range(60)]
+    assert set(taken) <= set(chains("test"))
+    assert len(set(taken)) == 300
+    assert questions.test_chains(60) == taken
+
+
+def test_fewer_held_out_chains_are_the_first_of_more():
+    few, more = questions.test_chains(5), questions.test_chains(20)
+    for links in range(5):
+        assert few[links * 5 : links * 5 + 5] == more[links * 20 : links * 20 + 5]
+
+
+def test_held_out_chains_are_not_the_biggest_cities_only():
+    sizes = [FACTS.cities.index(chain.city) for chain in questions.test_chains(60)]
+    assert 1500 < sum(sizes) / len(sizes) < 3500
+
+
+def test_more_held_out_chains_than_there_are_is_refused_with_the_number():
+    with pytest.raises(ValueError, match=r"questions_per_category must be <= 395 \(test chains of 5 links\), got 396"):
+        questions.test_chains(396)

@@ -1,0 +1,110 @@
+"""The engine against the learner's mathematics: versions, log-probabilities, weight swaps, the tied-head trap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from cusearch_async import host
+from cusearch_async.config import STARTER, load_config
+from cusearch_async.errors import WeightsMismatch, WeightsUnavailable
+from cusearch_async.transport.weights import Canary, WeightStore
+
+pytestmark = pytest.mark.system
+
+
+def logprobs_of(model: Any, token_ids: list[int]) -> list[float]:
+    with torch.no_grad():
+        log_all = torch.log_softmax(model(torch.tensor([token_ids])).logits[0].float(), -1)
+    return [float(log_all[i, token]) for i, token in enumerate(token_ids[1:])]
+
+
+def publish(store: WeightStore, model: Any, version: int, text: list[int], shift: float = 0.0) -> str:
+    """Publish as the learner does; with `shift` the canary is wrong by as much."""
+    tensors = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    if model.config.tie_word_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    logprobs = [value + shift for value in logprobs_of(model, text)]
+    return store.publish(version, 1, tensors, Canary(text, logprobs, 1e-3))
+
+
+def small_model(tied: bool, seed: int) -> Any:
+    torch.manual_seed(seed)
+    shape = Qwen2Config.from_pretrained(STARTER)
+    shape.tie_word_embeddings = tied
+    model = Qwen2ForCausalLM(shape)
+    for parameter in model.parameters():
+        parameter.data.mul_(3)  # far from uniform, so that wrong weights show
+    return model.eval()
+
+
+def with_engine(config_path: Path, folder: Path, model: Any, body: Callable[[Any, Any], Awaitable[None]]) -> None:
+    """Run `body(engine, tokenizer)` on an engine that starts with `model`."""
+    host.settle([])
+    from cusearch_async.rollout.engine import Engine
+
+    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    config = load_config(config_path)
+
+    async def session() -> None:
+        engine = Engine.start(str(folder / "model"), tokenizer, config)
+        try:
+            await body(engine, tokenizer)
+        finally:
+            engine.close()
+
+    asyncio.run(session())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_published_weights_are_computed_with_and_tokens_know_their_version(tied, atlas_config, tmp_path):
+    store = WeightStore(tmp_path / "store")
+    old, new = small_model(tied, 0), small_model(tied, 1)
+
+    async def body(engine, tokenizer):
+        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+        await engine.load(store, publish(store, old, 0, text), check=True)
+        newer = publish(store, new, 1, text)
+        turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, seed=i)) for i in range(64)]
+        await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+        await engine.load(store, newer, check=True)
+        spans = set()
+        for number, turn in enumerate([await turn for turn in turns]):
+            assert len(turn.token_ids) == len(turn.logprobs) == len(turn.versions)
+            assert list(turn.versions) == sorted(turn.versions)
+            spans |= set(turn.versions.tolist())
+            ids = [*text, number, *turn.token_ids]
+            for version, model in ((0, old), (1, new)):
+                own = turn.versions == version
+                expected = np.array(logprobs_of(model, ids))[len(text) :]
+                np.testing.assert_allclose(turn.logprobs[own], expected[own], atol=1e-3)
+        assert spans == {0, 1}, "some turns saw both versions"
+
+    with_engine(atlas_config, tmp_path, old, body)
+
+
+def test_wrong_or_torn_weights_never_go_unnoticed(atlas_config, tmp_path):
+    store = WeightStore(tmp_path / "store")
+    model = small_model(False, 0)
+
+    async def body(engine, tokenizer):
+        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+        with pytest.raises(WeightsUnavailable):
+            await engine.load(store, "v000007-e1", check=True)
+        assert engine.version == -1
+        await engine.load(store, publish(store, model, 0, text), check=True)
+        seeded = [(await engine.generate(text, 30, 1.0, seed=5)).token_ids for _ in range(2)]
+        assert seeded[0] == seeded[1]
+        with pytest.raises(WeightsMismatch, match="differ from the learner's by"):
+            await engine.load(store, publish(store, model, 1, text, shift=0.01), check=True)
+
+    with_engine(atlas_config, tmp_path, model, body)

@@ -1,0 +1,325 @@
+"""The config: what is wrong with one is said in a line that names the key, the value and the remedy."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cusearch_async.config import (
+    Config,
+    LearnerConfig,
+    LossConfig,
+    MethodConfig,
+    PoolConfig,
+    RunConfig,
+    known_keys,
+    load_config,
+    redis_password,
+    save_config,
+    split_overrides,
+)
+from cusearch_async.errors import ConfigError
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A config file with a run name and the given TOML."""
+
+    def write(text="", run='[run]\nname = "r"\n'):
+        path = tmp_path / "run.toml"
+        path.write_text(f"{text}\n{run}", encoding="utf-8")
+        return path
+
+    return write
+
+
+def error_of(path, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+def pattern_of(message):
+    """A regular expression for one line in which `.*` stands for anything and all else for itself."""
+    return ".*".join(re.escape(part) for part in message.split(".*"))
+
+
+def test_a_run_needs_nothing_but_a_name(write):
+    config = load_config(write())
+    assert config == Config(run=RunConfig(name="r"))
+
+
+def test_the_defaults_are_the_papers_batch(write):
+    config = load_config(write())
+    assert (config.pool.questions, config.pool.rollouts, config.pool.size) == (64, 3, 192)
+    assert (config.method.budget, config.loss.minibatch, config.episode.s_max) == (96, 32, 5)
+    assert (config.method.name, config.method.phase_reserve, config.method.singleton) == ("sdga_phase", 0.0, "raw")
+    assert (config.loss.clip_low, config.loss.clip_high, config.loss.kl_coef) == (0.2, 0.2, 0.001)
+    assert (config.episode.format_weight, config.run.steps) == (0.2, 203)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(__file__).parent.parent.glob("configs/*.toml")), ids=lambda path: path.name
+)
+def test_the_shipped_configs_load(path):
+    assert load_config(path).run.name
+
+
+def test_derived_numbers(write):
+    config = load_config(write())
+    assert config.folder == Path("runs/r")
+    assert config.buffer_limit == (2 + 2) * 192
+    assert config.episode.max_tokens == 512 + 6 * 500 + 5 * 500
+    changed = load_config(write(), ["--run.folder", "elsewhere", "--redis.max_trajectories", "1000"])
+    assert (changed.folder, changed.buffer_limit) == (Path("elsewhere"), 1000)
+
+
+# What is wrong with a config, in one line.
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[loss]\nminibach = 16", "loss.minibach: unknown key; did you mean loss.minibatch?"),
+        ("[lerner]\nlr = 1e-6", "lerner: unknown key; did you mean learner?"),
+        ("[pool]\nmax_stalness = 1", "pool.max_stalness: unknown key; did you mean pool.max_staleness?"),
+        ("[qqq]\nx = 1", "qqq: unknown key"),
+        ("[pool]\nmax_staleness = -1", "pool.max_staleness: input should be greater than or equal to 0, got -1"),
+        ("[pool]\nmax_staleness = 1.5", "pool.max_staleness: .*integer.*, got 1.5"),
+        ('[pool]\norder = "random"', "pool.order: .*'ticket' or 'oldest_complete', got 'random'"),
+        ("[learner]\nlr = 0", "learner.lr: input should be greater than 0, got 0"),
+        ("[learner]\nlr = nan", "learner.lr: .* got nan"),
+        ('[learner]\nlr = "fast"', "learner.lr: .*number.*, got 'fast'"),
+        ("[learner]\nzero_stage = 4", "learner.zero_stage: input should be less than or equal to 3, got 4"),
+        ("[episode]\ns_max = 0", "episode.s_max: input should be greater than or equal to 1, got 0"),
+        ('[episode]\ntemplate = "mine"', "episode.template: .*'paper' or 'atlas', got 'mine'"),
+        (
+            '[episode]\ndocument_template = "{body}"',
+            "episode: document_template may use {rank}, .*body",
+        ),
+        ('[episode]\ndocument_template = "{"', "episode: document_template may use {rank}, {title} and {text} only"),
+        ('[episode]\ndocument_template = "{text.body}"', "episode: document_template may use {rank}, .* only"),
+        ('[method]\nname = "ppo"', "method: name 'ppo' is unknown; use one of sdga_phase, .*dapo"),
+        ("[method]\nphase_reserve = 1", "method.phase_reserve: input should be less than 1, got 1"),
+        (
+            "[method]\nbudget = 224",
+            "method.budget (K = 224) must be <= pool.questions x pool.rollouts (N G = 192); lower it or raise those",
+        ),
+        ("[method]\nbudget = 100", "method.budget (K = 100) must be a multiple of loss.minibatch (M = 32)"),
+        (
+            "[learner]\npublish_every = 4",
+            "pool.max_staleness (2) must be >= learner.publish_every - 1 (3): workers would wait for weights that are "
+            "never published",
+        ),
+        (
+            "[redis]\nmax_trajectories = 767",
+            "redis.max_trajectories (767) must be >= (pool.max_staleness + 2) N G = 768",
+        ),
+        ("[loss]\ncorrection_low = 3.0", "loss.correction_low (3.0) must be <= loss.correction_high (2.0)"),
+        ('[redis]\nurl = "http://h"', "redis: url 'http://h' must look like redis://127.0.0.1:6379/0"),
+        ('[redis]\nurl = "redis://"', "redis: url 'redis://' must look like redis://127.0.0.1:6379/0"),
+        ('[redis]\nurl = "redis://[::1"', "redis: .*must look like redis://127.0.0.1:6379/0"),
+        ('[redis]\nurl = "redis://h:port/0"', "redis: .*must look like redis://127.0.0.1:6379/0"),
+        (
+            '[redis]\nurl = "redis://user:hunter2@h:1/0"',
+            "redis: url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead",
+        ),
+        ('[retriever]\nurl = "h:8000"', "retriever: url 'h:8000' must look like http://127.0.0.1:8000"),
+        ('[retriever]\nurl = "http://h:port"', "retriever: .*must look like http://127.0.0.1:8000"),
+        (
+            "[retriever]\nlatency_median_s = 1.0",
+            "retriever: latency_p99_s (0.0) must be >= latency_median_s (1.0)",
+        ),
+        ("model = 3", "model: .*dictionary.*, got 3"),
+    ],
+)
+def test_a_mistake_is_said_in_one_line(write, text, message):
+    """Where `.*` stands the words are pydantic's, or free."""
+    found = error_of(write(text))
+    assert re.fullmatch(pattern_of(message) + ".*", found), found
+
+
+@pytest.mark.parametrize("url", ["redis://u:hunter2@h:1/0", "redis://:hunter2@h", "http://:hunter2@h", "//:hunter2@h"])
+def test_a_password_in_the_url_is_not_repeated(write, url):
+    assert "hunter2" not in error_of(write(), "--redis.url", url)
+
+
+@pytest.mark.parametrize("name", ["a b", "", "-x", "a/b", "a:b", "{a}", "ü"])
+def test_a_run_name_that_is_no_plain_word_is_refused(write, name):
+    found = error_of(write(run=f'[run]\nname = "{name}"\n'))
+    assert found.startswith("run.name: ")
+    assert found.endswith(f"got {name!r}")
+
+
+def test_what_is_missing_is_named(write):
+    assert error_of(write(run="")) == "run: is missing"
+    assert error_of(write(run="[run]\nsteps = 3\n")) == "run.name: is missing"
+
+
+def test_two_mistakes_are_two_lines(write):
+    assert error_of(write("[pool]\nrollouts = 0\n[learner]\nlr = -1.0\n")).splitlines() == [
+        "pool.rollouts: input should be greater than or equal to 1, got 0",
+        "learner.lr: input should be greater than 0, got -1.0",
+    ]
+
+
+def test_the_widest_publishing_that_staleness_allows_is_fine(write):
+    assert load_config(write("[learner]\npublish_every = 3\n")).learner.publish_every == 3
+
+
+def test_a_budget_of_the_whole_pool_is_fine(write):
+    assert load_config(write("[method]\nbudget = 192\n")).method.budget == 192
+
+
+# Files that cannot be read.
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path):
+    assert error_of(tmp_path / "no.toml") == f"config file {tmp_path / 'no.toml'} does not exist"
+
+
+def test_a_folder_is_no_config_file(tmp_path):
+    assert error_of(tmp_path).startswith(f"config file {tmp_path} cannot be read: ")
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert error_of(path).startswith(f"config file {path} cannot be read: ")
+
+
+@pytest.mark.parametrize("text", ["lr: 3", "[run", "x =", '{"run": {}}'])
+def test_a_file_that_is_not_toml_is_named(write, text):
+    path = write(run=text)
+    assert error_of(path).startswith(f"config file {path} is not TOML: ")
+
+
+# Overrides.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["--learner.lr", "1e-5"], ("learner", "lr"), 1e-5),
+        (["--learner.lr=1e-5"], ("learner", "lr"), 1e-5),
+        (["--learner.lr", "1e-5", "--learner.lr=2e-5"], ("learner", "lr"), 2e-5),
+        (["--steps", "7"], ("run", "steps"), 7),
+        (["--steps=7"], ("run", "steps"), 7),
+        (["--run.steps", "7"], ("run", "steps"), 7),
+        (["--learner.cores", "[0, 1]"], ("learner", "cores"), (0, 1)),
+        (["--rollout.enforce_eager", "true"], ("rollout", "enforce_eager"), True),
+        (["--model.path", "Qwen/Qwen2.5-3B"], ("model", "path"), "Qwen/Qwen2.5-3B"),
+        (["--model.path", '"quoted"'], ("model", "path"), "quoted"),
+        (["--episode.document_template={title}={text}"], ("episode", "document_template"), "{title}={text}"),
+        (["--run.name", "a-b"], ("run", "name"), "a-b"),
+    ],
+)
+def test_an_override_replaces_the_files_value(write, overrides, key, value):
+    section, field = key
+    assert getattr(getattr(load_config(write("[learner]\nlr = 3e-6\n"), overrides), section), field) == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--learner.lr"], "--learner.lr needs a value"),
+        (["learner.lr", "1"], "'learner.lr' is no override; write --section.key value"),
+        (["--", "1"], "'--' is no override; write --section.key value"),
+        (["--run.name.first", "x"], "--run.name.first: name is a value, not a section"),
+        (["--learner.lr", "fast"], "learner.lr: .*, got 'fast'"),
+        (["--loss.minibach", "16"], "loss.minibach: unknown key; did you mean loss.minibatch?"),
+        (["--method.budget", "100"], "method.budget (K = 100) must be a multiple of loss.minibatch (M = 32)"),
+    ],
+)
+def test_a_wrong_override_is_said_in_one_line(write, overrides, message):
+    assert re.fullmatch(pattern_of(message), error_of(write(), *overrides))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "overrides"),
+    [
+        ([], [], []),
+        (["launch", "a.toml"], ["launch", "a.toml"], []),
+        (["launch", "a.toml", "--steps", "3"], ["launch", "a.toml"], ["--steps", "3"]),
+        (["launch", "--learner.lr", "1e-6", "a.toml"], ["launch", "a.toml"], ["--learner.lr", "1e-6"]),
+        (["launch", "--learner.lr=1e-6", "a.toml"], ["launch", "a.toml"], ["--learner.lr=1e-6"]),
+        (["--fresh", "--run.name", "x", "--help"], ["--fresh", "--help"], ["--run.name", "x"]),
+        (["--steps", "--fresh"], [], ["--steps", "--fresh"]),
+        (["--stepsize", "3"], ["--stepsize", "3"], []),
+        (["a", "--learner.lr"], ["a"], ["--learner.lr"]),
+        (["--retriever.url", "-1"], [], ["--retriever.url", "-1"]),
+    ],
+)
+def test_overrides_are_told_from_a_commands_own_arguments(arguments, own, overrides):
+    assert split_overrides(arguments) == (own, overrides)
+
+
+@given(st.lists(st.sampled_from(["--steps", "--a.b", "--a.b=1", "--fresh", "x", "--x=1", "3"]), max_size=8))
+def test_no_argument_is_lost_in_the_split(arguments):
+    own, overrides = split_overrides(arguments)
+    assert sorted(own + overrides) == sorted(arguments)
+
+
+# Saving.
+
+
+@st.composite
+def configs(draw):
+    questions, rollouts = draw(st.integers(1, 40)), draw(st.integers(1, 8))
+    budget = draw(st.integers(1, questions * rollouts))
+    minibatch = draw(st.sampled_from([m for m in range(1, budget + 1) if budget % m == 0]))
+    text = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+    return Config(
+        run=RunConfig(
+            name=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,9}", fullmatch=True)),
+            seed=draw(st.integers(0, 2**40)),
+            folder=draw(st.none() | st.just(Path("out") / "a folder")),
+        ),
+        pool=PoolConfig(questions=questions, rollouts=rollouts, max_staleness=draw(st.integers(0, 5))),
+        method=MethodConfig(budget=budget, phase_reserve=draw(st.floats(0, 1, exclude_max=True))),
+        loss=LossConfig(minibatch=minibatch, clip_high=draw(st.floats(1e-9, 1e9))),
+        learner=LearnerConfig(
+            lr=draw(st.floats(1e-12, 1)), cores=tuple(draw(st.lists(st.integers(0, 99), max_size=4)))
+        ),
+        model={"path": draw(text)},
+        data={"source": draw(text)},
+    )
+
+
+@given(config=configs())
+def test_a_saved_config_is_read_back_as_it_was(tmp_path_factory, config):
+    path = tmp_path_factory.mktemp("saved") / "run" / "config.toml"
+    save_config(config, path)
+    assert load_config(path) == config
+    assert [file.name for file in path.parent.iterdir()] == ["config.toml"]
+
+
+def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(write, tmp_path):
+    path = tmp_path / "resolved.toml"
+    save_config(load_config(write(), ["--run.folder", "x"]), path)
+    config = load_config(write(), ["--learner.lr", "5e-5"])
+    save_config(config, path)
+    saved = tomllib.loads(path.read_text(encoding="utf-8"))
+    keys = {f"{section}.{key}" for section, values in saved.items() for key in values}
+    unset = {"run.folder", "rollout.kv_cache_mib", "rollout.block_size", "redis.max_trajectories"}
+    assert keys == {key for key in known_keys() if "." in key} - unset
+    assert load_config(path) == config
+
+
+def test_the_password_comes_from_the_environment_and_is_not_saved(write, tmp_path, monkeypatch):
+    monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
+    assert redis_password() is None
+    monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "")
+    assert redis_password() is None
+    monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "hunter2")
+    assert redis_password() == "hunter2"
+    path = tmp_path / "resolved.toml"
+    save_config(load_config(write()), path)
+    assert "hunter2" not in path.read_text(encoding="utf-8")
