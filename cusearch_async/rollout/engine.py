@@ -50,10 +50,9 @@ class Engine:
         """Version of the loaded weights, in learner steps; -1 for the model as it was started."""
         self.loaded = ""
         """Directory of the loaded weights in the weight store."""
-        self.busy_s = 0.0
-        """Seconds in which at least one request was being decoded."""
         self.sampled_tokens = 0
         self._running = 0
+        self._busy_s = 0.0
         self._busy_since = 0.0
 
     @classmethod
@@ -80,6 +79,11 @@ class Engine:
             **{name: value for name, value in optional.items() if value is not None},
         )
         return cls(AsyncLLM.from_engine_args(arguments), tokenizer)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds so far in which at least one request was being decoded."""
+        return self._busy_s + (time.monotonic() - self._busy_since if self._running else 0.0)
 
     async def generate(self, prompt: Sequence[int], max_tokens: int, temperature: float, seed: int | None) -> Turn:
         """Sample one turn after `prompt`. `temperature` 0 is greedy."""
@@ -162,7 +166,7 @@ class Engine:
         finally:
             self._running -= 1
             if self._running == 0:
-                self.busy_s += time.monotonic() - self._busy_since
+                self._busy_s += time.monotonic() - self._busy_since
 
 
 def _stop_settings(tokenizer: Any) -> dict[str, Any]:

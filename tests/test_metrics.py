@@ -1,0 +1,62 @@
+"""What a step says of itself, by numbers worked by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cusearch_async.algorithm.advantages import Advantages
+from cusearch_async.metrics import WorkerRates, describe_step
+from cusearch_async.training.log import MetricsLog
+from cusearch_async.types import Pool
+from tests.strategies import make_trajectory
+
+
+def test_a_step_is_described_by_its_pool_and_its_selection():
+    versions = [np.full(4, version, np.int32) for version in (3, 5, 4, 5)]
+    pool = Pool(
+        5,
+        tuple(
+            make_trajectory(i // 2, i % 2, depth=i, retrieval_tokens=10 * i, reward=i / 4, versions=versions[i])
+            for i in range(4)
+        ),
+    )
+    selected = [pool.trajectories[3], pool.trajectories[1]]
+    found = describe_step(pool, selected, Advantages(np.zeros(2), 1.0, 0.0), budget=4, s_max=2)
+    assert found["depth/generated"] == [1, 1, 2]
+    assert found["depth/selected"] == [0, 1, 1]
+    assert found["depth/overflows"] == 1
+    assert found["reward/all"] == pytest.approx(0.375)
+    assert found["reward/trained"] == pytest.approx(0.5)
+    assert (found["staleness/min"], found["staleness/mean"], found["staleness/max"]) == (0, 0.75, 2)
+    assert found["sdga/budget_filled"] == 0.5
+    assert found["sdga/coverage"] == 40
+    assert found["sdga/coverage_of_best"] == pytest.approx(40 / 50)
+
+
+def test_worker_totals_become_rates_of_the_step():
+    rates = WorkerRates()
+    total = {"sampled_tokens": "1000", "busy_s": "8", "alive_s": "10", "weight_load_s": "1"}
+    first = rates.since_last({"w": total})
+    assert first["rollout/tokens_per_s"] == 100
+    assert first["rollout/idle_share"] == pytest.approx(0.2)
+    later = {"sampled_tokens": "1600", "busy_s": "9", "alive_s": "14", "weight_load_s": "1"}
+    second = rates.since_last({"w": later})
+    assert second["rollout/tokens_per_s"] == 150
+    assert second["rollout/idle_share"] == pytest.approx(0.75)
+    assert second["rollout/weight_load_s"] == 0
+
+
+def test_a_resumed_log_forgets_the_steps_that_are_run_again(tmp_path):
+    row = {"reward/all": 0.5, "reward/em": 0.5, "depth/mean": 1.0, "staleness/mean": 0.0, "depth/generated": [1, 2]}
+    first = MetricsLog(tmp_path, 0)
+    for step in range(4):
+        first.write(step, row)
+    first.close()
+    resumed = MetricsLog(tmp_path, 2)
+    resumed.write(2, row | {"reward/all": 0.75})
+    resumed.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["reward/all"]) for line in lines] == [(0, 0.5), (1, 0.5), (2, 0.75)]

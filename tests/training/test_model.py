@@ -1,0 +1,77 @@
+"""The policy module: log-probabilities of the sampled tokens, whatever the padding and the chunking."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cusearch_async.config import STARTER
+from cusearch_async.errors import ConfigError
+from cusearch_async.models import check_context, load_tokenizer
+from cusearch_async.training import model as model_module
+from cusearch_async.training.batching import collate
+from cusearch_async.training.model import SampledLogprobs, load_causal_lm
+from tests.strategies import make_trajectory
+
+
+@pytest.fixture(scope="module")
+def policy() -> SampledLogprobs:
+    return SampledLogprobs(load_causal_lm(str(STARTER), "float32").eval())
+
+
+def trajectories():
+    rng = np.random.default_rng(0)
+    lengths = (4, 31, 12)
+    return [
+        make_trajectory(i, sampled=n, token_ids=rng.integers(0, 380, n + 5).astype(np.int32))
+        for i, n in enumerate(lengths)
+    ]
+
+
+def expected(policy: SampledLogprobs, trajectory, temperature: float = 1.0) -> torch.Tensor:
+    """By the definition: one trajectory, all logits, no padding."""
+    ids = torch.tensor(trajectory.token_ids[None].astype(np.int64))
+    log_all = torch.log_softmax(policy.model(ids).logits[0].double() / temperature, -1)
+    chosen = log_all[:-1].gather(-1, ids[0, 1:, None]).squeeze(-1)
+    return chosen[torch.tensor(trajectory.sampled[1:])]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_definition_in_row_major_order(policy, temperature):
+    batch = collate(trajectories(), [2, 0, 1], torch.device("cpu"))
+    with torch.no_grad():
+        found, _ = policy(batch.token_ids, batch.sampled, temperature)
+        wanted = torch.cat([expected(policy, trajectories()[i], temperature) for i in (2, 0, 1)])
+    torch.testing.assert_close(found.double(), wanted, atol=2e-5, rtol=0)
+
+
+def test_entropy_is_that_of_the_whole_distribution(policy):
+    batch = collate(trajectories(), [0], torch.device("cpu"))
+    _, entropy = policy(batch.token_ids, batch.sampled, 1.0)
+    with torch.no_grad():
+        distribution = torch.distributions.Categorical(logits=policy.model(batch.token_ids).logits[0, :-1])
+    torch.testing.assert_close(entropy, distribution.entropy()[batch.sampled[0, 1:]], atol=1e-5, rtol=1e-4)
+    assert not entropy.requires_grad
+
+
+def test_logits_in_small_pieces_give_the_same_gradient(policy, monkeypatch):
+    batch = collate(trajectories(), [0, 1, 2], torch.device("cpu"))
+    gradients = []
+    for at_once in (4096, 5):
+        monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", at_once)
+        policy.zero_grad()
+        logprobs, _ = policy(batch.token_ids, batch.sampled, 1.0)
+        logprobs.sum().backward()
+        gradients.append(policy.model.lm_head.weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_context_that_is_too_short_is_named_with_the_lengths():
+    with pytest.raises(ConfigError, match=r"2000 tokens .* context of 1024"):
+        check_context(str(STARTER), 2000)
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="tokenizer"):
+        load_tokenizer(str(tmp_path))
