@@ -36,9 +36,9 @@ STOP_PROBABILITY = 0.6
 NOT_FOUND_PROBABILITY = 0.05
 """Share of searches that return only distractors; the trace then says so and searches again."""
 
-STEPS = 1600
+CYCLES = ((1600, 2e-3), (700, 6e-4))
+"""Optimizer steps and peak learning rate of each one-cycle schedule; the second polishes reading."""
 TRACES_PER_STEP = 32
-PEAK_LR = 2e-3
 
 Author = Literal["environment", "policy", "undecided"]
 """Who writes a segment. `undecided` is a turn of the policy that might as well answer instead of searching."""
@@ -191,7 +191,7 @@ def batches(
         steps -= len(starts)
 
 
-def make_starter(folder: Path, seed: int, steps: int, report: Callable[[int, float], None]) -> None:
+def make_starter(folder: Path, seed: int, report: Callable[[int, float], None]) -> None:
     """Train the starter and write it to `folder` as a Hugging Face model in bfloat16.
 
     `report(step, loss)` is called every 50 steps; the loss is in nats per trained token."""
@@ -199,12 +199,30 @@ def make_starter(folder: Path, seed: int, steps: int, report: Callable[[int, flo
     writer = TraceWriter(load_facts(), random.Random(seed))
     tokenizer = make_tokenizer(writer)
     model = make_model(tokenizer)
+    done = 0
+    for steps, peak_lr in CYCLES:
+        train_cycle(model, tokenizer, batches(writer, tokenizer, steps), steps, peak_lr, report, done)
+        done += steps
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def train_cycle(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    data: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    steps: int,
+    peak_lr: float,
+    report: Callable[[int, float], None],
+    done: int = 0,
+) -> None:
+    """One one-cycle schedule of supervised training."""
     search, answer = tokenizer.convert_tokens_to_ids(["<search>", "<answer>"])
     choices = torch.zeros(len(tokenizer))
     choices[search], choices[answer] = 1 - STOP_PROBABILITY, STOP_PROBABILITY
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=PEAK_LR, total_steps=steps + 1, pct_start=0.05)
-    for step, (ids, labels) in enumerate(batches(writer, tokenizer, steps), start=1):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=peak_lr, total_steps=steps + 1, pct_start=0.05)
+    for step, (ids, labels) in enumerate(data, start=done + 1):
         loss = trace_loss(model(input_ids=ids).logits, labels, choices)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -212,9 +230,7 @@ def make_starter(folder: Path, seed: int, steps: int, report: Callable[[int, flo
         schedule.step()
         optimizer.zero_grad()
         if step % 50 == 0:
-            report(step, float(loss))
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+            report(step, float(loss.detach()))
 
 
 def trace_loss(logits: torch.Tensor, labels: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:

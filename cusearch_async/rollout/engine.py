@@ -8,6 +8,7 @@ weights.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -154,7 +155,10 @@ class Engine:
         return outputs[-1]
 
     def close(self) -> None:
+        """Stop the engine's process."""
         self._llm.shutdown()
+        del self._llm
+        gc.collect()  # vLLM's finaliser must not wait for interpreter exit, where it fails with a stack trace
 
     @asynccontextmanager
     async def _busy(self) -> AsyncIterator[None]:

@@ -73,8 +73,7 @@ class RolloutLoop:
                 for task in [*helpers, *episodes]:
                     task.cancel()
         finally:
-            if self._in_flight:
-                await self._buffer.give_back(self._name, list(self._in_flight))
+            await self._buffer.leave(self._name, list(self._in_flight))
 
     async def _wait_for_weights(self, stop: asyncio.Event) -> None:
         while not stop.is_set() and not await self._pick_up():

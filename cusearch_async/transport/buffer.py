@@ -213,6 +213,13 @@ class Buffer:
         """End the leases of `tickets` now: another worker may play what is missing."""
         await self._beat(worker, tickets, {}, 0.0)
 
+    async def leave(self, worker: str, tickets: Sequence[int]) -> None:
+        """Give back `tickets` and be no worker of the run any more."""
+        await self.give_back(worker, tickets)
+        async with self._named_failures():
+            await self._redis.zrem(self.keys.workers, worker)
+            await self._redis.unlink(self.keys.worker(worker))
+
     async def _beat(
         self, worker: str, tickets: Sequence[int], facts: dict[str, str | int | float], lease_s: float
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import subprocess
 import pytest
 import redis
 
+from cusearch_async.transport.server import is_listening
 from tests.conftest import wait_until
 from tests.system.conftest import Run
 
@@ -116,3 +118,39 @@ def test_two_ranks_with_zero_3_run_and_publish(run: Run):
     assert status == 0, output
     assert run.metrics()[-1]["train/grad_norm"] > 0
     assert "loaded weights v000001-e1" in run.log("rollout-0")
+
+
+def test_the_demo_leaves_its_table_plot_checkpoint_and_summary(run: Run):
+    status, output = finish(run.cusearch("demo", run__steps=2))
+    assert status == 0, output
+    assert "held-out cities, greedy: before → after" in output
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["steps"] == 2
+    assert summary["ledger"]["closes"]
+    assert summary["trajectories_trained"] == summary["ledger"]["trained"] == 16
+    assert 0 <= summary["staleness_max"] <= summary["staleness_bound"] == 2
+    assert summary["em_before"] <= 0.35
+    assert (run.folder / "plot.png").stat().st_size > 10_000
+    assert (run.folder / "checkpoints" / "step000002" / "model" / "model.safetensors").exists()
+    assert (run.folder / "config.toml").exists()
+    assert run.processes() == []
+
+
+@pytest.mark.parametrize(
+    ("process", "missing", "remedy"),
+    [
+        ("rollout", "Redis at 127.0.0.1", "cusearch redis"),
+        ("learner", "Redis at 127.0.0.1", "cusearch redis"),
+        ("rollout", "the retriever at http://127.0.0.1", "python -m workers.retriever"),
+    ],
+)
+def test_a_process_without_a_service_says_in_one_line_what_is_missing(run: Run, process, missing, remedy):
+    if missing.startswith("the retriever"):
+        run.cusearch("redis")
+        wait_until(lambda: is_listening(run.overrides["redis.url"]), 30)
+    status, output = finish(run.worker(process, run__wait_s=1), 60)
+    last = output.strip().splitlines()[-1]
+    assert status == 1
+    assert missing in last
+    assert remedy in last
+    assert "Traceback" not in output

@@ -280,6 +280,16 @@ async def test_heartbeats_show_who_works_on_what(make_buffer):
     assert float(workers["w7"]["heartbeat_age_s"]) < 5
 
 
+async def test_a_worker_that_leaves_gives_its_tickets_back_and_is_not_shown(make_buffer):
+    buffer = make_buffer()
+    await start(buffer)
+    await buffer.admit("w", 0, 1)
+    await buffer.heartbeat("w", [0], {"version": 0})
+    await buffer.leave("w", [0])
+    assert await buffer.workers() == {}
+    assert await buffer.admit("other", 0, 1) == [Place(0, 0), Place(0, 1)]
+
+
 async def test_reset_deletes_this_run_and_no_other(make_buffer, redis_url):
     buffer = make_buffer()
     await start(buffer)
