@@ -115,14 +115,15 @@ def start_child(
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  (no threads run yet where children are started)
+            preexec_fn=die_with_parent,  # noqa: PLW1509  (no threads run yet where children are started)
         )
     finally:
         if output:
             output.close()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """The kernel sends this process SIGTERM when the one that started it ends, in whatever way."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -50,11 +50,14 @@ class Run:
             [sys.executable, "-m", "cusearch_async.cli.main", command, str(ATLAS), *self.arguments(**changes)]
         )
 
-    def worker(self, name: str, **changes: Any) -> subprocess.Popen[str]:
-        return self.start([sys.executable, "-m", f"workers.{name}", str(ATLAS), *self.arguments(**changes)])
+    def worker(self, name: str, stdout: Path | None = None, **changes: Any) -> subprocess.Popen[str]:
+        """Start `python -m workers.NAME`; its output goes to a file if one is given."""
+        command = [sys.executable, "-m", f"workers.{name}", str(ATLAS), *self.arguments(**changes)]
+        return self.start(command, stdout)
 
-    def start(self, command: list[str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    def start(self, command: list[str], stdout: Path | None = None) -> subprocess.Popen[str]:
+        output = stdout.open("w") if stdout else subprocess.PIPE
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
         self.started.append(process)
         return process
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 
+import psutil
 import pytest
 import redis
 
@@ -93,12 +94,33 @@ def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(r
     launched = run.cusearch("launch", run__steps=50)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
     worker = next(p for p in run.processes() if "workers.rollout" in p.cmdline())
+    family = psutil.Process(launched.pid).children(recursive=True)
+    assert any("VLLM" in process.name() for process in family)
     worker.kill()
     status, output = finish(launched, 60)
     assert status == 1
     assert "rollout-0 ended with status -9" in output
     assert "Traceback" not in output
-    assert run.processes() == []
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def test_an_engine_does_not_outlive_its_worker(run: Run):
+    services = [run.cusearch("redis"), run.worker("retriever")]
+    rollout = run.worker("rollout", stdout=run.folder.parent / "rollout.log")
+    wait_until(lambda: "ready" in (run.folder.parent / "rollout.log").read_text(errors="replace"), START_S)
+    assert [service.poll() for service in services] == [None, None]
+    family = psutil.Process(rollout.pid).children(recursive=True)
+    assert any("VLLM" in process.name() for process in family)
+    rollout.kill()
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def test_a_run_whose_launcher_was_killed_ends_by_itself(run: Run):
+    launched = run.cusearch("launch", run__steps=50)
+    wait_until(lambda: "ready" in run.log("rollout-0") or launched.poll() is not None, START_S)
+    family = psutil.Process(launched.pid).children(recursive=True)
+    launched.kill()
+    assert psutil.wait_procs(family, timeout=40)[1] == []
 
 
 def test_launch_passes_a_signal_on_and_leaves_nothing_behind(run: Run):
