@@ -31,7 +31,8 @@ from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
 
-CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+"""Mean absolute difference of log-probabilities; bfloat16 rounding was seen to make 0.04 of a small model's."""
 
 
 class _Order(msgspec.Struct):

@@ -32,7 +32,7 @@ class Canary(msgspec.Struct):
     token_ids: list[int]  # [C]
     logprobs: list[float]  # [C - 1] natural log of token i+1 given tokens 0..i, temperature 1
     tolerance: float
-    """Largest difference that is rounding and not other weights."""
+    """Largest mean absolute difference that is rounding and not other weights."""
 
 
 class TensorFacts(msgspec.Struct):

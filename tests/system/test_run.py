@@ -133,6 +133,15 @@ def test_launch_passes_a_signal_on_and_leaves_nothing_behind(run: Run):
     assert run.processes() == []
 
 
+def test_a_run_in_bfloat16_trains_and_publishes(run: Run):
+    status, output = finish(run.cusearch("launch", run__steps=2, model__dtype="bfloat16"))
+    assert status == 0, output
+    last = run.metrics()[-1]
+    assert last["train/grad_norm"] > 0
+    assert last["off_policy/logprob_difference_mean"] < 0.05
+    assert "loaded weights v000001-e1" in run.log("rollout-0")
+
+
 def test_two_ranks_with_zero_3_run_and_publish(run: Run):
     status, output = finish(
         run.cusearch("launch", run__steps=2, learner__ranks=2, learner__zero_stage=3, loss__kl_coef=0)
