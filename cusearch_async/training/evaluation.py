@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from cusearch_async.algorithm.rewards import sub_exact_match
 from cusearch_async.rollout.episode import Player
 from cusearch_async.types import Question, Trajectory
 
@@ -22,6 +23,8 @@ class Summary:
 
     count: int
     em: float
+    sub_em: float
+    """Share of answers that contain a gold answer (what some papers call EM)."""
     f1: float
     reward: float
     depth: float
@@ -59,6 +62,7 @@ def _summary(members: Sequence[Trajectory]) -> Summary:
     return Summary(
         count=len(members),
         em=float(np.mean([t.em for t in members])),
+        sub_em=float(np.mean([sub_exact_match(t.prediction or "", t.answers) for t in members])),
         f1=float(np.mean([t.f1 for t in members])),
         reward=float(np.mean([t.reward for t in members])),
         depth=float(np.mean([t.depth for t in members])),
