@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +80,14 @@ class WorkerRates:
             "rollout/idle_share": max(0.0, 1 - sum(g["busy_s"] for g in grown) / alive) if alive else 0.0,
             "rollout/weight_load_s": sum(g["weight_load_s"] for g in grown),
         }
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl, oldest first; none without the file. A line still being written does not count."""
+    if not path.exists():
+        return []
+    complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -20,12 +20,12 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
-def check_model(path: str, episode_tokens: int) -> None:
-    """What can be known of a model before its weights are loaded.
+def check_model(path: str, episode_tokens: int) -> Any:
+    """What can be known of a model before its weights are loaded; returns its tokenizer.
 
     Raises: ConfigError when it has no tokenizer, or a context too short for an episode."""
     check_context(path, episode_tokens)
-    load_tokenizer(path)
+    return load_tokenizer(path)
 
 
 def check_context(path: str, needed: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cusearch_async.algorithm.advantages import Advantages
-from cusearch_async.metrics import WorkerRates, describe_step
+from cusearch_async.metrics import WorkerRates, describe_step, read_metrics
 from cusearch_async.training.log import MetricsLog
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
@@ -60,3 +60,10 @@ def test_a_resumed_log_forgets_the_steps_that_are_run_again(tmp_path):
     resumed.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["reward/all"]) for line in lines] == [(0, 0.5), (1, 0.5), (2, 0.75)]
+
+
+def test_a_line_that_is_still_being_written_does_not_count(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == []
+    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "rew')
+    assert [row["step"] for row in read_metrics(path)] == [0, 1]

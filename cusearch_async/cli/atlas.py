@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async import host
-from cusearch_async.config import STARTER, Config, load_config
+from cusearch_async.cli.evaluate import score_with
+from cusearch_async.config import STARTER, load_config
 
 
 def add(commands: Any) -> None:
@@ -53,13 +54,15 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
 def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     host.settle([])
-    from cusearch_async.atlas.check import skills  # noqa: PLC0415
+    from cusearch_async.atlas.check import LocalSearch, skills  # noqa: PLC0415
 
     console = Console()
     found = skills(config, arguments.per_length)
     console.print(f"right queries  {found.right_queries:.1%} of {found.links} links")
     console.print(f"right readings {found.right_readings:.1%} of {found.links} links")
-    greedy, sampled = asyncio.run(_play(config, arguments.per_length))
+    search = LocalSearch(config.episode.topk)
+    scoring = score_with(search, config, config.model.location, arguments.per_length, [0.0, 1.0])
+    greedy, sampled = asyncio.run(scoring)
     shown = Table(title="test cities")
     for name in ("questions with", "n", "EM greedy", "EM sampled", "depth greedy", "depth sampled"):
         shown.add_column(name, justify="left" if name == "questions with" else "right")
@@ -68,23 +71,3 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
         numbers = (g["em"], s["em"], g["depth"], s["depth"])
         shown.add_row(category, str(int(g["count"])), *(f"{number:.2f}" for number in numbers))
     console.print(shown)
-
-
-async def _play(config: Config, per_length: int) -> list[dict[str, dict[str, float]]]:
-    """Greedy, then sampled scores by number of links, with the index in this process."""
-    from cusearch_async.atlas.check import LocalSearch  # noqa: PLC0415
-    from cusearch_async.data import load_eval_questions  # noqa: PLC0415
-    from cusearch_async.models import load_tokenizer  # noqa: PLC0415
-    from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
-    from cusearch_async.rollout.episode import Player  # noqa: PLC0415
-    from cusearch_async.training.evaluation import as_json, evaluate, summarize  # noqa: PLC0415
-
-    questions = load_eval_questions("atlas", per_length)
-    tokenizer = load_tokenizer(config.model.location)
-    engine = Engine.start(config.model.location, tokenizer, config)
-    try:
-        player = Player(engine, LocalSearch(config.episode.topk), tokenizer, config.episode, config.run.seed)
-        played = [await evaluate(player, questions, t, config.rollout.max_episodes) for t in (0.0, 1.0)]
-    finally:
-        engine.close()
-    return [as_json(summarize(episodes, questions)) for episodes in played]

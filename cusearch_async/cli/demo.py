@@ -17,10 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cusearch_async.cli.fleet import Fleet
-from cusearch_async.cli.plot import draw, read_metrics
-from cusearch_async.cli.reset import forget_folder, reset
+from cusearch_async.cli.plot import draw
+from cusearch_async.cli.reset import forget_folder, forget_keys, refuse_if_alive
 from cusearch_async.config import Config, load_config
+from cusearch_async.metrics import read_metrics
 from cusearch_async.transport.buffer import Ledger, open_buffer
+from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +43,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 
     check_model(config.model.location, config.episode.max_tokens)
+    if is_listening(config.redis.url):
+        asyncio.run(refuse_if_alive(config))
     forget_folder(config.folder)
     with Fleet(config) as fleet:
         fleet.start_services()
-        asyncio.run(reset_keys(config))
+        asyncio.run(forget_keys(config))
         console.print("scoring the starter policy on held-out cities …")
         before = evaluate(fleet, config, config.model.location, "before")
         fleet.start_run()
@@ -55,11 +59,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         trained = config.folder / "checkpoints" / f"step{config.run.steps:06d}" / "model"
         after = evaluate(fleet, config, str(trained), "after")
     finish(config, before, after, ledger, time.monotonic() - started, console)
-
-
-async def reset_keys(config: Config) -> None:
-    """The demo always begins anew."""
-    await reset(config, forget_files=False)
 
 
 async def read_ledger(config: Config) -> Ledger:
@@ -89,7 +88,7 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 
         def show() -> bool:
             nonlocal printed
-            rows = read_metrics(metrics) if metrics.exists() else []
+            rows = read_metrics(metrics)
             progress.update(task, completed=len(rows))
             live.update(Group(progress, *([progress_table(rows)] if rows else ["waiting for the first pool …"])))
             if not console.is_terminal:

@@ -6,13 +6,16 @@ import argparse
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from cusearch_async import host
 from cusearch_async.config import Config, load_config
+
+if TYPE_CHECKING:
+    from cusearch_async.rollout.episode import Search
 
 
 def add(commands: Any) -> None:
@@ -33,32 +36,44 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     Console().print(table(scores))
 
 
-async def score(config: Config, model: str) -> dict[str, dict[str, float]]:
-    """Greedy scores by category; needs the config's retriever."""
-    # vLLM and torch are loaded only by the commands that use them.
-    from cusearch_async.data import load_eval_questions  # noqa: PLC0415
-    from cusearch_async.models import check_context, load_tokenizer  # noqa: PLC0415
-    from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
-    from cusearch_async.rollout.episode import Player  # noqa: PLC0415
-    from cusearch_async.rollout.retrieval import SearchClient  # noqa: PLC0415
-    from cusearch_async.training.evaluation import as_json, evaluate, summarize  # noqa: PLC0415
+Scores = dict[str, dict[str, float]]
+"""By category of question: figures by name."""
 
-    questions = load_eval_questions(config.data.source, config.eval.questions_per_category)
-    check_context(model, config.episode.max_tokens)
-    tokenizer = load_tokenizer(model)
+
+async def score(config: Config, model: str) -> Scores:
+    """Greedy scores; needs the config's retriever."""
+    from cusearch_async.rollout.retrieval import SearchClient  # noqa: PLC0415  (loaded only where it is used)
+
     async with SearchClient.session(config.retriever) as session:
         search = SearchClient(session, config.retriever, config.episode.topk)
         await search.wait_until_answering(config.run.wait_s)
-        engine = Engine.start(model, tokenizer, config)
-        try:
-            player = Player(engine, search, tokenizer, config.episode, config.run.seed)
-            played = await evaluate(player, questions, temperature=0.0, at_once=config.rollout.max_episodes)
-        finally:
-            engine.close()
-    return as_json(summarize(played, questions))
+        (scores,) = await score_with(search, config, model, config.eval.questions_per_category, [0.0])
+    return scores
 
 
-def table(scores: dict[str, dict[str, float]]) -> Table:
+async def score_with(
+    search: Search, config: Config, model: str, per_category: int, temperatures: list[float]
+) -> list[Scores]:
+    """Scores on the held-out questions, once at each temperature, with one engine."""
+    # vLLM and torch are loaded only by the commands that use them.
+    from cusearch_async.data import load_eval_questions  # noqa: PLC0415
+    from cusearch_async.models import check_model  # noqa: PLC0415
+    from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
+    from cusearch_async.rollout.episode import Player  # noqa: PLC0415
+    from cusearch_async.training.evaluation import as_json, evaluate, summarize  # noqa: PLC0415
+
+    questions = load_eval_questions(config.data.source, per_category)
+    tokenizer = check_model(model, config.episode.max_tokens)
+    engine = Engine.start(model, tokenizer, config)
+    try:
+        player = Player(engine, search, tokenizer, config.episode, config.run.seed)
+        played = [await evaluate(player, questions, t, config.rollout.max_episodes) for t in temperatures]
+    finally:
+        engine.close()
+    return [as_json(summarize(episodes, questions)) for episodes in played]
+
+
+def table(scores: Scores) -> Table:
     shown = Table(title="held-out questions, greedy")
     shown.add_column("category")
     for name in ("n", "EM", "F1", "depth", "answered", "format"):

@@ -26,20 +26,23 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    keys = asyncio.run(reset(config))
+    asyncio.run(refuse_if_alive(config))
+    forget_folder(config.folder)
+    keys = asyncio.run(forget_keys(config))
     log.info("deleted %d keys of run %s and %s", keys, config.run.name, config.folder)
 
 
-async def reset(config: Config, forget_files: bool = True) -> int:
-    """Delete a run; returns how many keys Redis held.
-
-    Raises: ConfigError while a worker of the run is alive, or when the folder does not look like a run's."""
+async def refuse_if_alive(config: Config) -> None:
+    """Raises: ConfigError while a worker of the run is alive."""
     async with open_buffer(config) as buffer:
         alive = [n for n, facts in (await buffer.workers()).items() if float(facts["heartbeat_age_s"]) < ALIVE_S]
-        if alive:
-            raise ConfigError(f"run {config.run.name!r} is alive: {', '.join(alive)}; stop it first")
-        if forget_files:
-            forget_folder(config.folder)
+    if alive:
+        raise ConfigError(f"run {config.run.name!r} is alive: {', '.join(alive)}; stop it first")
+
+
+async def forget_keys(config: Config) -> int:
+    """Delete what Redis holds of the run; returns how many keys that were."""
+    async with open_buffer(config) as buffer:
         return await buffer.reset()
 
 

@@ -7,7 +7,7 @@ import logging
 from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data import load_questions
-from cusearch_async.models import check_context, load_tokenizer
+from cusearch_async.models import check_model
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loop import RolloutLoop
@@ -22,8 +22,7 @@ async def run(config: Config, name: str) -> None:
     """Be the rollout worker `name` until a signal comes."""
     stop = host.stop_on_signals()
     questions = load_questions(config.data.source)
-    check_context(config.model.location, config.episode.max_tokens)
-    tokenizer = load_tokenizer(config.model.location)
+    tokenizer = check_model(config.model.location, config.episode.max_tokens)
     async with open_buffer(config) as buffer, SearchClient.session(config.retriever) as session:
         await buffer.wait_until_reachable(config.run.wait_s)
         search = SearchClient(session, config.retriever, config.episode.topk)

@@ -89,7 +89,7 @@ class RolloutLoop:
         state = await self._buffer.state()
         if not state.weights or state.weights == self._engine.loaded:
             return bool(self._engine.loaded)
-        check = self._engine.version < 0 or state.published % self._config.rollout.canary_every == 0
+        check = self._activity.weight_loads % self._config.rollout.canary_every == 0
         started = time.monotonic()
         try:
             await self._engine.load(self._store, state.weights, check)

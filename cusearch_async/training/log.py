@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from cusearch_async.metrics import Metrics
+from cusearch_async.metrics import Metrics, read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +19,8 @@ class MetricsLog:
     def __init__(self, folder: Path, from_step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "metrics.jsonl"
-        kept = [line for line in self._lines() if json.loads(line)["step"] < from_step]
-        self._path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        kept = [row for row in read_metrics(self._path) if row["step"] < from_step]
+        self._path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=from_step)
 
     def write(self, step: int, metrics: Metrics) -> None:
@@ -44,9 +44,3 @@ class MetricsLog:
 
     def close(self) -> None:
         self._board.close()
-
-    def _lines(self) -> list[str]:
-        if not self._path.exists():
-            return []
-        text = self._path.read_text(encoding="utf-8")
-        return [line for line in text.splitlines() if line.endswith("}")]

@@ -20,9 +20,9 @@ from rich.table import Table
 
 from cusearch_async import host
 from cusearch_async.cli.fleet import Fleet
-from cusearch_async.cli.plot import read_metrics
-from cusearch_async.cli.reset import forget_folder, reset
+from cusearch_async.cli.reset import forget_folder, forget_keys
 from cusearch_async.config import Config, load_config
+from cusearch_async.metrics import read_metrics
 
 CONFIG = Path(__file__).parents[2] / "configs" / "atlas.toml"
 FOLDER = Path("runs/bench")
@@ -39,7 +39,7 @@ def measure(name: str, overrides: list[str]) -> dict[str, float]:
     forget_folder(config.folder)
     with Fleet(config) as fleet:
         fleet.start_services()
-        asyncio.run(reset(config, forget_files=False))
+        asyncio.run(forget_keys(config))
         fleet.start_worker("rollout-0", "rollout")
         fleet.wait(lambda: "ready" in (config.folder / "logs" / "rollout-0.log").read_text(errors="replace"), 300)
         fleet.start_worker("learner", "learner")

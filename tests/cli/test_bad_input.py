@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -10,7 +11,8 @@ import sys
 import pytest
 
 from cusearch_async import host
-from cusearch_async.config import STARTER
+from cusearch_async.config import STARTER, load_config, save_config
+from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.server import server_command
 from tests.conftest import wait_until
 
@@ -129,3 +131,16 @@ def test_a_corpus_line_that_is_no_passage_is_named(atlas_config, tmp_path):
 def test_help_needs_no_config():
     done = subprocess.run([sys.executable, "-m", "cusearch_async.cli.main", "--help"], capture_output=True, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["reset", "demo"])
+async def test_a_run_that_is_alive_is_not_forgotten(atlas_config, tmp_path, redis_url, command):
+    overrides = ["--redis.url", redis_url, "--run.folder", str(tmp_path / "run"), "--run.name", f"alive-{command}"]
+    config = load_config(atlas_config, overrides)
+    save_config(config, config.folder / "config.toml")
+    async with open_buffer(config) as buffer:
+        await buffer.heartbeat("w1", [], {"version": 0})
+        line = await asyncio.to_thread(refused, "cusearch_async.cli.main", command, str(atlas_config), *overrides)
+        assert "is alive: w1" in line
+        assert (config.folder / "config.toml").exists()
+        assert "w1" in await buffer.workers()
