@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.errors import ConfigError
-from cusearch_async.types import Aggregation, Correction, Singleton
+from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel, Singleton
 
 _OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
 
@@ -127,6 +127,12 @@ class LossConfig(Section):
     """M, trajectories per optimizer step."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.2, gt=0)
+    dual_clip: float | None = Field(None, gt=1)
+    """Where the advantage is negative, the loss of a token is at most this many times its size; None for no bound."""
+    ratio: RatioLevel = "token"
+    """`sequence` (GSPO) wants a much smaller clip (3e-4) and seq-mean-token-mean."""
+    proximal: Proximal = "recomputed"
+    """Where π_prox comes from; `loglinear` saves its forward pass."""
     kl_coef: float = Field(0.001, ge=0)
     """β; 0 loads no reference model."""
     aggregation: Aggregation = "token-mean"
@@ -142,9 +148,12 @@ class LearnerConfig(Section):
     weight_decay: float = Field(0.0, ge=0)
     grad_clip: float = Field(1.0, gt=0)
     micro_batch_tokens: int = Field(16384, ge=1)
-    """Padded tokens per forward pass and rank."""
+    """Tokens per forward pass and rank, padding included."""
     ranks: int = Field(1, ge=1)
     zero_stage: int = Field(1, ge=0, le=3)
+    packing: bool = False
+    """Lay the trajectories of a forward pass end to end instead of padding them; wants an attention that knows
+    packed sequences (flash_attention_2 saves time by it, the CPU's does not)."""
     gradient_checkpointing: bool = False
     checkpoint_every: int = Field(10, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
@@ -247,6 +256,16 @@ class Config(Section):
         return self.run.folder or Path("runs") / self.run.name
 
     @property
+    def questions_per_step(self) -> int:
+        """Groups that the method generates per step: N, or K / G."""
+        return METHODS[self.method.name].questions(self.pool.questions, self.pool.rollouts, self.method.budget)
+
+    @property
+    def largest_group(self) -> int:
+        """Most rollouts that the method may give a question."""
+        return self.pool.rollouts * (1 if METHODS[self.method.name].rollouts is None else 2)
+
+    @property
     def buffer_limit(self) -> int:
         """Trajectories that may wait in the buffer."""
         return self.redis.max_trajectories or (self.pool.max_staleness + 2) * self.pool.size
@@ -261,6 +280,16 @@ class Config(Section):
             )
         if k % m:
             raise ValueError(f"method.budget (K = {k}) must be a multiple of loss.minibatch (M = {m})")
+        if k > self.questions_per_step * self.pool.rollouts:
+            raise ValueError(
+                f"method.budget (K = {k}) must be a multiple of pool.rollouts (G = {self.pool.rollouts}) for "
+                f"{self.method.name}, which generates K / G groups"
+            )
+        if self.rollout.max_episodes < self.largest_group:
+            raise ValueError(
+                f"rollout.max_episodes ({self.rollout.max_episodes}) must be >= {self.largest_group}, the largest "
+                f"group that {self.method.name} makes: groups are played whole"
+            )
         needed = self.learner.publish_every - 1
         if self.pool.max_staleness < needed:
             raise ValueError(

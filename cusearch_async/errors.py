@@ -5,6 +5,8 @@ CusearchError
 ├── BufferUnavailable      Redis cannot be reached, or refuses us
 ├── Fenced                 another learner has taken over this run
 ├── CorruptPayload         bytes from Redis are no trajectory of ours
+├── InvalidTrajectory      a trajectory that nothing may be learned from; also a ValueError
+├── NonFiniteUpdate        the update of a step holds NaN or infinity; the optimizer was not stepped
 ├── RetrievalUnavailable   the retriever failed; not to be confused with finding nothing
 ├── EngineDied             vLLM's engine process ended by itself
 ├── WeightsUnavailable     a published version is missing or torn
@@ -30,6 +32,14 @@ class Fenced(CusearchError):
 
 
 class CorruptPayload(CusearchError):
+    pass
+
+
+class InvalidTrajectory(CusearchError, ValueError):
+    pass
+
+
+class NonFiniteUpdate(CusearchError):
     pass
 
 

@@ -13,7 +13,8 @@ from cusearch_async.algorithm import sdga
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.types import Pool, Trajectory
 
-Metrics = dict[str, float | list[int]]
+Metrics = dict[str, float | list[int] | list[float | None]]
+"""Lists have one entry per depth 0..S_max; None where a depth has nothing to speak of."""
 
 
 def describe_step(
@@ -22,6 +23,7 @@ def describe_step(
     """Rewards, depths, staleness, group and selection figures of one step."""
     everyone = list(pool)
     staleness = np.array([max(0, pool.step - t.oldest_version) for t in everyone])
+    depths = np.array([t.depth for t in everyone])
     retrieval = np.array([t.retrieval_tokens for t in everyone])
     best = np.sort(retrieval)[::-1][: len(selected)].sum()
     covered = sum(t.retrieval_tokens for t in selected)
@@ -36,7 +38,6 @@ def describe_step(
         "depth/mean_trained": _mean(t.depth for t in selected),
         "depth/generated": _histogram(everyone, s_max),
         "depth/selected": _histogram(selected, s_max),
-        "depth/overflows": float(sum(t.depth > s_max for t in everyone)),
         "sdga/budget_filled": len(selected) / budget,
         "sdga/coverage": float(covered),
         "sdga/coverage_of_best": float(covered / best) if best else 1.0,
@@ -45,6 +46,7 @@ def describe_step(
         "staleness/min": float(staleness.min()),
         "staleness/mean": float(staleness.mean()),
         "staleness/max": float(staleness.max()),
+        "by_depth/staleness": [float(staleness[depths == s].mean()) if s in depths else None for s in range(s_max + 1)],
         "episode/turns": _mean(t.turns for t in everyone),
         "episode/sampled_tokens": _mean(len(t.logprobs) for t in everyone),
         "episode/seconds_mean": _mean(t.episode_s for t in everyone),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -9,10 +10,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from cusearch_async.errors import InvalidTrajectory
+
 Singleton = Literal["raw", "zero", "pool"]
 """The advantage of a trajectory that is alone in its group: its reward, nothing, or by the whole group."""
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 """How per-token losses become one number (names as in VERL)."""
+RatioLevel = Literal["token", "sequence"]
+"""Whether each token has its own importance ratio, or a trajectory one for all of them (GSPO)."""
+Proximal = Literal["recomputed", "loglinear"]
+"""The policy that the ratio is taken to: by a forward pass of its own before the first mini-batch, or between the
+sampling and the current policy on the log scale (no pass of its own)."""
 Correction = Literal["tis", "icepop", "mask", "geometric", "none"]
 """How the importance weight of the sampling policy is bounded."""
 
@@ -75,25 +83,29 @@ class Trajectory:
     """Seconds of `episode_s` spent waiting for the retriever."""
 
     def __post_init__(self) -> None:
+        problem = self._problem()
+        if problem:
+            raise InvalidTrajectory(f"trajectory {self.id}: {problem}")
+
+    def _problem(self) -> str | None:
+        """What makes the record unusable, if anything does."""
         if self.token_ids.shape != self.sampled.shape or self.token_ids.ndim != 1:
-            raise ValueError(
-                f"trajectory {self.id}: token_ids and sampled must be 1-D of one length, "
-                f"got {self.token_ids.shape} and {self.sampled.shape}"
-            )
+            shapes = f"{self.token_ids.shape} and {self.sampled.shape}"
+            return f"token_ids and sampled must be 1-D of one length, got {shapes}"
         count = int(self.sampled.sum())
         if self.logprobs.shape != (count,) or self.versions.shape != (count,):
-            raise ValueError(
-                f"trajectory {self.id}: {count} sampled tokens need as many logprobs and versions, "
-                f"got {self.logprobs.shape} and {self.versions.shape}"
-            )
+            shapes = f"{self.logprobs.shape} and {self.versions.shape}"
+            return f"{count} sampled tokens need as many logprobs and versions, got {shapes}"
         if count == 0 or self.sampled[0]:
-            raise ValueError(f"trajectory {self.id}: needs a prompt and at least one sampled token")
+            return "needs a prompt and at least one sampled token"
         if not np.isfinite(self.logprobs).all():
-            raise ValueError(f"trajectory {self.id}: logprobs of sampled tokens must be finite")
-        if not np.isfinite([self.reward, self.em, self.f1]).all():
-            raise ValueError(f"trajectory {self.id}: reward, em and f1 must be finite, got {self.reward}")
-        if self.depth < 0:
-            raise ValueError(f"trajectory {self.id}: depth must be >= 0, got {self.depth}")
+            place = int(np.flatnonzero(~np.isfinite(self.logprobs))[0])
+            return f"logprobs must be finite, sampled token {place} has {self.logprobs[place]}"
+        for name in ("reward", "em", "f1", "ticket", "rollout", "depth"):
+            value = getattr(self, name)
+            if not np.isfinite(value) or value < 0:
+                return f"{name} must be finite and >= 0, got {value}"
+        return None
 
     @property
     def id(self) -> str:
@@ -113,9 +125,14 @@ class Pool:
     trajectories: tuple[Trajectory, ...]
 
     def __post_init__(self) -> None:
-        order = [(t.ticket, t.rollout) for t in self.trajectories]
-        if order != sorted(set(order)):
-            raise ValueError(f"pool {self.step}: trajectories must be distinct and ordered by (ticket, rollout)")
+        if not self.trajectories:
+            raise InvalidTrajectory(f"pool {self.step}: is empty")
+        for before, after in itertools.pairwise(self.trajectories):
+            if (after.ticket, after.rollout) <= (before.ticket, before.rollout):
+                raise InvalidTrajectory(
+                    f"pool {self.step}: trajectories must be distinct and ordered by (ticket, rollout), "
+                    f"{after.id} comes after {before.id}"
+                )
 
     def __len__(self) -> int:
         return len(self.trajectories)

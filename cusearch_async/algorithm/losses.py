@@ -5,7 +5,8 @@
 
 t runs over the sampled tokens of a mini-batch; a_t are the aggregation weights. They are fixed for the whole
 mini-batch before it is split over ranks and micro-batches, so the sum does not depend on the split.
-Sources: CuSearch Eq. "grpo-cusearch"; decoupled PPO (AReaL); k3 (Schulman); aggregation names as in VERL.
+Sources: CuSearch Eq. "grpo-cusearch"; decoupled PPO and the log-linear π_prox (AReaL); dual clip (Ye et al. 2020);
+sequence ratio (GSPO, Zheng et al. 2025); k3 (Schulman); aggregation names as in VERL.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cusearch_async.types import Aggregation, Correction
+from cusearch_async.types import Aggregation, Correction, RatioLevel
 
 MAX_LOG_RATIO = 20.0
 MAX_KL = 10.0
@@ -57,37 +58,92 @@ def correction_weights(
     return np.where(keep, w, np.float32(0))
 
 
+def loglinear_proximal(
+    log_policy: NDArray[np.float32], log_behaviour: NDArray[np.float32], versions: NDArray[np.int32], step: int
+) -> NDArray[np.float32]:
+    """log π_prox [S] without a forward pass of its own: between sampling and current policy, by their versions.
+
+    log π_prox ≈ log μ + α (log π_θ - log μ),  α = (v_prox - v_μ) / (v_θ - v_μ),  v_prox = `step`, v_θ = step + 1.
+    Source: AReaL, proximal log-probability approximation. It grows crude with staleness (AReaL warns above 10)."""
+    age = np.maximum(step - versions, 0)
+    alpha = (age / (age + 1)).astype(np.float32)
+    log_prox: NDArray[np.float32] = log_behaviour + alpha * (log_policy - log_behaviour)
+    return log_prox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surrogate:
+    """The constants of the policy loss."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    """c > 1: where A < 0, the loss of a token is at most c |A|, however likely it has become; None: no bound."""
+    ratio: RatioLevel = "token"
+    kl_coef: float = 0.0
+    """β."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """What the loss needs of the T sampled tokens of a micro-batch, its trajectories laid end to end.
+
+    All tensors [T], float32, without gradient."""
+
+    lengths: list[int]
+    """Tokens of each trajectory; they sum to T."""
+    log_behaviour: torch.Tensor
+    """log μ, recorded when the token was sampled."""
+    log_prox: torch.Tensor
+    log_reference: torch.Tensor | None
+    """None without a KL penalty."""
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    """w_t, from `correction_weights`."""
+    aggregation: torch.Tensor
+    """a_t, from `aggregation_weights` over the whole mini-batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenTerms:
     """Per-token values [T] of the sampled tokens of a micro-batch, detached, for the metrics."""
 
-    clipped: torch.Tensor  # bool
+    loss: torch.Tensor
+    """Sums to the loss."""
+    clipped: torch.Tensor
+    """bool: the token's advantage has no gradient because its ratio has gone far enough."""
     kl_reference: torch.Tensor
     ratio: torch.Tensor
 
 
-def policy_loss(
-    log_policy: torch.Tensor,
-    log_prox: torch.Tensor,
-    log_reference: torch.Tensor | None,
-    advantages: torch.Tensor,
-    weights: torch.Tensor,
-    aggregation: torch.Tensor,
-    clip_low: float,
-    clip_high: float,
-    kl_coef: float,
-) -> tuple[torch.Tensor, TokenTerms]:
-    """The loss summed over the given tokens; all tensors [T], float32. Gradients flow through `log_policy` only."""
-    ratio = torch.exp(torch.clamp(log_policy - log_prox, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    unclipped = ratio * advantages
-    clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high) * advantages
-    per_token = -weights * torch.minimum(unclipped, clipped)
+def policy_loss(log_policy: torch.Tensor, tokens: Tokens, settings: Surrogate) -> tuple[torch.Tensor, TokenTerms]:
+    """The loss summed over the given tokens, whose current log-probabilities are `log_policy` [T], float32.
+    Gradients flow through `log_policy` only."""
+    advantages = tokens.advantages
+    log_ratio = log_policy - tokens.log_prox
+    if settings.ratio == "sequence":
+        log_ratio = sequence_mean(log_ratio, tokens.lengths)
+    ratio = torch.exp(torch.clamp(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    free = ratio * advantages
+    held = torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high) * advantages
+    surrogate = torch.minimum(free, held)
+    if settings.dual_clip is not None:
+        floor = settings.dual_clip * advantages
+        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, floor), surrogate)
+    per_token = -tokens.weights * surrogate
     kl = torch.zeros_like(log_policy)
-    if log_reference is not None:
-        kl = k3_kl(log_policy, log_reference)
-        per_token = per_token + kl_coef * kl
-    terms = TokenTerms((clipped < unclipped).detach(), kl.detach(), ratio.detach())
-    return (aggregation * per_token).sum(), terms
+    if tokens.log_reference is not None:
+        kl = k3_kl(log_policy, tokens.log_reference)
+        per_token = per_token + settings.kl_coef * kl
+    weighted = tokens.aggregation * per_token
+    terms = TokenTerms(weighted.detach(), (surrogate != free).detach(), kl.detach(), ratio.detach())
+    return weighted.sum(), terms
+
+
+def sequence_mean(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """The mean over each trajectory's tokens, at each of its tokens [T]."""
+    parts = torch.split(values, list(lengths))
+    return torch.cat([part.mean().expand(len(part)) for part in parts])
 
 
 def k3_kl(log_policy: torch.Tensor, log_reference: torch.Tensor) -> torch.Tensor:

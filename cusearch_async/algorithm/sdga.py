@@ -24,12 +24,13 @@ class Plan:
 
 
 def count_depths(depths: NDArray[np.int64], s_max: int) -> list[int]:
-    """Capacities c_s of the buckets 0..s_max; deeper counts fall in bucket s_max.
+    """Capacities c_s of the buckets 0..s_max. `s_max` is the cap on search turns too: nothing can be deeper.
 
-    Raises: ValueError on a negative depth."""
-    if len(depths) and int(depths.min()) < 0:
-        raise ValueError(f"depths must be >= 0, got {int(depths.min())}")
-    counts: list[int] = np.bincount(np.minimum(depths, s_max), minlength=s_max + 1).tolist()
+    Raises: ValueError on a depth outside 0..s_max."""
+    outside = depths[(depths < 0) | (depths > s_max)]
+    if len(outside):
+        raise ValueError(f"depths must be in [0, {s_max}], got {int(outside[0])}")
+    counts: list[int] = np.bincount(depths, minlength=s_max + 1).tolist()
     return counts
 
 
@@ -125,12 +126,10 @@ def sample_buckets(depths: NDArray[np.int64], allocation: Sequence[int], rng: np
 
     `depths` [T] must come in a canonical order (by ticket and rollout), so that arrival order cannot matter.
     Raises: ValueError when a bucket holds fewer than its allocation."""
-    s_max = len(allocation) - 1
-    bucket_of = np.minimum(depths, s_max)
     order = rng.random(len(depths))
     chosen = []
     for s, wanted in enumerate(allocation):
-        members = np.flatnonzero(bucket_of == s)
+        members = np.flatnonzero(depths == s)
         if wanted > len(members):
             raise ValueError(f"depth {s} holds {len(members)} trajectories, cannot take {wanted}")
         if 0 < wanted < len(members):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from cusearch_async import host
 from cusearch_async.config import Config, save_config
+from cusearch_async.data import load_questions
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import check_context
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
@@ -15,24 +17,26 @@ from cusearch_async.training.loop import train
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.weights import WeightStore
+from cusearch_async.types import Question
 
 
 def run(config: Config) -> None:
     """One rank of the learner, from start to end of the run."""
     check_context(config.model.location, config.episode.max_tokens)
     team = Team()
+    questions = load_questions(config.data.source)
     if team.is_leader:
         asyncio.run(check_redis(config))
     learner = Learner(config, team)
     newest = Checkpoints(config.folder, config.learner.keep_checkpoints).newest()
-    start = CheckpointState(step=0, phase=0)
+    start = CheckpointState()
     if newest is not None:
         folder, start = newest
         check_division(folder, start, config)
         learner.load(folder)
     if team.is_leader:
         try:
-            asyncio.run(_lead(learner, start, config))
+            asyncio.run(_lead(learner, start, questions, config))
         finally:
             learner.stop()
     else:
@@ -54,9 +58,9 @@ def check_division(folder: Path, state: CheckpointState, config: Config) -> None
             raise ConfigError(f"{folder} was saved with learner.{name} = {saved} and can only go on so, got {wanted}")
 
 
-async def _lead(learner: Learner, start: CheckpointState, config: Config) -> None:
+async def _lead(learner: Learner, start: CheckpointState, questions: Sequence[Question], config: Config) -> None:
     stop = host.stop_on_signals()
     save_config(config, config.folder / "config.toml")
     async with open_buffer(config) as buffer:
         store = WeightStore(config.folder / "weights")
-        await train(learner, buffer, store, start, config, stop)
+        await train(learner, buffer, store, start, questions, config, stop)

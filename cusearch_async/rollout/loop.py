@@ -106,10 +106,9 @@ class RolloutLoop:
     async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> set[asyncio.Task[None]]:
         """Keep up to `max_episodes` episodes in flight until `stop`; returns those still running."""
         running: set[asyncio.Task[None]] = set()
-        rollouts = self._config.pool.rollouts
         while not stop.is_set():
-            free = (self._config.rollout.max_episodes - len(running)) // rollouts
-            places = await self._buffer.admit(self._name, self._engine.version, free) if free > 0 else []
+            room = self._config.rollout.max_episodes - len(running)
+            places = await self._buffer.admit(self._name, self._engine.version, room) if room > 0 else []
             for place in places:
                 self._in_flight[place.ticket] += 1
                 task = tasks.create_task(self._play(place))

@@ -28,37 +28,45 @@ def share_of_rank(lengths: Sequence[int], rank: int, ranks: int) -> list[int]:
     return order[rank::ranks]
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices grouped so that each group, padded to its longest, holds at most `max_tokens` tokens (or one
-    trajectory). Like lengths go together."""
+def micro_batches(lengths: Sequence[int], max_tokens: int, packing: bool) -> list[list[int]]:
+    """Indices grouped so that each group holds at most `max_tokens` tokens, or one trajectory: end to end with
+    `packing`, else padded to its longest. Like lengths go together."""
     groups: list[list[int]] = []
-    longest = 0
+    tokens = 0
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if groups and (len(groups[-1]) + 1) * longest <= max_tokens:
+        added = lengths[i] if packing or not groups else lengths[groups[-1][0]]
+        if groups and tokens + added <= max_tokens:
             groups[-1].append(i)
+            tokens += added
         else:
             groups.append([i])
-            longest = lengths[i]
+            tokens = lengths[i]
     return groups
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Trajectories of one forward pass, padded on the right."""
+    """Trajectories of one forward pass, padded on the right, or packed into one row."""
 
-    rows: list[int]
-    """Which trajectories, as indices into whatever list the caller split."""
     token_ids: torch.Tensor  # [B, L] int64
     sampled: torch.Tensor  # [B, L] bool, True where the policy sampled the token
+    positions: torch.Tensor | None  # [1, L] int64, from 0 in each trajectory; None where rows are padded
 
 
-def collate(trajectories: Sequence[Trajectory], rows: list[int], device: torch.device) -> MicroBatch:
-    """Pad the trajectories `rows`. Their sampled tokens in row-major order are the concatenation of each one's."""
-    longest = max(len(trajectories[i].token_ids) for i in rows)
+def collate(trajectories: Sequence[Trajectory], rows: list[int], device: torch.device, packing: bool) -> MicroBatch:
+    """One forward pass of the trajectories `rows`. Their sampled tokens in row-major order are the concatenation
+    of each one's."""
+    chosen = [trajectories[i] for i in rows]
+    if packing:
+        token_ids = np.concatenate([t.token_ids for t in chosen], dtype=np.int64)[None]
+        sampled = np.concatenate([t.sampled for t in chosen])[None]
+        positions = np.concatenate([np.arange(len(t.token_ids)) for t in chosen])[None]
+        return MicroBatch(*(torch.from_numpy(array).to(device) for array in (token_ids, sampled, positions)))
+    longest = max(len(t.token_ids) for t in chosen)
     token_ids = np.zeros((len(rows), longest), dtype=np.int64)
     sampled = np.zeros((len(rows), longest), dtype=np.bool_)
-    for row, i in enumerate(rows):
-        length = len(trajectories[i].token_ids)
-        token_ids[row, :length] = trajectories[i].token_ids
-        sampled[row, :length] = trajectories[i].sampled
-    return MicroBatch(rows, torch.from_numpy(token_ids).to(device), torch.from_numpy(sampled).to(device))
+    for row, trajectory in enumerate(chosen):
+        length = len(trajectory.token_ids)
+        token_ids[row, :length] = trajectory.token_ids
+        sampled[row, :length] = trajectory.sampled
+    return MicroBatch(torch.from_numpy(token_ids).to(device), torch.from_numpy(sampled).to(device), None)

@@ -2,7 +2,7 @@
 
     <run folder>/checkpoints/step000010/deepspeed/   optimizer and masters
     <run folder>/checkpoints/step000010/model/       the policy as a Hugging Face folder
-    <run folder>/checkpoints/step000010/state.json   step and phase
+    <run folder>/checkpoints/step000010/state.json   step and what the method remembers
 
 A checkpoint is written under a temporary name and renamed when it is whole.
 """
@@ -14,15 +14,20 @@ from pathlib import Path
 
 import msgspec
 
+from cusearch_async.algorithm.methods import State
+
 _STATE = "state.json"
 
 
-class CheckpointState(msgspec.Struct):
+class CheckpointState(msgspec.Struct, kw_only=True):
     """What besides the weights a run continues from."""
 
-    step: int
+    step: int = 0
     """Learner steps done; the next step to run."""
-    phase: int
+    method: State = State()
+    """What the selection method remembers."""
+    sizes: dict[int, int] = {}
+    """Rollouts of the tickets from `step` on whose group is not of G (AR3PO)."""
     ranks: int = 1
     zero_stage: int = 1
     """How the optimizer's state is divided; it can only be loaded so."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +21,15 @@ from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
+from cusearch_async.errors import NonFiniteUpdate
+from cusearch_async.metrics import Metrics
 from cusearch_async.models import load_tokenizer
 from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, save_model
+from cusearch_async.training.report import UpdateReport
 from cusearch_async.training.team import Team
+from cusearch_async.training.update import Scores, Update
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
@@ -45,32 +48,6 @@ class _Order(msgspec.Struct):
     folder: str = ""
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Sums over sampled tokens of what the metrics average; added up over micro-batches and ranks."""
-
-    values: torch.Tensor
-    NAMES = (
-        "tokens",
-        "loss",
-        "clipped",
-        "kl_reference",
-        "entropy",
-        "weight",
-        "weight_squared",
-        "weight_bounded",
-        "mismatch",
-        "abs_difference",
-    )
-
-    def add(self, **values: float) -> None:
-        for name, value in values.items():
-            self.values[self.NAMES.index(name)] += value
-
-    def __getitem__(self, name: str) -> float:
-        return float(self.values[self.NAMES.index(name)])
-
-
 class Learner:
     """Policy, reference and optimizer. Rank 0 calls the public methods; the other ranks `follow`."""
 
@@ -84,17 +61,34 @@ class Learner:
         self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None
         self._hf_config = model.config
         self._module = SampledLogprobs(model)
+        loss = config.loss
+        self._surrogate = losses.Surrogate(
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+            dual_clip=loss.dual_clip,
+            ratio=loss.ratio,
+            kl_coef=loss.kl_coef,
+        )
         self._engine, *_ = deepspeed.initialize(
             model=self._module, model_parameters=self._module.parameters(), config=_deepspeed_config(config)
         )
         self._device = self._engine.device
+        self._gradient_probe = torch.zeros((), device=self._device)
+        for parameter in self._module.parameters():
+            parameter.register_hook(self._probe)  # type: ignore[no-untyped-call]
         if self._reference is not None:
             self._reference.requires_grad_(False).eval().to(self._device)
 
+    def _probe(self, gradient: torch.Tensor) -> None:
+        """Finite as long as all gradients are; one reduction each, no wait for the device."""
+        self._gradient_probe += gradient.detach().sum(dtype=torch.float32)
+
     # --- rank 0 ---------------------------------------------------------------------------------------
 
-    def update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> dict[str, float]:
-        """Train on `selected` with `advantages` [K_eff]; returns the metrics of the step."""
+    def update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics:
+        """Train on `selected` with `advantages` [K_eff]; returns the metrics of the step.
+
+        Raises: NonFiniteUpdate when NaN or infinity came up; no optimizer step has then been made with it."""
         payloads = [codec.encode(t) for t in selected] if self._team.size > 1 else []
         self._team.tell(msgspec.msgpack.encode(_Order("update", step, payloads, advantages.tolist())))
         return self._update(selected, advantages, step)
@@ -142,157 +136,89 @@ class Learner:
             else:
                 return
 
-    def _update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> dict[str, float]:
-        loss_settings = self._config.loss
-        rng = np.random.default_rng([self._config.run.seed, step, 1])
-        parts = [part.tolist() for part in batching.minibatches(len(selected), loss_settings.minibatch, rng)]
-        log_prox = self._score(self._engine, selected, parts)
-        log_reference = self._score(self._reference, selected, parts) if self._reference is not None else {}
-        weights = {
-            row: losses.correction_weights(
-                log_prox[row],
-                selected[row].logprobs,
-                loss_settings.correction,
-                loss_settings.correction_low,
-                loss_settings.correction_high,
-            )
-            for row in log_prox
-        }
-        sums = _Sums(torch.zeros(len(_Sums.NAMES), dtype=torch.float64))
-        largest = self._count_mismatch(sums, selected, log_prox, weights)
+    def _update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics:
+        update = Update(selected, advantages, step, self._config)
+        if self._config.loss.proximal == "recomputed":
+            update.set_proximal(self._score(self._engine, update))
+        if self._reference is not None:
+            update.set_reference(self._score(self._reference, update))
+        self._refuse_faults(update)
+        report = UpdateReport(self._config.episode.s_max)
         self._set_learning_rate(step)
         grad_norms = []
-        for part in parts:
-            self._train(part, selected, advantages, log_prox, log_reference, weights, sums)
+        for part in update.minibatches:
+            self._accumulate(part, update, report)
+            self._refuse_faults(update)
+            self._engine.step()
             norm = self._engine.get_global_grad_norm()
             if norm is not None:  # DeepSpeed keeps none at ZeRO stage 0 in float32
                 grad_norms.append(float(norm))
-        self._team.sum(sums.values)
-        return self._metrics(sums, grad_norms, largest, len(selected), len(parts))
+        self._team.sum(report.sums)
+        self._team.max(report.largest)
+        return {
+            **report.metrics(len(update.minibatches)),
+            **({"train/grad_norm": float(np.mean(grad_norms))} if grad_norms else {}),
+            "train/trajectories": float(len(selected)),
+            "train/lr": self._engine.optimizer.param_groups[0]["lr"],
+        }
 
-    def _train(
-        self,
-        part: list[int],
-        selected: Sequence[Trajectory],
-        advantages: NDArray[np.float64],
-        log_prox: dict[int, NDArray[np.float32]],
-        log_reference: dict[int, NDArray[np.float32]],
-        weights: dict[int, NDArray[np.float32]],
-        sums: _Sums,
-    ) -> None:
-        """One optimizer step on one mini-batch."""
-        settings = self._config.loss
-        lengths = [len(selected[row].logprobs) for row in part]
-        most = (self._config.episode.s_max + 1) * self._config.episode.max_turn_tokens
-        share = dict(zip(part, losses.aggregation_weights(lengths, settings.aggregation, most), strict=True))
-        for rows in self._own_micro_batches(part, selected):
-            is_filler = not rows
-            batch = batching.collate(selected, rows or part[:1], self._device)
-            log_policy, entropy = self._engine(batch.token_ids, batch.sampled, self._config.episode.temperature)
-            if is_filler:  # every rank must call backward equally often
+    def _accumulate(self, part: list[int], update: Update, report: UpdateReport) -> None:
+        """Add up the gradient of one mini-batch."""
+        shares = update.shares(part)
+        for rows in self._own_micro_batches(part, update.selected):
+            log_policy, entropy = self._forward(self._engine, update.selected, rows or part[:1])
+            if not rows:  # every rank must call backward equally often
                 self._engine.backward(0.0 * log_policy.sum(), scale_wrt_gas=False)
                 continue
-
-            def spread(value_of: dict[int, float], rows: list[int] = rows) -> torch.Tensor:
-                return self._flat([np.full(len(selected[row].logprobs), value_of[row], np.float32) for row in rows])
-
-            loss, terms = losses.policy_loss(
-                log_policy,
-                self._flat([log_prox[row] for row in rows]),
-                self._flat([log_reference[row] for row in rows]) if log_reference else None,
-                spread({row: float(advantages[row]) for row in rows}),
-                self._flat([weights[row] for row in rows]),
-                spread(share),
-                settings.clip_low,
-                settings.clip_high,
-                settings.kl_coef,
-            )
+            tokens = update.tokens(rows, shares, log_policy.detach())
+            loss, terms = losses.policy_loss(log_policy, tokens, self._surrogate)
             # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
             self._engine.backward(loss * self._team.size, scale_wrt_gas=False)
-            sums.add(
-                loss=float(loss.detach()),
-                clipped=float(terms.clipped.sum()),
-                kl_reference=float(terms.kl_reference.sum()),
-                entropy=float(entropy.sum()),
-            )
-        self._engine.step()
+            report.add([update.selected[row].depth for row in rows], tokens, terms, entropy)
 
-    def _score(
-        self, module: Any, selected: Sequence[Trajectory], parts: Sequence[list[int]]
-    ) -> dict[int, NDArray[np.float32]]:
+    def _refuse_faults(self, update: Update) -> None:
+        """Let no NaN or infinity reach the optimizer. Raises on every rank: NonFiniteUpdate, if one of them met any."""
+        if not torch.isfinite(self._gradient_probe):
+            update.note_fault("the gradient")
+        self._gradient_probe.zero_()
+        if self._team.max(torch.tensor([float(bool(update.faults))])) > 0:
+            raise NonFiniteUpdate(
+                f"step {update.step} is refused, not finite: {update.faults or 'what another rank names'}; the "
+                "optimizer was not stepped, its pool stays claimed, and the run goes on from its newest checkpoint"
+            )
+
+    def _score(self, module: Any, update: Update) -> Scores:
         """Log-probabilities [S] under `module` of the trajectories that this rank trains on."""
-        scores: dict[int, NDArray[np.float32]] = {}
-        for part in parts:
-            for rows in self._own_micro_batches(part, selected):
-                batch = batching.collate(selected, rows or part[:1], self._device)
+        scores: Scores = {}
+        for part in update.minibatches:
+            for rows in self._own_micro_batches(part, update.selected):
                 with torch.no_grad():
-                    flat, _ = module(batch.token_ids, batch.sampled, self._config.episode.temperature)
-                ends = np.cumsum([len(selected[row].logprobs) for row in rows])
+                    flat, _ = self._forward(module, update.selected, rows or part[:1])
+                ends = np.cumsum([len(update.selected[row].logprobs) for row in rows])
                 pieces = np.split(flat.float().cpu().numpy(), ends[:-1]) if rows else []
                 scores.update(zip(rows, pieces, strict=True))
         return scores
 
+    def _forward(
+        self, module: Any, selected: Sequence[Trajectory], rows: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies [T] of the sampled tokens of `rows`."""
+        batch = batching.collate(selected, rows, self._device, self._config.learner.packing)
+        log_policy, entropy = module(batch.token_ids, batch.sampled, self._config.episode.temperature, batch.positions)
+        return log_policy, entropy
+
     def _own_micro_batches(self, part: list[int], selected: Sequence[Trajectory]) -> list[list[int]]:
         """This rank's micro-batches of a mini-batch; empty ones fill up to the count of the busiest rank."""
+        settings = self._config.learner
         lengths = [len(selected[row].token_ids) for row in part]
         per_rank = []
         for rank in range(self._team.size):
             own = batching.share_of_rank(lengths, rank, self._team.size)
-            groups = batching.micro_batches([lengths[i] for i in own], self._config.learner.micro_batch_tokens)
+            groups = batching.micro_batches([lengths[i] for i in own], settings.micro_batch_tokens, settings.packing)
             per_rank.append([[part[own[i]] for i in group] for group in groups])
         most = max(len(groups) for groups in per_rank)
         mine = per_rank[self._team.rank]
         return mine + [[]] * (most - len(mine))
-
-    def _flat(self, pieces: list[NDArray[np.float32]]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(pieces)).to(self._device)
-
-    @staticmethod
-    def _count_mismatch(
-        sums: _Sums,
-        selected: Sequence[Trajectory],
-        log_prox: dict[int, NDArray[np.float32]],
-        weights: dict[int, NDArray[np.float32]],
-    ) -> float:
-        """Add what compares learner and sampling policy; returns the largest difference of log-probabilities."""
-        largest = 0.0
-        for row, log_p in log_prox.items():
-            difference = (log_p - selected[row].logprobs).astype(np.float64)
-            ratio = np.exp(np.clip(difference, -losses.MAX_LOG_RATIO, losses.MAX_LOG_RATIO))
-            w = weights[row].astype(np.float64)
-            sums.add(
-                tokens=len(w),
-                weight=w.sum(),
-                weight_squared=(w * w).sum(),
-                weight_bounded=float((np.abs(w - ratio) > 1e-6 * ratio).sum()),
-                mismatch=(ratio - difference - 1).sum(),
-                abs_difference=np.abs(difference).sum(),
-            )
-            largest = max(largest, float(np.abs(difference).max()))
-        return largest
-
-    def _metrics(
-        self, sums: _Sums, grad_norms: list[float], largest: float, trajectories: int, optimizer_steps: int
-    ) -> dict[str, float]:
-        tokens = max(sums["tokens"], 1.0)
-        squared = sums["weight_squared"]
-        report = {"train/grad_norm": float(np.mean(grad_norms))} if grad_norms else {}
-        return report | {
-            "train/trajectories": float(trajectories),
-            "train/tokens": sums["tokens"],
-            "train/loss": sums["loss"] / max(optimizer_steps, 1),
-            "train/optimizer_steps": float(optimizer_steps),
-            "train/clip_fraction": sums["clipped"] / tokens,
-            "train/kl_reference": sums["kl_reference"] / tokens,
-            "train/entropy": sums["entropy"] / tokens,
-            "train/lr": self._engine.optimizer.param_groups[0]["lr"],
-            "off_policy/mismatch_kl": sums["mismatch"] / tokens,
-            "off_policy/logprob_difference_mean": sums["abs_difference"] / tokens,
-            "off_policy/logprob_difference_max": largest,
-            "off_policy/weight_mean": sums["weight"] / tokens,
-            "off_policy/weight_bounded_share": sums["weight_bounded"] / tokens,
-            "off_policy/ess": sums["weight"] ** 2 / (tokens * squared) if squared else 0.0,
-        }
 
     def _set_learning_rate(self, step: int) -> None:
         settings = self._config.learner

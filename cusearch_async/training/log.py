@@ -28,8 +28,9 @@ class MetricsLog:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
         for name, value in metrics.items():
             if isinstance(value, list):
-                for depth, count in enumerate(value):
-                    self._board.add_scalar(f"{name}/{depth}", count, step)
+                for depth, of_depth in enumerate(value):
+                    if of_depth is not None:
+                        self._board.add_scalar(f"{name}/{depth}", of_depth, step)
             else:
                 self._board.add_scalar(name, value, step)
         log.info(

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from cusearch_async.algorithm.advantages import Advantages, group_advantages
 from cusearch_async.algorithm.methods import METHODS, Candidates, Selection, Settings, State
+from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import Config
 from cusearch_async.metrics import Metrics, WorkerRates, describe_step
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
@@ -18,7 +20,7 @@ from cusearch_async.training.learner import Learner
 from cusearch_async.training.log import MetricsLog
 from cusearch_async.transport.buffer import Buffer
 from cusearch_async.transport.weights import WeightStore
-from cusearch_async.types import Pool, Trajectory
+from cusearch_async.types import Pool, Question, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,13 @@ POLL_S = 0.02
 
 
 async def train(
-    learner: Learner, buffer: Buffer, store: WeightStore, start: CheckpointState, config: Config, stop: asyncio.Event
+    learner: Learner,
+    buffer: Buffer,
+    store: WeightStore,
+    start: CheckpointState,
+    questions: Sequence[Question],
+    config: Config,
+    stop: asyncio.Event,
 ) -> None:
     """Consumes pools from `buffer`, produces weight versions in `store`.
 
@@ -35,8 +43,8 @@ async def train(
     checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints)
     metrics_log = MetricsLog(config.folder, start.step)
     rates = WorkerRates()
-    state = State(phase=start.phase)
-    await buffer.recover(start.step, start.phase)
+    state, sizes = start.method, dict(start.sizes)
+    await buffer.recover(start.step, state, sizes)
     await publish(learner, buffer, store, start.step)
     step = start.step
     while step < config.run.steps:
@@ -50,14 +58,16 @@ async def train(
         advantages = advantages_of(selected, pool, config)
         report: Metrics = {**learner.update(selected, advantages.values, step)}
         state = selection.state
-        await buffer.commit(step, selected, state.phase)
+        sizes = plan_groups(sizes, step, state, questions, config)
+        await buffer.commit(pool, selected, state, sizes)
         updated = time.monotonic()
         step += 1
         if step % config.learner.publish_every == 0 or step == config.run.steps:
             await publish(learner, buffer, store, step)
         published = time.monotonic()
         if step % config.learner.checkpoint_every == 0 or step == config.run.steps:
-            done = CheckpointState(step, state.phase, config.learner.ranks, config.learner.zero_stage)
+            division = {"ranks": config.learner.ranks, "zero_stage": config.learner.zero_stage}
+            done = CheckpointState(step=step, method=state, sizes=sizes, **division)
             await save_checkpoint(learner, buffer, checkpoints, done)
         ended = time.monotonic()
         report |= describe_step(pool, selected, advantages, config.method.budget, config.episode.s_max)
@@ -91,12 +101,15 @@ def select(pool: Pool, state: State, config: Config) -> Selection:
     candidates = Candidates(
         depths=np.array([t.depth for t in pool], dtype=np.int64),
         rewards=np.array([t.reward for t in pool]),
+        passed=np.array([t.f1 > 0 for t in pool]),
         tickets=np.array([t.ticket for t in pool], dtype=np.int64),
+        rollouts=np.array([t.rollout for t in pool], dtype=np.int64),
+        questions=[t.question_id for t in pool],
         s_max=config.episode.s_max,
     )
     settings = Settings(budget=config.method.budget, phase_reserve=config.method.phase_reserve)
     rng = np.random.default_rng([config.run.seed, pool.step, 0])
-    selection = METHODS[config.method.name](candidates, settings, rng, state)
+    selection = METHODS[config.method.name].select(candidates, settings, rng, state)
     if selection.facts.get("phase_trapped"):
         log.warning(
             "step %d: the phase is trapped: depth %d alone fills the budget, deeper trajectories are never trained "
@@ -107,6 +120,22 @@ def select(pool: Pool, state: State, config: Config) -> Selection:
     if len(selection.indices) == 0:
         log.warning("step %d trains on nothing: method %s selected none", pool.step, config.method.name)
     return selection
+
+
+def plan_groups(
+    sizes: dict[int, int], step: int, state: State, questions: Sequence[Question], config: Config
+) -> dict[int, int]:
+    """Group sizes by ticket after `step`, where they are not G: those planned before that are still to come, and
+    those of the tickets that the next version opens, step + 1 + max_staleness pools from the start."""
+    plan = METHODS[config.method.name].rollouts
+    if plan is None:
+        return {}
+    count = config.questions_per_step
+    block = step + 1 + config.pool.max_staleness
+    opened = range(block * count, (block + 1) * count)
+    visited = [questions[question_index(ticket, len(questions), config.run.seed)].id for ticket in opened]
+    coming = {ticket: size for ticket, size in sizes.items() if ticket >= (step + 1) * count}
+    return coming | dict(zip(opened, plan(state, visited, config.pool.rollouts), strict=True))
 
 
 def advantages_of(selected: list[Trajectory], pool: Pool, config: Config) -> Advantages:

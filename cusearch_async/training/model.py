@@ -36,13 +36,18 @@ class SampledLogprobs(nn.Module):
         self.model = model
 
     def forward(
-        self, token_ids: torch.Tensor, sampled: torch.Tensor, temperature: float
+        self,
+        token_ids: torch.Tensor,
+        sampled: torch.Tensor,
+        temperature: float,
+        positions: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy [S], float32, of every sampled token in row-major order.
 
-        `token_ids` [B, L] are padded on the right, so causal attention never sees the padding. The first token
-        of a row is never a sampled one. Entropy carries no gradient."""
-        hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        `token_ids` [B, L] are padded on the right, so causal attention never sees the padding; or, with
+        `positions` [1, L], one row holds several trajectories, each counting from 0 and seeing itself only. The
+        first token of a trajectory is never a sampled one. Entropy carries no gradient."""
+        hidden = self.model.base_model(input_ids=token_ids, position_ids=positions, use_cache=False).last_hidden_state
         predicting = hidden[:, :-1][sampled[:, 1:]]
         targets = token_ids[:, 1:][sampled[:, 1:]]
         parts = [

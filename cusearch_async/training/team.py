@@ -32,6 +32,7 @@ class Team:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         group_store = PrefixStore("group", self._store)
         dist.init_process_group(backend, store=group_store, rank=self.rank, world_size=self.size)
+        self._cpu_group = dist.new_group(backend="gloo")
 
     @property
     def is_leader(self) -> bool:
@@ -55,9 +56,15 @@ class Team:
         return bytes(self._store.get(key))
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks, in place."""
+        """Sum of a CPU tensor over ranks, in place."""
         if self.size > 1:
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self._cpu_group)
+        return values
+
+    def max(self, values: torch.Tensor) -> torch.Tensor:
+        """Maximum of a CPU tensor over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._cpu_group)
         return values
 
     def close(self) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -22,8 +23,9 @@ from typing import Any
 import redis.asyncio as aioredis
 from redis import exceptions
 
+from cusearch_async.algorithm import methods
 from cusearch_async.config import Config, redis_password
-from cusearch_async.errors import BufferUnavailable, ConfigError, CorruptPayload, Fenced
+from cusearch_async.errors import BufferUnavailable, ConfigError, CorruptPayload, Fenced, InvalidTrajectory
 from cusearch_async.transport import codec
 from cusearch_async.transport.keys import Keys
 from cusearch_async.types import Pool, Trajectory
@@ -84,7 +86,7 @@ class Shape:
     questions: int
     """N, groups per pool."""
     rollouts: int
-    """G, trajectories per group."""
+    """G, trajectories per group; a method may give single groups another size when it commits."""
     max_staleness: int
     order: str
     s_max: int
@@ -95,7 +97,7 @@ class Shape:
 
 def shape_of(config: Config) -> Shape:
     return Shape(
-        questions=config.pool.questions,
+        questions=config.questions_per_step,
         rollouts=config.pool.rollouts,
         max_staleness=config.pool.max_staleness,
         order=config.pool.order,
@@ -151,19 +153,19 @@ class Buffer:
 
     # --- rollout worker -------------------------------------------------------------------------------
 
-    async def admit(self, worker: str, loaded_version: int, tickets: int) -> list[Place]:
-        """Lease up to `tickets` tickets; empty while the staleness bound leaves none.
+    async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
+        """Lease whole groups of up to `room` rollouts in all; empty while the staleness bound leaves none.
 
         Requeued tickets come first, without the rollouts that are in the buffer already."""
         keys = self.keys
         token = f"{worker}/{next(self._admissions)}"
         granted = await self._run(
             "admit",
-            [keys.state, keys.lease, keys.owner, keys.requeue, keys.ledger, keys.worker(worker)],
+            [keys.state, keys.lease, keys.owner, keys.requeue, keys.ledger, keys.worker(worker), keys.sizes],
             [
                 worker,
                 token,
-                tickets,
+                room,
                 int(self._shape.lease_s * 1000),
                 loaded_version,
                 self._shape.max_staleness,
@@ -177,7 +179,12 @@ class Buffer:
     async def put(self, trajectory: Trajectory) -> str:
         """Store a trajectory: `stored`, `duplicate`, `late`, or `full` (nothing stored, try again later).
 
-        Raises: BufferUnavailable when Redis cannot take it."""
+        Raises: BufferUnavailable when Redis cannot take it; InvalidTrajectory when it is deeper than s_max."""
+        if trajectory.depth > self._shape.s_max:
+            raise InvalidTrajectory(
+                f"trajectory {trajectory.id}: depth must be at most episode.s_max ({self._shape.s_max}), "
+                f"got {trajectory.depth}"
+            )
         keys = self.keys
         fields = itertools.chain.from_iterable(codec.readable_fields(trajectory).items())
         answer: bytes = await self._run(
@@ -190,8 +197,9 @@ class Buffer:
                 keys.groups,
                 keys.ready,
                 keys.ledger,
-                keys.depth(min(trajectory.depth, self._shape.s_max)),
+                keys.depth(trajectory.depth),
                 keys.trajectory(trajectory.id),
+                keys.sizes,
             ],
             [
                 trajectory.ticket,
@@ -238,16 +246,17 @@ class Buffer:
 
     # --- learner --------------------------------------------------------------------------------------
 
-    async def recover(self, step: int, phase: int) -> None:
-        """Take over the run at `step`, as the checkpoint says; earlier learners are fenced off.
+    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int]) -> None:
+        """Take over the run at `step`, with the method's state and the group sizes by ticket that the checkpoint
+        holds; earlier learners are fenced off.
 
         Pools that were trained after that step are claimed again, each by its step.
         Raises: ConfigError when Redis has already forgotten pools that the checkpoint needs."""
         try:
             self._epoch = await self._run(
                 "recover",
-                [self.keys.state, self.keys.ledger],
-                [step, phase, self._shape.questions, self.keys.prefix],
+                [self.keys.state, self.keys.ledger, self.keys.visits, self.keys.sizes],
+                [step, self._shape.questions, self.keys.prefix, _memory(state, state.visits, sizes)],
             )
         except exceptions.ResponseError as error:
             if not str(error).startswith("GONE"):
@@ -270,7 +279,7 @@ class Buffer:
         shape = self._shape
         ids = await self._run(
             "claim",
-            [keys.state, keys.ready, keys.ledger, keys.pool(step)],
+            [keys.state, keys.ready, keys.ledger, keys.pool(step), keys.sizes],
             [self._epoch, step, shape.questions, shape.rollouts, shape.order, keys.prefix],
         )
         if not ids:
@@ -279,13 +288,17 @@ class Buffer:
         trajectories = [t async for t in self._fetch(names)]
         return Pool(step, tuple(trajectories))
 
-    async def commit(self, step: int, selected: Sequence[Trajectory], phase: int) -> None:
-        """Step `step` has trained on `selected` of its pool and ends in `phase`. Repeating it changes nothing."""
+    async def commit(
+        self, pool: Pool, selected: Sequence[Trajectory], state: methods.State, sizes: Mapping[int, int]
+    ) -> None:
+        """The pool's step has trained on `selected` of it and ends with `state`; coming tickets get the group
+        `sizes`, unless they have one. Repeating it changes nothing."""
         keys = self.keys
+        memory = _memory(state, {t.question_id for t in pool}, sizes)
         await self._run(
             "commit",
-            [keys.state, keys.ledger, keys.pool(step)],
-            [self._epoch, step, phase, keys.prefix, *(t.id for t in selected)],
+            [keys.state, keys.ledger, keys.pool(pool.step), keys.visits, keys.sizes],
+            [self._epoch, pool.step, keys.prefix, memory, *(t.id for t in selected)],
         )
 
     async def announce(self, version: int, directory: str) -> None:
@@ -294,7 +307,7 @@ class Buffer:
 
     async def checkpoint(self, step: int) -> None:
         """All steps before `step` are safe in every kept checkpoint: forget their pools."""
-        await self._run("checkpoint", [self.keys.state], [self._epoch, step, self.keys.prefix])
+        await self._run("checkpoint", [self.keys.state, self.keys.sizes], [self._epoch, step, self.keys.prefix])
 
     # --- looking in -----------------------------------------------------------------------------------
 
@@ -385,6 +398,13 @@ class Buffer:
             if "NOAUTH" in str(error):
                 raise BufferUnavailable(f"Redis at {address} wants a password; set CUSEARCH_REDIS_PASSWORD") from error
             raise
+
+
+def _memory(state: methods.State, questions: Iterable[str], sizes: Mapping[int, int]) -> str:
+    """What a method remembers, as the scripts take it; of the questions' histories those of `questions`."""
+    histories = {name: state.visits[name] for name in questions if name in state.visits}
+    visits = {name: " ".join(f"{passed}/{played}" for passed, played in h) for name, h in histories.items()}
+    return json.dumps({"phase": state.phase, "visits": visits, "sizes": {str(t): n for t, n in sizes.items()}})
 
 
 def _literal(text: str) -> str:

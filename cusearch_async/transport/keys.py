@@ -49,6 +49,16 @@ class Keys:
         return self.prefix + "ready"
 
     @property
+    def visits(self) -> str:
+        """Hash: question id -> rollouts that passed / rollouts played at its last visits, oldest first (AR3PO)."""
+        return self.prefix + "visits"
+
+    @property
+    def sizes(self) -> str:
+        """Hash: ticket -> rollouts of its group, where that is not G (AR3PO)."""
+        return self.prefix + "sizes"
+
+    @property
     def workers(self) -> str:
         """Sorted set: worker -> last heartbeat, milliseconds of the server's clock."""
         return self.prefix + "workers"

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import BufferUnavailable, ConfigError, CorruptPayload, Fenced
 from cusearch_async.transport.buffer import Buffer, Place, Shape, connect
 from tests.conftest import wait_until_async
@@ -16,7 +17,7 @@ N, G = 4, 2
 
 async def start(buffer: Buffer) -> None:
     """As a learner does: take over, announce the first weights."""
-    await buffer.recover(0, 0)
+    await buffer.recover(0, State(), {})
     await buffer.announce(0, "v000000-e1")
 
 
@@ -27,15 +28,15 @@ async def fill(buffer: Buffer, places: list[Place], depth: int = 1) -> None:
 
 async def test_nothing_is_admitted_before_weights_are_announced(make_buffer):
     buffer = make_buffer()
-    await buffer.recover(0, 0)
-    assert await buffer.admit("w", 0, 8) == []
+    await buffer.recover(0, State(), {})
+    assert await buffer.admit("w", 0, 8 * G) == []
 
 
 async def test_tickets_come_in_order_each_with_all_its_rollouts(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    assert await buffer.admit("w", 0, 2) == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
-    assert await buffer.admit("w", 0, 1) == [Place(2, 0), Place(2, 1)]
+    assert await buffer.admit("w", 0, 2 * G) == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
+    assert await buffer.admit("w", 0, G) == [Place(2, 0), Place(2, 1)]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
@@ -44,26 +45,26 @@ async def test_admission_stops_at_the_staleness_bound(make_buffer, max_staleness
     await start(buffer)
     places = await buffer.admit("w", 0, 1000)
     assert len({place.ticket for place in places}) == (max_staleness + 1) * N
-    assert await buffer.admit("w", 0, 1) == []
-    assert await buffer.admit("w", 5, 1) == [], "a version that was never announced grants nothing"
+    assert await buffer.admit("w", 0, G) == []
+    assert await buffer.admit("w", 5, G) == [], "a version that was never announced grants nothing"
 
 
 async def test_newer_weights_open_the_next_tickets(make_buffer):
     buffer = make_buffer(max_staleness=0)
     await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N))
+    await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(0, pool.trajectories[:3], 0)
+    await buffer.commit(pool, pool.trajectories[:3], State(phase=0), {})
     await buffer.announce(1, "v000001-e1")
-    assert await buffer.admit("w", 0, N) == [], "the worker still has the old weights"
-    assert {place.ticket for place in await buffer.admit("w", 1, N)} == {4, 5, 6, 7}
+    assert await buffer.admit("w", 0, N * G) == [], "the worker still has the old weights"
+    assert {place.ticket for place in await buffer.admit("w", 1, N * G)} == {4, 5, 6, 7}
 
 
 async def test_two_workers_never_get_the_same_ticket(make_buffer):
     learner = make_buffer(max_staleness=10)
     await start(learner)
     workers = [make_buffer(max_staleness=10) for _ in range(6)]
-    grants = await asyncio.gather(*(worker.admit(f"w{i}", 0, 3) for i, worker in enumerate(workers) for _ in range(2)))
+    grants = await asyncio.gather(*(worker.admit(f"w{i}", 0, 3 * G) for i, worker in enumerate(workers) for _ in range(2)))
     places = [place for grant in grants for place in grant]
     assert len(places) == len(set(places)) == 6 * 2 * 3 * G - max(0, 6 * 2 * 3 - 11 * N) * G
 
@@ -71,7 +72,7 @@ async def test_two_workers_never_get_the_same_ticket(make_buffer):
 async def test_a_trajectory_lies_in_the_bucket_of_its_depth(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    places = await buffer.admit("w", 0, 3)
+    places = await buffer.admit("w", 0, 3 * G)
     for depth, place in enumerate(places):
         await buffer.put(make_trajectory(place.ticket, place.rollout, depth=depth))
     assert await buffer.capacities() == [1, 1, 1, 1, 1, 1]
@@ -80,7 +81,7 @@ async def test_a_trajectory_lies_in_the_bucket_of_its_depth(make_buffer):
 async def test_a_depth_beyond_the_last_bucket_lies_in_the_last(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    (place, _) = await buffer.admit("w", 0, 1)
+    (place, _) = await buffer.admit("w", 0, G)
     await buffer.put(make_trajectory(place.ticket, place.rollout, depth=9))
     assert await buffer.capacities() == [0, 0, 0, 0, 0, 1]
 
@@ -88,7 +89,7 @@ async def test_a_depth_beyond_the_last_bucket_lies_in_the_last(make_buffer):
 async def test_a_second_put_of_the_same_rollout_is_refused_and_counted(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    await buffer.admit("w", 0, 1)
+    await buffer.admit("w", 0, G)
     assert await buffer.put(make_trajectory(0, 0)) == "stored"
     assert await buffer.put(make_trajectory(0, 0, reward=0.0)) == "duplicate"
     ledger = await buffer.ledger()
@@ -98,9 +99,9 @@ async def test_a_second_put_of_the_same_rollout_is_refused_and_counted(make_buff
 async def test_a_put_for_a_group_that_was_trained_and_forgotten_is_late(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N))
+    await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(0, pool.trajectories, 0)
+    await buffer.commit(pool, pool.trajectories, State(phase=0), {})
     await buffer.checkpoint(1)
     assert await buffer.put(make_trajectory(0, 0)) == "late"
     assert (await buffer.ledger()).late_refused == 1
@@ -115,7 +116,7 @@ async def test_a_put_without_a_ticket_is_late(make_buffer):
 async def test_a_pool_is_claimed_whole_or_not_at_all(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    places = await buffer.admit("w", 0, N)
+    places = await buffer.admit("w", 0, N * G)
     await fill(buffer, places[:-1])
     assert await buffer.claim(0) is None
     await fill(buffer, places[-1:])
@@ -127,7 +128,7 @@ async def test_a_pool_is_claimed_whole_or_not_at_all(make_buffer):
 async def test_claiming_a_step_again_gives_the_same_pool(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, 2 * N))
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
     first = await buffer.claim(0)
     again = await buffer.claim(0)
     assert [t.id for t in first] == [t.id for t in again]
@@ -137,7 +138,7 @@ async def test_claiming_a_step_again_gives_the_same_pool(make_buffer):
 async def test_ticket_order_waits_for_the_oldest_tickets(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * N)
+    places = await buffer.admit("w", 0, 2 * N * G)
     await fill(buffer, [place for place in places if place.ticket != 0])
     assert await buffer.claim(0) is None
 
@@ -145,7 +146,7 @@ async def test_ticket_order_waits_for_the_oldest_tickets(make_buffer):
 async def test_oldest_complete_order_passes_a_straggler(make_buffer):
     buffer = make_buffer(order="oldest_complete")
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * N)
+    places = await buffer.admit("w", 0, 2 * N * G)
     await fill(buffer, [place for place in places if place.ticket != 0])
     pool = await buffer.claim(0)
     assert {t.ticket for t in pool} == {1, 2, 3, 4}
@@ -154,9 +155,9 @@ async def test_oldest_complete_order_passes_a_straggler(make_buffer):
 async def test_commit_moves_step_phase_version_and_ledger_at_once(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N))
+    await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(0, pool.trajectories[:3], 2)
+    await buffer.commit(pool, pool.trajectories[:3], State(phase=2), {})
     state, ledger = await buffer.state(), await buffer.ledger()
     assert (state.step, state.phase) == (1, 2)
     assert (ledger.trained, ledger.unselected, ledger.claimed, ledger.buffered) == (3, 5, 0, 0)
@@ -166,11 +167,11 @@ async def test_commit_moves_step_phase_version_and_ledger_at_once(make_buffer):
 async def test_a_repeated_commit_changes_nothing(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N))
+    await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(0, pool.trajectories[:3], 1)
+    await buffer.commit(pool, pool.trajectories[:3], State(phase=1), {})
     before = await buffer.ledger()
-    await buffer.commit(0, pool.trajectories[:2], 4)
+    await buffer.commit(pool, pool.trajectories[:2], State(phase=4), {})
     assert await buffer.ledger() == before
     assert (await buffer.state()).phase == 1
 
@@ -178,10 +179,10 @@ async def test_a_repeated_commit_changes_nothing(make_buffer):
 async def test_an_older_learner_is_fenced_off(make_buffer):
     old, new = make_buffer(), make_buffer()
     await start(old)
-    await fill(old, await old.admit("w", 0, N))
+    await fill(old, await old.admit("w", 0, N * G))
     pool = await old.claim(0)
-    await new.recover(0, 0)
-    for attempt in (old.claim(0), old.commit(0, pool.trajectories, 0), old.announce(1, "x"), old.checkpoint(1)):
+    await new.recover(0, State(), {})
+    for attempt in (old.claim(0), old.commit(pool, pool.trajectories, State(phase=0), {}), old.announce(1, "x"), old.checkpoint(1)):
         with pytest.raises(Fenced):
             await attempt
     assert await new.claim(0) is not None
@@ -190,14 +191,14 @@ async def test_an_older_learner_is_fenced_off(make_buffer):
 async def test_recovery_gives_every_later_step_its_pool_again(make_buffer):
     buffer = make_buffer(max_staleness=3)
     await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, 3 * N))
+    await fill(buffer, await buffer.admit("w", 0, 3 * N * G))
     pools = []
     for step in range(3):
         pools.append(await buffer.claim(step))
-        await buffer.commit(step, pools[-1].trajectories[:4], 1)
+        await buffer.commit(pools[-1], pools[-1].trajectories[:4], State(phase=1), {})
     await buffer.checkpoint(1)
     resumed = make_buffer(max_staleness=3)
-    await resumed.recover(1, 0)
+    await resumed.recover(1, State(), {})
     ledger = await resumed.ledger()
     assert (ledger.trained, ledger.claimed, ledger.closes) == (4, 2 * N * G, True)
     for step in (1, 2):
@@ -207,23 +208,23 @@ async def test_recovery_gives_every_later_step_its_pool_again(make_buffer):
 async def test_recovery_before_forgotten_pools_is_refused_with_the_remedy(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N))
+    await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(0, pool.trajectories, 0)
+    await buffer.commit(pool, pool.trajectories, State(phase=0), {})
     await buffer.checkpoint(1)
     with pytest.raises(ConfigError, match="cusearch reset"):
-        await buffer.recover(0, 0)
+        await buffer.recover(0, State(), {})
 
 
 async def test_an_expired_lease_passes_to_another_worker_without_what_is_there(make_buffer):
     buffer = make_buffer(lease_s=0.05)
     await start(buffer)
-    assert Place(0, 1) in await buffer.admit("dead", 0, 1)
+    assert Place(0, 1) in await buffer.admit("dead", 0, G)
     assert await buffer.put(make_trajectory(0, 0)) == "stored"
     granted: list[Place] = []
 
     async def is_granted() -> bool:
-        granted.extend(await buffer.admit("alive", 0, 1))
+        granted.extend(await buffer.admit("alive", 0, G))
         return any(place.ticket == 0 for place in granted)
 
     await wait_until_async(is_granted, timeout_s=5)
@@ -234,25 +235,25 @@ async def test_an_expired_lease_passes_to_another_worker_without_what_is_there(m
 async def test_a_ticket_given_back_is_granted_again_at_once(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    await buffer.admit("w", 0, 1)
+    await buffer.admit("w", 0, G)
     await buffer.give_back("w", [0])
-    assert await buffer.admit("other", 0, 1) == [Place(0, 0), Place(0, 1)]
+    assert await buffer.admit("other", 0, G) == [Place(0, 0), Place(0, 1)]
 
 
 async def test_a_worker_cannot_renew_what_was_passed_on(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    await buffer.admit("first", 0, 1)
+    await buffer.admit("first", 0, G)
     await buffer.give_back("first", [0])
-    await buffer.admit("second", 0, 1)
+    await buffer.admit("second", 0, G)
     await buffer.give_back("first", [0])
-    assert Place(0, 0) not in await buffer.admit("third", 0, 1)
+    assert Place(0, 0) not in await buffer.admit("third", 0, G)
 
 
 async def test_a_full_buffer_refuses_all_but_the_pool_that_is_waited_for(make_buffer):
     buffer = make_buffer(limit=G)
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * N)
+    places = await buffer.admit("w", 0, 2 * N * G)
     later = [place for place in places if place.ticket >= N]
     await fill(buffer, later[:G])
     assert await buffer.put(make_trajectory(later[G].ticket, later[G].rollout)) == "full"
@@ -263,7 +264,7 @@ async def test_a_full_buffer_refuses_all_but_the_pool_that_is_waited_for(make_bu
 async def test_a_corrupt_payload_is_named_by_its_trajectory(make_buffer, redis_url):
     buffer = make_buffer()
     await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N))
+    await fill(buffer, await buffer.admit("w", 0, N * G))
     client = connect(redis_url, None)
     await client.hset(buffer.keys.trajectory("2:1"), "payload", b"CUS\x01rubbish")
     await client.aclose()
@@ -283,11 +284,11 @@ async def test_heartbeats_show_who_works_on_what(make_buffer):
 async def test_a_worker_that_leaves_gives_its_tickets_back_and_is_not_shown(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    await buffer.admit("w", 0, 1)
+    await buffer.admit("w", 0, G)
     await buffer.heartbeat("w", [0], {"version": 0})
     await buffer.leave("w", [0])
     assert await buffer.workers() == {}
-    assert await buffer.admit("other", 0, 1) == [Place(0, 0), Place(0, 1)]
+    assert await buffer.admit("other", 0, G) == [Place(0, 0), Place(0, 1)]
 
 
 async def test_reset_deletes_this_run_and_no_other(make_buffer, redis_url):

@@ -1,8 +1,8 @@
 -- Take N complete groups for a learner step, all or none. The same step gets the same pool again.
--- KEYS state ready ledger pool
+-- KEYS state ready ledger pool sizes
 -- ARGV epoch step questions rollouts order prefix
 -- Returns trajectory ids, or nothing while there is no complete pool.
-local state, ready, ledger, pool = unpack(KEYS)
+local state, ready, ledger, pool, sizes = unpack(KEYS)
 local epoch, step, questions = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local rollouts, order, prefix = tonumber(ARGV[4]), ARGV[5], ARGV[6]
 if redis.call('HGET', state, 'epoch') ~= epoch then return redis.error_reply('FENCED') end
@@ -18,7 +18,7 @@ if #tickets < questions then return {} end
 
 local ids = {}
 for _, ticket in ipairs(tickets) do
-  for rollout = 0, rollouts - 1 do
+  for rollout = 0, (tonumber(redis.call('HGET', sizes, ticket)) or rollouts) - 1 do
     local id = ticket .. ':' .. rollout
     local depth = redis.call('HGET', prefix .. 'traj:' .. id, 'depth')
     if depth then

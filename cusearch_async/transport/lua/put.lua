@@ -1,10 +1,11 @@
 -- Store one finished trajectory in the bucket of its depth; close its group when it is the last one.
 -- Idempotent per (ticket, rollout).
--- KEYS state lease owner requeue groups ready ledger depth trajectory
+-- KEYS state lease owner requeue groups ready ledger depth trajectory sizes
 -- ARGV ticket id rollouts questions limit payload field value...
 -- Returns stored | duplicate (is there already) | late (its group is closed) | full (try again later).
-local state, lease, owner, requeue, groups, ready, ledger, depth, trajectory = unpack(KEYS)
-local ticket, id, rollouts = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local state, lease, owner, requeue, groups, ready, ledger, depth, trajectory, sizes = unpack(KEYS)
+local ticket, id = ARGV[1], ARGV[2]
+local rollouts = tonumber(redis.call('HGET', sizes, ticket)) or tonumber(ARGV[3])
 local questions, limit, payload = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 
 if redis.call('EXISTS', trajectory) == 1 then

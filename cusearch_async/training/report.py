@@ -1,0 +1,99 @@
+"""What an update says of itself: sums over the trained tokens, by search depth, and the metrics made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from cusearch_async.algorithm.losses import MAX_LOG_RATIO, Tokens, TokenTerms
+from cusearch_async.metrics import Metrics
+
+SUMMED = (
+    "tokens",
+    "loss",
+    "clipped",
+    "kl_reference",
+    "entropy",
+    "advantage",  # a_t A_t
+    "advantage_mass",  # a_t |A_t|
+    "weight",  # w_t
+    "weight_squared",
+    "weight_bounded",  # whether w_t is not π_prox / μ itself
+    "mismatch",  # k3 of learner against sampling policy
+    "difference",  # |log π_prox - log μ|
+)
+
+
+class UpdateReport:
+    """Adds up over micro-batches; `sums` and `largest` are then reduced over ranks before they are read."""
+
+    def __init__(self, s_max: int) -> None:
+        self.sums = torch.zeros(len(SUMMED), s_max + 1, dtype=torch.float64)
+        self.largest = torch.zeros(1, dtype=torch.float64)
+        """Largest |log π_prox - log μ|."""
+
+    def add(self, depths: Sequence[int], tokens: Tokens, terms: TokenTerms, entropy: torch.Tensor) -> None:
+        """One micro-batch: the `depths` of its trajectories, their tokens [T] and what the loss made of them."""
+        difference = tokens.log_prox - tokens.log_behaviour
+        ratio = torch.exp(torch.clamp(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+        values = {
+            "tokens": torch.ones_like(entropy),
+            "loss": terms.loss,
+            "clipped": terms.clipped,
+            "kl_reference": terms.kl_reference,
+            "entropy": entropy,
+            "advantage": tokens.aggregation * tokens.advantages,
+            "advantage_mass": tokens.aggregation * tokens.advantages.abs(),
+            "weight": tokens.weights,
+            "weight_squared": tokens.weights.square(),
+            "weight_bounded": (tokens.weights - ratio).abs() > 1e-5 * ratio,
+            "mismatch": ratio - difference - 1,
+            "difference": difference.abs(),
+        }
+        stacked = torch.stack([values[name].double() for name in SUMMED]).cpu()
+        depth_of_token = torch.tensor(depths).repeat_interleave(torch.tensor(tokens.lengths))
+        self.sums.index_add_(1, depth_of_token, stacked)
+        self.largest = torch.maximum(self.largest, stacked[SUMMED.index("difference")].max())
+
+    def metrics(self, optimizer_steps: int) -> Metrics:
+        """Averages over all trained tokens, and by depth what SDGA does to the gradient."""
+        by_depth = {name: self.sums[row].tolist() for row, name in enumerate(SUMMED)}
+        total = {name: sum(values) for name, values in by_depth.items()}
+        tokens = max(total["tokens"], 1.0)
+        return {
+            "train/tokens": total["tokens"],
+            "train/loss": total["loss"] / max(optimizer_steps, 1),
+            "train/optimizer_steps": float(optimizer_steps),
+            "train/clip_fraction": total["clipped"] / tokens,
+            "train/kl_reference": total["kl_reference"] / tokens,
+            "train/entropy": total["entropy"] / tokens,
+            "off_policy/mismatch_kl": total["mismatch"] / tokens,
+            "off_policy/logprob_difference_mean": total["difference"] / tokens,
+            "off_policy/logprob_difference_max": float(self.largest),
+            "off_policy/weight_mean": total["weight"] / tokens,
+            "off_policy/weight_bounded_share": total["weight_bounded"] / tokens,
+            "off_policy/ess": effective_share(total["weight"], total["weight_squared"], total["tokens"]) or 0.0,
+            "by_depth/token_share": _shares(by_depth["tokens"]),
+            "by_depth/advantage_mass": _shares(by_depth["advantage_mass"]),
+            "by_depth/advantage": _ratios(by_depth["advantage"], by_depth["advantage_mass"]),
+            "by_depth/weight_bounded_share": _ratios(by_depth["weight_bounded"], by_depth["tokens"]),
+            "by_depth/ess": [
+                effective_share(*of_one)
+                for of_one in zip(by_depth["weight"], by_depth["weight_squared"], by_depth["tokens"], strict=True)
+            ],
+        }
+
+
+def effective_share(weight: float, weight_squared: float, count: float) -> float | None:
+    """Effective sample size over sample size, (Σ w)² / (n Σ w²); None without any token or weight."""
+    return weight**2 / (count * weight_squared) if weight_squared else None
+
+
+def _shares(values: Sequence[float]) -> list[float | None]:
+    total = sum(values)
+    return [value / total if total else 0.0 for value in values]
+
+
+def _ratios(values: Sequence[float], counts: Sequence[float]) -> list[float | None]:
+    return [value / count if count else None for value, count in zip(values, counts, strict=True)]
