@@ -19,7 +19,7 @@ def test_a_step_is_described_by_its_pool_and_its_selection():
     pool = Pool(
         5,
         tuple(
-            make_trajectory(i // 2, i % 2, depth=i, retrieval_tokens=10 * i, reward=i / 4, versions=versions[i])
+            make_trajectory(i // 2, i % 2, depth=min(i, 2), retrieval_tokens=10 * i, reward=i / 4, versions=versions[i])
             for i in range(4)
         ),
     )
@@ -27,13 +27,19 @@ def test_a_step_is_described_by_its_pool_and_its_selection():
     found = describe_step(pool, selected, Advantages(np.zeros(2), 1.0, 0.0), budget=4, s_max=2)
     assert found["depth/generated"] == [1, 1, 2]
     assert found["depth/selected"] == [0, 1, 1]
-    assert found["depth/overflows"] == 1
     assert found["reward/all"] == pytest.approx(0.375)
     assert found["reward/trained"] == pytest.approx(0.5)
     assert (found["staleness/min"], found["staleness/mean"], found["staleness/max"]) == (0, 0.75, 2)
+    assert found["by_depth/staleness"] == [2, 0, 0.5]
     assert found["sdga/budget_filled"] == 0.5
     assert found["sdga/coverage"] == 40
     assert found["sdga/coverage_of_best"] == pytest.approx(40 / 50)
+
+
+def test_a_depth_that_the_pool_does_not_have_has_no_staleness():
+    pool = Pool(3, (make_trajectory(0, depth=2, versions=np.full(4, 1, np.int32)),))
+    found = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), budget=1, s_max=3)
+    assert found["by_depth/staleness"] == [None, None, 2, None]
 
 
 def test_worker_totals_become_rates_of_the_step():
@@ -50,7 +56,14 @@ def test_worker_totals_become_rates_of_the_step():
 
 
 def test_a_resumed_log_forgets_the_steps_that_are_run_again(tmp_path):
-    row = {"reward/all": 0.5, "reward/em": 0.5, "depth/mean": 1.0, "staleness/mean": 0.0, "depth/generated": [1, 2]}
+    row = {
+        "reward/all": 0.5,
+        "reward/em": 0.5,
+        "depth/mean": 1.0,
+        "staleness/mean": 0.0,
+        "depth/generated": [1, 2],
+        "by_depth/ess": [None, 0.5],
+    }
     first = MetricsLog(tmp_path, 0)
     for step in range(4):
         first.write(step, row)

@@ -132,10 +132,11 @@ def dapo(pool: Candidates, settings: Settings, rng: np.random.Generator, state: 
 def ar3po_adaptive(pool: Candidates, settings: Settings, rng: np.random.Generator, state: State) -> Selection:
     """AR3PO: everything, and remember how each question fared; `rollouts_by_history` spends the next budget by it."""
     visits = dict(state.visits)
-    for ticket in np.unique(pool.tickets):
-        members = np.flatnonzero(pool.tickets == ticket)
-        question = pool.questions[members[0]]
-        visits[question] = ar3po.add_visit(visits.get(question, ()), int(pool.passed[members].sum()), len(members))
+    _, first, played = np.unique(pool.tickets, return_index=True, return_counts=True)
+    passed = np.add.reduceat(pool.passed, first, dtype=np.int64)
+    for member, *visit in zip(first, passed.tolist(), played.tolist(), strict=True):
+        question = pool.questions[member]
+        visits[question] = ar3po.add_visit(visits.get(question, ()), *visit)
     return Selection(indices=np.arange(len(pool.depths)), state=replace(state, visits=visits))
 
 

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +17,13 @@ from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import Config
 from cusearch_async.metrics import Metrics, WorkerRates, describe_step
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
-from cusearch_async.training.learner import Learner
 from cusearch_async.training.log import MetricsLog
 from cusearch_async.transport.buffer import Buffer
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool, Question, Trajectory
+
+if TYPE_CHECKING:  # it brings DeepSpeed
+    from cusearch_async.training.learner import Learner
 
 log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,30 +14,31 @@ from hypothesis import strategies as st
 from cusearch_async.algorithm.losses import (
     MAX_KL,
     MAX_LOG_RATIO,
+    Surrogate,
+    Tokens,
     aggregation_weights,
     correction_weights,
     k3_kl,
+    loglinear_proximal,
     policy_loss,
+    sequence_mean,
 )
 
-CLIP = 0.2
 
-
-def loss_of(ratios, advantages, *, log_ref=None, weights=None, aggregation=None, low=CLIP, high=CLIP, kl_coef=0.0):
+def loss_of(ratios, advantages, *, log_ref=None, weights=None, aggregation=None, lengths=None, **settings):
     """(loss, gradient with respect to log π_θ, terms), log π_prox being 0 so that log π_θ = log r."""
     log_policy = torch.tensor(ratios).log().requires_grad_()
     count = len(ratios)
-    loss, terms = policy_loss(
-        log_policy,
-        torch.zeros(count),
-        None if log_ref is None else torch.tensor(log_ref),
-        torch.tensor(advantages),
-        torch.ones(count) if weights is None else torch.tensor(weights),
-        torch.ones(count) if aggregation is None else torch.tensor(aggregation),
-        low,
-        high,
-        kl_coef,
+    tokens = Tokens(
+        lengths=lengths or [count],
+        log_behaviour=torch.zeros(count),
+        log_prox=torch.zeros(count),
+        log_reference=None if log_ref is None else torch.tensor(log_ref),
+        advantages=torch.tensor(advantages),
+        weights=torch.ones(count) if weights is None else torch.tensor(weights),
+        aggregation=torch.ones(count) if aggregation is None else torch.tensor(aggregation),
     )
+    loss, terms = policy_loss(log_policy, tokens, Surrogate(**settings))
     (gradient,) = torch.autograd.grad(loss, log_policy)
     return loss.item(), gradient.tolist(), terms
 
@@ -69,7 +71,7 @@ def test_a_token_is_clipped_only_where_it_has_moved_far_enough_the_right_way(rat
     [(1.25, 1.0, -1.25), (1.5, 1.0, -1.28), (0.5, -1.0, 0.8), (0.75, -1.0, 0.8), (0.9, -1.0, 0.9)],
 )
 def test_the_upper_and_the_lower_clip_are_set_apart(ratio, advantage, loss):
-    found, _, _ = loss_of([ratio], [advantage], low=0.2, high=0.28)
+    found, _, _ = loss_of([ratio], [advantage], clip_low=0.2, clip_high=0.28)
     assert found == pytest.approx(loss, rel=1e-6)
 
 
@@ -78,6 +80,51 @@ def test_a_ratio_beyond_all_bounds_stays_finite():
     assert math.isfinite(loss)
     assert all(map(math.isfinite, gradient))
     np.testing.assert_allclose(terms.ratio, [math.exp(MAX_LOG_RATIO), math.exp(-MAX_LOG_RATIO)], rtol=1e-5)
+
+
+# Dual clip.
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (2.0, -1.0, 2.0, 2.0),  # below c = 3: as without
+        (3.5, -1.0, 3.0, 0.0),  # more likely by 3.5 although bad: the loss is held at 3
+        (3.5, -2.0, 6.0, 0.0),
+        (0.5, -1.0, 0.8, 0.0),  # the ordinary clip
+        (3.5, 1.0, -1.2, 0.0),  # a good token never meets the dual clip
+    ],
+)
+def test_the_dual_clip_bounds_what_one_bad_token_can_do(ratio, advantage, loss, gradient):
+    found, slope, terms = loss_of([ratio], [advantage], dual_clip=3.0)
+    assert found == pytest.approx(loss, rel=1e-6)
+    assert slope == pytest.approx([gradient], rel=1e-6)
+    assert terms.clipped.tolist() == [gradient == 0]
+
+
+# Sequence ratio.
+
+
+def test_the_sequence_ratio_is_the_geometric_mean_of_a_trajectorys_ratios():
+    """Trajectories of ratios (4, 1) and (1.1): means 2 and 1.1; A = 1 and 3; token-wise the 4 alone were clipped."""
+    loss, gradient, terms = loss_of([4.0, 1.0, 1.1], [1.0, 1.0, 3.0], lengths=[2, 1], ratio="sequence")
+    assert terms.ratio.tolist() == pytest.approx([2.0, 2.0, 1.1])
+    assert terms.clipped.tolist() == [True, True, False]
+    assert loss == pytest.approx(-1.2 - 1.2 - 3.3, rel=1e-6)
+    assert gradient == pytest.approx([0.0, 0.0, -3.3], rel=1e-6)
+
+
+def test_the_gradient_of_the_sequence_ratio_is_shared_by_its_tokens():
+    """GSPO: s A (1/n) Σ ∇ log π, here with s = sqrt(1.1), A = 2 and n = 2: s for each token."""
+    loss, gradient, _ = loss_of([1.1, 1.0], [2.0, 2.0], aggregation=[0.5, 0.5], ratio="sequence")
+    ratio = math.sqrt(1.1)
+    assert loss == pytest.approx(-2 * ratio, rel=1e-6)
+    assert gradient == pytest.approx([-ratio, -ratio], rel=1e-6)
+
+
+def test_sequence_means_stay_within_their_trajectories():
+    found = sequence_mean(torch.tensor([1.0, 3.0, 5.0, 0.0, 4.0, 8.0]), [2, 1, 3])
+    assert found.tolist() == [2.0, 2.0, 5.0, 4.0, 4.0, 4.0]
 
 
 # KL.
@@ -214,75 +261,137 @@ def test_no_correction_exceeds_its_bound_or_is_negative(mode, pairs):
     assert ((weights >= 0) & (weights <= 2)).all()
 
 
+# The proximal policy without a forward pass.
+
+
+@pytest.mark.parametrize(
+    ("version", "log_prox"),
+    [
+        (7, -2.0),  # sampled by the policy of this step: it is the proximal one
+        (6, -1.5),  # one step old: half way to the current policy
+        (5, -2 + 2 / 3),
+        (4, -1.25),
+        (8, -2.0),  # newer weights came in between: nothing lies before the sampling policy
+    ],
+)
+def test_the_loglinear_proximal_lies_between_sampling_and_current_policy_by_age(version, log_prox):
+    """log μ = -2, log π_θ = -1, step 7: α = (7 - v) / (8 - v)."""
+    found = loglinear_proximal(
+        np.array([-1.0], np.float32), np.array([-2.0], np.float32), np.array([version], np.int32), 7
+    )
+    np.testing.assert_allclose(found, [log_prox], rtol=1e-6)
+    assert found.dtype == np.float32
+
+
 # The whole loss.
 
 
 @st.composite
 def minibatches(draw):
-    """(tensors [T], parts): random tokens and a random assignment to two or three parts."""
-    seed, count = draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 60))
+    """(log π_θ [T], Tokens, Surrogate): random tokens of a few trajectories and every kind of loss."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    lengths = draw(st.lists(st.integers(1, 12), min_size=1, max_size=6))
+    count = sum(lengths)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(scale):
         return torch.randn(count, generator=generator) * scale
 
     log_prox = normal(1.0) - 2
-    tensors = {
-        "log_policy": log_prox + normal(0.3),
-        "log_prox": log_prox,
-        "log_reference": log_prox + normal(0.3),
-        "advantages": normal(1.0),
-        "weights": torch.rand(count, generator=generator) * 2,
-        "aggregation": torch.rand(count, generator=generator) / count,
-    }
-    return tensors, torch.randint(0, draw(st.integers(2, 3)), (count,), generator=generator)
+    tokens = Tokens(
+        lengths=lengths,
+        log_behaviour=log_prox + normal(0.2),
+        log_prox=log_prox,
+        log_reference=log_prox + normal(0.3),
+        advantages=normal(1.0),
+        weights=torch.rand(count, generator=generator) * 2,
+        aggregation=torch.rand(count, generator=generator) / count,
+    )
+    surrogate = Surrogate(
+        clip_low=0.2,
+        clip_high=0.28,
+        dual_clip=draw(st.sampled_from([None, 1.1, 3.0])),
+        ratio=draw(st.sampled_from(["token", "sequence"])),
+        kl_coef=draw(st.sampled_from([0.0, 0.05])),
+    )
+    return log_prox + normal(0.5), tokens, surrogate
 
 
-def literal_loss(t, low, high, beta):
+def literal_loss(log_policy, t, settings):
     """Word for word, in float64, one token at a time."""
     loss = torch.zeros((), dtype=torch.float64)
-    for i in range(len(t["log_policy"])):
-        ratio = torch.exp(t["log_policy"][i] - t["log_prox"][i])
-        advantage = t["advantages"][i]
-        held = torch.clip(ratio, 1 - low, 1 + high)
-        surrogate = torch.minimum(ratio * advantage, held * advantage)
-        log_u = t["log_reference"][i] - t["log_policy"][i]
-        k3 = torch.exp(log_u) - log_u - 1
-        loss = loss + t["aggregation"][i] * (-t["weights"][i] * surrogate + beta * k3)
+    first = 0
+    for length in t.lengths:
+        inside = range(first, first + length)
+        first += length
+        mean = sum(log_policy[j] - t.log_prox[j].double() for j in inside) / length
+        for i in inside:
+            log_ratio = mean if settings.ratio == "sequence" else log_policy[i] - t.log_prox[i].double()
+            ratio, advantage = torch.exp(log_ratio), t.advantages[i].double()
+            held = torch.clip(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
+            surrogate = torch.minimum(ratio * advantage, held * advantage)
+            if settings.dual_clip is not None and advantage < 0:
+                surrogate = torch.maximum(surrogate, settings.dual_clip * advantage)
+            log_u = t.log_reference[i].double() - log_policy[i]
+            k3 = torch.exp(log_u) - log_u - 1
+            term = -t.weights[i].double() * surrogate + settings.kl_coef * k3
+            loss = loss + t.aggregation[i].double() * term
     return loss
 
 
 @settings(deadline=None)  # the first call loads parts of torch
 @given(minibatches())
 def test_loss_and_gradient_are_those_of_the_literal_formula(batch):
-    tensors, _ = batch
-    doubles = {name: value.double() for name, value in tensors.items()}
-    doubles["log_policy"].requires_grad_()
-    expected = literal_loss(doubles, 0.2, 0.28, 0.05)
-    (expected_gradient,) = torch.autograd.grad(expected, doubles["log_policy"])
-    log_policy = tensors["log_policy"].clone().requires_grad_()
-    loss, _ = policy_loss(**(tensors | {"log_policy": log_policy}), clip_low=0.2, clip_high=0.28, kl_coef=0.05)
-    (gradient,) = torch.autograd.grad(loss, log_policy)
+    log_policy, tokens, surrogate = batch
+    doubles = log_policy.double().requires_grad_()
+    expected = literal_loss(doubles, tokens, surrogate)
+    (expected_gradient,) = torch.autograd.grad(expected, doubles)
+    singles = log_policy.clone().requires_grad_()
+    loss, terms = policy_loss(singles, tokens, surrogate)
+    (gradient,) = torch.autograd.grad(loss, singles)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(terms.loss.sum(), loss)
 
 
-@settings(deadline=None)  # the first call loads parts of torch
+@given(minibatches())
+def test_on_policy_the_gradient_is_reinforce_with_the_advantage_as_baseline_corrected_return(batch):
+    """Staleness 0, w = 1, first mini-batch: r = 1, so ∂L/∂ log π_t = -a_t A_t, whatever the clip."""
+    _, tokens, surrogate = batch
+    fresh = replace(tokens, weights=torch.ones_like(tokens.weights), log_reference=None)
+    fresh = replace(
+        fresh, advantages=torch.repeat_interleave(fresh.advantages[: len(fresh.lengths)], torch.tensor(fresh.lengths))
+    )
+    fresh = replace(
+        fresh, aggregation=torch.repeat_interleave(fresh.aggregation[: len(fresh.lengths)], torch.tensor(fresh.lengths))
+    )
+    log_policy = fresh.log_prox.clone().requires_grad_()
+    loss, _ = policy_loss(log_policy, fresh, surrogate)
+    (gradient,) = torch.autograd.grad(loss, log_policy)
+    torch.testing.assert_close(gradient, -fresh.aggregation * fresh.advantages, rtol=1e-5, atol=1e-8)
+
+
 @given(minibatches())
 def test_the_parts_of_a_minibatch_sum_to_the_whole(batch):
-    tensors, parts = batch
-    constants = {"clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.01}
-    whole, terms = policy_loss(**tensors, **constants)
+    """One micro-batch per trajectory."""
+    log_policy, tokens, surrogate = batch
+    whole, terms = policy_loss(log_policy, tokens, surrogate)
+    pieces = {
+        name: torch.split(getattr(tokens, name), tokens.lengths) for name in Tokens.__slots__ if name != "lengths"
+    }
     split = [
-        policy_loss(**{name: value[parts == part] for name, value in tensors.items()}, **constants) for part in range(3)
+        policy_loss(
+            own, Tokens(lengths=[tokens.lengths[i]], **{name: parts[i] for name, parts in pieces.items()}), surrogate
+        )
+        for i, own in enumerate(torch.split(log_policy, tokens.lengths))
     ]
     torch.testing.assert_close(sum(loss for loss, _ in split), whole, rtol=1e-5, atol=1e-6)
     assert sum(int(part.clipped.sum()) for _, part in split) == int(terms.clipped.sum())
 
 
-def test_the_terms_for_the_metrics_carry_no_gradient():
-    log_policy = torch.full((3,), -1.0, requires_grad=True)
-    constants = [torch.full((3,), -1.0) for _ in range(5)]
-    loss, terms = policy_loss(log_policy, *constants, 0.2, 0.2, 0.1)
+@given(minibatches())
+def test_the_terms_for_the_metrics_carry_no_gradient(batch):
+    log_policy, tokens, surrogate = batch
+    loss, terms = policy_loss(log_policy.requires_grad_(), tokens, surrogate)
     assert loss.requires_grad
-    assert not any(t.requires_grad for t in (terms.clipped, terms.kl_reference, terms.ratio))
+    assert not any(t.requires_grad for t in (terms.loss, terms.clipped, terms.kl_reference, terms.ratio))

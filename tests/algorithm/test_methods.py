@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,31 +11,37 @@ from hypothesis import strategies as st
 
 from cusearch_async.algorithm.methods import METHODS, Candidates, Settings, State
 from cusearch_async.algorithm.sdga import count_depths
+from cusearch_async.errors import InvalidTrajectory
 
-SUBSETS = sorted(set(METHODS) - {"grpo_full", "dapo"})
+SUBSETS = ["random", "sdga_anti", "sdga_auto", "sdga_phase", "topk_reward"]
 """The methods that choose K."""
 
 
-def make_pool(depths, rewards=None, rollouts=2, s_max=5):
-    rewards = [0.0] * len(depths) if rewards is None else rewards
+def make_pool(depths, rewards=None, rollouts=2, s_max=5, passed=None, questions=None):
+    count = len(depths)
+    rewards = np.zeros(count) if rewards is None else np.array(rewards, dtype=np.float64)
+    tickets = np.arange(count) // rollouts
     return Candidates(
         depths=np.array(depths, dtype=np.int64),
-        rewards=np.array(rewards, dtype=np.float64),
-        tickets=np.arange(len(depths)) // rollouts,
+        rewards=rewards,
+        passed=rewards > 0.2 if passed is None else np.array(passed),
+        tickets=tickets,
+        rollouts=np.arange(count) % rollouts,
+        questions=questions or [f"q{ticket}" for ticket in tickets],
         s_max=s_max,
     )
 
 
 def select(name, pool, budget, seed=0, phase=0, reserve=0.0):
     settings = Settings(budget=budget, phase_reserve=reserve)
-    return METHODS[name](pool, settings, np.random.default_rng(seed), State(phase=phase))
+    return METHODS[name].select(pool, settings, np.random.default_rng(seed), State(phase=phase))
 
 
 @st.composite
 def candidates(draw):
-    groups, rollouts = draw(st.integers(0, 12)), draw(st.integers(1, 4))
+    groups, rollouts = draw(st.integers(1, 12)), draw(st.integers(1, 4))
     count = groups * rollouts
-    depths = draw(st.lists(st.integers(0, 8), min_size=count, max_size=count))
+    depths = draw(st.lists(st.integers(0, 5), min_size=count, max_size=count))
     rewards = draw(st.lists(st.sampled_from([0.0, 0.2, 0.7, 1.0]), min_size=count, max_size=count))
     return make_pool(depths, rewards, rollouts)
 
@@ -62,17 +70,21 @@ def test_a_selection_is_a_function_of_its_arguments(name, pool, budget, phase, s
     assert (one.state, one.facts) == (other.state, other.facts)
 
 
-@given(st.sampled_from(sorted(set(METHODS) - {"sdga_phase"})), candidates(), BUDGET, PHASE)
-def test_only_sdga_phase_moves_the_phase(name, pool, budget, phase):
-    assert select(name, pool, budget, phase=phase).state == State(phase=phase)
+@given(METHOD, candidates(), BUDGET, PHASE)
+def test_only_sdga_phase_moves_the_phase_and_only_ar3po_remembers_visits(name, pool, budget, phase):
+    before = State(phase=phase, visits={"earlier": ((1, 3),)})
+    settings = Settings(budget=budget)
+    after = METHODS[name].select(pool, settings, np.random.default_rng(0), before).state
+    assert name == "sdga_phase" or after.phase == phase
+    assert name == "ar3po" or after.visits == before.visits
+    assert after.visits["earlier"] == ((1, 3),)
 
 
 @given(candidates(), BUDGET)
 def test_auto_takes_the_deepest_and_anti_the_shallowest(pool, budget):
-    deepest = pool.depths.clip(max=pool.s_max)
-    in_order = sorted(deepest.tolist())
-    auto = sorted(deepest[select("sdga_auto", pool, budget).indices].tolist())
-    anti = sorted(deepest[select("sdga_anti", pool, budget).indices].tolist())
+    in_order = sorted(pool.depths.tolist())
+    auto = sorted(pool.depths[select("sdga_auto", pool, budget).indices].tolist())
+    anti = sorted(pool.depths[select("sdga_anti", pool, budget).indices].tolist())
     assert auto == in_order[-budget:]
     assert anti == in_order[:budget]
 
@@ -114,13 +126,31 @@ def test_a_trapped_phase_is_reported_and_a_reserve_frees_it():
     assert count_depths(pool.depths[free.indices], 5) == [0, 2, 1, 1, 0, 0]
 
 
-def test_a_pool_deeper_than_s_max_counts_as_s_max():
-    pool = make_pool([9, 5, 0, 7])
-    assert select("sdga_auto", pool, 3).indices.tolist() == [0, 1, 3]
+@pytest.mark.parametrize("name", ["grpo_full", "grpo_half", "ar3po"])
+def test_what_was_generated_is_trained_on_whatever_the_budget(name):
+    assert select(name, make_pool([0, 1, 2, 3]), 1).indices.tolist() == [0, 1, 2, 3]
 
 
-def test_grpo_full_takes_everything_whatever_the_budget():
-    assert select("grpo_full", make_pool([0, 1, 2, 3]), 1).indices.tolist() == [0, 1, 2, 3]
+def test_grpo_half_generates_the_budget_and_no_more():
+    assert METHODS["grpo_half"].questions(64, 3, 96) == 32
+    assert {METHODS[name].questions(64, 3, 96) for name in METHODS if name != "grpo_half"} == {64}
+
+
+def test_ar3po_remembers_how_each_question_fared_and_plans_by_it():
+    """q0 passed 2 of 2 (reward alone does not count), q1 none of 2, q2 is visited twice in the pool."""
+    rewards = [0.9, 0.9, 0.2, 0.2, 0.0, 1.0, 1.0, 1.0]
+    pool = make_pool([0] * 8, rewards, questions=["q0", "q0", "q1", "q1", "q2", "q2", "q2", "q2"])
+    state = select("ar3po", pool, 1).state
+    assert state.visits == {"q0": ((2, 2),), "q1": ((0, 2),), "q2": ((1, 2), (2, 2))}
+    plan = METHODS["ar3po"].rollouts(state, ["q0", "q2", "new", "q1"], 2)
+    assert plan == [2, 2, 2, 2], "p (1 - p) of 3/4, 4/6, 1/4: 6 rollouts in thirds"
+    wide = METHODS["ar3po"].rollouts(state, ["q0", "q2", "new", "q1"], 20)
+    assert wide == [19, 22, 20, 19], "3/16, 2/9, 3/16 of 60"
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"ar3po"}))
+def test_the_other_methods_give_every_question_g_rollouts(name):
+    assert METHODS[name].rollouts is None
 
 
 def test_dapo_drops_groups_with_equal_rewards():
@@ -147,6 +177,45 @@ def test_random_takes_each_trajectory_equally_often():
     np.testing.assert_allclose(times / 3000, 1 / 3, atol=0.05)  # 5.8 standard deviations
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_an_empty_pool_gives_an_empty_selection(name):
-    assert select(name, make_pool([]), 3).indices.tolist() == []
+def columns(**changes):
+    plain = make_pool([0, 1, 2, 3])
+    values = {name: getattr(plain, name) for name in Candidates.__slots__}
+    return values | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depths": np.array([0, -1, 2, 3])}, "trajectory 0:1: depth must be in [0, 5], got -1"),
+        ({"depths": np.array([0, 1, 2, 6])}, "trajectory 1:1: depth must be in [0, 5], got 6"),
+        ({"rewards": np.array([0, 1, np.nan, 1])}, "trajectory 1:0: reward must be finite, got nan"),
+        ({"rewards": np.array([np.inf, 1, 0, 1])}, "trajectory 0:0: reward must be finite, got inf"),
+    ],
+)
+def test_a_pool_names_the_trajectory_that_cannot_be(changes, message):
+    with pytest.raises(InvalidTrajectory, match=re.escape(message)):
+        Candidates(**columns(**changes))
+
+
+def test_an_empty_pool_is_refused():
+    with pytest.raises(InvalidTrajectory, match="the pool is empty"):
+        make_pool([])
+
+
+def test_columns_that_do_not_align_and_a_pool_out_of_order_are_refused():
+    with pytest.raises(ValueError, match=re.escape("one length, got [4, 4, 4, 3, 4, 4]")):
+        Candidates(**columns(tickets=np.arange(3)))
+    with pytest.raises(ValueError, match="ordered by ticket"):
+        Candidates(**columns(tickets=np.array([1, 1, 0, 0])))
+
+
+MANY = 1_000_000
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"ar3po"}))
+def test_a_million_trajectories_are_selected_from(name):
+    rng = np.random.default_rng(0)
+    pool = make_pool(rng.integers(0, 6, MANY), rng.choice([0.0, 0.2, 1.0], MANY), rollouts=5, questions=["q"] * MANY)
+    chosen = select(name, pool, MANY // 2).indices
+    assert (np.diff(chosen) > 0).all()
+    assert len(chosen) == MANY // 2 or name in ("grpo_full", "grpo_half", "dapo")

@@ -274,6 +274,72 @@ def test_anti_is_auto_upside_down(capacities, budget):
     assert allocate(capacities, anti.targets, anti.priorities) == upside_down
 
 
+def plans_of(capacities, phase, reserve):
+    """Each plan as a function of the budget alone."""
+    s_max = len(capacities) - 1
+    return {
+        "auto": lambda budget: auto_plan(s_max, budget),
+        "anti": lambda budget: anti_plan(s_max, budget),
+        "phase": lambda budget: phase_plan(capacities, budget, phase),
+        "reserved": lambda budget: phase_plan(capacities, budget, phase, reserve),
+    }
+
+
+@given(pools(), st.floats(0, 1, exclude_max=True))
+def test_a_larger_budget_never_takes_less_of_any_depth(pool, reserve):
+    capacities, budget, phase = pool
+    for name, plan_for in plans_of(capacities, phase, reserve).items():
+        less, more = (
+            allocate(capacities, plan.targets, plan.priorities) for plan in (plan_for(budget), plan_for(budget + 1))
+        )
+        assert all(a <= b for a, b in zip(less, more, strict=True)), name
+
+
+@given(problems(deepest=8, largest=12), st.data())
+def test_another_trajectory_of_a_depth_that_had_enough_changes_nothing(problem, data):
+    """Where no bucket wants more than it has, the plan is fulfilled, whatever else lies in the buckets."""
+    capacities, targets, priorities = problem
+    enough = [max(c, t) + data.draw(st.integers(0, 3)) for c, t in zip(capacities, targets, strict=True)]
+    assert allocate(enough, targets, priorities) == targets
+
+
+# Coverage: the paper's "Optimality of Top-K Selection".
+
+
+def test_the_deepest_k_cover_most_retrieval_tokens_of_all_subsets_of_size_k():
+    """By exhaustion: |R(τ)| = L per search, every pool of 7 with depths up to 3, every K."""
+    for depths in itertools.combinations_with_replacement(range(4), 7):
+        columns = np.array(depths, dtype=np.int64)
+        capacities = count_depths(columns, 3)
+        for budget in range(1, 8):
+            plan = auto_plan(3, budget)
+            chosen = sample_buckets(
+                columns, allocate(capacities, plan.targets, plan.priorities), np.random.default_rng(0)
+            )
+            best = max(sum(subset) for subset in itertools.combinations(depths, budget))
+            assert columns[chosen].sum() == best
+
+
+@given(pools(deepest=8), st.floats(0, 1, exclude_max=True))
+def test_the_reserve_never_covers_less_than_the_literal_phase(pool, reserve):
+    capacities, budget, phase = pool
+    literal, reserved = (
+        allocate(capacities, plan.targets, plan.priorities)
+        for plan in (phase_plan(capacities, budget, phase), phase_plan(capacities, budget, phase, reserve))
+    )
+    assert sum(reserved) == sum(literal)
+    assert sum(s * f for s, f in enumerate(reserved)) >= sum(s * f for s, f in enumerate(literal))
+
+
+@given(pools(deepest=8), st.floats(0.01, 1, exclude_max=True))
+def test_with_a_reserve_no_pool_leaves_every_deeper_trajectory_out(pool, reserve):
+    capacities, budget, phase = pool
+    plan = phase_plan(capacities, budget, phase, reserve)
+    chosen = allocate(capacities, plan.targets, plan.priorities)
+    deeper = sum(capacities[phase + 2 :])
+    assert sum(chosen[phase + 2 :]) >= min(math.floor(reserve * budget), deeper)
+
+
 # The phase.
 
 
@@ -320,14 +386,13 @@ def test_the_trap_is_a_bucket_that_fills_the_budget_while_the_deeper_ones_cannot
 
 
 @given(pools(deepest=8))
-def test_trapped_means_that_the_literal_plan_takes_depth_k_plus_one_only_and_leaves_deeper_ones(pool):
+def test_trapped_means_that_the_literal_plan_takes_depth_k_plus_one_only_and_the_phase_stays(pool):
     capacities, budget, phase = pool
     plan = phase_plan(capacities, budget, phase)
     chosen = allocate(capacities, plan.targets, plan.priorities)
-    deeper = sum(capacities[phase + 2 :])
-    stays = advance_phase(capacities, budget, phase) == phase and deeper < budget
-    starves = chosen[phase + 1] == budget and deeper > 0
-    assert is_phase_trapped(capacities, budget, phase) == (stays and starves)
+    is_last = phase == len(capacities) - 2
+    stays = advance_phase(capacities, budget, phase) == phase and not is_last
+    assert is_phase_trapped(capacities, budget, phase) == (stays and chosen[phase + 1] == budget)
 
 
 @given(pools(), st.floats(0, 1, exclude_max=True))
@@ -389,24 +454,24 @@ def test_auto_and_anti_name_what_is_out_of_range(plan):
 # Buckets.
 
 
-@given(st.lists(st.integers(0, 70), max_size=80), st.integers(1, 50))
-def test_capacities_count_every_trajectory_once_and_too_deep_ones_as_s_max(depths, s_max):
+@given(st.integers(1, 50).flatmap(lambda s: st.tuples(st.just(s), st.lists(st.integers(0, s), max_size=80))))
+def test_capacities_count_every_trajectory_once(problem):
+    s_max, depths = problem
     capacities = count_depths(np.array(depths, dtype=np.int64), s_max)
-    assert capacities[:s_max] == [depths.count(s) for s in range(s_max)]
-    assert capacities[s_max] == sum(depth >= s_max for depth in depths)
-    assert len(capacities) == s_max + 1
+    assert capacities == [depths.count(s) for s in range(s_max + 1)]
 
 
-def test_a_negative_depth_is_refused():
-    with pytest.raises(ValueError, match="depths must be >= 0, got -1"):
-        count_depths(np.array([0, -1, 2]), 5)
+@pytest.mark.parametrize("depth", [-1, 6])
+def test_a_depth_that_cannot_be_is_refused(depth):
+    with pytest.raises(ValueError, match=rf"depths must be in \[0, 5\], got {depth}"):
+        count_depths(np.array([0, depth, 2]), 5)
 
 
 @st.composite
 def samplings(draw):
     """(depths, allocation): how many to take of each depth, never more than there are."""
     s_max = draw(st.integers(1, 50))
-    depths = draw(st.lists(st.integers(0, s_max + 2), max_size=80))
+    depths = draw(st.lists(st.integers(0, s_max), max_size=80))
     capacities = count_depths(np.array(depths, dtype=np.int64), s_max)
     return np.array(depths, dtype=np.int64), [draw(st.integers(0, capacity)) for capacity in capacities]
 

@@ -54,43 +54,63 @@ def test_ranks_are_dealt_by_length():
     assert share_of_rank([5, 9, 7, 9], 1, 2) == [3, 0]
 
 
-@given(LENGTHS, st.integers(1, 1000))
-def test_micro_batches_hold_every_trajectory_once_within_the_token_limit(lengths, max_tokens):
-    groups = micro_batches(lengths, max_tokens)
+@given(LENGTHS, st.integers(1, 1000), st.booleans())
+def test_micro_batches_hold_every_trajectory_once_within_the_token_limit(lengths, max_tokens, packing):
+    groups = micro_batches(lengths, max_tokens, packing)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     for group in groups:
         padded = len(group) * max(lengths[i] for i in group)
-        assert padded <= max_tokens or len(group) == 1
+        tokens = sum(lengths[i] for i in group) if packing else padded
+        assert tokens <= max_tokens or len(group) == 1
 
 
 @given(LENGTHS, st.integers(1, 1000))
-def test_like_lengths_go_together(lengths, max_tokens):
-    dealt = [lengths[i] for group in micro_batches(lengths, max_tokens) for i in group]
+def test_packing_never_needs_more_forward_passes_than_padding(lengths, max_tokens):
+    assert len(micro_batches(lengths, max_tokens, True)) <= len(micro_batches(lengths, max_tokens, False))
+
+
+@given(LENGTHS, st.integers(1, 1000), st.booleans())
+def test_like_lengths_go_together(lengths, max_tokens, packing):
+    dealt = [lengths[i] for group in micro_batches(lengths, max_tokens, packing) for i in group]
     assert dealt == sorted(lengths, reverse=True)
 
 
 def test_micro_batches_by_hand():
     """At most 12 padded tokens: 6 + 5 padded to 6 fit, a third does not; the 4s and the 2 fit padded to 4."""
-    assert micro_batches([4, 6, 2, 5, 4], 12) == [[1, 3], [0, 4, 2]]
-    assert micro_batches([50], 12) == [[0]]
-    assert micro_batches([], 12) == []
+    assert micro_batches([4, 6, 2, 5, 4], 12, False) == [[1, 3], [0, 4, 2]]
+    assert micro_batches([50], 12, False) == [[0]]
+    assert micro_batches([], 12, False) == []
+
+
+def test_packed_micro_batches_by_hand():
+    """At most 15 tokens: 6 + 5 + 4 = 15 fill the first, 4 + 2 are left."""
+    assert micro_batches([4, 6, 2, 5, 4], 15, True) == [[1, 3, 0], [4, 2]]
 
 
 def test_collated_rows_are_padded_on_the_right_and_padding_is_never_sampled():
     trajectories = [make_trajectory(prompt=1, sampled=2), make_trajectory(1), make_trajectory(2, prompt=2, sampled=2)]
-    batch = collate(trajectories, [2, 0], torch.device("cpu"))
-    assert batch.rows == [2, 0]
+    batch = collate(trajectories, [2, 0], torch.device("cpu"), packing=False)
+    assert batch.positions is None
     assert batch.token_ids.tolist() == [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 0]]
     assert batch.sampled.int().tolist() == [[0, 0, 1, 0, 0, 1], [0, 1, 0, 0, 1, 0]]
     assert batch.token_ids.dtype == torch.int64
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6), st.randoms())
-def test_sampled_tokens_in_row_order_are_those_of_each_trajectory_in_turn(shapes, random):
+def test_packed_trajectories_lie_end_to_end_each_counting_its_own_positions():
+    trajectories = [make_trajectory(prompt=1, sampled=2), make_trajectory(1), make_trajectory(2, prompt=2, sampled=2)]
+    batch = collate(trajectories, [2, 0], torch.device("cpu"), packing=True)
+    assert batch.token_ids.tolist() == [[5, 6, 7, 8, 9, 10, 5, 6, 7, 8, 9]]
+    assert batch.sampled.int().tolist() == [[0, 0, 1, 0, 0, 1, 0, 1, 0, 0, 1]]
+    assert batch.positions is not None
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6), st.randoms(), st.booleans())
+def test_sampled_tokens_in_row_order_are_those_of_each_trajectory_in_turn(shapes, random, packing):
     trajectories = [make_trajectory(i, prompt=prompt, sampled=sampled) for i, (prompt, sampled) in enumerate(shapes)]
     rows = list(range(len(trajectories)))
     random.shuffle(rows)
-    batch = collate(trajectories, rows, torch.device("cpu"))
+    batch = collate(trajectories, rows, torch.device("cpu"), packing)
     expected = np.concatenate([trajectories[i].token_ids[trajectories[i].sampled] for i in rows])
     np.testing.assert_array_equal(batch.token_ids[batch.sampled].numpy(), expected)
 

@@ -37,17 +37,18 @@ def expected(policy: SampledLogprobs, trajectory, temperature: float = 1.0) -> t
     return chosen[torch.tensor(trajectory.sampled[1:])]
 
 
+@pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_the_definition_in_row_major_order(policy, temperature):
-    batch = collate(trajectories(), [2, 0, 1], torch.device("cpu"))
+def test_logprobs_are_those_of_the_definition_in_row_major_order(policy, temperature, packing):
+    batch = collate(trajectories(), [2, 0, 1], torch.device("cpu"), packing)
     with torch.no_grad():
-        found, _ = policy(batch.token_ids, batch.sampled, temperature)
+        found, _ = policy(batch.token_ids, batch.sampled, temperature, batch.positions)
         wanted = torch.cat([expected(policy, trajectories()[i], temperature) for i in (2, 0, 1)])
     torch.testing.assert_close(found.double(), wanted, atol=2e-5, rtol=0)
 
 
 def test_entropy_is_that_of_the_whole_distribution(policy):
-    batch = collate(trajectories(), [0], torch.device("cpu"))
+    batch = collate(trajectories(), [0], torch.device("cpu"), packing=False)
     _, entropy = policy(batch.token_ids, batch.sampled, 1.0)
     with torch.no_grad():
         distribution = torch.distributions.Categorical(logits=policy.model(batch.token_ids).logits[0, :-1])
@@ -56,7 +57,7 @@ def test_entropy_is_that_of_the_whole_distribution(policy):
 
 
 def test_logits_in_small_pieces_give_the_same_gradient(policy, monkeypatch):
-    batch = collate(trajectories(), [0, 1, 2], torch.device("cpu"))
+    batch = collate(trajectories(), [0, 1, 2], torch.device("cpu"), packing=False)
     gradients = []
     for at_once in (4096, 5):
         monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", at_once)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cusearch_async.algorithm.methods import State
-from cusearch_async.errors import BufferUnavailable, ConfigError, CorruptPayload, Fenced
+from cusearch_async.errors import BufferUnavailable, ConfigError, CorruptPayload, Fenced, InvalidTrajectory
 from cusearch_async.transport.buffer import Buffer, Place, Shape, connect
 from tests.conftest import wait_until_async
 from tests.strategies import make_trajectory
@@ -64,7 +64,9 @@ async def test_two_workers_never_get_the_same_ticket(make_buffer):
     learner = make_buffer(max_staleness=10)
     await start(learner)
     workers = [make_buffer(max_staleness=10) for _ in range(6)]
-    grants = await asyncio.gather(*(worker.admit(f"w{i}", 0, 3 * G) for i, worker in enumerate(workers) for _ in range(2)))
+    grants = await asyncio.gather(
+        *(worker.admit(f"w{i}", 0, 3 * G) for i, worker in enumerate(workers) for _ in range(2))
+    )
     places = [place for grant in grants for place in grant]
     assert len(places) == len(set(places)) == 6 * 2 * 3 * G - max(0, 6 * 2 * 3 - 11 * N) * G
 
@@ -78,12 +80,13 @@ async def test_a_trajectory_lies_in_the_bucket_of_its_depth(make_buffer):
     assert await buffer.capacities() == [1, 1, 1, 1, 1, 1]
 
 
-async def test_a_depth_beyond_the_last_bucket_lies_in_the_last(make_buffer):
+async def test_a_trajectory_deeper_than_the_last_bucket_is_refused_by_name(make_buffer):
     buffer = make_buffer()
     await start(buffer)
-    (place, _) = await buffer.admit("w", 0, G)
-    await buffer.put(make_trajectory(place.ticket, place.rollout, depth=9))
-    assert await buffer.capacities() == [0, 0, 0, 0, 0, 1]
+    await buffer.admit("w", 0, G)
+    with pytest.raises(InvalidTrajectory, match=r"trajectory 0:1: depth must be at most episode.s_max \(5\), got 6"):
+        await buffer.put(make_trajectory(0, 1, depth=6))
+    assert (await buffer.ledger()).finished == 0
 
 
 async def test_a_second_put_of_the_same_rollout_is_refused_and_counted(make_buffer):
@@ -182,7 +185,12 @@ async def test_an_older_learner_is_fenced_off(make_buffer):
     await fill(old, await old.admit("w", 0, N * G))
     pool = await old.claim(0)
     await new.recover(0, State(), {})
-    for attempt in (old.claim(0), old.commit(pool, pool.trajectories, State(phase=0), {}), old.announce(1, "x"), old.checkpoint(1)):
+    for attempt in (
+        old.claim(0),
+        old.commit(pool, pool.trajectories, State(phase=0), {}),
+        old.announce(1, "x"),
+        old.checkpoint(1),
+    ):
         with pytest.raises(Fenced):
             await attempt
     assert await new.claim(0) is not None
@@ -203,6 +211,62 @@ async def test_recovery_gives_every_later_step_its_pool_again(make_buffer):
     assert (ledger.trained, ledger.claimed, ledger.closes) == (4, 2 * N * G, True)
     for step in (1, 2):
         assert [t.id for t in await resumed.claim(step)] == [t.id for t in pools[step]]
+
+
+async def test_a_group_is_granted_only_as_a_whole(make_buffer):
+    buffer = make_buffer()
+    await start(buffer)
+    assert await buffer.admit("w", 0, G - 1) == []
+    assert await buffer.admit("w", 0, 2 * G + 1) == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
+
+
+async def test_a_commit_gives_coming_groups_their_size_and_keeps_what_the_method_remembers(make_buffer, redis_url):
+    """Of the tickets that version 1 opens, 8 gets three rollouts and 9 gets one; the others have G."""
+    buffer = make_buffer()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    pool = await buffer.claim(0)
+    state = State(visits={"atlas/2/Pinsk": ((1, 2), (0, 3)), "another question": ((1, 1),)})
+    await buffer.commit(pool, pool.trajectories, state, {8: 3, 9: 1})
+    await buffer.announce(1, "v000001-e1")
+    opened = await buffer.admit("w", 1, 3 + 1 + G)
+    assert opened == [Place(8, 0), Place(8, 1), Place(8, 2), Place(9, 0), Place(10, 0), Place(10, 1)]
+    client = connect(redis_url, None)
+    remembered = await client.hgetall(buffer.keys.visits)
+    await client.aclose()
+    assert remembered == {b"atlas/2/Pinsk": b"1/2 0/3"}, "of the questions of this pool"
+
+
+async def test_groups_of_any_size_are_claimed_whole_and_their_sizes_go_with_them(make_buffer, redis_url):
+    buffer = make_buffer(max_staleness=0)
+    await buffer.recover(0, State(), {0: 3, 1: 1})
+    await buffer.announce(0, "v000000-e1")
+    places = await buffer.admit("w", 0, 100)
+    assert [p.ticket for p in places] == [0, 0, 0, 1, 2, 2, 3, 3]
+    await fill(buffer, [p for p in places if p != Place(0, 2)])
+    assert await buffer.claim(0) is None, "ticket 0 has a third rollout to come"
+    await fill(buffer, [Place(0, 2)])
+    pool = await buffer.claim(0)
+    assert [(t.ticket, t.rollout) for t in pool] == [(p.ticket, p.rollout) for p in places]
+    await buffer.commit(pool, pool.trajectories, State(), {4: 2})
+    await buffer.checkpoint(1)
+    client = connect(redis_url, None)
+    sizes = await client.hgetall(buffer.keys.sizes)
+    await client.aclose()
+    assert sizes == {b"4": b"2"}
+    assert (await buffer.ledger()).closes
+
+
+async def test_a_group_keeps_its_first_size_and_recovery_brings_the_memory_back(make_buffer, redis_url):
+    buffer = make_buffer()
+    await buffer.recover(0, State(visits={"gone": ((1, 1),)}), {5: 4})
+    resumed = make_buffer()
+    await resumed.recover(0, State(phase=2, visits={"kept": ((0, 2), (2, 2))}), {5: 1, 6: 3})
+    client = connect(redis_url, None)
+    found = await client.hgetall(resumed.keys.visits), await client.hgetall(resumed.keys.sizes)
+    await client.aclose()
+    assert found == ({b"kept": b"0/2 2/2"}, {b"5": b"4", b"6": b"3"})
+    assert (await resumed.state()).phase == 2
 
 
 async def test_recovery_before_forgotten_pools_is_refused_with_the_remedy(make_buffer):

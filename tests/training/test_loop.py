@@ -1,0 +1,112 @@
+"""What the loop decides for a step: which trajectories, and how many rollouts the coming tickets get."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from cusearch_async.algorithm.methods import State
+from cusearch_async.algorithm.staleness import question_index
+from cusearch_async.config import load_config
+from cusearch_async.errors import InvalidTrajectory
+from cusearch_async.training.loop import plan_groups, select
+from cusearch_async.types import Pool, Question
+from tests.strategies import make_trajectory
+
+SMALL = ("--pool.questions", "4", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4")
+
+
+@pytest.fixture
+def config_of(atlas_config):
+    return lambda *overrides: load_config(atlas_config, [*SMALL, *overrides])
+
+
+def pool_of(depths, step=0, **changes):
+    return Pool(step, tuple(make_trajectory(i // 2, i % 2, depth=depth, **changes) for i, depth in enumerate(depths)))
+
+
+def test_a_selection_is_seeded_by_run_and_step_and_by_nothing_else(config_of):
+    config = config_of("--method.name", "random")
+    first, again = (select(pool_of([1] * 8, step=3), State(), config).indices.tolist() for _ in range(2))
+    others = [select(pool_of([1] * 8, step=step), State(), config).indices.tolist() for step in range(20)]
+    reseeded = select(pool_of([1] * 8, step=3), State(), config_of("--method.name", "random", "--run.seed", "1"))
+    assert first == again
+    assert len({tuple(o) for o in others}) > 5
+    assert reseeded.indices.tolist() != first
+
+
+def test_a_trapped_phase_is_warned_about_by_name(config_of, caplog):
+    with caplog.at_level(logging.WARNING):
+        selection = select(pool_of([1, 1, 1, 1, 1, 2, 2, 3], step=7), State(), config_of("--method.phase_reserve", "0"))
+    assert selection.facts["phase_trapped"] == 1
+    assert "step 7: the phase is trapped: depth 1 alone fills the budget" in caplog.text
+    assert "method.phase_reserve" in caplog.text
+
+
+def test_a_selection_of_none_is_warned_about(config_of, caplog):
+    with caplog.at_level(logging.WARNING):
+        selection = select(pool_of([1] * 8, step=2), State(), config_of("--method.name", "dapo"))
+    assert len(selection.indices) == 0
+    assert "step 2 trains on nothing: method dapo selected none" in caplog.text
+
+
+def test_a_trajectory_deeper_than_the_environment_allows_is_named(config_of):
+    with pytest.raises(InvalidTrajectory, match=r"trajectory 1:1: depth must be in \[0, 5\], got 6"):
+        select(pool_of([1, 1, 1, 6, 1, 1, 1, 1]), State(), config_of())
+
+
+QUESTIONS = [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i in range(6)]
+
+
+def test_methods_without_a_plan_leave_all_groups_at_g(config_of):
+    assert plan_groups({}, 0, State(), QUESTIONS, config_of()) == {}
+
+
+def test_a_commit_plans_the_tickets_that_the_next_version_opens(config_of):
+    """Staleness 2: version 1 opens tickets below (2 + 1 + 1) 4 = 16, of which 12 to 15 are new."""
+    config = config_of("--method.name", "ar3po", "--pool.max_staleness", "2")
+    visits = {f"q{i}": ((0, 9),) if i < 3 else ((4, 9),) for i in range(6)}
+    sizes = plan_groups({}, 0, State(visits=visits), QUESTIONS, config)
+    assert sorted(sizes) == [12, 13, 14, 15]
+    assert sum(sizes.values()) == 4 * 2
+    hopeless = {ticket for ticket in sizes if question_index(ticket, 6, config.run.seed) < 3}
+    assert max(sizes[t] for t in hopeless) <= 2 <= min(sizes[t] for t in sizes.keys() - hopeless)
+    assert 1 in sizes.values()
+
+
+def test_plans_of_pools_to_come_are_kept_until_their_step(config_of):
+    config = config_of("--method.name", "ar3po", "--pool.max_staleness", "1")
+    sizes: dict[int, int] = {}
+    for step in range(3):
+        sizes = plan_groups(sizes, step, State(), QUESTIONS, config)
+        last = (step + 3) * 4
+        assert sorted(sizes) == list(range(max(8, (step + 1) * 4), last)), "from the next pool on"
+    assert set(sizes.values()) == {2}, "without history everyone gets G"
+
+
+def test_a_pool_out_of_order_or_empty_is_refused_by_name():
+    with pytest.raises(InvalidTrajectory, match="pool 4: is empty"):
+        Pool(4, ())
+    with pytest.raises(InvalidTrajectory, match=r"pool 4: .*0:1 comes after 1:0"):
+        Pool(4, (make_trajectory(1, 0), make_trajectory(0, 1)))
+    with pytest.raises(InvalidTrajectory, match="2:0 comes after 2:0"):
+        Pool(4, (make_trajectory(2, 0), make_trajectory(2, 0)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": float("nan")}, "reward must be finite and >= 0, got nan"),
+        ({"f1": float("inf")}, "f1 must be finite and >= 0, got inf"),
+        ({"depth": -1}, "depth must be finite and >= 0, got -1"),
+        ({"logprobs": np.array([-1, float("-inf"), -1, -1], np.float32)}, "sampled token 1 has -inf"),
+        ({"logprobs": np.array([-1, -1, -1, float("nan")], np.float32)}, "sampled token 3 has nan"),
+        ({"versions": np.zeros(3, np.int32)}, "4 sampled tokens need as many logprobs and versions"),
+        ({"sampled": np.zeros(9, np.bool_), "logprobs": np.zeros(0), "versions": np.zeros(0)}, "at least one sampled"),
+    ],
+)
+def test_a_trajectory_that_nothing_can_be_learned_from_is_refused_by_name(changes, message):
+    with pytest.raises(InvalidTrajectory, match=f"trajectory 5:2: .*{message}"):
+        make_trajectory(5, 2, **changes)

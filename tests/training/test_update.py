@@ -1,0 +1,152 @@
+"""What the loss is given, and what the update says of itself, by numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cusearch_async.algorithm.losses import Surrogate, Tokens, TokenTerms, policy_loss
+from cusearch_async.config import load_config
+from cusearch_async.training.report import UpdateReport
+from cusearch_async.training.update import Update
+from tests.strategies import make_trajectory
+
+
+@pytest.fixture
+def config_of(atlas_config):
+    return lambda *overrides: load_config(atlas_config, list(overrides))
+
+
+def trajectories():
+    """Two: 2 sampled tokens at depth 1, 4 at depth 3; log μ = -1 everywhere; versions 4 and 6."""
+    return [
+        make_trajectory(
+            i, sampled=n, depth=depth, logprobs=np.full(n, -1, np.float32), versions=np.full(n, v, np.int32)
+        )
+        for i, (n, depth, v) in enumerate([(2, 1, 4), (4, 3, 6)])
+    ]
+
+
+def test_the_tokens_of_a_micro_batch_lie_trajectory_by_trajectory(config_of):
+    update = Update(trajectories(), np.array([0.5, -2.0]), 7, config_of("--loss.aggregation", "seq-mean-token-mean"))
+    update.set_proximal({0: np.array([-1, -0.5], np.float32), 1: np.full(4, -3, np.float32)})
+    update.set_reference({0: np.array([-9, -8], np.float32), 1: np.arange(4, dtype=np.float32)})
+    tokens = update.tokens([1, 0], update.shares([0, 1]), torch.full((6,), -1.0))
+    assert tokens.lengths == [4, 2]
+    assert tokens.advantages.tolist() == [-2.0] * 4 + [0.5] * 2
+    assert tokens.aggregation.tolist() == pytest.approx([1 / 8] * 4 + [1 / 4] * 2)
+    assert tokens.log_prox.tolist() == [-3.0] * 4 + [-1.0, -0.5]
+    assert tokens.log_behaviour.tolist() == [-1.0] * 6
+    assert tokens.log_reference is not None
+    assert tokens.log_reference.tolist() == [0, 1, 2, 3, -9, -8]
+    assert tokens.weights.tolist() == pytest.approx([math.exp(-2)] * 4 + [1, math.exp(0.5)])
+    assert update.faults == ""
+
+
+def test_without_a_recomputed_proximal_it_is_taken_between_the_policies(config_of):
+    """log μ = -1, log π_θ = -2: sampled at 4 by step 7 (α = 3/4) -1.75; at 6 (α = 1/2) -1.5."""
+    update = Update(trajectories(), np.zeros(2), 7, config_of("--loss.proximal", "loglinear"))
+    tokens = update.tokens([0, 1], update.shares([0, 1]), torch.full((6,), -2.0))
+    assert tokens.log_prox.tolist() == [-1.75] * 2 + [-1.5] * 4
+    assert tokens.log_reference is None
+
+
+def test_what_is_not_finite_is_named_by_its_trajectory(config_of):
+    update = Update(trajectories(), np.zeros(2), 7, config_of())
+    update.set_reference({0: np.array([-1, math.nan], np.float32), 1: np.full(4, -1, np.float32)})
+    assert update.faults == "reference log-probabilities of trajectory 0:0"
+    update.set_proximal({0: np.zeros(2, np.float32), 1: np.full(4, -math.inf, np.float32)})
+    assert update.faults.endswith(", log-probabilities of trajectory 1:0")
+
+
+def test_many_faults_are_named_in_part(config_of):
+    update = Update(trajectories(), np.zeros(2), 7, config_of())
+    for name in "abcdef":
+        update.note_fault(name)
+    assert update.faults == "a, b, c, d and 2 more"
+
+
+def report_of(*micro_batches):
+    report = UpdateReport(s_max=3)
+    for depths, tokens, terms, entropy in micro_batches:
+        report.add(depths, tokens, terms, entropy)
+    return report.metrics(optimizer_steps=1)
+
+
+def test_an_update_is_described_by_depth():
+    """Depth 1: one trajectory of 1 token; depth 3: one of 3. Weights 2 (held from e), and 1, 1, 0 (1/e dropped)."""
+    tokens = Tokens(
+        lengths=[1, 3],
+        log_behaviour=torch.tensor([-2.0, -1.0, -1.0, -1.0]),
+        log_prox=torch.tensor([-1.0, -1.0, -1.0, -2.0]),
+        log_reference=None,
+        advantages=torch.tensor([1.0, -0.5, -0.5, -0.5]),
+        weights=torch.tensor([2.0, 1.0, 1.0, 0.0]),
+        aggregation=torch.full((4,), 0.25),
+    )
+    clipped = torch.tensor([True, False, False, False])
+    terms = TokenTerms(torch.tensor([1.0, 2.0, 3.0, 4.0]), clipped, torch.full((4,), 0.1), torch.ones(4))
+    found = report_of(([1, 3], tokens, terms, torch.tensor([0.5, 1.0, 1.0, 1.5])))
+    e = math.e
+    expected = {
+        "train/tokens": 4,
+        "train/loss": 10,
+        "train/optimizer_steps": 1,
+        "train/clip_fraction": 0.25,
+        "train/kl_reference": 0.1,
+        "train/entropy": 1,
+        "off_policy/mismatch_kl": (e - 2 + 1 / e) / 4,
+        "off_policy/logprob_difference_mean": 0.5,
+        "off_policy/logprob_difference_max": 1,
+        "off_policy/weight_mean": 1,
+        "off_policy/weight_bounded_share": 0.5,
+        "off_policy/ess": 16 / (4 * 6),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    by_depth = {
+        "token_share": [0, 0.25, 0, 0.75],
+        "advantage_mass": [0, 0.4, 0, 0.6],
+        "advantage": [None, 1, None, -1],
+        "weight_bounded_share": [None, 1, None, 1 / 3],
+        "ess": [None, 1, None, 2**2 / (3 * 2)],
+    }
+    assert {name: found[f"by_depth/{name}"] for name in by_depth} == {
+        name: [value if value is None else pytest.approx(value) for value in values]
+        for name, values in by_depth.items()
+    }
+
+
+def test_an_update_of_nothing_is_described_too():
+    found = report_of()
+    assert found["train/tokens"] == 0
+    assert found["by_depth/token_share"] == [0, 0, 0, 0]
+    assert found["by_depth/ess"] == [None] * 4
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 6), min_size=2, max_size=6))
+def test_a_report_does_not_depend_on_micro_batches(seed, lengths):
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(lengths)
+    columns = {name: torch.rand(count, generator=generator) for name in Tokens.__slots__ if name != "lengths"}
+    log_policy, entropy = torch.rand(count, generator=generator), torch.rand(count, generator=generator)
+    depths = torch.randint(0, 4, (len(lengths),), generator=generator).tolist()
+
+    def batch(rows):
+        inside = [i for row in rows for i in range(sum(lengths[:row]), sum(lengths[: row + 1]))]
+        tokens = Tokens(
+            lengths=[lengths[row] for row in rows], **{name: column[inside] for name, column in columns.items()}
+        )
+        _, terms = policy_loss(log_policy[inside], tokens, Surrogate())
+        return [depths[row] for row in rows], tokens, terms, entropy[inside]
+
+    rows = list(range(len(lengths)))
+    whole, parts = report_of(batch(rows)), report_of(*(batch([row]) for row in rows))
+    for name, value in whole.items():
+        one, other = (v if isinstance(v, list) else [v] for v in (value, parts[name]))
+        for a, b in zip(one, other, strict=True):
+            assert a == (b if b is None else pytest.approx(b, rel=1e-6, abs=1e-9)), name
