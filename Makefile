@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup demo test test-fast lint bench bench-async clean
+.PHONY: setup demo test test-fast lint bench bench-async bench-selection clean
 
 setup: $(VENV)/.complete
 
@@ -30,10 +30,13 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-async
+bench: bench-selection bench-async
 
 bench-async: setup
 	$(BIN)/python -m tests.bench.bench_async
+
+bench-selection: setup
+	$(BIN)/python -m tests.bench.bench_selection
 
 clean:
 	rm -rf $(VENV) runs

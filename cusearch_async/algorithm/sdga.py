@@ -105,11 +105,8 @@ def phase_plan(capacities: Sequence[int], budget: int, phase: int, reserve: floa
 
 def advance_phase(capacities: Sequence[int], budget: int, phase: int) -> int:
     """The phase after looking at a pool: k+1 if sum over s > k+1 of c_s >= K, else k. At most one advance;
-    never beyond S_max - 1, never back.
+    never back, and never beyond S_max - 1, as nothing is deeper than that. K >= 1.
     Source: CuSearch, "Phase Transition"."""
-    s_max = len(capacities) - 1
-    if phase >= s_max - 1:
-        return phase
     return phase + 1 if sum(capacities[phase + 2 :]) >= budget else phase
 
 

@@ -167,6 +167,7 @@ def finish(
         "staleness_mean": sum(row["staleness/mean"] for row in rows) / len(rows),
         "staleness_bound": config.pool.max_staleness,
         "phase_after": rows[-1].get("sdga/phase"),
+        "phase_trapped_steps": sum(row.get("sdga/phase_trapped", 0.0) > 0 for row in rows),
         "steps": len(rows),
         "wall_s": round(wall_s, 1),
         "trajectories_trained": ledger.trained,
@@ -181,6 +182,12 @@ def finish(
         f"staleness at most {summary['staleness_max']:g} (bound {config.pool.max_staleness}); "
         f"the ledger {'closes' if ledger.closes else 'DOES NOT CLOSE'}"
     )
+    if summary["phase_trapped_steps"]:
+        console.print(
+            f"the phase was trapped in {summary['phase_trapped_steps']} of {len(rows)} steps: one depth alone filled "
+            "the budget and nothing deeper was trained on; consider method.phase_reserve",
+            style="yellow",
+        )
     console.print(
         f"plot: {picture}   metrics: {config.folder / 'metrics.jsonl'}   summary: {config.folder / 'summary.json'}"
     )

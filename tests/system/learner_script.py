@@ -1,6 +1,7 @@
 """One rank of a learner as a process of its own: python -m tests.system.learner_script FOLDER NAME.
 
-Trains on fixed trajectories; writes FOLDER/weights-NAME.safetensors and the last step's FOLDER/report-NAME.json."""
+Trains on fixed trajectories; writes FOLDER/weights-NAME.safetensors, the last step's FOLDER/report-NAME.json and
+the gradient of the first mini-batch, before clipping, as FOLDER/gradient-NAME.safetensors."""
 
 from __future__ import annotations
 
@@ -8,9 +9,52 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cusearch_async import host
 from cusearch_async.config import load_config, split_overrides
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from cusearch_async.types import Trajectory
+
+
+def fixed_trajectories() -> tuple[list[Trajectory], NDArray[np.float64]]:
+    """Ten trajectories of 5 to 60 sampled tokens at depths 0 to 5, and their advantages."""
+    import numpy as np
+
+    from tests.strategies import make_trajectory
+
+    rng = np.random.default_rng(0)
+    selected = []
+    for ticket in range(10):
+        sampled = int(rng.integers(5, 60))
+        length = 8 + sampled + 2
+        logprobs = rng.normal(-3, 0.3, sampled).astype(np.float32)
+        token_ids = rng.integers(0, 370, length).astype(np.int32)
+        selected.append(
+            make_trajectory(ticket, prompt=8, sampled=sampled, token_ids=token_ids, logprobs=logprobs, depth=ticket % 6)
+        )
+    return selected, rng.normal(size=len(selected))
+
+
+def record_first_gradient(engine: Any) -> dict[str, Any]:
+    """Filled with the whole gradient, summed over ranks, at the first optimizer step, whatever the ZeRO stage."""
+    from deepspeed.utils import safe_get_full_grad
+
+    gradients: dict[str, Any] = {}
+    step = engine.optimizer.step
+
+    def recording_step(*arguments: Any, **named: Any) -> Any:
+        if not gradients:
+            for name, parameter in engine.module.named_parameters():
+                gradients[name] = safe_get_full_grad(parameter).clone()
+        return step(*arguments, **named)
+
+    engine.optimizer.step = recording_step
+    return gradients
 
 
 def main() -> None:
@@ -21,42 +65,46 @@ def main() -> None:
     parser.add_argument("--to-step", type=int, default=2)
     parser.add_argument("--load", type=Path)
     parser.add_argument("--save", type=Path)
+    parser.add_argument("--poison", choices=("weight", "gradient"))
     own, overrides = split_overrides(sys.argv[1:])
     arguments = parser.parse_args(own)
     host.settle([])
 
-    import numpy as np
+    import torch
     from safetensors.torch import save_file
 
+    from cusearch_async.errors import NonFiniteUpdate
     from cusearch_async.training.learner import Learner
     from cusearch_async.training.team import Team
-    from tests.strategies import make_trajectory
 
     atlas = Path(__file__).parents[2] / "configs" / "atlas.toml"
     config = load_config(atlas, overrides)
-    rng = np.random.default_rng(0)
-    selected = []
-    for ticket in range(10):
-        sampled = int(rng.integers(5, 60))
-        length = 8 + sampled + 2
-        logprobs = rng.normal(-3, 0.3, sampled).astype(np.float32)
-        token_ids = rng.integers(0, 370, length).astype(np.int32)
-        selected.append(make_trajectory(ticket, prompt=8, sampled=sampled, token_ids=token_ids, logprobs=logprobs))
-    advantages = rng.normal(size=len(selected))
+    selected, advantages = fixed_trajectories()
+    if arguments.poison == "gradient":
+        advantages *= 1e38  # the loss is finite, what flows back through the network is not
     team = Team()
     learner = Learner(config, team)
+    if arguments.poison == "weight":
+        with torch.no_grad():
+            learner._module.model.lm_head.weight[int(selected[3].token_ids[-1])] = float("nan")
+    gradients = record_first_gradient(learner._engine)
     if arguments.load:
         learner.load(arguments.load)
     if not team.is_leader:
         learner.follow()
         return
-    for step in range(arguments.from_step, arguments.to_step):
-        report = learner.update(selected, advantages, step)
+    try:
+        for step in range(arguments.from_step, arguments.to_step):
+            report = learner.update(selected, advantages, step)
+    except NonFiniteUpdate as error:
+        report = {"refused": str(error)}
     if arguments.save:
         learner.save(arguments.save)
-    save_file(learner.tensors(), arguments.folder / f"weights-{arguments.name}.safetensors")
+    if team.size == 1 or "refused" not in report:  # a refusal ends the other ranks
+        save_file(learner.tensors(), arguments.folder / f"weights-{arguments.name}.safetensors")
+        learner.stop()
+    save_file(gradients, arguments.folder / f"gradient-{arguments.name}.safetensors")
     (arguments.folder / f"report-{arguments.name}.json").write_text(json.dumps(report))
-    learner.stop()
 
 
 if __name__ == "__main__":

@@ -7,23 +7,32 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from cusearch_async import host
 from cusearch_async.config import STARTER
+from cusearch_async.training.model import load_causal_lm
+from tests.system.learner_script import fixed_trajectories
 
 pytestmark = pytest.mark.system
 
-SETTINGS = ("--loss.minibatch", "4", "--method.budget", "8", "--learner.lr", "1e-3")
+SETTINGS = ("--loss.minibatch", "4", "--method.budget", "8", "--learner.lr", "1e-3", "--learner.grad_clip", "100")
 
 
 def train(
-    folder: Path, name: str, *arguments: str, ranks: int = 1, settings: tuple[str, ...] = ()
+    folder: Path,
+    name: str,
+    *arguments: str,
+    ranks: int = 1,
+    settings: tuple[str, ...] = (),
+    refused: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Run learner_script.py; returns the weights it ends with."""
+    """Run learner_script.py; returns the weights it ends with. `refused`: other ranks than 0 end with an error."""
     script = [sys.executable, "-m", "tests.system.learner_script", str(folder), name, *arguments]
     command = [*script, *SETTINGS, "--learner.ranks", str(ranks), *settings]
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(host.free_port())}
@@ -37,10 +46,10 @@ def train(
         )
         for rank in range(ranks)
     ]
-    for process in running:
+    for rank, process in enumerate(running):
         output, _ = process.communicate(timeout=180)
-        assert process.returncode == 0, output
-    return load_file(folder / f"weights-{name}.safetensors")
+        assert process.returncode == (1 if refused and rank else 0), output
+    return {} if refused else load_file(folder / f"weights-{name}.safetensors")
 
 
 def test_a_resumed_learner_makes_the_same_updates_bit_for_bit(tmp_path):
@@ -52,35 +61,94 @@ def test_a_resumed_learner_makes_the_same_updates_bit_for_bit(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """One rank, whole mini-batches: the update that every division must reproduce, and its report."""
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One rank, whole mini-batches: the update that every division must reproduce."""
     folder = tmp_path_factory.mktemp("plain")
-    weights = train(folder, "plain")
-    return weights, json.loads((folder / "report-plain.json").read_text())
+    train(folder, "plain")
+    return folder
+
+
+def gradient(folder: Path, name: str) -> torch.Tensor:
+    tensors = load_file(folder / f"gradient-{name}.safetensors")
+    return torch.cat([tensors[key].double().flatten() for key in sorted(tensors)])
+
+
+def flat(report: dict[str, Any]) -> dict[str, float]:
+    """A report with the entries of its lists one by one, those of empty depths left out."""
+    rows = {name: value if isinstance(value, list) else [value] for name, value in report.items()}
+    return {f"{name}/{i}": v for name, values in rows.items() for i, v in enumerate(values) if v is not None}
 
 
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [
         (1, ("--learner.micro_batch_tokens", "1")),
+        (1, ("--learner.packing", "true")),
+        (1, ("--learner.packing", "true", "--learner.micro_batch_tokens", "150")),
         (1, ("--learner.zero_stage", "0")),
         (2, ("--learner.zero_stage", "0")),
         (2, ("--learner.zero_stage", "1")),
         (2, ("--learner.zero_stage", "2", "--learner.micro_batch_tokens", "64")),
         (2, ("--learner.zero_stage", "3")),
+        (2, ("--learner.zero_stage", "3", "--learner.packing", "true")),
     ],
 )
 def test_the_update_does_not_depend_on_how_the_batch_is_divided(tmp_path, plain, ranks, settings):
-    weights, report = plain
     divided = train(tmp_path, "divided", ranks=ranks, settings=settings)
-    divided_report = json.loads((tmp_path / "report-divided.json").read_text())
-    start = load_file(STARTER / "model.safetensors")
+    whole_gradient, divided_gradient = gradient(plain, "plain"), gradient(tmp_path, "divided")
+    assert whole_gradient.abs().max() > 0.05
+    assert (whole_gradient - divided_gradient).abs().max() < 1e-6
+    assert (whole_gradient - divided_gradient).norm() < 3e-6 * whole_gradient.norm()
+
+    start, weights = load_file(STARTER / "model.safetensors"), load_file(plain / "weights-plain.safetensors")
     moved = torch.cat([(weights[name] - start[name].float()).flatten() for name in weights])
     moved_divided = torch.cat([(divided[name] - start[name].float()).flatten() for name in weights])
     assert moved.norm() > 0.1
     # Adam divides by the gradient's size, so rounding shows only where the gradient is next to nothing.
     assert (moved - moved_divided).norm() < 5e-3 * moved.norm()
+
+    report, divided_report = (
+        flat(json.loads(path.read_text())) for path in (plain / "report-plain.json", tmp_path / "report-divided.json")
+    )
+    assert report.keys() ^ divided_report.keys() <= {"train/grad_norm/0"}, "DeepSpeed keeps none at stage 0"
     for name in report.keys() & divided_report.keys():
         assert divided_report[name] == pytest.approx(report[name], rel=2e-3, abs=1e-5), name
-    if "--learner.zero_stage" not in settings or settings[1] != "0":
-        assert divided_report["train/grad_norm"] == pytest.approx(report["train/grad_norm"], rel=1e-3)
+
+
+def test_on_policy_the_gradient_is_that_of_reinforce_with_a_baseline(tmp_path):
+    """r = 1 and w = 1: -1/T Σ A ∇ log π over all sampled tokens, by autograd of the model itself."""
+    settings = ("--loss.minibatch", "16", "--method.budget", "16", "--loss.correction", "none", "--loss.kl_coef", "0")
+    train(tmp_path, "learner", "--to-step", "1", settings=settings)
+    model = load_causal_lm(str(STARTER), "float32").double().eval()
+    selected, advantages = fixed_trajectories()
+    total = sum(len(t.logprobs) for t in selected)
+    for trajectory, advantage in zip(selected, advantages, strict=True):
+        ids = torch.tensor(trajectory.token_ids[None].astype(np.int64))
+        log_all = torch.log_softmax(model(ids).logits[0, :-1], -1)
+        chosen = log_all.gather(-1, ids[0, 1:, None]).squeeze(-1)[torch.tensor(trajectory.sampled[1:])]
+        (-advantage / total * chosen.sum()).backward()
+    expected = {f"model.{name}": p.grad.double().flatten() for name, p in model.named_parameters()}
+    wanted = torch.cat([expected[name] for name in sorted(expected)])
+    found = gradient(tmp_path, "learner")
+    assert wanted.abs().max() > 0.01
+    assert (found - wanted).norm() < 1e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    ("poison", "ranks", "named"),
+    [
+        ("weight", 1, "log-probabilities of trajectory 3:0"),
+        ("gradient", 1, "the gradient"),
+        ("gradient", 2, "the gradient"),
+    ],
+)
+def test_a_step_that_is_not_finite_never_reaches_the_optimizer(tmp_path, poison, ranks, named):
+    arguments = ("--to-step", "1", "--poison", poison)
+    train(tmp_path, "poisoned", *arguments, ranks=ranks, refused=True)
+    report = json.loads((tmp_path / "report-poisoned.json").read_text())
+    assert report["refused"].startswith("step 0 is refused, not finite: ")
+    assert named in report["refused"]
+    assert not load_file(tmp_path / "gradient-poisoned.safetensors"), "the optimizer was not stepped"
+    if ranks == 1 and poison == "gradient":
+        weights, start = load_file(tmp_path / "weights-poisoned.safetensors"), load_file(STARTER / "model.safetensors")
+        assert all(torch.equal(weights[name], start[name].float()) for name in start)

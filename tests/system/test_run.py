@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
 import redis
 
+from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.transport.server import is_listening
 from tests.conftest import wait_until
 from tests.system.conftest import Run
@@ -165,6 +167,52 @@ def test_the_demo_leaves_its_table_plot_checkpoint_and_summary(run: Run):
     assert (run.folder / "checkpoints" / "step000002" / "model" / "model.safetensors").exists()
     assert (run.folder / "config.toml").exists()
     assert run.processes() == []
+
+
+def test_the_literal_method_says_that_its_phase_is_trapped(run: Run):
+    """Most episodes of the starter have depth 1: that depth alone fills half a pool."""
+    small = {"method__budget": 16, "loss__minibatch": 16, "pool__questions": 16, "rollout__max_episodes": 32}
+    status, output = finish(run.cusearch("demo", run__steps=2, method__phase_reserve=0, **small))
+    assert status == 0, output
+    trapped = [row["sdga/phase_trapped"] for row in run.metrics()]
+    assert 1 in trapped
+    assert json.loads((run.folder / "summary.json").read_text())["phase_trapped_steps"] == sum(trapped)
+    assert "the phase is trapped: depth 1 alone fills the budget" in run.log("learner")
+    assert f"the phase was trapped in {int(sum(trapped))} of 2 steps" in " ".join(output.split())
+
+
+def test_grpo_half_generates_only_what_it_trains_on(run: Run):
+    status, output = finish(run.cusearch("launch", run__steps=2, method__name="grpo_half"))
+    assert status == 0, output
+    for row in run.metrics():
+        assert sum(row["depth/generated"]) == sum(row["depth/selected"]) == 8
+
+
+def test_ar3po_moves_rollouts_by_history_and_goes_on_after_a_restart(run: Run, tmp_path: Path):
+    """Six questions of two links, so that each comes again and again; three have an answer that cannot be found."""
+    questions = [chain.question() for chain in held_out_chains(6)[6:12]]
+    data = tmp_path / "questions.jsonl"
+    with data.open("w") as file:
+        for i, q in enumerate(questions):
+            answers = list(q.answers) if i % 2 else ["no such answer"]
+            file.write(json.dumps({"id": i, "question": q.text, "golden_answers": answers}) + "\n")
+    ar3po = {"method__name": "ar3po", "data__source": data, "pool__questions": 6, "pool__max_staleness": 1}
+    status, output = finish(run.cusearch("launch", run__steps=4, **ar3po))
+    assert status == 0, output
+    status, output = finish(run.cusearch("launch", run__steps=6, **ar3po))
+    assert status == 0, output
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == list(range(6))
+    assert all(sum(row["depth/generated"]) == sum(row["depth/selected"]) == 12 for row in rows), "always N G"
+    checkpoint = json.loads((run.folder / "checkpoints" / "step000006" / "state.json").read_text())
+    visits = checkpoint["method"]["visits"]
+    assert sorted(visits) == [f"questions/{i}" for i in range(6)]
+    assert all(passed == 0 for i in (0, 2, 4) for passed, _ in visits[f"questions/{i}"])
+    played = [played for history in visits.values() for _, played in history]
+    assert {1, 2, 3, 4} >= set(played) > {2}, "groups of another size than G have been played"
+    planned = {int(ticket): size for ticket, size in checkpoint["sizes"].items()}
+    assert sorted(planned) == list(range(36, 48))
+    assert sum(planned.values()) == 24
 
 
 @pytest.mark.parametrize(

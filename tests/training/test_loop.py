@@ -104,7 +104,7 @@ def test_a_pool_out_of_order_or_empty_is_refused_by_name():
         ({"logprobs": np.array([-1, float("-inf"), -1, -1], np.float32)}, "sampled token 1 has -inf"),
         ({"logprobs": np.array([-1, -1, -1, float("nan")], np.float32)}, "sampled token 3 has nan"),
         ({"versions": np.zeros(3, np.int32)}, "4 sampled tokens need as many logprobs and versions"),
-        ({"sampled": np.zeros(9, np.bool_), "logprobs": np.zeros(0), "versions": np.zeros(0)}, "at least one sampled"),
+        ({"sampled": 0}, "at least one sampled"),
     ],
 )
 def test_a_trajectory_that_nothing_can_be_learned_from_is_refused_by_name(changes, message):

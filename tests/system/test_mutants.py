@@ -1,0 +1,106 @@
+"""Planted bugs: each is one line changed in the algorithm, and the tests of that module must find it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[2]
+
+SDGA, METHODS = ("algorithm/sdga.py", "test_sdga.py"), ("algorithm/methods.py", "test_methods.py")
+ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algorithm/losses.py", "test_losses.py")
+AR3PO, REWARDS = ("algorithm/ar3po.py", "test_ar3po.py"), ("algorithm/rewards.py", "test_rewards.py")
+
+MUTANTS = {
+    "spare is not guarded": (SDGA, "if spare > 0:", "if spare != 0:"),
+    "overflow goes back to the farthest": (SDGA, "order[:place][::-1]", "order[:place]"),
+    "overflow goes only to later buckets": (SDGA, "order[place + 1 :] + order[:place][::-1]", "order[place + 1 :]"),
+    "ties are served deeper first": (SDGA, "key=lambda s: priorities[s]", "key=lambda s: (priorities[s], -s)"),
+    "the phase wants more than K": (SDGA, "[phase + 2 :]) >= budget else", "[phase + 2 :]) > budget else"),
+    "the phase counts its own bucket": (SDGA, "capacities[phase + 2 :]) >=", "capacities[phase + 1 :]) >="),
+    "sampling is not seeded": (SDGA, "rng.random(len(depths))", "np.random.default_rng().random(len(depths))"),
+    "sampling takes the first": (SDGA, "order = rng.random(len(depths))", "order = np.arange(len(depths))"),
+    "the reserve serves the shallowest first": (SDGA, "range(s_max, phase + 1, -1)", "range(phase + 2, s_max + 1)"),
+    "the trap is seen at the last phase": (SDGA, "phase < len(capacities) - 2 and", "phase < len(capacities) - 1 and"),
+    "the phase is checked after the selection": (METHODS, "budget, phase, settings", "budget, state.phase, settings"),
+    "the phase is not kept": (METHODS, "state=replace(state, phase=phase)", "state=state"),
+    "equal rewards go to the first": (METHODS, "rng.permutation(len(pool.rewards))", "np.arange(len(pool.rewards))"),
+    "DAPO compares with zero": (METHODS, "spread[group] >= EQUAL", "spread[group] > 0"),
+    "AR3PO counts rewards as passed": (METHODS, "np.add.reduceat(pool.passed,", "np.add.reduceat(pool.rewards > 0,"),
+    "GRPO-Half generates everything": (METHODS, "return budget // rollouts", "return questions"),
+    "a raw singleton gets nothing": (ADVANTAGES, '"raw":\n        return reward', '"raw":\n        return 0 * reward'),
+    "a zero singleton gets something": (ADVANTAGES, 'if rule == "zero" or np.ptp', "if np.ptp"),
+    "the deviation is the population's": (
+        ADVANTAGES,
+        "(group - group.mean()) / (group.std(ddof=1)",
+        "(group - group.mean()) / (group.std(ddof=0)",
+    ),
+    "zero variance is tested by deviation": (ADVANTAGES, "elif np.ptp(group) < EQUAL:", "elif group.std() == 0:"),
+    "token-mean divides by trajectories": (LOSSES, "[1 / sum(lengths)]", "[1 / len(lengths)]"),
+    "sequence means are not averaged": (LOSSES, "1 / (len(lengths) * length)", "1 / length"),
+    "the sum is normed by its own length": (LOSSES, "* max_tokens)]", "* max(lengths))]"),
+    "the penalty is subtracted": (LOSSES, "per_token + settings.kl_coef * kl", "per_token - settings.kl_coef * kl"),
+    "the clip is pessimistic the wrong way": (LOSSES, "torch.minimum(free, held)", "torch.maximum(free, held)"),
+    "the dual clip binds good tokens": (LOSSES, "where(advantages < 0, torch", "where(advantages != 0, torch"),
+    "the penalty's weight is corrected too": (
+        LOSSES,
+        "= tokens.aggregation * per_token",
+        "= tokens.aggregation * tokens.weights * per_token",
+    ),
+    "the age counts one too many": (LOSSES, "(age / (age + 1))", "((age + 1) / (age + 2))"),
+    "AR3PO's history has no window": (AR3PO, "(passed, played))[-WINDOW:]", "(passed, played))"),
+    "AR3PO's rate is not smoothed": (AR3PO, "(1 + passed) / (2 + played)", "passed / max(played, 1)"),
+    "AR3PO's rounding loses rollouts": (AR3PO, "shares[i] += 1", "shares[i] += 0"),
+    "passages are judged": (REWARDS, 'segments if s.author == "model" for match', "segments for match"),
+    "the first answer counts": (REWARDS, "blocks[-1].strip()", "blocks[0].strip()"),
+    "F1 forgets how often a word comes": (
+        REWARDS,
+        "(Counter(found) & Counter(gold))",
+        "(Counter(set(found)) & Counter(set(gold)))",
+    ),
+    "an empty gold answer is contained": (REWARDS, "gold and gold in found", "gold in found"),
+}  # fmt: skip
+
+
+def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    tests_file = next((folder / "tests").rglob(tests))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tests_file)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of library and tests that may be spoiled."""
+    folder = tmp_path_factory.mktemp("mutants")
+    for name in ("cusearch_async", "tests", "configs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_found(checkout: Path, name: str):
+    (module, tests), right, wrong = MUTANTS[name]
+    path = checkout / "cusearch_async" / module
+    source = path.read_text(encoding="utf-8")
+    assert source.count(right) == 1, "the mutant no longer fits the code"
+    path.write_text(source.replace(right, wrong), encoding="utf-8")
+    try:
+        outcome = run_tests(checkout, tests)
+    finally:
+        path.write_text(source, encoding="utf-8")
+        os.utime(path)
+    assert outcome.returncode == 1, outcome.stdout[-2000:]
+    assert "FAILED tests" in outcome.stdout
+
+
+def test_without_a_planted_bug_the_copy_passes(checkout: Path):
+    outcome = run_tests(checkout, SDGA[1])
+    assert outcome.returncode == 0, outcome.stdout[-2000:]
