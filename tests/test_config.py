@@ -112,6 +112,18 @@ def test_derived_numbers(write):
             "[method]\nbudget = 224",
             "method.budget (K = 224) must be <= pool.questions x pool.rollouts (N G = 192); lower it or raise those",
         ),
+        (
+            '[method]\nname = "grpo_half"\nbudget = 64\n[pool]\nquestions = 30',
+            "method.budget (K = 64) must be a multiple of pool.rollouts (G = 3) for grpo_half, which generates K / G "
+            "groups",
+        ),
+        (
+            '[method]\nname = "ar3po"\n[rollout]\nmax_episodes = 5',
+            "rollout.max_episodes (5) must be >= 6, the largest group that ar3po makes: groups are played whole",
+        ),
+        ("[rollout]\nmax_episodes = 2", "rollout.max_episodes (2) must be >= 3, the largest group that sdga_phase"),
+        ("[loss]\ndual_clip = 1", "loss.dual_clip: input should be greater than 1, got 1"),
+        ('[loss]\nratio = "word"', "loss.ratio: .*'token' or 'sequence', got 'word'"),
         ("[method]\nbudget = 100", "method.budget (K = 100) must be a multiple of loss.minibatch (M = 32)"),
         (
             "[learner]\npublish_every = 4",

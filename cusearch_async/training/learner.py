@@ -55,7 +55,7 @@ class Learner:
         self._config = config
         self._team = team
         self._tokenizer = load_tokenizer(config.model.location)
-        model = load_causal_lm(config.model.location, config.model.dtype)
+        model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
         if config.learner.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None

@@ -17,10 +17,12 @@ LOGITS_AT_ONCE = 4096
 """Tokens whose logits are held at a time: with 150,000 tokens of vocabulary, logits dwarf the model."""
 
 
-def load_causal_lm(path: str, dtype: str) -> Any:
+def load_causal_lm(path: str, dtype: str, attention: str = "sdpa") -> Any:
     """Raises: ConfigError naming the model and what is wrong."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation=attention)
+    except ImportError as error:
+        raise ConfigError(f"learner.attention {attention!r} cannot be used: {first_line(error)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path {path!r} cannot be loaded: {first_line(error)}") from error
     return model

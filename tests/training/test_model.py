@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -76,3 +78,9 @@ def test_a_context_that_is_too_short_is_named_with_the_lengths():
 def test_a_folder_without_tokenizer_is_named(tmp_path):
     with pytest.raises(ConfigError, match="tokenizer"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="flash attention is installed")
+def test_an_attention_that_is_not_installed_is_named():
+    with pytest.raises(ConfigError, match=r"learner.attention 'flash_attention_2' cannot be used"):
+        load_causal_lm(str(STARTER), "float32", "flash_attention_2")

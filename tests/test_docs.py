@@ -1,0 +1,85 @@
+"""Tables in the docs are true to the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cusearch_async.algorithm.advantages import Advantages
+from cusearch_async.algorithm.methods import METHODS, Candidates, Settings, State
+from cusearch_async.metrics import WorkerRates, describe_step
+from cusearch_async.training.report import UpdateReport
+from cusearch_async.types import Pool
+from tests.strategies import make_trajectory
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def method_table() -> dict[str, list[str]]:
+    """Method -> the other columns of its row."""
+    text = (DOCS / "algorithm.md").read_text(encoding="utf-8")
+    section = text.split("| method | uses rewards to choose |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()[2:]]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def pool_of(rewards, depths) -> Candidates:
+    count = len(rewards)
+    return Candidates(
+        depths=depths,
+        rewards=rewards,
+        passed=rewards > 0.5,
+        tickets=np.arange(count) // 3,
+        rollouts=np.arange(count) % 3,
+        questions=[f"q{i // 3}" for i in range(count)],
+        s_max=5,
+    )
+
+
+def select(name: str, pool: Candidates, budget: int = 12, state: State | None = None):
+    rng = np.random.default_rng(0)
+    return METHODS[name].select(pool, Settings(budget=budget), rng, state or State())
+
+
+def test_every_method_is_in_the_table_and_in_its_order():
+    assert list(method_table()) == list(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_method_table_is_true(name):
+    uses_rewards, generated, trained, state = method_table()[name]
+    rng = np.random.default_rng(1)
+    depths = rng.integers(0, 6, 60)
+    pools = [pool_of(rng.choice([0.0, 0.2, 1.0], 60), depths) for _ in range(8)]
+    selections = {tuple(select(name, pool).indices) for pool in pools}
+    assert (len(selections) > 1) == (uses_rewards == "yes")
+
+    assert generated.startswith("N·G") == (METHODS[name].questions(64, 3, 96) == 64)
+    assert ("K/G questions" in generated) == (METHODS[name].questions(64, 3, 96) == 32)
+    assert ("by its pass rate" in generated) == (METHODS[name].rollouts is not None)
+
+    counts = {len(select(name, pool).indices) for pool in pools}
+    assert trained.startswith("K") == (counts == {12})
+    assert (trained == "all") == (counts == {60})
+
+    deep = pool_of(np.zeros(60), np.full(60, 5))
+    after = select(name, deep).state
+    assert (state == "phase k") == (after.phase > 0)
+    assert ("per question" in state) == bool(after.visits)
+    assert (state == "–") == (after == State())
+
+
+def test_every_metric_is_documented():
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`([a-z_]+/[a-z_0-9]+)`", text))
+    pool = Pool(0, (make_trajectory(0),))
+    names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), 1, 5).keys()
+    names |= UpdateReport(5).metrics(1).keys() | WorkerRates().since_last({}).keys()
+    names |= {f"sdga/{fact}" for fact in select("sdga_phase", pool_of(np.zeros(60), np.ones(60, np.int64))).facts}
+    sources = [DOCS.parent / "cusearch_async" / "training" / name for name in ("loop.py", "learner.py")]
+    for source in sources:
+        names |= set(re.findall(r'"((?:train|time|learner)/[a-z_]+)"', source.read_text(encoding="utf-8")))
+    assert documented == names
