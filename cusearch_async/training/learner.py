@@ -181,10 +181,11 @@ class Learner:
         if not torch.isfinite(self._gradient_probe):
             update.note_fault("the gradient")
         self._gradient_probe.zero_()
-        if self._team.max(torch.tensor([float(bool(update.faults))])) > 0:
+        faults = [fault for fault in self._team.gather(update.faults) if fault]
+        if faults:
             raise NonFiniteUpdate(
-                f"step {update.step} is refused, not finite: {update.faults or 'what another rank names'}; the "
-                "optimizer was not stepped, its pool stays claimed, and the run goes on from its newest checkpoint"
+                f"step {update.step} is refused, not finite: {', '.join(faults)}; the optimizer was not stepped with "
+                "it, its pool stays claimed, and the run goes on from its newest checkpoint"
             )
 
     def _score(self, module: Any, update: Update) -> Scores:
