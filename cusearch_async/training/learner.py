@@ -34,6 +34,10 @@ from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
 
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+# A CPU all-reduce that is compiled at start-up behind a lock file: a learner that is killed meanwhile leaves the lock,
+# and every later one would wait for it for ever. Gloo does the same work.
+
 CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean absolute difference of log-probabilities; bfloat16 rounding was seen to make 0.04 of a small model's."""
 
