@@ -131,7 +131,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce_with_a_baseline(tmp_path):
     wanted = torch.cat([expected[name] for name in sorted(expected)])
     found = gradient(tmp_path, "learner")
     assert wanted.abs().max() > 0.01
-    assert (found - wanted).norm() < 1e-6 * wanted.norm()
+    assert (found - wanted).norm() < 2e-5 * wanted.norm(), "float32 against float64"
 
 
 @pytest.mark.parametrize(
