@@ -6,7 +6,7 @@ CusearchError
 ├── Fenced                 another learner has taken over this run
 ├── CorruptPayload         bytes from Redis are no trajectory of ours
 ├── InvalidTrajectory      a trajectory that nothing may be learned from; also a ValueError
-├── NonFiniteUpdate        the update of a step holds NaN or infinity; the optimizer was not stepped
+├── NonFiniteUpdate        the update of a step holds NaN or infinity; it was not made
 ├── RetrievalUnavailable   the retriever failed; not to be confused with finding nothing
 ├── EngineDied             vLLM's engine process ended by itself
 ├── WeightsUnavailable     a published version is missing or torn

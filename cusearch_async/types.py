@@ -58,7 +58,7 @@ class Trajectory:
     ticket: int
     """Number of the visit to the question; its trajectories form a group."""
     rollout: int
-    """Index within the group, 0..G-1."""
+    """Index within the group, from 0."""
     question_id: str
     question: str
     answers: tuple[str, ...]

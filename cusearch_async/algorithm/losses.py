@@ -113,7 +113,6 @@ class TokenTerms:
     clipped: torch.Tensor
     """bool: the token's advantage has no gradient because its ratio has gone far enough."""
     kl_reference: torch.Tensor
-    ratio: torch.Tensor
 
 
 def policy_loss(log_policy: torch.Tensor, tokens: Tokens, settings: Surrogate) -> tuple[torch.Tensor, TokenTerms]:
@@ -136,7 +135,7 @@ def policy_loss(log_policy: torch.Tensor, tokens: Tokens, settings: Surrogate) -
         kl = k3_kl(log_policy, tokens.log_reference)
         per_token = per_token + settings.kl_coef * kl
     weighted = tokens.aggregation * per_token
-    terms = TokenTerms(weighted.detach(), (surrogate != free).detach(), kl.detach(), ratio.detach())
+    terms = TokenTerms(weighted.detach(), (surrogate != free).detach(), kl.detach())
     return weighted.sum(), terms
 
 

@@ -6,6 +6,7 @@ pure function of its arguments; the learner seeds `rng` from (run seed, step).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -82,7 +83,8 @@ def sdga_phase(pool: Candidates, settings: Settings, rng: np.random.Generator, s
     capacities = sdga.count_depths(pool.depths, pool.s_max)
     phase = sdga.advance_phase(capacities, settings.budget, state.phase)
     plan = sdga.phase_plan(capacities, settings.budget, phase, settings.phase_reserve)
-    trapped = settings.phase_reserve == 0 and sdga.is_phase_trapped(capacities, settings.budget, phase)
+    is_literal = math.floor(settings.phase_reserve * settings.budget) == 0
+    trapped = is_literal and sdga.is_phase_trapped(capacities, settings.budget, phase)
     return Selection(
         indices=_follow(plan, capacities, pool, rng),
         state=replace(state, phase=phase),

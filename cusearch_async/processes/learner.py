@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cusearch_async import host
+from cusearch_async.algorithm.methods import State
 from cusearch_async.config import Config, save_config
 from cusearch_async.data import load_questions
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import check_context
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.learner import Learner
-from cusearch_async.training.loop import train
+from cusearch_async.training.loop import state_at, train
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.weights import WeightStore
@@ -29,10 +30,10 @@ def run(config: Config) -> None:
         asyncio.run(check_redis(config))
     learner = Learner(config, team)
     newest = Checkpoints(config.folder, config.learner.keep_checkpoints).newest()
-    start = CheckpointState()
+    start = state_at(0, State(), {}, config)
     if newest is not None:
         folder, start = newest
-        check_division(folder, start, config)
+        check_same_run(folder, start, config)
         learner.load(folder)
     if team.is_leader:
         try:
@@ -50,12 +51,17 @@ async def check_redis(config: Config) -> None:
         await buffer.wait_until_reachable(config.run.wait_s)
 
 
-def check_division(folder: Path, state: CheckpointState, config: Config) -> None:
-    """Raises: ConfigError unless the checkpoint's optimizer state is divided as this run's will be."""
-    for name in ("ranks", "zero_stage"):
-        saved, wanted = getattr(state, name), getattr(config.learner, name)
-        if saved != wanted:
-            raise ConfigError(f"{folder} was saved with learner.{name} = {saved} and can only go on so, got {wanted}")
+def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
+    """Raises: ConfigError unless the checkpoint's optimizer state is divided as this run's will be, and its tickets
+    make the same pools."""
+    for name, value, wanted in (
+        ("learner.ranks", saved.ranks, config.learner.ranks),
+        ("learner.zero_stage", saved.zero_stage, config.learner.zero_stage),
+        ("pool.rollouts", saved.rollouts, config.pool.rollouts),
+        ("groups per step (pool.questions, or K / G for grpo_half)", saved.questions, config.questions_per_step),
+    ):
+        if value != wanted:
+            raise ConfigError(f"{folder} was saved with {name} = {value} and can only go on so, got {wanted}")
 
 
 async def _lead(learner: Learner, start: CheckpointState, questions: Sequence[Question], config: Config) -> None:

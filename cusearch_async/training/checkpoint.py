@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cusearch_async.algorithm.methods import State
+from cusearch_async.errors import ConfigError
 
 _STATE = "state.json"
 
@@ -22,15 +23,18 @@ _STATE = "state.json"
 class CheckpointState(msgspec.Struct, kw_only=True):
     """What besides the weights a run continues from."""
 
-    step: int = 0
+    step: int
     """Learner steps done; the next step to run."""
-    method: State = State()
+    method: State
     """What the selection method remembers."""
-    sizes: dict[int, int] = {}
-    """Rollouts of the tickets from `step` on whose group is not of G (AR3PO)."""
-    ranks: int = 1
-    zero_stage: int = 1
+    sizes: dict[int, int]
+    """Planned rollouts of the tickets from `step` on (AR3PO)."""
+    ranks: int
+    zero_stage: int
     """How the optimizer's state is divided; it can only be loaded so."""
+    questions: int
+    rollouts: int
+    """N (or K/G) and G: which tickets make a pool."""
 
 
 class Checkpoints:
@@ -56,8 +60,12 @@ class Checkpoints:
         return complete[-self._keep :][0][1].step
 
     def newest(self) -> tuple[Path, CheckpointState] | None:
-        """The newest complete checkpoint."""
+        """The newest complete checkpoint; None when there is none at all.
+
+        Raises: ConfigError when there are some, and none can be read: starting anew would throw them away."""
         complete = self._complete()
+        if not complete and any(self.folder.glob("step*")):
+            raise ConfigError(f"no checkpoint in {self.folder} can be read by this version; `cusearch reset` the run")
         return complete[-1] if complete else None
 
     def _complete(self) -> list[tuple[Path, CheckpointState]]:

@@ -65,14 +65,6 @@ class Learner:
         self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None
         self._hf_config = model.config
         self._module = SampledLogprobs(model)
-        loss = config.loss
-        self._surrogate = losses.Surrogate(
-            clip_low=loss.clip_low,
-            clip_high=loss.clip_high,
-            dual_clip=loss.dual_clip,
-            ratio=loss.ratio,
-            kl_coef=loss.kl_coef,
-        )
         self._engine, *_ = deepspeed.initialize(
             model=self._module, model_parameters=self._module.parameters(), config=_deepspeed_config(config)
         )
@@ -84,8 +76,8 @@ class Learner:
             self._reference.requires_grad_(False).eval().to(self._device)
 
     def _probe(self, gradient: torch.Tensor) -> None:
-        """Finite as long as all gradients are; one reduction each, no wait for the device."""
-        self._gradient_probe += gradient.detach().sum(dtype=torch.float32)
+        """Finite as long as all gradients, and their norm, are; one reduction each, no wait for the device."""
+        self._gradient_probe += torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square()
 
     # --- rank 0 ---------------------------------------------------------------------------------------
 
@@ -175,7 +167,7 @@ class Learner:
                 self._engine.backward(0.0 * log_policy.sum(), scale_wrt_gas=False)
                 continue
             tokens = update.tokens(rows, shares, log_policy.detach())
-            loss, terms = losses.policy_loss(log_policy, tokens, self._surrogate)
+            loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate)
             # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
             self._engine.backward(loss * self._team.size, scale_wrt_gas=False)
             report.add([update.selected[row].depth for row in rows], tokens, terms, entropy)
@@ -188,8 +180,9 @@ class Learner:
         faults = [fault for fault in self._team.gather(update.faults) if fault]
         if faults:
             raise NonFiniteUpdate(
-                f"step {update.step} is refused, not finite: {', '.join(faults)}; the optimizer was not stepped with "
-                "it, its pool stays claimed, and the run goes on from its newest checkpoint"
+                f"step {update.step} is refused, not finite: {', '.join(faults)}; no update was made with it and its "
+                "pool stays claimed. Started again, the learner goes on from its newest checkpoint and meets it again: "
+                "change a setting, or look at the trajectory"
             )
 
     def _score(self, module: Any, update: Update) -> Scores:

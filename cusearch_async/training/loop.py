@@ -61,17 +61,16 @@ async def train(
         advantages = advantages_of(selected, pool, config)
         report: Metrics = {**learner.update(selected, advantages.values, step)}
         state = selection.state
-        sizes = plan_groups(sizes, step, state, questions, config)
-        await buffer.commit(pool, selected, state, sizes)
+        opened = plan_groups(step, state, questions, config)
+        sizes = {ticket: n for ticket, n in sizes.items() if ticket >= (step + 1) * config.questions_per_step} | opened
+        await buffer.commit(pool, selected, state, opened)
         updated = time.monotonic()
         step += 1
         if step % config.learner.publish_every == 0 or step == config.run.steps:
             await publish(learner, buffer, store, step)
         published = time.monotonic()
         if step % config.learner.checkpoint_every == 0 or step == config.run.steps:
-            division = {"ranks": config.learner.ranks, "zero_stage": config.learner.zero_stage}
-            done = CheckpointState(step=step, method=state, sizes=sizes, **division)
-            await save_checkpoint(learner, buffer, checkpoints, done)
+            await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
         ended = time.monotonic()
         report |= describe_step(pool, selected, advantages, config.method.budget, config.episode.s_max)
         report |= {f"sdga/{name}": value for name, value in selection.facts.items()}
@@ -125,11 +124,9 @@ def select(pool: Pool, state: State, config: Config) -> Selection:
     return selection
 
 
-def plan_groups(
-    sizes: dict[int, int], step: int, state: State, questions: Sequence[Question], config: Config
-) -> dict[int, int]:
-    """Group sizes by ticket after `step`, where they are not G: those planned before that are still to come, and
-    those of the tickets that the next version opens, step + 1 + max_staleness pools from the start."""
+def plan_groups(step: int, state: State, questions: Sequence[Question], config: Config) -> dict[int, int]:
+    """Rollouts of the tickets that the version after `step` opens, step + 1 + max_staleness pools from the start;
+    none where the method leaves them at G."""
     plan = METHODS[config.method.name].rollouts
     if plan is None:
         return {}
@@ -137,8 +134,7 @@ def plan_groups(
     block = step + 1 + config.pool.max_staleness
     opened = range(block * count, (block + 1) * count)
     visited = [questions[question_index(ticket, len(questions), config.run.seed)].id for ticket in opened]
-    coming = {ticket: size for ticket, size in sizes.items() if ticket >= (step + 1) * count}
-    return coming | dict(zip(opened, plan(state, visited, config.pool.rollouts), strict=True))
+    return dict(zip(opened, plan(state, visited, config.pool.rollouts), strict=True))
 
 
 def advantages_of(selected: list[Trajectory], pool: Pool, config: Config) -> Advantages:
@@ -155,6 +151,19 @@ async def publish(learner: Learner, buffer: Buffer, store: WeightStore, version:
     """Write the policy as weight version `version`, then announce it."""
     directory = store.publish(version, buffer.epoch, learner.tensors(), learner.canary())
     await buffer.announce(version, directory)
+
+
+def state_at(step: int, state: State, sizes: dict[int, int], config: Config) -> CheckpointState:
+    """What a checkpoint after `step` steps has to say besides the weights."""
+    return CheckpointState(
+        step=step,
+        method=state,
+        sizes=sizes,
+        ranks=config.learner.ranks,
+        zero_stage=config.learner.zero_stage,
+        questions=config.questions_per_step,
+        rollouts=config.pool.rollouts,
+    )
 
 
 async def save_checkpoint(learner: Learner, buffer: Buffer, checkpoints: Checkpoints, state: CheckpointState) -> None:

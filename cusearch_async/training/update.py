@@ -34,6 +34,13 @@ class Update:
         self._most_tokens = (config.episode.s_max + 1) * config.episode.max_turn_tokens
         rng = np.random.default_rng([config.run.seed, step, 1])
         self.minibatches = [part.tolist() for part in batching.minibatches(len(selected), config.loss.minibatch, rng)]
+        self.surrogate = losses.Surrogate(
+            clip_low=config.loss.clip_low,
+            clip_high=config.loss.clip_high,
+            dual_clip=config.loss.dual_clip,
+            ratio=config.loss.ratio,
+            kl_coef=config.loss.kl_coef,
+        )
         self._log_prox: Scores | None = None
         self._log_reference: Scores | None = None
         self._faults: list[str] = []
@@ -59,7 +66,7 @@ class Update:
         current = dict(zip(rows, np.split(log_policy.float().cpu().numpy(), np.cumsum(lengths)[:-1]), strict=True))
         self._check("log-probabilities", current)
         log_prox = [self._proximal(row, current[row]) for row in rows]
-        settings = self._loss
+        settings, reference = self._loss, self._log_reference
         weights = [
             losses.correction_weights(
                 prox, t.logprobs, settings.correction, settings.correction_low, settings.correction_high
@@ -78,7 +85,7 @@ class Update:
             lengths=lengths,
             log_behaviour=flat([t.logprobs for t in chosen]),
             log_prox=flat(log_prox),
-            log_reference=flat([self._log_reference[row] for row in rows]) if self._log_reference else None,
+            log_reference=None if reference is None else flat([reference[row] for row in rows]),
             advantages=spread([float(self._advantages[row]) for row in rows]),
             weights=flat(weights),
             aggregation=spread([shares[row] for row in rows]),

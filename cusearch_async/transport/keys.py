@@ -55,7 +55,7 @@ class Keys:
 
     @property
     def sizes(self) -> str:
-        """Hash: ticket -> rollouts of its group, where that is not G (AR3PO)."""
+        """Hash: ticket -> rollouts of its group; G for a ticket that is not in it (AR3PO)."""
         return self.prefix + "sizes"
 
     @property

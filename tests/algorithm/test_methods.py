@@ -123,6 +123,7 @@ def test_a_trapped_phase_is_reported_and_a_reserve_frees_it():
     assert trapped.facts["phase_trapped"] == 1.0
     assert trapped.indices.tolist() == [0, 1, 2, 3]
     assert free.facts["phase_trapped"] == 0.0
+    assert select("sdga_phase", pool, 4, reserve=0.2).facts["phase_trapped"] == 1.0, "a reserve of none frees nothing"
     assert count_depths(pool.depths[free.indices], 5) == [0, 2, 1, 1, 0, 0]
 
 

@@ -61,6 +61,9 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     status, output = finish(run.cusearch("launch", run__steps=6, learner__ranks=2, learner__zero_stage=1))
     assert status == 1
     assert "was saved with learner.ranks = 1 and can only go on so, got 2" in output
+    status, output = finish(run.cusearch("launch", run__steps=6, method__name="grpo_half"))
+    assert status == 1
+    assert "was saved with groups per step (pool.questions, or K / G for grpo_half) = 8" in output
     status, output = finish(run.cusearch("launch", run__steps=6))
     assert status == 0, output
     assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3, 4, 5]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cusearch_async.algorithm.methods import State
+from cusearch_async.errors import ConfigError
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 
 
 def state_at(step: int) -> CheckpointState:
     method = State(phase=step // 2, visits={"atlas/2/Pinsk": ((1, 3), (step, 6))})
-    return CheckpointState(step=step, method=method, sizes={step * 4: 6, step * 4 + 1: 1})
+    sizes = {step * 4: 6, step * 4 + 1: 1}
+    return CheckpointState(step=step, method=method, sizes=sizes, ranks=1, zero_stage=1, questions=64, rollouts=3)
 
 
 def save(checkpoints: Checkpoints, step: int) -> int:
@@ -54,3 +58,12 @@ def test_a_checkpoint_saved_again_replaces_the_old_one(tmp_path):
     save(checkpoints, 2)
     save(checkpoints, 2)
     assert checkpoints.newest()[1].step == 2
+
+
+@pytest.mark.parametrize("content", ["{}", '{"step": 10, "phase": 2, "ranks": 1, "zero_stage": 1}'])
+def test_a_run_whose_checkpoints_cannot_be_read_does_not_begin_anew(tmp_path, content):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 2)
+    (tmp_path / "checkpoints" / "step000002" / "state.json").write_text(content)
+    with pytest.raises(ConfigError, match="can be read by this version"):
+        checkpoints.newest()

@@ -11,7 +11,7 @@ from cusearch_async.algorithm.methods import State
 from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory
-from cusearch_async.training.loop import plan_groups, select
+from cusearch_async.training.loop import advantages_of, plan_groups, select
 from cusearch_async.types import Pool, Question
 from tests.strategies import make_trajectory
 
@@ -61,14 +61,14 @@ QUESTIONS = [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i 
 
 
 def test_methods_without_a_plan_leave_all_groups_at_g(config_of):
-    assert plan_groups({}, 0, State(), QUESTIONS, config_of()) == {}
+    assert plan_groups(0, State(), QUESTIONS, config_of()) == {}
 
 
 def test_a_commit_plans_the_tickets_that_the_next_version_opens(config_of):
     """Staleness 2: version 1 opens tickets below (2 + 1 + 1) 4 = 16, of which 12 to 15 are new."""
     config = config_of("--method.name", "ar3po", "--pool.max_staleness", "2")
     visits = {f"q{i}": ((0, 9),) if i < 3 else ((4, 9),) for i in range(6)}
-    sizes = plan_groups({}, 0, State(visits=visits), QUESTIONS, config)
+    sizes = plan_groups(0, State(visits=visits), QUESTIONS, config)
     assert sorted(sizes) == [12, 13, 14, 15]
     assert sum(sizes.values()) == 4 * 2
     hopeless = {ticket for ticket in sizes if question_index(ticket, 6, config.run.seed) < 3}
@@ -76,14 +76,19 @@ def test_a_commit_plans_the_tickets_that_the_next_version_opens(config_of):
     assert 1 in sizes.values()
 
 
-def test_plans_of_pools_to_come_are_kept_until_their_step(config_of):
+def test_every_pool_is_planned_once(config_of):
     config = config_of("--method.name", "ar3po", "--pool.max_staleness", "1")
-    sizes: dict[int, int] = {}
-    for step in range(3):
-        sizes = plan_groups(sizes, step, State(), QUESTIONS, config)
-        last = (step + 3) * 4
-        assert sorted(sizes) == list(range(max(8, (step + 1) * 4), last)), "from the next pool on"
-    assert set(sizes.values()) == {2}, "without history everyone gets G"
+    planned = [plan_groups(step, State(), QUESTIONS, config) for step in range(3)]
+    assert [ticket for sizes in planned for ticket in sizes] == list(range(8, 20)), "the first two pools are of G"
+    assert {size for sizes in planned for size in sizes.values()} == {2}, "without history everyone gets G"
+
+
+def test_a_singleton_is_compared_with_its_whole_group_where_that_is_asked_for(config_of):
+    """Group 1 has rewards 1 and 0.5, of which the first was selected."""
+    rewards = [0.0, 0.0, 1.0, 0.5]
+    pool = Pool(0, tuple(make_trajectory(i // 2, i % 2, reward=r) for i, r in enumerate(rewards)))
+    found = advantages_of([pool.trajectories[2]], pool, config_of("--method.singleton", "pool"))
+    assert found.values == pytest.approx([0.25 / (np.std([1, 0.5], ddof=1) + 1e-6)])
 
 
 def test_a_pool_out_of_order_or_empty_is_refused_by_name():

@@ -56,6 +56,32 @@ def test_without_a_recomputed_proximal_it_is_taken_between_the_policies(config_o
     assert tokens.log_reference is None
 
 
+def test_the_settings_of_the_loss_reach_it(config_of):
+    config = config_of(
+        *("--loss.clip_low", "0.1", "--loss.clip_high", "0.3", "--loss.dual_clip", "4", "--loss.ratio", "sequence"),
+        *("--loss.kl_coef", "0.5"),
+    )
+    expected = Surrogate(clip_low=0.1, clip_high=0.3, dual_clip=4, ratio="sequence", kl_coef=0.5)
+    assert Update(trajectories(), np.zeros(2), 0, config).surrogate == expected
+
+
+def test_a_sum_is_normed_by_the_longest_possible_episode(config_of):
+    """Six turns of 80 tokens, two trajectories."""
+    update = Update(trajectories(), np.zeros(2), 7, config_of("--loss.aggregation", "seq-mean-token-sum-norm"))
+    assert update.shares([0, 1]) == pytest.approx({0: 1 / (2 * 480), 1: 1 / (2 * 480)})
+
+
+def test_minibatches_are_shuffled_by_run_and_step(config_of):
+    many = [make_trajectory(i) for i in range(64)]
+
+    def dealt(step, *overrides):
+        return Update(many, np.zeros(64), step, config_of(*overrides)).minibatches
+
+    assert dealt(3) == dealt(3)
+    assert dealt(3) != dealt(4)
+    assert dealt(3) != dealt(3, "--run.seed", "1")
+
+
 def test_what_is_not_finite_is_named_by_its_trajectory(config_of):
     update = Update(trajectories(), np.zeros(2), 7, config_of())
     update.set_reference({0: np.array([-1, math.nan], np.float32), 1: np.full(4, -1, np.float32)})
@@ -90,7 +116,7 @@ def test_an_update_is_described_by_depth():
         aggregation=torch.full((4,), 0.25),
     )
     clipped = torch.tensor([True, False, False, False])
-    terms = TokenTerms(torch.tensor([1.0, 2.0, 3.0, 4.0]), clipped, torch.full((4,), 0.1), torch.ones(4))
+    terms = TokenTerms(torch.tensor([1.0, 2.0, 3.0, 4.0]), clipped, torch.full((4,), 0.1))
     found = report_of(([1, 3], tokens, terms, torch.tensor([0.5, 1.0, 1.0, 1.5])))
     e = math.e
     expected = {

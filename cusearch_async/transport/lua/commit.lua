@@ -25,6 +25,9 @@ redis.call('HINCRBY', ledger, 'claimed', -#ids)
 redis.call('HINCRBY', ledger, 'trained', selected)
 redis.call('HINCRBY', ledger, 'unselected', #ids - selected)
 for question, history in pairs(memory.visits) do redis.call('HSET', visits, question, history) end
-for ticket, size in pairs(memory.sizes) do redis.call('HSETNX', sizes, ticket, size) end
+local next_ticket = tonumber(redis.call('HGET', state, 'next_ticket') or '0')
+for ticket, size in pairs(memory.sizes) do  -- a group that is being played keeps the size it was granted with
+  if tonumber(ticket) >= next_ticket then redis.call('HSETNX', sizes, ticket, size) end
+end
 redis.call('HSET', state, 'step', step + 1, 'version', step + 1, 'phase', memory.phase)
 return 1
