@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup demo test test-fast lint bench bench-async bench-selection clean
+.PHONY: setup demo test test-fast test-chaos lint bench bench-async bench-buffer bench-selection clean
 
 setup: $(VENV)/.complete
 
@@ -25,15 +25,24 @@ test: setup lint
 test-fast: setup
 	$(BIN)/python -m pytest -m "not system and not gpu"
 
+# kill -9 of each process twenty times; random interleavings of the buffer on both backends; mutated payloads
+test-chaos: setup
+	$(BIN)/python -m tests.transport.fuzz --count 200000
+	CUSEARCH_SEQUENCES=2000 $(BIN)/python -m pytest tests/transport/test_state_machine.py
+	$(BIN)/python -m tests.system.chaos --kills 20
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-selection bench-async
+bench: bench-selection bench-buffer bench-async
 
 bench-async: setup
 	$(BIN)/python -m tests.bench.bench_async
+
+bench-buffer: setup
+	$(BIN)/python -m tests.bench.bench_buffer
 
 bench-selection: setup
 	$(BIN)/python -m tests.bench.bench_selection

@@ -25,6 +25,8 @@ from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel, 
 
 _OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
 
+_SENTINEL = re.compile(r"redis\+sentinel://(\w+@)?[^:/,@]+:\d+(,[^:/,@]+:\d+)*/[\w.-]+(/\d+)?")
+
 STARTER = Path(__file__).parent / "atlas" / "starter"
 """The shipped policy of the atlas world."""
 
@@ -45,6 +47,8 @@ class RunConfig(Section):
     """Where the run writes its checkpoints, weights, logs and metrics; None for runs/{name}."""
     wait_s: float = Field(60.0, gt=0)
     """How long a process that starts waits for Redis and the retriever, in whatever order they are started."""
+    stall_s: float = Field(1800.0, gt=0)
+    """The learner gives up, and says who waits for what, when no trajectory has been finished for so long."""
 
 
 class ModelConfig(Section):
@@ -102,6 +106,8 @@ class PoolConfig(Section):
     order: Literal["ticket", "oldest_complete"] = "ticket"
     max_staleness: int = Field(2, ge=0)
     """Learner steps a trajectory may lag behind the policy that trains on it; 0 is the synchronous algorithm."""
+    max_attempts: int = Field(5, ge=1)
+    """Times that a ticket is tried (its worker dies, its episode takes too long) before its group closes short."""
 
     @property
     def size(self) -> int:
@@ -193,17 +199,28 @@ def _check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
 
 class RedisConfig(Section):
     url: str = "redis://127.0.0.1:6379/0"
-    """redis:// or rediss://, with a user name if need be, without a password."""
+    """redis://, rediss:// (TLS) or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE; with a user name if need be, without
+    a password."""
+    timeout_s: float = Field(10.0, gt=0)
+    """Time for one answer; the command is then sent again."""
+    outage_s: float = Field(120.0, ge=0)
+    """How long a process rides out a Redis that does not answer, before it ends by name."""
     lease_s: float = Field(60.0, gt=1)
     """A worker that has been silent for so long loses its tickets to others."""
     max_trajectories: int | None = Field(None, ge=1)
     """Most finished trajectories that wait in the buffer; None for (max_staleness + 2) N G."""
+    max_mib: int = Field(4096, ge=1)
+    """Most payload that waits in the buffer. Pools that are kept for recovery come on top."""
 
     @model_validator(mode="after")
     def _plain_url(self) -> RedisConfig:
         if "@" in self.url and ":" in self.url.rpartition("@")[0].partition("//")[2]:
             raise ValueError("url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead")
-        _check_url(self.url, ("redis", "rediss"), "redis://127.0.0.1:6379/0")
+        if self.url.startswith("redis+sentinel://"):
+            if not _SENTINEL.fullmatch(self.url):
+                raise ValueError(f"url {self.url!r} must look like redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/0")
+        else:
+            _check_url(self.url, ("redis", "rediss"), "redis://127.0.0.1:6379/0")
         return self
 
 

@@ -1,24 +1,20 @@
-"""Fixtures: a real Redis on a private port and folder, and a fresh buffer on it."""
+"""Fixtures: a real Redis on a private port and folder."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from cusearch_async import host
-from cusearch_async.transport.buffer import Buffer, Shape, connect
 from cusearch_async.transport.server import is_listening, server_command
 
 settings.register_profile("cusearch", deadline=None)  # a busy machine is no bug
 settings.load_profile("cusearch")
-
-_runs = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -33,23 +29,6 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.kill()
         server.wait()
-
-
-@pytest.fixture
-async def make_buffer(redis_url: str) -> AsyncIterator[Callable[..., Buffer]]:
-    """Buffers of one fresh run: each call is another process's view of it."""
-    run = f"test-{next(_runs)}"
-    clients = []
-
-    def make(**shape: object) -> Buffer:
-        values = {"questions": 4, "rollouts": 2, "max_staleness": 1, "order": "ticket", "s_max": 5}
-        values |= {"lease_s": 60.0, "limit": 1000}
-        clients.append(connect(redis_url, None))
-        return Buffer(clients[-1], run, Shape(**(values | shape)))
-
-    yield make
-    for client in clients:
-        await client.aclose()
 
 
 def wait_until(is_true: Callable[[], bool], timeout_s: float) -> None:

@@ -11,7 +11,8 @@ import pytest
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods import METHODS, Candidates, Settings, State
 from cusearch_async.metrics import WorkerRates, describe_step
-from cusearch_async.training.report import UpdateReport
+from cusearch_async.training.report import UpdateReport, describe_ledger
+from cusearch_async.transport.contract import Ledger
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 
@@ -77,7 +78,7 @@ def test_every_metric_is_documented():
     documented = set(re.findall(r"`([a-z_]+/[a-z_0-9]+)`", text))
     pool = Pool(0, (make_trajectory(0),))
     names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), 1, 5).keys()
-    names |= UpdateReport(5).metrics(1).keys() | WorkerRates().since_last({}).keys()
+    names |= UpdateReport(5).metrics(1).keys() | WorkerRates().since_last({}).keys() | describe_ledger(Ledger()).keys()
     names |= {f"sdga/{fact}" for fact in select("sdga_phase", pool_of(np.zeros(60), np.ones(60, np.int64))).facts}
     sources = [DOCS.parent / "cusearch_async" / "training" / name for name in ("loop.py", "learner.py")]
     for source in sources:

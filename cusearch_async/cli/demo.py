@@ -21,7 +21,8 @@ from cusearch_async.cli.plot import draw
 from cusearch_async.cli.reset import forget_folder, forget_keys, refuse_if_alive
 from cusearch_async.config import Config, load_config
 from cusearch_async.metrics import read_metrics
-from cusearch_async.transport.buffer import Ledger, open_buffer
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.contract import Ledger
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)

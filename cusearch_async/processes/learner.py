@@ -47,8 +47,8 @@ def run(config: Config) -> None:
 
 async def check_redis(config: Config) -> None:
     """Before anything large is loaded. Raises: BufferUnavailable."""
-    async with open_buffer(config) as buffer:
-        await buffer.wait_until_reachable(config.run.wait_s)
+    async with open_buffer(config, config.run.wait_s) as buffer:
+        await buffer.state()
 
 
 def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
@@ -67,6 +67,6 @@ def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None
 async def _lead(learner: Learner, start: CheckpointState, questions: Sequence[Question], config: Config) -> None:
     stop = host.stop_on_signals()
     save_config(config, config.folder / "config.toml")
-    async with open_buffer(config) as buffer:
+    async with open_buffer(config, config.redis.outage_s) as buffer:
         store = WeightStore(config.folder / "weights")
         await train(learner, buffer, store, start, questions, config, stop)

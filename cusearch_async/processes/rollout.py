@@ -23,8 +23,9 @@ async def run(config: Config, name: str) -> None:
     stop = host.stop_on_signals()
     questions = load_questions(config.data.source)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
-    async with open_buffer(config) as buffer, SearchClient.session(config.retriever) as session:
-        await buffer.wait_until_reachable(config.run.wait_s)
+    async with open_buffer(config, config.run.wait_s) as buffer:
+        await buffer.state()
+    async with open_buffer(config, config.redis.outage_s) as buffer, SearchClient.session(config.retriever) as session:
         search = SearchClient(session, config.retriever, config.episode.topk)
         await search.wait_until_answering(config.run.wait_s)
         engine = Engine.start(config.model.location, tokenizer, config)
@@ -32,6 +33,6 @@ async def run(config: Config, name: str) -> None:
             player = Player(engine, search, tokenizer, config.episode, config.run.seed)
             store = WeightStore(config.folder / "weights")
             log.info("ready")
-            await RolloutLoop(name, config, buffer, engine, store, player, questions).run(stop)
+            await RolloutLoop(name, config, buffer, engine, store, player, search, questions).run(stop)
         finally:
             engine.close()

@@ -17,7 +17,8 @@ from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
-from cusearch_async.transport.buffer import Buffer, Place
+from cusearch_async.rollout.retrieval import SearchClient
+from cusearch_async.transport.contract import Buffer, Place
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question
 
@@ -50,6 +51,7 @@ class RolloutLoop:
         engine: Engine,
         store: WeightStore,
         player: Player,
+        search: SearchClient,
         questions: list[Question],
     ) -> None:
         self._name = name
@@ -58,6 +60,7 @@ class RolloutLoop:
         self._engine = engine
         self._store = store
         self._player = player
+        self._search = search
         self._questions = questions
         self._in_flight: Counter[int] = Counter()
         self._activity = Activity()
@@ -125,9 +128,9 @@ class RolloutLoop:
                 trajectory = await self._player.play(self._questions[index], place.ticket, place.rollout, self._name)
         except TimeoutError:
             self._activity.timeouts += 1
-            log.warning("episode %d:%d ran out of time and will be retried", place.ticket, place.rollout)
+            log.warning("episode %d:%d ran out of time; its ticket goes back", place.ticket, place.rollout)
             self._forget(place)
-            await self._buffer.give_back(self._name, [place.ticket])
+            await self._buffer.release(self._name, [place.ticket], failed=True)
             return
         while await self._buffer.put(trajectory) == "full":
             await asyncio.sleep(10 * POLL_S)
@@ -151,6 +154,9 @@ class RolloutLoop:
             "in_flight": sum(self._in_flight.values()),
             "episodes": activity.episodes,
             "timeouts": activity.timeouts,
+            "searches": self._search.searches,
+            "search_failures": self._search.failures,
+            "retriever_down_s": round(self._search.down_s, 1),
             "sampled_tokens": engine.sampled_tokens,
             "busy_s": round(engine.busy_s, 3),
             "alive_s": round(time.monotonic() - activity.ready_at, 3),

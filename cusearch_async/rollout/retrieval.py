@@ -27,6 +27,7 @@ class SearchClient:
         self._topk = topk
         self.searches = 0
         self.failures = 0
+        self._down_since: float | None = None
 
     @staticmethod
     def session(settings: RetrieverConfig) -> aiohttp.ClientSession:
@@ -47,6 +48,11 @@ class SearchClient:
         the request as wrong."""
         return await self._insist(query, draw, self._settings.outage_s)
 
+    @property
+    def down_s(self) -> float:
+        """How long every attempt has failed; 0 after a search that was answered."""
+        return time.monotonic() - self._down_since if self._down_since else 0.0
+
     async def _insist(self, query: str, draw: int, outage_s: float) -> list[str]:
         deadline = time.monotonic() + outage_s
         pause = _FIRST_PAUSE_S
@@ -55,6 +61,7 @@ class SearchClient:
                 found = await self._ask(query, draw)
             except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
                 self.failures += 1
+                self._down_since = self._down_since or time.monotonic()
                 if time.monotonic() + pause > deadline:
                     raise RetrievalUnavailable(
                         f"the retriever at {self._settings.url} has not answered properly for "
@@ -65,6 +72,7 @@ class SearchClient:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             else:
                 self.searches += 1
+                self._down_since = None
                 return found
 
     async def _ask(self, query: str, draw: int) -> list[str]:

@@ -121,7 +121,7 @@ class Learner:
         while True:
             order = msgspec.msgpack.decode(self._team.listen(), type=_Order)
             if order.do == "update":
-                selected = [codec.decode(payload) for payload in order.payloads]
+                selected = [codec.decode(payload, self._config.episode.max_tokens) for payload in order.payloads]
                 self._update(selected, np.array(order.advantages), order.step)
             elif order.do == "gather":
                 self._gather()

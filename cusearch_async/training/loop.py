@@ -4,6 +4,7 @@ the workers fill."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ from cusearch_async.config import Config
 from cusearch_async.metrics import Metrics, WorkerRates, describe_step
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.log import MetricsLog
-from cusearch_async.transport.buffer import Buffer
+from cusearch_async.training.report import describe_ledger
+from cusearch_async.training.watchdog import Watchdog
+from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool, Question, Trajectory
 
@@ -28,11 +31,13 @@ if TYPE_CHECKING:  # it brings DeepSpeed
 log = logging.getLogger(__name__)
 
 POLL_S = 0.02
+LOOK_EVERY = 25
+"""Polls between two looks at whether anything moves."""
 
 
 async def train(
     learner: Learner,
-    buffer: Buffer,
+    buffer: RedisBuffer,
     store: WeightStore,
     start: CheckpointState,
     questions: Sequence[Question],
@@ -45,14 +50,14 @@ async def train(
     once `stop` is set; then, or after a failure, the run goes on from its newest checkpoint."""
     checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints)
     metrics_log = MetricsLog(config.folder, start.step)
-    rates = WorkerRates()
+    rates, watchdog = WorkerRates(), Watchdog(buffer, config)
     state, sizes = start.method, dict(start.sizes)
     await buffer.recover(start.step, state, sizes)
     await publish(learner, buffer, store, start.step)
     step = start.step
     while step < config.run.steps:
         began = time.monotonic()
-        pool = await wait_for_pool(buffer, step, stop)
+        pool = await wait_for_pool(buffer, step, watchdog, stop)
         if pool is None:
             break
         arrived = time.monotonic()
@@ -75,6 +80,7 @@ async def train(
         report |= describe_step(pool, selected, advantages, config.method.budget, config.episode.s_max)
         report |= {f"sdga/{name}": value for name, value in selection.facts.items()}
         report |= rates.since_last(await buffer.workers())
+        report |= describe_ledger(await buffer.ledger())
         report |= {
             "time/wait_s": arrived - began,
             "time/update_s": updated - arrived,
@@ -88,12 +94,16 @@ async def train(
     metrics_log.close()
 
 
-async def wait_for_pool(buffer: Buffer, step: int, stop: asyncio.Event) -> Pool | None:
-    """The pool of `step` as soon as it is complete; None once `stop` is set."""
-    while not stop.is_set():
+async def wait_for_pool(buffer: RedisBuffer, step: int, watchdog: Watchdog, stop: asyncio.Event) -> Pool | None:
+    """The pool of `step` as soon as it is complete; None once `stop` is set. Raises: Stalled."""
+    for attempt in itertools.count():
+        if stop.is_set():
+            return None
         pool = await buffer.claim(step)
         if pool is not None:
             return pool
+        if attempt % LOOK_EVERY == 0:
+            await watchdog.look(step)
         await asyncio.sleep(POLL_S)
     return None
 
@@ -147,7 +157,7 @@ def advantages_of(selected: list[Trajectory], pool: Pool, config: Config) -> Adv
     )
 
 
-async def publish(learner: Learner, buffer: Buffer, store: WeightStore, version: int) -> None:
+async def publish(learner: Learner, buffer: RedisBuffer, store: WeightStore, version: int) -> None:
     """Write the policy as weight version `version`, then announce it."""
     directory = store.publish(version, buffer.epoch, learner.tensors(), learner.canary())
     await buffer.announce(version, directory)
@@ -166,7 +176,10 @@ def state_at(step: int, state: State, sizes: dict[int, int], config: Config) -> 
     )
 
 
-async def save_checkpoint(learner: Learner, buffer: Buffer, checkpoints: Checkpoints, state: CheckpointState) -> None:
+async def save_checkpoint(
+    learner: Learner, buffer: RedisBuffer, checkpoints: Checkpoints, state: CheckpointState
+) -> None:
     """Save, then let Redis forget the pools that no kept checkpoint needs any more."""
     learner.save(checkpoints.unfinished(state.step))
+    await buffer.checkpoint(0)  # forgets nothing; a learner that has been replaced must not finish a checkpoint
     await buffer.checkpoint(checkpoints.finish(state))

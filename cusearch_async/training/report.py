@@ -8,6 +8,7 @@ import torch
 
 from cusearch_async.algorithm.losses import MAX_LOG_RATIO, Tokens, TokenTerms
 from cusearch_async.metrics import Metrics
+from cusearch_async.transport.contract import Ledger
 
 SUMMED = (
     "tokens",
@@ -83,6 +84,12 @@ class UpdateReport:
                 for of_one in zip(by_depth["weight"], by_depth["weight_squared"], by_depth["tokens"], strict=True)
             ],
         }
+
+
+def describe_ledger(ledger: Ledger) -> Metrics:
+    """What waits in the buffer, and what went wrong so far."""
+    names = ("buffered", "bytes", "requeued", "incomplete_groups", "failed_rollouts", "quarantined", "late_refused")
+    return {f"buffer/{name}": float(getattr(ledger, name)) for name in names}
 
 
 def effective_share(weight: float, weight_squared: float, count: float) -> float | None:

@@ -10,254 +10,134 @@ lineage. Not covered: what Redis itself loses (see appendfsync in docs/redis.md)
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import time
+import logging
+import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-import redis.asyncio as aioredis
 from redis import exceptions
 
 from cusearch_async.algorithm import methods
-from cusearch_async.config import Config, redis_password
-from cusearch_async.errors import BufferUnavailable, ConfigError, CorruptPayload, Fenced, InvalidTrajectory
+from cusearch_async.config import Config
+from cusearch_async.errors import BufferLost, ConfigError, CorruptPayload, EmptyPool, Fenced, InvalidTrajectory
 from cusearch_async.transport import codec
+from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.contract import Ledger, Outcome, Place, Queues, RunState, Shape, shape_of
 from cusearch_async.transport.keys import Keys
 from cusearch_async.types import Pool, Trajectory
 
-_SCRIPTS = ("admit", "heartbeat", "put", "claim", "commit", "announce", "checkpoint", "recover")
+log = logging.getLogger(__name__)
+
+_SCRIPTS = (
+    "admit",
+    "put",
+    "heartbeat",
+    "release",
+    "claim",
+    "commit",
+    "announce",
+    "checkpoint",
+    "recover",
+    "quarantine",
+    "reopen",
+)
 _FETCH_AT_ONCE = 64
-_RETRY_S = 0.2
-_CONNECTIONS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One rollout that a worker has been granted."""
-
-    ticket: int
-    rollout: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """Where a run stands. Steps, versions and tickets count from 0."""
-
-    epoch: int = 0
-    step: int = 0
-    """The next step to commit; also the version of the learner's policy."""
-    phase: int = 0
-    published: int = -1
-    """Newest announced weight version; -1 before the first."""
-    weights: str = ""
-    """Its directory in the weight store."""
-    next_ticket: int = 0
-    checkpoint: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
-    """Where every finished trajectory is. It closes: finished = the sum of the next five."""
-
-    finished: int = 0
-    buffered: int = 0
-    claimed: int = 0
-    trained: int = 0
-    unselected: int = 0
-    expired: int = 0
-    duplicates_refused: int = 0
-    late_refused: int = 0
-    requeued: int = 0
-
-    @property
-    def closes(self) -> bool:
-        return self.finished == self.buffered + self.claimed + self.trained + self.unselected + self.expired
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the buffer must know of the run."""
-
-    questions: int
-    """N, groups per pool."""
-    rollouts: int
-    """G, trajectories per group; a method may give single groups another size when it commits."""
-    max_staleness: int
-    order: str
-    s_max: int
-    lease_s: float
-    limit: int
-    """Most buffered trajectories beyond the pool that is waited for."""
-
-
-def shape_of(config: Config) -> Shape:
-    return Shape(
-        questions=config.questions_per_step,
-        rollouts=config.pool.rollouts,
-        max_staleness=config.pool.max_staleness,
-        order=config.pool.order,
-        s_max=config.episode.s_max,
-        lease_s=config.redis.lease_s,
-        limit=config.buffer_limit,
-    )
 
 
 @asynccontextmanager
-async def open_buffer(config: Config) -> AsyncIterator[Buffer]:
-    """The buffer of a run, on a client of its own. No connection is made yet."""
-    client = connect(config.redis.url, redis_password())
+async def open_buffer(config: Config, patience_s: float = 0.0) -> AsyncIterator[RedisBuffer]:
+    """The buffer of a run, on a client of its own that rides out outages of `patience_s`. No connection is made yet."""
+    connection = Connection(config.redis, patience_s)
     try:
-        yield Buffer(client, config.run.name, shape_of(config))
+        yield RedisBuffer(connection, config.run.name, shape_of(config))
     finally:
-        await client.aclose()
+        await connection.close()
 
 
-def connect(url: str, password: str | None) -> Any:
-    """A client for one process; no connection is made yet. Callers beyond its connections wait for one."""
-    optional = {"password": password} if password else {}
-    pool = aioredis.BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS, timeout=None, **optional)
-    return aioredis.Redis.from_pool(pool)
+class RedisBuffer:
+    """Keeps the contract of `contract.Buffer` on one Redis."""
 
-
-class Buffer:
-    """The contract between workers and learner, on one Redis."""
-
-    def __init__(self, client: Any, run: str, shape: Shape) -> None:
+    def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
         self.keys = Keys(run)
-        self._redis = client
+        self.connection = connection
         self._shape = shape
         self._epoch = 0
+        self._life = uuid.uuid4().hex[:12]
         self._admissions = itertools.count()
         folder = resources.files("cusearch_async.transport") / "lua"
+        common = (folder / "common.lua").read_text(encoding="utf-8")
         self._scripts = {
-            name: client.register_script((folder / f"{name}.lua").read_text(encoding="utf-8")) for name in _SCRIPTS
+            name: connection.client.register_script(common + (folder / f"{name}.lua").read_text(encoding="utf-8"))
+            for name in _SCRIPTS
         }
-
-    async def wait_until_reachable(self, timeout_s: float) -> None:
-        """Raises: BufferUnavailable when Redis does not answer within `timeout_s`, or at once when it refuses."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                await self.state()
-                return
-            except BufferUnavailable as error:
-                is_refusal = isinstance(error.__cause__, exceptions.AuthenticationError | exceptions.ResponseError)
-                if is_refusal or time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(_RETRY_S)
 
     # --- rollout worker -------------------------------------------------------------------------------
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
-        """Lease whole groups of up to `room` rollouts in all; empty while the staleness bound leaves none.
-
-        Requeued tickets come first, without the rollouts that are in the buffer already."""
-        keys = self.keys
-        token = f"{worker}/{next(self._admissions)}"
+        shape = self._shape
+        token = f"{self._life}/{next(self._admissions)}"
         granted = await self._run(
             "admit",
-            [keys.state, keys.lease, keys.owner, keys.requeue, keys.ledger, keys.worker(worker), keys.sizes],
-            [
-                worker,
-                token,
-                room,
-                int(self._shape.lease_s * 1000),
-                loaded_version,
-                self._shape.max_staleness,
-                self._shape.questions,
-                self._shape.rollouts,
-                keys.prefix,
-            ],
+            worker,
+            token,
+            room,
+            int(shape.lease_s * 1000),
+            loaded_version,
+            shape.max_staleness,
+            shape.questions,
+            shape.rollouts,
+            shape.max_attempts,
         )
         return [Place(*map(int, place.split(b":"))) for place in granted]
 
-    async def put(self, trajectory: Trajectory) -> str:
-        """Store a trajectory: `stored`, `duplicate`, `late`, or `full` (nothing stored, try again later).
-
-        Raises: BufferUnavailable when Redis cannot take it; InvalidTrajectory when it is deeper than s_max."""
-        if trajectory.depth > self._shape.s_max:
-            raise InvalidTrajectory(
-                f"trajectory {trajectory.id}: depth must be at most episode.s_max ({self._shape.s_max}), "
-                f"got {trajectory.depth}"
-            )
-        keys = self.keys
-        fields = itertools.chain.from_iterable(codec.readable_fields(trajectory).items())
-        answer: bytes = await self._run(
+    async def put(self, trajectory: Trajectory) -> Outcome:
+        shape = self._shape
+        shape.check(trajectory)
+        payload = codec.encode(trajectory)
+        fields = codec.readable_fields(trajectory) | {"bytes": len(payload)}
+        outcome = await self._run(
             "put",
-            [
-                keys.state,
-                keys.lease,
-                keys.owner,
-                keys.requeue,
-                keys.groups,
-                keys.ready,
-                keys.ledger,
-                keys.depth(trajectory.depth),
-                keys.trajectory(trajectory.id),
-                keys.sizes,
-            ],
-            [
-                trajectory.ticket,
-                trajectory.id,
-                self._shape.rollouts,
-                self._shape.questions,
-                self._shape.limit,
-                codec.encode(trajectory),
-                *fields,
-            ],
+            trajectory.id,
+            shape.rollouts,
+            shape.questions,
+            shape.limit,
+            shape.limit_bytes,
+            trajectory.depth,
+            trajectory.oldest_version,
+            payload,
+            *itertools.chain.from_iterable(fields.items()),
         )
-        return answer.decode()
+        return outcome.decode()  # type: ignore[no-any-return]
 
-    async def heartbeat(self, worker: str, tickets: Sequence[int], facts: dict[str, str | int | float]) -> None:
-        """Renew the leases of `tickets` and publish `facts` in the worker's hash."""
-        await self._beat(worker, tickets, facts, self._shape.lease_s)
+    async def heartbeat(self, worker: str, tickets: Sequence[int], facts: Mapping[str, str | int | float]) -> None:
+        lease_ms = int(self._shape.lease_s * 1000)
+        told = itertools.chain.from_iterable(facts.items())
+        await self._run("heartbeat", worker, lease_ms, len(tickets), *tickets, *told)
 
-    async def give_back(self, worker: str, tickets: Sequence[int]) -> None:
-        """End the leases of `tickets` now: another worker may play what is missing."""
-        await self._beat(worker, tickets, {}, 0.0)
+    async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
+        await self._release(worker, tickets, failed=failed, leaves=False)
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
-        """Give back `tickets` and be no worker of the run any more."""
-        await self.give_back(worker, tickets)
-        async with self._named_failures():
-            await self._redis.zrem(self.keys.workers, worker)
-            await self._redis.unlink(self.keys.worker(worker))
+        await self._release(worker, tickets, failed=False, leaves=True)
 
-    async def _beat(
-        self, worker: str, tickets: Sequence[int], facts: dict[str, str | int | float], lease_s: float
-    ) -> None:
-        keys = self.keys
-        await self._run(
-            "heartbeat",
-            [keys.workers, keys.worker(worker), keys.lease, keys.owner],
-            [
-                worker,
-                int(lease_s * 1000),
-                len(tickets),
-                *tickets,
-                *itertools.chain.from_iterable(facts.items()),
-            ],
-        )
+    async def _release(self, worker: str, tickets: Sequence[int], failed: bool, leaves: bool) -> None:
+        shape = self._shape
+        await self._run("release", worker, int(failed), shape.max_attempts, shape.rollouts, int(leaves), *tickets)
 
     # --- learner --------------------------------------------------------------------------------------
 
-    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int]) -> None:
-        """Take over the run at `step`, with the method's state and the group sizes by ticket that the checkpoint
-        holds; earlier learners are fenced off.
+    @property
+    def epoch(self) -> int:
+        return self._epoch
 
-        Pools that were trained after that step are claimed again, each by its step.
-        Raises: ConfigError when Redis has already forgotten pools that the checkpoint needs."""
+    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int]) -> None:
         try:
-            self._epoch = await self._run(
-                "recover",
-                [self.keys.state, self.keys.ledger, self.keys.visits, self.keys.sizes],
-                [step, self._shape.questions, self.keys.prefix, _memory(state, state.visits, sizes)],
-            )
+            memory = _memory(state, state.visits, sizes)
+            self._epoch = await self._run("recover", step, self._shape.questions, memory)
         except exceptions.ResponseError as error:
             if not str(error).startswith("GONE"):
                 raise
@@ -266,83 +146,109 @@ class Buffer:
                 f"the newest checkpoint is of step {step}; restore the checkpoint, or `cusearch reset` the run"
             ) from error
 
-    @property
-    def epoch(self) -> int:
-        """Number of this learner's reign; 0 before `recover`."""
-        return self._epoch
-
     async def claim(self, step: int) -> Pool | None:
-        """The pool of a step, or None while it is not complete. Asking again gives the same pool.
-
-        Raises: Fenced when another learner has taken over; CorruptPayload naming the trajectory."""
-        keys = self.keys
         shape = self._shape
-        ids = await self._run(
-            "claim",
-            [keys.state, keys.ready, keys.ledger, keys.pool(step), keys.sizes],
-            [self._epoch, step, shape.questions, shape.rollouts, shape.order, keys.prefix],
-        )
+        try:
+            ids = await self._run("claim", self._epoch, step, shape.questions, shape.rollouts, shape.order, shape.s_max)
+        except exceptions.ResponseError as error:
+            if not str(error).startswith("EMPTY"):
+                raise
+            raise EmptyPool(_nothing_left(step)) from error
         if not ids:
             return None
         names = sorted((i.decode() for i in ids), key=lambda i: tuple(map(int, i.split(":"))))
-        trajectories = [t async for t in self._fetch(names)]
+        trajectories = []
+        for name, payload in await self._payloads(names):
+            try:
+                trajectories.append(self._read(name, payload))
+            except (CorruptPayload, InvalidTrajectory) as error:
+                log.warning("trajectory %s is quarantined: %s", name, error)
+                await self._run("quarantine", name, str(error), self._epoch, step)
+        if not trajectories:
+            raise EmptyPool(_nothing_left(step))
         return Pool(step, tuple(trajectories))
 
     async def commit(
         self, pool: Pool, selected: Sequence[Trajectory], state: methods.State, sizes: Mapping[int, int]
     ) -> None:
-        """The pool's step has trained on `selected` of it and ends with `state`; coming tickets get the group
-        `sizes`, unless they have one. Repeating it changes nothing."""
-        keys = self.keys
         memory = _memory(state, {t.question_id for t in pool}, sizes)
-        await self._run(
-            "commit",
-            [keys.state, keys.ledger, keys.pool(pool.step), keys.visits, keys.sizes],
-            [self._epoch, pool.step, keys.prefix, memory, *(t.id for t in selected)],
-        )
+        try:
+            await self._run("commit", self._epoch, pool.step, memory, *(t.id for t in selected))
+        except exceptions.ResponseError as error:
+            if not str(error).startswith("LOST"):
+                raise
+            raise BufferLost(
+                f"Redis has gone back in time: it is at step {str(error).split()[-1]} of run {self.keys.run!r} and "
+                f"knows nothing of pool {pool.step}; start the learner again, it goes on from its newest checkpoint"
+            ) from error
 
     async def announce(self, version: int, directory: str) -> None:
-        """Tell the workers that weight version `version` is complete in `directory`."""
-        await self._run("announce", [self.keys.state], [self._epoch, version, directory])
+        await self._run("announce", self._epoch, version, directory)
 
     async def checkpoint(self, step: int) -> None:
-        """All steps before `step` are safe in every kept checkpoint: forget their pools."""
-        await self._run("checkpoint", [self.keys.state, self.keys.sizes], [self._epoch, step, self.keys.prefix])
+        await self._run("checkpoint", self._epoch, step)
 
-    # --- looking in -----------------------------------------------------------------------------------
+    # --- operator -------------------------------------------------------------------------------------
 
-    async def state(self) -> State:
-        async with self._named_failures():
-            raw = await self._redis.hgetall(self.keys.state)
+    async def pause(self, paused: bool) -> None:
+        await self._ask(lambda client: client.hset(self.keys.state, "paused", int(paused)))
+
+    async def quarantine(self, trajectory_id: str, reason: str) -> bool:
+        return bool(await self._run("quarantine", trajectory_id, reason, "", ""))
+
+    async def reopen(self, ticket: int) -> bool:
+        return bool(await self._run("reopen", ticket, self._shape.rollouts))
+
+    async def state(self) -> RunState:
+        raw = await self._ask(lambda client: client.hgetall(self.keys.state))
         values: dict[str, Any] = {}
         for key, value in raw.items():
             name = key.decode()
-            if name in State.__dataclass_fields__:
+            if name in RunState.__dataclass_fields__:
                 values[name] = value.decode() if name == "weights" else int(value)
-        return State(**values)
+        return RunState(**(values | {"paused": bool(values.get("paused"))}))
 
     async def ledger(self) -> Ledger:
-        async with self._named_failures():
-            raw = await self._redis.hgetall(self.keys.ledger)
+        raw = await self._ask(lambda client: client.hgetall(self.keys.ledger))
         counts = {key.decode(): int(value) for key, value in raw.items()}
         return Ledger(**{name: counts.get(name, 0) for name in Ledger.__dataclass_fields__})
 
     async def capacities(self) -> list[int]:
-        """Buffered trajectories per depth 0..S_max."""
-        async with self._named_failures(), self._redis.pipeline(transaction=False) as pipe:
-            for depth in range(self._shape.s_max + 1):
-                pipe.zcard(self.keys.depth(depth))
-            return [int(n) for n in await pipe.execute()]
+        async def count(client: Any) -> Any:
+            async with client.pipeline(transaction=False) as pipe:
+                for depth in range(self._shape.s_max + 1):
+                    pipe.zcard(self.keys.depth(depth))
+                return await pipe.execute()
+
+        return [int(n) for n in await self._ask(count)]
+
+    async def queues(self, step: int) -> Queues:
+        """Where the open tickets are, and how far the pool of `step` has come."""
+        keys, questions = self.keys, self._shape.questions
+
+        async def count(client: Any) -> Any:
+            async with client.pipeline(transaction=False) as pipe:
+                if self._shape.order == "ticket":
+                    pipe.zcount(keys.ready, step * questions, (step + 1) * questions - 1)
+                else:
+                    pipe.zcard(keys.ready)
+                pipe.zcard(keys.ready).zcard(keys.lease).zcard(keys.requeue).hlen(keys.incomplete)
+                return await pipe.execute()
+
+        names = ("ready_of_pool", "ready", "leased", "requeued", "incomplete")
+        return Queues(**dict(zip(names, await self._ask(count), strict=True)))
 
     async def workers(self) -> dict[str, dict[str, str]]:
         """What each worker said of itself at its last heartbeat, with `heartbeat_age_s`."""
-        async with self._named_failures():
-            seconds, micros = await self._redis.time()
-            beats = await self._redis.zrange(self.keys.workers, 0, -1, withscores=True)
-            async with self._redis.pipeline(transaction=False) as pipe:
+
+        async def read(client: Any) -> Any:
+            async with client.pipeline(transaction=False) as pipe:
+                beats = await client.zrange(self.keys.workers, 0, -1, withscores=True)
                 for name, _ in beats:
                     pipe.hgetall(self.keys.worker(name.decode()))
-                facts = await pipe.execute()
+                return await client.time(), beats, await pipe.execute()
+
+        (seconds, micros), beats, facts = await self._ask(read)
         now = seconds + micros / 1e6
         found = {}
         for (name, beat), raw in zip(beats, facts, strict=True):
@@ -352,52 +258,58 @@ class Buffer:
 
     async def reset(self) -> int:
         """Delete every key of the run; returns how many there were."""
-        deleted = 0
-        async with self._named_failures():
-            async for key in self._redis.scan_iter(match=_literal(self.keys.prefix) + "*", count=1000):
-                deleted += int(await self._redis.unlink(key))
-        return deleted
+
+        async def delete(client: Any) -> int:
+            deleted = 0
+            async for key in client.scan_iter(match=_literal(self.keys.prefix) + "*", count=1000):
+                deleted += int(await client.unlink(key))
+            return deleted
+
+        return int(await self._ask(delete))
 
     # ---------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, ids: Sequence[str]) -> AsyncIterator[Trajectory]:
+    async def _payloads(self, ids: Sequence[str]) -> list[tuple[str, bytes]]:
+        found: list[tuple[str, bytes]] = []
         for start in range(0, len(ids), _FETCH_AT_ONCE):
             some = ids[start : start + _FETCH_AT_ONCE]
-            async with self._named_failures(), self._redis.pipeline(transaction=False) as pipe:
-                for name in some:
-                    pipe.hget(self.keys.trajectory(name), "payload")
-                payloads = await pipe.execute()
-            for name, payload in zip(some, payloads, strict=True):
-                try:
-                    yield codec.decode(payload or b"")
-                except CorruptPayload as error:
-                    raise CorruptPayload(f"trajectory {name}: {error}") from error
 
-    async def _run(self, script: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        async with self._named_failures():
-            return await self._scripts[script](keys=keys, args=args)
+            async def fetch(client: Any, some: Sequence[str] = some) -> Any:
+                async with client.pipeline(transaction=False) as pipe:
+                    for name in some:
+                        pipe.hget(self.keys.trajectory(name), "payload")
+                    return await pipe.execute()
 
-    @asynccontextmanager
-    async def _named_failures(self) -> AsyncIterator[None]:
-        """Failures of Redis by our names, with what to do about them."""
-        where = self._redis.connection_pool.connection_kwargs
-        address = f"{where.get('host', 'localhost')}:{where.get('port', 6379)}"
+            found += zip(some, await self._ask(fetch), strict=True)
+        return found
+
+    def _read(self, name: str, payload: bytes | None) -> Trajectory:
+        """Raises: CorruptPayload or InvalidTrajectory, for what must not be trained on."""
+        if payload is None:
+            raise CorruptPayload("the payload is missing")
+        trajectory = codec.decode(payload, self._shape.max_tokens)
+        if trajectory.id != name:
+            raise CorruptPayload(f"the payload is of trajectory {trajectory.id}")
+        self._shape.check(trajectory)
+        return trajectory
+
+    async def _run(self, script: str, *args: Any) -> Any:
         try:
-            yield
-        except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
-            raise BufferUnavailable(
-                f"Redis at {address} refuses us ({error}); set CUSEARCH_REDIS_PASSWORD, and the user name in redis.url"
-            ) from error
-        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-            raise BufferUnavailable(
-                f"Redis at {address} cannot be reached ({error}); start one (`cusearch redis CONFIG`) or mend redis.url"
-            ) from error
+            return await self.connection.run(lambda: self._scripts[script](keys=[self.keys.state], args=args))
         except exceptions.ResponseError as error:
             if "FENCED" in str(error):
                 raise Fenced(f"another learner has taken over run {self.keys.run!r}; this one stops") from error
-            if "NOAUTH" in str(error):
-                raise BufferUnavailable(f"Redis at {address} wants a password; set CUSEARCH_REDIS_PASSWORD") from error
             raise
+
+    async def _ask(self, command: Any) -> Any:
+        return await self.connection.run(lambda: command(self.connection.client))
+
+
+def _nothing_left(step: int) -> str:
+    return (
+        f"the pool of step {step} holds no trajectory: every episode of it failed pool.max_attempts times, or was "
+        "quarantined; see the workers' logs and `cusearch buffer quarantine`"
+    )
 
 
 def _memory(state: methods.State, questions: Iterable[str], sizes: Mapping[int, int]) -> str:

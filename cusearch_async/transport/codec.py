@@ -59,8 +59,11 @@ def encode(trajectory: Trajectory) -> bytes:
     return _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
 
 
-def decode(payload: bytes) -> Trajectory:
-    """Raises: CorruptPayload, and nothing else, for bytes that are no trajectory of this schema."""
+def decode(payload: bytes, max_tokens: int) -> Trajectory:
+    """Raises: CorruptPayload, and nothing else, for bytes that are no trajectory of this schema, or of more than
+    `max_tokens` tokens."""
+    if len(payload) > _most_bytes(max_tokens):
+        raise CorruptPayload(f"payload of {len(payload)} bytes, {max_tokens} tokens take {_most_bytes(max_tokens)}")
     if len(payload) < _HEADER or payload[:3] != _MAGIC[:3]:
         raise CorruptPayload("payload does not start like a trajectory")
     if payload[3] != SCHEMA:
@@ -78,8 +81,13 @@ def decode(payload: bytes) -> Trajectory:
         values["logprobs"] = np.frombuffer(fields.logprobs, "<f4").astype(np.float32)
         values["versions"] = np.frombuffer(fields.versions, "<i4").astype(np.int32)
         return Trajectory(**values)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise CorruptPayload(f"payload is no trajectory: {error}") from error
+
+
+def _most_bytes(max_tokens: int) -> int:
+    """More than a trajectory of `max_tokens` can take: 4 + 4 + 4 + 1/8 bytes a token, and its texts."""
+    return 2**20 + 13 * max_tokens
 
 
 def readable_fields(trajectory: Trajectory) -> dict[str, str | int | float]:

@@ -15,7 +15,7 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """Hash: epoch, step, version, phase, published, weights, next_ticket, checkpoint."""
+        """Hash: epoch, step, version, phase, published, weights, next_ticket, checkpoint, paused."""
         return self.prefix + "state"
 
     @property
@@ -66,6 +66,30 @@ class Keys:
     def worker(self, worker: str) -> str:
         """Hash: what a worker says of itself at each heartbeat."""
         return f"{self.prefix}worker:{worker}"
+
+    @property
+    def attempts(self) -> str:
+        """Hash: open ticket -> attempts that failed."""
+        return self.prefix + "attempts"
+
+    @property
+    def incomplete(self) -> str:
+        """Hash: ticket whose group closed short -> trajectories that it lacks."""
+        return self.prefix + "incomplete"
+
+    @property
+    def heat(self) -> str:
+        """Hash: "depth:oldest version" -> buffered trajectories."""
+        return self.prefix + "heat"
+
+    @property
+    def quarantine(self) -> str:
+        """Hash: trajectory id -> why it was taken out."""
+        return self.prefix + "quarantine"
+
+    def quarantined(self, trajectory_id: str) -> str:
+        """Hash: what was taken out, as it was."""
+        return f"{self.prefix}quarantined:{trajectory_id}"
 
     def depth(self, depth: int) -> str:
         """Sorted set: the bucket of one search depth; member = trajectory id, score = ticket."""

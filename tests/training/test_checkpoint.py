@@ -65,5 +65,5 @@ def test_a_run_whose_checkpoints_cannot_be_read_does_not_begin_anew(tmp_path, co
     checkpoints = Checkpoints(tmp_path, keep=2)
     save(checkpoints, 2)
     (tmp_path / "checkpoints" / "step000002" / "state.json").write_text(content)
-    with pytest.raises(ConfigError, match="can be read by this version"):
+    with pytest.raises(ConfigError, match="readable by this version"):
         checkpoints.newest()

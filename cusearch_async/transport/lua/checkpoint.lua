@@ -1,14 +1,15 @@
 -- Forget the pools before `step`: every step before it is safe in a checkpoint.
--- KEYS state sizes   ARGV epoch step prefix
-local state, sizes, prefix = KEYS[1], KEYS[2], ARGV[3]
-if redis.call('HGET', state, 'epoch') ~= ARGV[1] then return redis.error_reply('FENCED') end
-local from = tonumber(redis.call('HGET', state, 'checkpoint') or '0')
-for step = from, tonumber(ARGV[2]) - 1 do
-  for _, id in ipairs(redis.call('LRANGE', prefix .. 'pool:' .. step, 0, -1)) do
-    redis.call('UNLINK', prefix .. 'traj:' .. id)
-    redis.call('HDEL', sizes, string.match(id, '^%d+'))
+-- ARGV epoch step
+if is_fenced(ARGV[1]) then return redis.error_reply('FENCED') end
+local from, step = of_state('checkpoint', '0'), tonumber(ARGV[2])
+for s = from, step - 1 do
+  for _, id in ipairs(redis.call('LRANGE', key('pool:' .. s), 0, -1)) do
+    local ticket = string.match(id, '^%d+')
+    redis.call('UNLINK', traj(id))
+    redis.call('HDEL', key('sizes'), ticket)
+    redis.call('HDEL', key('incomplete'), ticket)
   end
-  redis.call('UNLINK', prefix .. 'pool:' .. step)
+  redis.call('UNLINK', key('pool:' .. s))
 end
-redis.call('HSET', state, 'checkpoint', math.max(from, tonumber(ARGV[2])))
+if step > from then redis.call('HSET', state, 'checkpoint', step) end
 return 1

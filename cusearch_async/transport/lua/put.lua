@@ -1,34 +1,25 @@
 -- Store one finished trajectory in the bucket of its depth; close its group when it is the last one.
--- Idempotent per (ticket, rollout).
--- KEYS state lease owner requeue groups ready ledger depth trajectory sizes
--- ARGV ticket id rollouts questions limit payload field value...
--- Returns stored | duplicate (is there already) | late (its group is closed) | full (try again later).
-local state, lease, owner, requeue, groups, ready, ledger, depth, trajectory, sizes = unpack(KEYS)
-local ticket, id = ARGV[1], ARGV[2]
-local rollouts = tonumber(redis.call('HGET', sizes, ticket)) or tonumber(ARGV[3])
-local questions, limit, payload = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+-- Idempotent per (ticket, rollout): the same bytes again are stored already.
+-- ARGV id rollouts questions limit limit_bytes depth version payload field value...
+-- Returns stored | duplicate (another is there already) | late (its group is closed) | full (try again later).
+local id, depth, version, payload = ARGV[1], ARGV[6], ARGV[7], ARGV[8]
+local ticket = string.match(id, '^%d+')
 
-if redis.call('EXISTS', trajectory) == 1 then
-  redis.call('HINCRBY', ledger, 'duplicates_refused', 1)
+if redis.call('EXISTS', traj(id)) == 1 then
+  if redis.call('HGET', traj(id), 'payload') == payload then return 'stored' end
+  count('duplicates_refused', 1)
   return 'duplicate'
 end
-if not (redis.call('ZSCORE', lease, ticket) or redis.call('ZSCORE', requeue, ticket)) then
-  redis.call('HINCRBY', ledger, 'late_refused', 1)
+if not (redis.call('ZSCORE', key('lease'), ticket) or redis.call('ZSCORE', key('requeue'), ticket)) then
+  count('late_refused', 1)
   return 'late'
 end
-local step = tonumber(redis.call('HGET', state, 'step') or '0')
-local buffered = tonumber(redis.call('HGET', ledger, 'buffered') or '0')
-if buffered >= limit and tonumber(ticket) >= (step + 1) * questions then return 'full' end
+local held = redis.call('HMGET', key('ledger'), 'buffered', 'bytes')
+local is_full = tonumber(held[1] or '0') >= tonumber(ARGV[4]) or tonumber(held[2] or '0') >= tonumber(ARGV[5])
+if is_full and tonumber(ticket) >= (of_state('step', '0') + 1) * tonumber(ARGV[3]) then return 'full' end
 
-redis.call('HSET', trajectory, 'state', 'buffered', 'payload', payload, unpack(ARGV, 7))
-redis.call('ZADD', depth, ticket, id)
-redis.call('HINCRBY', ledger, 'finished', 1)
-redis.call('HINCRBY', ledger, 'buffered', 1)
-if redis.call('HINCRBY', groups, ticket, 1) == rollouts then
-  redis.call('HDEL', groups, ticket)
-  redis.call('ZREM', lease, ticket)
-  redis.call('ZREM', requeue, ticket)
-  redis.call('HDEL', owner, ticket)
-  redis.call('ZADD', ready, ticket, ticket)
-end
+redis.call('HSET', traj(id), 'state', 'buffered', 'payload', payload, unpack(ARGV, 9))
+wait_in_bucket(id, depth, version, #payload, 1)
+count('finished', 1)
+if redis.call('HINCRBY', key('groups'), ticket, 1) == group_size(ticket, tonumber(ARGV[2])) then close_group(ticket) end
 return 'stored'

@@ -1,0 +1,162 @@
+"""`cusearch buckets CONFIG`: what is in the buffer of a live run, refreshed until ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from cusearch_async.config import Config, load_config
+from cusearch_async.transport.buffer import RedisBuffer, open_buffer
+from cusearch_async.transport.contract import Ledger, Queues, RunState
+from cusearch_async.transport.inspection import heat
+
+REFRESH_S = 1.0
+SHADES = ("grey23", "dark_green", "green4", "chartreuse3", "yellow3", "orange1", "red1")
+_SILENT_S = 10.0
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("buckets", help="watch the depth buckets of a live run")
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--once", action="store_true", help="print one view and end")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    config = load_config(arguments.config, overrides)
+    asyncio.run(show(config, arguments.once))
+
+
+async def show(config: Config, once: bool) -> None:
+    async with open_buffer(config, config.redis.outage_s) as buffer:
+        before = await look(buffer)
+        if once:
+            Console().print(view(before, None, config))
+            return
+        with Live(view(before, None, config), refresh_per_second=4, screen=True) as live:
+            while True:
+                await asyncio.sleep(REFRESH_S)
+                now = await look(buffer)
+                live.update(view(now, before, config))
+                before = now
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    at: float
+    state: RunState
+    ledger: Ledger
+    queues: Queues
+    heat: dict[tuple[int, int], int]
+    workers: dict[str, dict[str, str]]
+
+
+async def look(buffer: RedisBuffer) -> Snapshot:
+    state = await buffer.state()
+    ledger, queues = await buffer.ledger(), await buffer.queues(state.step)
+    return Snapshot(time.monotonic(), state, ledger, queues, await heat(buffer), await buffer.workers())
+
+
+def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableType:
+    state = now.state
+    paused = "  [bold red]paused[/]" if state.paused else ""
+    head = (
+        f"run [bold]{config.run.name}[/]   step {state.step} of {config.run.steps}   phase {state.phase}   "
+        f"weights {state.weights or 'none yet'}   next ticket {state.next_ticket}   learner epoch {state.epoch}{paused}"
+    )
+    return Group(
+        Text.from_markup(head),
+        Columns(
+            [
+                Panel(buckets(now, config), title="buffered: depth × staleness"),
+                Panel(groups(now, before, config), title="groups"),
+            ]
+        ),
+        Panel(workers(now), title="workers"),
+        Panel(ledger(now.ledger), title="ledger"),
+    )
+
+
+def buckets(now: Snapshot, config: Config) -> Table:
+    """One row per depth, one column per staleness; the fuller, the brighter."""
+    ages = {cell: max(0, now.state.step - cell[1]) for cell in now.heat}
+    oldest = max([*ages.values(), config.pool.max_staleness])
+    counts = [[0] * (oldest + 1) for _ in range(config.episode.s_max + 1)]
+    for cell, count in now.heat.items():
+        counts[cell[0]][ages[cell]] += count
+    most = max(max(row) for row in counts)
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("depth", justify="right")
+    for age in range(oldest + 1):
+        shown.add_column(f"{age} old" if age else "fresh", justify="right")
+    shown.add_column("all", justify="right")
+    shown.add_column("")
+    fullest = max(sum(row) for row in counts)
+    for depth, row in enumerate(counts):
+        cells = [Text(f" {count or '·'} ", style=f"white on {_shade(count, most)}") for count in row]
+        bar = "█" * round(24 * sum(row) / fullest) if fullest else ""
+        shown.add_row(str(depth), *cells, str(sum(row)), Text(bar, style="cyan"))
+    return shown
+
+
+def _shade(count: int, most: int) -> str:
+    return SHADES[-(-count * (len(SHADES) - 1) // most)] if most else SHADES[0]
+
+
+def groups(now: Snapshot, before: Snapshot | None, config: Config) -> Table:
+    queues = now.queues
+    shown = Table(box=None, show_header=False, pad_edge=False)
+    shown.add_row("next pool", f"{queues.ready_of_pool} of {config.questions_per_step} groups ready")
+    shown.add_row("ready", f"{queues.ready} groups")
+    shown.add_row("leased", f"{queues.leased} tickets")
+    shown.add_row("queued again", f"{queues.requeued} tickets")
+    shown.add_row("closed short", f"{now.ledger.incomplete_groups} groups, {now.ledger.failed_rollouts} rollouts")
+    shown.add_row("waiting", f"{now.ledger.buffered} of {config.buffer_limit}, {now.ledger.bytes / 2**20:.1f} MiB")
+    if before is not None:
+        seconds = now.at - before.at
+        shown.add_row("finished", f"{(now.ledger.finished - before.ledger.finished) / seconds:.1f} /s")
+    return shown
+
+
+def workers(now: Snapshot) -> Table:
+    shown = Table(box=None, pad_edge=False)
+    for name in ("worker", "heartbeat", "version", "in flight", "episodes", "tokens/s busy", "retriever"):
+        shown.add_column(name, justify="left" if name == "worker" else "right")
+    for name, facts in sorted(now.workers.items()):
+        age = max(0.0, float(facts["heartbeat_age_s"]))
+        busy = float(facts.get("busy_s", 0))
+        down = float(facts.get("retriever_down_s", 0))
+        shown.add_row(
+            name,
+            Text(f"{age:.0f} s ago", style="red" if age > _SILENT_S else "green"),
+            facts.get("version", "?"),
+            facts.get("in_flight", "?"),
+            facts.get("episodes", "?"),
+            f"{float(facts.get('sampled_tokens', 0)) / busy:.0f}" if busy else "–",
+            Text(f"down {down:.0f} s", style="red") if down else Text("ok", style="green"),
+        )
+    if not now.workers:
+        shown.add_row(Text("none", style="red"))
+    return shown
+
+
+def ledger(counts: Ledger) -> Text:
+    """One line, and whether it closes."""
+    closes = "[green]closes[/]" if counts.closes else "[bold red]DOES NOT CLOSE[/]"
+    return Text.from_markup(
+        f"finished {counts.finished} = buffered {counts.buffered} + claimed {counts.claimed} "
+        f"+ trained {counts.trained} + unselected {counts.unselected} + quarantined {counts.quarantined}   {closes}\n"
+        f"requeued {counts.requeued}   duplicates refused {counts.duplicates_refused}   "
+        f"late refused {counts.late_refused}"
+    )

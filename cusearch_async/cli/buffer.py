@@ -1,0 +1,204 @@
+"""`cusearch buffer ls|peek|export|requeue|quarantine CONFIG`: look at single trajectories of a live run.
+
+`requeue` and `quarantine` change something; the others only read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from cusearch_async.config import Config, load_config
+from cusearch_async.errors import ConfigError
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.inspection import Filter, Row, fetch, quarantined, rows
+from cusearch_async.types import Trajectory
+
+log = logging.getLogger(__name__)
+
+MODEL, ENVIRONMENT, PROMPT = "white", "cyan", "grey62"
+UNLIKELY = -2.0
+"""Sampled tokens below this log-probability are marked."""
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("buffer", help="list, show, export, requeue or quarantine trajectories")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser("ls", help="list buffered trajectories")
+    export = actions.add_parser("export", help="write buffered trajectories as JSON lines")
+    for action in (listing, export):
+        action.add_argument("config", type=Path)
+        _add_filter(action)
+        action.set_defaults(run=run)
+    listing.add_argument("--limit", type=int, default=20, help="most rows to show (20)")
+    export.add_argument("--output", type=Path, required=True)
+    peek = actions.add_parser("peek", help="show one trajectory: turns, passages, mask, log-probabilities")
+    peek.add_argument("config", type=Path)
+    peek.add_argument("trajectory", help="its id, TICKET:ROLLOUT")
+    requeue = actions.add_parser("requeue", help="take a ticket from its worker, or reopen a group that closed short")
+    requeue.add_argument("config", type=Path)
+    requeue.add_argument("ticket", type=int)
+    out = actions.add_parser("quarantine", help="list what was taken out; with an id, take that one out")
+    out.add_argument("config", type=Path)
+    out.add_argument("trajectory", nargs="?", help="id of a buffered trajectory, TICKET:ROLLOUT")
+    out.add_argument("--reason", default="by an operator")
+    for action in (peek, requeue, out):
+        action.set_defaults(run=run)
+
+
+def _add_filter(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--depth", type=int, help="of this search depth")
+    parser.add_argument("--min-staleness", type=int, help="at least so many steps behind the learner")
+    parser.add_argument("--min-reward", type=float)
+    parser.add_argument("--max-reward", type=float)
+    parser.add_argument("--text", help="that have this in their question")
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    config = load_config(arguments.config, overrides)
+    actions = {"ls": ls, "export": export, "peek": peek, "requeue": requeue, "quarantine": quarantine}
+    asyncio.run(actions[arguments.action](config, arguments))
+
+
+def _filter(arguments: argparse.Namespace) -> Filter:
+    return Filter(**{name: getattr(arguments, name) for name in Filter.__dataclass_fields__})
+
+
+async def ls(config: Config, arguments: argparse.Namespace) -> None:
+    shown: list[Row] = []
+    async with open_buffer(config) as buffer:
+        async for row in rows(buffer, _filter(arguments), config.episode.s_max):
+            shown.append(row)
+            if len(shown) == arguments.limit:
+                break
+    Console().print(table(shown))
+    if len(shown) == arguments.limit:
+        Console().print(f"the first {arguments.limit}; --limit shows more")
+
+
+def table(found: list[Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "depth", "old", "reward", "turns", "tokens", "worker", "question", "answered"):
+        is_text = name in ("worker", "question", "answered")
+        table.add_column(name, justify="left" if is_text else "right", overflow="ellipsis", no_wrap=name != "question")
+    for row in found:
+        f = row.fields
+        numbers = (f["depth"], str(row.staleness), f"{float(f['reward']):.2f}", f["turns"], f["tokens"])
+        table.add_row(row.id, *numbers, f["worker"], Text(f["question"]), Text(f["prediction"] or "–"))
+    return table
+
+
+async def export(config: Config, arguments: argparse.Namespace) -> None:
+    count = 0
+    async with open_buffer(config) as buffer:
+        with arguments.output.open("wb") as file:
+            async for row in rows(buffer, _filter(arguments), config.episode.s_max):
+                found = await fetch(buffer, row.id, config.episode.max_tokens)
+                if found is not None:
+                    file.write(msgspec.json.encode(as_json(found[0])) + b"\n")
+                    count += 1
+    log.info("wrote %d trajectories to %s", count, arguments.output)
+
+
+def as_json(trajectory: Trajectory) -> dict[str, Any]:
+    """Every field; arrays as lists."""
+    values = {name: getattr(trajectory, name) for name in Trajectory.__slots__}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+
+async def peek(config: Config, arguments: argparse.Namespace) -> None:
+    from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
+
+    async with open_buffer(config) as buffer:
+        found = await fetch(buffer, arguments.trajectory, config.episode.max_tokens)
+    if found is None:
+        raise ConfigError(f"run {config.run.name!r} has no trajectory {arguments.trajectory!r} (any more)")
+    trajectory, fields = found
+    tokenizer = load_tokenizer(config.model.location)
+    console = Console()
+    console.print(facts(trajectory, fields))
+    for panel in turns(trajectory, tokenizer):
+        console.print(panel)
+
+
+def facts(trajectory: Trajectory, fields: dict[str, str]) -> Table:
+    shown = Table(box=None, show_header=False, pad_edge=False)
+    versions = f"{trajectory.versions.min()} to {trajectory.versions.max()}"
+    for name, value in (
+        ("trajectory", f"{trajectory.id}, {fields.get('state', '?')}, by {trajectory.worker}"),
+        ("question", trajectory.question),
+        ("gold answers", " | ".join(trajectory.answers)),
+        ("answered", trajectory.prediction or "–"),
+        ("reward", f"{trajectory.reward:.3f}  (EM {trajectory.em:g}, F1 {trajectory.f1:.3f})"),
+        ("format", "valid" if trajectory.format_valid else "invalid"),
+        ("search depth", f"{trajectory.depth}, {trajectory.retrieval_tokens} retrieval tokens"),
+        ("tokens", f"{len(trajectory.token_ids)}, {len(trajectory.logprobs)} sampled, by versions {versions}"),
+        ("time", f"{trajectory.episode_s:.1f} s, {trajectory.search_s:.1f} s of it searching"),
+    ):
+        shown.add_row(Text(name, style="bold"), Text(value))
+    return shown
+
+
+def turns(trajectory: Trajectory, tokenizer: Any) -> list[Panel]:
+    """The prompt, the model's turns and what the environment answered, each in a box of its own."""
+    panels = []
+    place = sampled_before = 0
+    for is_sampled, run_of in itertools.groupby(trajectory.sampled.tolist()):
+        length = len(list(run_of))
+        ids = trajectory.token_ids[place : place + length].tolist()
+        if is_sampled:
+            logprobs = trajectory.logprobs[sampled_before : sampled_before + length]
+            title = f"model: {length} tokens, trained on; mean log-probability {logprobs.mean():.2f}"
+            panels.append(Panel(_marked(ids, logprobs, tokenizer), title=title, border_style="green"))
+            sampled_before += length
+        else:
+            style, who = (PROMPT, "prompt") if place == 0 else (ENVIRONMENT, "environment")
+            text = Text(tokenizer.decode(ids, skip_special_tokens=False).strip(), style=style)
+            panels.append(Panel(text, title=f"{who}: {length} tokens, masked", border_style=style))
+        place += length
+    return panels
+
+
+def _marked(ids: list[int], logprobs: np.ndarray[Any, Any], tokenizer: Any) -> Text:
+    """The turn's text, unlikely tokens underlined."""
+    text = Text()
+    for place, logprob in enumerate(logprobs):
+        # a piece is what the text grows by: single byte-level tokens need not be whole characters
+        before = tokenizer.decode(ids[:place], skip_special_tokens=False)
+        piece = tokenizer.decode(ids[: place + 1], skip_special_tokens=False)[len(before) :]
+        text.append(piece, style=f"underline bold {MODEL}" if logprob < UNLIKELY else MODEL)
+    text.rstrip()
+    return text
+
+
+async def requeue(config: Config, arguments: argparse.Namespace) -> None:
+    async with open_buffer(config) as buffer:
+        is_reopened = await buffer.reopen(arguments.ticket)
+    if not is_reopened:
+        raise ConfigError(f"ticket {arguments.ticket} is neither leased nor a waiting group that closed short")
+    log.info("ticket %d is queued again", arguments.ticket)
+
+
+async def quarantine(config: Config, arguments: argparse.Namespace) -> None:
+    async with open_buffer(config) as buffer:
+        if arguments.trajectory is None:
+            taken_out = await quarantined(buffer)
+            for id_, reason in sorted(taken_out.items()):
+                Console().print(Text(f"{id_}  {reason}"))
+            log.info("%d trajectories are in quarantine", len(taken_out))
+            return
+        is_out = await buffer.quarantine(arguments.trajectory, arguments.reason)
+    if not is_out:
+        raise ConfigError(f"trajectory {arguments.trajectory!r} is not in the buffer (any more)")
+    log.info("trajectory %s is in quarantine", arguments.trajectory)

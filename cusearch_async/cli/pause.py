@@ -1,0 +1,35 @@
+"""`cusearch pause CONFIG` and `cusearch resume CONFIG`: stop and start admission; episodes in flight go on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from cusearch_async.config import Config, load_config
+from cusearch_async.transport.buffer import open_buffer
+
+log = logging.getLogger(__name__)
+
+
+def add(commands: Any) -> None:
+    for name, paused, text in (
+        ("pause", True, "start no more episodes; those in flight go on"),
+        ("resume", False, "start episodes again"),
+    ):
+        parser = commands.add_parser(name, help=text)
+        parser.add_argument("config", type=Path)
+        parser.set_defaults(run=run, paused=paused)
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    config = load_config(arguments.config, overrides)
+    asyncio.run(pause(config, arguments.paused))
+    log.info("run %s is %s", config.run.name, "paused" if arguments.paused else "admitting again")
+
+
+async def pause(config: Config, paused: bool) -> None:
+    async with open_buffer(config) as buffer:
+        await buffer.pause(paused)

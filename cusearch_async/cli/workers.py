@@ -1,0 +1,30 @@
+"""`cusearch workers CONFIG`: who works on a run, and when each was last heard of."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cusearch_async.cli import buckets
+from cusearch_async.config import Config, load_config
+from cusearch_async.transport.buffer import open_buffer
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("workers", help="list the rollout workers of a run")
+    parser.add_argument("config", type=Path)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    found = asyncio.run(read(load_config(arguments.config, overrides)))
+    Console().print(buckets.workers(found))
+
+
+async def read(config: Config) -> buckets.Snapshot:
+    async with open_buffer(config) as buffer:
+        return await buckets.look(buffer)

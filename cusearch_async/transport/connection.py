@@ -1,0 +1,121 @@
+"""Contact with Redis: plain, TLS or by Sentinel; losing it for a while, and losing it for good."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import redis.asyncio as aioredis
+from redis import exceptions
+from redis.asyncio.sentinel import Sentinel
+
+from cusearch_async.config import RedisConfig, redis_password
+from cusearch_async.errors import BufferUnavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CONNECTIONS = 16
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0
+_OUTAGE = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+_OUTAGE_WORDS = ("READONLY", "OOM command", "MASTERDOWN", "LOADING", "MISCONF", "BUSY", "NOREPLICAS")
+"""What may pass by itself: not or no longer the master, no memory left, disk full, another script running. Redis 6
+wraps such an answer in a script's error, so the text is looked at."""
+_REFUSALS = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
+_REFUSAL_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM")
+
+
+def connect(settings: RedisConfig) -> Any:
+    """A client for one process; no connection is made yet. Callers beyond its connections wait for one.
+
+    redis:// and rediss:// (TLS; `?ssl_ca_certs=FILE` names the authority) reach one server,
+    redis+sentinel://HOST:PORT[,HOST:PORT...]/SERVICE[/DB] the master that the sentinels name."""
+    options: dict[str, Any] = {
+        "max_connections": _CONNECTIONS,
+        "socket_timeout": settings.timeout_s,
+        "socket_connect_timeout": settings.timeout_s,
+        "retry": None,  # `Connection.run` does it
+    }
+    password = redis_password()
+    if password:
+        options["password"] = password
+    if settings.url.startswith("redis+sentinel://"):
+        parts = urlsplit(settings.url)
+        places = [place.rsplit(":", 1) for place in parts.netloc.rpartition("@")[2].split(",")]
+        service, _, database = parts.path.strip("/").partition("/")
+        sentinel = Sentinel(  # type: ignore[no-untyped-call]
+            [(host, int(port)) for host, port in places], socket_timeout=settings.timeout_s
+        )
+        return sentinel.master_for(service, db=int(database or 0), username=parts.username, **options)
+    pool = aioredis.BlockingConnectionPool.from_url(settings.url, timeout=None, **options)
+    return aioredis.Redis.from_pool(pool)
+
+
+class Connection:
+    """Runs commands on a client, and rides out outages of up to `patience_s`."""
+
+    def __init__(self, settings: RedisConfig, patience_s: float) -> None:
+        self.client = connect(settings)
+        self._settings = settings
+        self._patience_s = patience_s
+
+    async def run(self, command: Callable[[], Awaitable[T]]) -> T:
+        """The answer to `command`, which must be idempotent: it is sent again when no answer comes.
+
+        Raises: BufferUnavailable when there is none within patience_s, or at once when Redis refuses us."""
+        began, wait_s = time.monotonic(), _FIRST_RETRY_S
+        while True:
+            try:
+                return await command()
+            except (*_OUTAGE, exceptions.ResponseError) as error:
+                if _is_refusal(error):
+                    raise self._refused(error) from error
+                if not _is_outage(error):
+                    raise
+                if time.monotonic() - began + wait_s > self._patience_s:
+                    raise self._unavailable(error) from error
+                if wait_s == _FIRST_RETRY_S:
+                    log.warning("%s; waiting up to %g s", _one_line(error), self._patience_s)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LAST_RETRY_S)
+
+    async def close(self) -> None:
+        await self.client.aclose()
+
+    def _refused(self, error: Exception) -> BufferUnavailable:
+        return BufferUnavailable(
+            f"Redis at {self._address} refuses us ({_one_line(error)}); set CUSEARCH_REDIS_PASSWORD, and the user name "
+            "in redis.url"
+        )
+
+    def _unavailable(self, error: Exception) -> BufferUnavailable:
+        if "OOM" in str(error):
+            return BufferUnavailable(
+                f"Redis at {self._address} has no memory left ({_one_line(error)}); raise its maxmemory above "
+                f"redis.max_mib ({self._settings.max_mib}), or lower that"
+            )
+        return BufferUnavailable(
+            f"Redis at {self._address} cannot be reached ({_one_line(error)}); start one (`cusearch redis CONFIG`) or "
+            "mend redis.url"
+        )
+
+    @property
+    def _address(self) -> str:
+        return urlsplit(self._settings.url).netloc.rpartition("@")[2]
+
+
+def _is_outage(error: Exception) -> bool:
+    return isinstance(error, _OUTAGE) or any(word in str(error) for word in _OUTAGE_WORDS)
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, _REFUSALS) or any(word in str(error) for word in _REFUSAL_WORDS)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,213 @@
+"""The contract between workers and learner, and the words it is made of. Two buffers keep it: one in Redis
+(`buffer.py`), one in memory (`memory.py`, the model that the first is tested against)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from cusearch_async.algorithm import methods
+from cusearch_async.config import Config
+from cusearch_async.errors import InvalidTrajectory
+from cusearch_async.types import Pool, Trajectory
+
+Outcome = Literal["stored", "duplicate", "late", "full"]
+"""Of a put: kept; there already; its group is closed; no room now, try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One rollout that a worker has been granted."""
+
+    ticket: int
+    rollout: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Where a run stands. Steps, versions and tickets count from 0."""
+
+    epoch: int = 0
+    step: int = 0
+    """The next step to commit; also the version of the learner's policy."""
+    phase: int = 0
+    published: int = -1
+    """Newest announced weight version; -1 before the first."""
+    weights: str = ""
+    """Its directory in the weight store."""
+    next_ticket: int = 0
+    checkpoint: int = 0
+    """Pools before this step are forgotten."""
+    paused: bool = False
+    """Whether an operator has stopped admission."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Where every finished trajectory is. It closes: finished = the sum of the next five."""
+
+    finished: int = 0
+    buffered: int = 0
+    claimed: int = 0
+    trained: int = 0
+    unselected: int = 0
+    quarantined: int = 0
+    """Payloads that could not be read, or that an operator has taken out."""
+    bytes: int = 0
+    """Payload bytes of what is buffered."""
+    requeued: int = 0
+    """Tickets that went to another worker because a lease ran out or an episode failed."""
+    incomplete_groups: int = 0
+    """Groups closed short after max_attempts."""
+    failed_rollouts: int = 0
+    """What they lack."""
+    duplicates_refused: int = 0
+    late_refused: int = 0
+
+    @property
+    def closes(self) -> bool:
+        return self.finished == self.buffered + self.claimed + self.trained + self.unselected + self.quarantined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queues:
+    """Tickets by where they are."""
+
+    ready_of_pool: int
+    """Groups of the pool that is waited for which are finished."""
+    ready: int
+    leased: int
+    requeued: int
+    incomplete: int
+    """Of the groups that are ready or kept, those that closed short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the buffer must know of the run."""
+
+    questions: int
+    """N, groups per pool."""
+    rollouts: int
+    """G, trajectories per group; a method may give single groups another size when it commits."""
+    max_staleness: int
+    order: str
+    s_max: int
+    lease_s: float
+    max_attempts: int
+    """Times that a ticket is tried before its group closes short."""
+    limit: int
+    """Most buffered trajectories beyond the pool that is waited for."""
+    limit_bytes: int
+    """Most buffered payload bytes beyond the pool that is waited for."""
+    max_tokens: int
+    """Longest possible trajectory."""
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Raises: InvalidTrajectory naming what no worker of this run can have made."""
+        for name, value, most in (
+            ("depth", trajectory.depth, self.s_max),
+            ("token_ids", len(trajectory.token_ids), self.max_tokens),
+        ):
+            if value > most:
+                raise InvalidTrajectory(f"trajectory {trajectory.id}: {name} must be at most {most}, got {value}")
+
+
+def shape_of(config: Config) -> Shape:
+    return Shape(
+        questions=config.questions_per_step,
+        rollouts=config.pool.rollouts,
+        max_staleness=config.pool.max_staleness,
+        order=config.pool.order,
+        s_max=config.episode.s_max,
+        lease_s=config.redis.lease_s,
+        max_attempts=config.pool.max_attempts,
+        limit=config.buffer_limit,
+        limit_bytes=config.redis.max_mib * 2**20,
+        max_tokens=config.episode.max_tokens,
+    )
+
+
+class Buffer(Protocol):
+    """One process's view of the buffer of a run. Every operation happens wholly or not at all, and repeating one
+    does no harm. Lost contact raises BufferUnavailable after redis.outage_s; a replaced learner meets Fenced."""
+
+    # --- rollout worker ---
+
+    async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
+        """Lease whole groups of up to `room` rollouts in all; empty while the staleness bound leaves none, or while
+        the run is paused. Requeued tickets come first, without the rollouts that are in the buffer already."""
+        ...
+
+    async def put(self, trajectory: Trajectory) -> Outcome:
+        """Keep a finished trajectory. Raises: InvalidTrajectory for one that this run cannot have made."""
+        ...
+
+    async def heartbeat(self, worker: str, tickets: Sequence[int], facts: Mapping[str, str | int | float]) -> None:
+        """Renew the leases of `tickets` and publish `facts` about the worker."""
+        ...
+
+    async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
+        """End the worker's leases of `tickets`: others play what is missing. `failed` counts as an attempt."""
+        ...
+
+    async def leave(self, worker: str, tickets: Sequence[int]) -> None:
+        """Release `tickets` and be no worker of the run any more."""
+        ...
+
+    # --- learner ---
+
+    @property
+    def epoch(self) -> int:
+        """Number of this learner's reign; 0 before `recover`."""
+        ...
+
+    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int]) -> None:
+        """Take over the run at `step`, with the method's state and the group sizes by ticket that the checkpoint
+        holds; earlier learners are fenced off. Pools trained after that step are claimed again, each by its step.
+
+        Raises: ConfigError when pools that the checkpoint needs are forgotten."""
+        ...
+
+    async def claim(self, step: int) -> Pool | None:
+        """The pool of a step, or None while it is not complete; asking again gives the same pool. What cannot be
+        read is quarantined and left out. Raises: EmptyPool when nothing of it is left."""
+        ...
+
+    async def commit(
+        self, pool: Pool, selected: Sequence[Trajectory], state: methods.State, sizes: Mapping[int, int]
+    ) -> None:
+        """The pool's step has trained on `selected` of it and ends with `state`; coming tickets get the group
+        `sizes`, unless they have one."""
+        ...
+
+    async def announce(self, version: int, directory: str) -> None:
+        """Tell the workers that weight version `version` is complete in `directory`."""
+        ...
+
+    async def checkpoint(self, step: int) -> None:
+        """All steps before `step` are safe in every kept checkpoint: forget their pools."""
+        ...
+
+    # --- operator ---
+
+    async def pause(self, paused: bool) -> None:
+        """Stop or resume admission; episodes in flight go on."""
+        ...
+
+    async def quarantine(self, trajectory_id: str, reason: str) -> bool:
+        """Take a buffered trajectory out; whether it was buffered. An open group plays it again."""
+        ...
+
+    async def reopen(self, ticket: int) -> bool:
+        """Put a leased ticket, or a waiting group that closed short, back in the queue; whether it was one."""
+        ...
+
+    async def state(self) -> RunState: ...
+
+    async def ledger(self) -> Ledger: ...
+
+    async def capacities(self) -> list[int]:
+        """Buffered trajectories per depth 0..S_max."""
+        ...

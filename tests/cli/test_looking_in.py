@@ -1,0 +1,199 @@
+"""The operator's commands on a buffer with something in it, and every redis-cli line of the docs."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from cusearch_async.algorithm.methods import State
+from cusearch_async.cli import buckets, main
+from cusearch_async.config import load_config
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.codec import encode
+from cusearch_async.types import Trajectory
+from tests.fakes import STARTER
+from tests.strategies import make_trajectory
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def overrides(redis_url, request):
+    return ["--run.name", f"look-{abs(hash(request.node.name))}", "--redis.url", redis_url]
+
+
+@pytest.fixture
+def config(atlas_config, overrides):
+    """A run with two trajectories of depth 1 and 3 in the buffer, and one ticket leased."""
+    config = load_config(atlas_config, overrides)
+    asyncio.run(fill(config))
+    return config
+
+
+async def fill(config):
+    async with open_buffer(config) as open_:
+        await open_.recover(0, State(phase=2), {})
+        await open_.announce(0, "v000000-e1")
+        await open_.admit("w", 0, 6)
+        await open_.heartbeat(
+            "w", [0, 1], {"version": 0, "in_flight": 4, "episodes": 2, "busy_s": 2, "sampled_tokens": 9}
+        )
+        await open_.put(readable(0, 0, depth=1, reward=0.2))
+        await open_.put(readable(0, 1, depth=3, reward=1.0, question="Where is Lima?"))
+
+
+def readable(ticket: int, rollout: int, **changes) -> Trajectory:
+    """With the starter's own tokens, so that it can be read."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    texts = [
+        "Question: x",
+        "<think>I look.</think><search>Lima</search>",
+        "<information>Lima is in Peru.</information>",
+    ]
+    texts.append("<answer>Peru</answer>")
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    mask = np.concatenate([np.full(len(part), place in (1, 3)) for place, part in enumerate(ids)])
+    count = int(mask.sum())
+    return replace(
+        make_trajectory(ticket, rollout, **changes),
+        token_ids=np.concatenate(ids).astype(np.int32),
+        sampled=mask,
+        logprobs=np.linspace(-4, -0.1, count, dtype=np.float32),
+        versions=np.zeros(count, np.int32),
+    )
+
+
+def text_of(renderable) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def run(command: list[str], monkeypatch, capsys) -> str:
+    monkeypatch.setattr("sys.argv", ["cusearch", *command])
+    monkeypatch.setenv("COLUMNS", "160")
+    main.main()
+    return capsys.readouterr().out
+
+
+async def test_buckets_show_depth_by_staleness_groups_workers_and_ledger(atlas_config, overrides):
+    config = load_config(atlas_config, overrides)
+    await fill(config)
+    async with open_buffer(config) as open_:
+        now = await buckets.look(open_)
+        shown = text_of(buckets.view(now, None, config))
+    assert re.search(r"1\s+1\s+·", shown), "one of depth 1, fresh"
+    assert "phase 2" in shown
+    assert "2 of 768" in shown
+    assert "finished 2 = buffered 2 + claimed 0 + trained 0 + unselected 0 + quarantined 0   closes" in shown
+    assert re.search(r"w\s+\d+ s ago\s+0\s+4", shown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ids"),
+    [
+        ([], ["0:0", "0:1"]),
+        (["--depth", "3"], ["0:1"]),
+        (["--text", "lima"], ["0:1"]),
+        (["--max-reward", "0.5"], ["0:0"]),
+        (["--min-reward", "0.5"], ["0:1"]),
+        (["--min-staleness", "1"], []),
+        (["--limit", "1"], ["0:0"]),
+    ],
+)
+def test_ls_filters(config, atlas_config, overrides, arguments, ids, monkeypatch, capsys):
+    shown = run(["buffer", "ls", str(atlas_config), *overrides, *arguments], monkeypatch, capsys)
+    assert re.findall(r"^(\d+:\d+)", shown, re.MULTILINE) == ids
+
+
+def test_peek_shows_turns_passages_mask_and_logprobs(config, atlas_config, overrides, monkeypatch, capsys):
+    shown = run(["buffer", "peek", str(atlas_config), "0:1", *overrides], monkeypatch, capsys)
+    for part in ("0:1, buffered, by w", "<search>Lima</search>", "environment", "masked", "trained on"):
+        assert part in shown
+    assert "Lima is in Peru." in shown
+    assert "mean log-probability -" in shown
+
+
+def test_export_writes_every_field(config, atlas_config, overrides, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "out.jsonl"
+    run(["buffer", "export", str(atlas_config), *overrides, "--output", str(path), "--depth", "1"], monkeypatch, capsys)
+    (row,) = [json.loads(line) for line in path.read_text().splitlines()]
+    arrays = {"token_ids": np.int32, "sampled": np.bool_, "logprobs": np.float32, "versions": np.int32}
+    back = {n: np.array(v, arrays[n]) if n in arrays else tuple(v) if n == "answers" else v for n, v in row.items()}
+    assert encode(Trajectory(**back)) == encode(readable(0, 0, depth=1, reward=0.2))
+
+
+def test_quarantine_and_requeue_change_what_they_say(config, atlas_config, overrides, monkeypatch, capsys):
+    arguments = [str(atlas_config), *overrides]
+    run(["buffer", "quarantine", arguments[0], "0:1", *overrides, "--reason", "odd"], monkeypatch, capsys)
+    assert "0:1  odd" in run(["buffer", "quarantine", *arguments], monkeypatch, capsys)
+    assert "0:1, quarantined" in run(["buffer", "peek", arguments[0], "0:1", *overrides], monkeypatch, capsys)
+    run(["buffer", "requeue", arguments[0], "1", *overrides], monkeypatch, capsys)
+    for command, named in (("requeue", "ticket 77"), ("quarantine", "'9:9'"), ("peek", "'9:9'")):
+        target = "77" if command == "requeue" else "9:9"
+        monkeypatch.setattr("sys.argv", ["cusearch", "buffer", command, arguments[0], target, *overrides])
+        with pytest.raises(SystemExit, match=named):
+            main.main()
+
+
+def test_the_ledger_command_checks_it(config, atlas_config, overrides, monkeypatch, capsys):
+    for arguments, status in (([], 0), (["--json"], 0)):
+        monkeypatch.setattr("sys.argv", ["cusearch", "ledger", str(atlas_config), *overrides, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        assert ended.value.code == status
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["closes"]
+
+    async def falsify():
+        async with open_buffer(config) as open_:
+            await open_.connection.client.hincrby(open_.keys.ledger, "finished", 1)
+
+    asyncio.run(falsify())
+    monkeypatch.setattr("sys.argv", ["cusearch", "ledger", str(atlas_config), *overrides])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 1
+    assert "DOES NOT CLOSE" in capsys.readouterr().out
+
+
+def test_pause_and_resume(config, atlas_config, overrides, monkeypatch, capsys):
+    for command, paused in (("pause", True), ("resume", False)):
+        run([command, str(atlas_config), *overrides], monkeypatch, capsys)
+
+        async def is_paused():
+            async with open_buffer(config) as open_:
+                return (await open_.state()).paused
+
+        assert asyncio.run(is_paused()) is paused
+
+
+def test_workers_are_listed(config, atlas_config, overrides, monkeypatch, capsys):
+    assert re.search(r"w\s+\d+ s ago", run(["workers", str(atlas_config), *overrides], monkeypatch, capsys))
+
+
+async def test_every_redis_cli_line_of_the_docs_runs(atlas_config, redis_url):
+    """On a run called atlas with ticket 0 in the buffer; each line must answer, and not with nothing."""
+    config = load_config(atlas_config, ["--redis.url", redis_url])
+    await fill(config)
+    lines = []
+    for page in ("redis.md", "quickstart.md"):
+        lines += re.findall(r"^redis-cli (.+?)(?:\s+#.*)?$", (DOCS / page).read_text(), re.MULTILINE)
+    assert len(lines) >= 12
+    async with open_buffer(config) as open_:
+        empty = ("ready", "requeue", "pool:0", "quarantine")  # of this little run
+        for line in lines:
+            words = [word for word in shlex.split(line.replace("$ID", "0:0")) if word != "--raw"]
+            answer = await open_.connection.client.execute_command(*words)
+            assert answer or words[1].endswith(empty), line
+        await open_.reset()

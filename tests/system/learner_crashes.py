@@ -1,0 +1,146 @@
+"""A learner that kills itself at one point of a step: python -m tests.system.learner_crashes POINT STEP CONFIG ...
+
+POINT is one of POINTS; without `none` the process ends by SIGKILL there. Pools come from `feed`, so that no engine is
+needed and every life of the learner meets the same trajectories."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cusearch_async import host
+from cusearch_async.config import Config, load_config
+from cusearch_async.errors import CusearchError
+
+POINTS = (
+    "before claim",
+    "after claim",
+    "mid-update",
+    "after update",
+    "after commit",
+    "mid-publish",
+    "after publish",
+    "mid-checkpoint",
+    "after checkpoint",
+)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def feed(config: Config, steps: int) -> None:
+    """Put the pools of the first `steps` steps: trajectories that depend on their ticket and rollout only."""
+    import numpy as np
+
+    from cusearch_async.transport.buffer import open_buffer
+    from tests.strategies import make_trajectory
+
+    async with open_buffer(config, 30) as buffer:
+        while (await buffer.state()).published < 0:
+            pass
+        places = await buffer.admit("feeder", 0, 10_000)
+        assert len(places) >= steps * config.pool.size
+        for place in places:
+            rng = np.random.default_rng([place.ticket, place.rollout])
+            sampled = int(rng.integers(5, 40))
+            trajectory = make_trajectory(
+                place.ticket,
+                place.rollout,
+                prompt=8,
+                sampled=sampled,
+                token_ids=rng.integers(0, 370, sampled + 10).astype(np.int32),
+                logprobs=rng.normal(-3, 0.3, sampled).astype(np.float32),
+                depth=int(rng.integers(0, 6)),
+                reward=float(rng.random()),
+            )
+            assert await buffer.put(trajectory) == "stored"
+
+
+def arm(point: str, step: int) -> None:  # noqa: PLR0915  (one branch a point)
+    """Make the process kill itself at `point` of learner step `step`."""
+    from cusearch_async.training.checkpoint import Checkpoints
+    from cusearch_async.training.learner import Learner
+    from cusearch_async.transport.buffer import RedisBuffer
+    from cusearch_async.transport.weights import WeightStore
+
+    def around(owner: Any, name: str, step_of: Callable[..., int], *, before: bool = False, is_async: bool) -> None:
+        original = getattr(owner, name)
+
+        async def asynchronous(self: Any, *arguments: Any) -> Any:
+            is_now = step_of(*arguments) == step
+            if before and is_now:
+                die()
+            answer = await original(self, *arguments)
+            if is_now and answer is not False:
+                die()
+            return answer
+
+        def synchronous(self: Any, *arguments: Any) -> Any:
+            is_now = step_of(*arguments) == step
+            if before and is_now:
+                die()
+            answer = original(self, *arguments)
+            if is_now:
+                die()
+            return answer
+
+        setattr(owner, name, asynchronous if is_async else synchronous)
+
+    if point == "before claim":
+        around(RedisBuffer, "claim", lambda s: s, before=True, is_async=True)
+    elif point == "after claim":
+        around(RedisBuffer, "_payloads", lambda ids: int(ids[0].split(":")[0]) // 4, is_async=True)
+    elif point == "mid-update":
+        mini_batches = {"done": 0}
+        accumulate = Learner._accumulate
+
+        def counted(self: Any, part: Any, update: Any, report: Any) -> None:
+            accumulate(self, part, update, report)
+            mini_batches["done"] += update.step == step
+            if mini_batches["done"] == 2:  # the first optimizer step of this learner step has been made
+                die()
+
+        Learner._accumulate = counted  # type: ignore[method-assign]
+    elif point == "after update":
+        around(Learner, "update", lambda selected, advantages, s: s, is_async=False)
+    elif point == "after commit":
+        around(RedisBuffer, "commit", lambda pool, *_: pool.step, is_async=True)
+    elif point == "mid-publish":
+        rename = Path.rename
+
+        def torn(self: Path, target: Path) -> Path:
+            if self.name.startswith(f".unfinished-v{step + 1:06d}"):
+                die()
+            return rename(self, target)
+
+        Path.rename = torn  # type: ignore[method-assign]
+    elif point == "after publish":
+        around(WeightStore, "publish", lambda version, *_: version - 1, is_async=False)
+    elif point == "mid-checkpoint":
+        around(Learner, "save", lambda folder: int(folder.name[-6:]) - 1, is_async=False)
+    elif point == "after checkpoint":
+        around(Checkpoints, "finish", lambda state: state.step - 1, is_async=False)
+
+
+def main() -> None:
+    point, step = sys.argv[1], int(sys.argv[2])
+    config = load_config(Path(sys.argv[3]), sys.argv[4:])
+    host.log_to_stderr("learner")
+    host.settle([])
+    if point != "none":
+        arm(point, step)
+    from cusearch_async.processes import learner
+
+    try:
+        learner.run(config)
+    except (CusearchError, ExceptionGroup) as error:
+        sys.exit(f"learner: {host.first_named(error)}")
+
+
+if __name__ == "__main__":
+    main()

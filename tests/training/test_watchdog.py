@@ -1,0 +1,64 @@
+"""A run that stands still is explained, and ended by name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cusearch_async.algorithm.methods import State
+from cusearch_async.config import load_config
+from cusearch_async.errors import Stalled
+from cusearch_async.training.loop import wait_for_pool
+from cusearch_async.training.watchdog import Watchdog, explain
+from cusearch_async.transport.buffer import open_buffer
+from tests.strategies import make_trajectory
+
+
+@pytest.fixture
+def config(atlas_config, redis_url, request):
+    overrides = ["--run.name", request.node.name[:40], "--redis.url", redis_url, "--run.stall_s", "0.2"]
+    overrides += ["--pool.questions", "4", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4"]
+    return load_config(atlas_config, overrides)
+
+
+async def started(buffer):
+    await buffer.recover(0, State(), {})
+    await buffer.announce(0, "v000000-e1")
+
+
+async def test_nothing_moving_is_a_stall_that_says_who_waits_for_what(config):
+    async with open_buffer(config) as buffer:
+        await started(buffer)
+        await buffer.admit("w", 0, 6)
+        await buffer.put(make_trajectory(0, 0))
+        await buffer.put(make_trajectory(0, 1))
+        with pytest.raises(Stalled) as stalled:
+            await wait_for_pool(buffer, 0, Watchdog(buffer, config), asyncio.Event())
+    message = str(stalled.value)
+    assert "(run.stall_s) while step 0 waits for its pool: 1 of 4 groups of the pool are ready" in message
+    assert "2 tickets are leased" in message
+    assert "no worker is alive; start one" in message
+
+
+async def test_workers_a_dead_retriever_and_a_pause_are_named(config):
+    async with open_buffer(config) as buffer:
+        await started(buffer)
+        await buffer.heartbeat("w1", [], {"version": 0, "in_flight": 7, "retriever_down_s": 42})
+        await buffer.pause(True)
+        found = "; ".join(await explain(buffer, 0, config))
+        assert "the run is paused (`cusearch resume`)" in found
+        assert "w1 has version 0 of 0 and 7 episodes, and its retriever has been down for 42 s" in found
+        await buffer.connection.client.zadd(buffer.keys.workers, {"w1": 0})
+        assert "no worker is alive (last seen: w1 " in "; ".join(await explain(buffer, 0, config))
+
+
+async def test_a_run_that_moves_is_left_alone(config):
+    async with open_buffer(config) as buffer:
+        await started(buffer)
+        watchdog = Watchdog(buffer, config)
+        for place in await buffer.admit("w", 0, 8):
+            await watchdog.look(0)
+            await asyncio.sleep(0.1)
+            await buffer.put(make_trajectory(place.ticket, place.rollout))
+        assert await wait_for_pool(buffer, 0, watchdog, asyncio.Event()) is not None

@@ -1,0 +1,91 @@
+"""Both buffers behind one face, so that the same tests run on them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from cusearch_async.config import RedisConfig
+from cusearch_async.transport.buffer import RedisBuffer
+from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.contract import Buffer, Shape
+from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+
+_runs = itertools.count()
+
+
+def make_shape(**changes: Any) -> Shape:
+    values = {"questions": 4, "rollouts": 2, "max_staleness": 1, "order": "ticket", "s_max": 5, "lease_s": 60.0}
+    values |= {"max_attempts": 3, "limit": 1000, "limit_bytes": 10**9, "max_tokens": 1000}
+    return Shape(**(values | changes))  # type: ignore[arg-type]
+
+
+class RedisBackend:
+    """A fresh run on a real Redis; each `make` is another process's view of it."""
+
+    def __init__(self, url: str) -> None:
+        self._settings = RedisConfig(url=url)
+        self._run = f"test-{next(_runs)}"
+        self._connections: list[Connection] = []
+
+    def make(self, **shape: Any) -> RedisBuffer:
+        self._connections.append(Connection(self._settings, patience_s=0))
+        return RedisBuffer(self._connections[-1], self._run, make_shape(**shape))
+
+    @property
+    def client(self) -> Any:
+        return self._connections[0].client
+
+    async def expire_leases(self) -> None:
+        """As if lease_s had passed without a heartbeat."""
+        keys = self.make().keys
+        for ticket in await self.client.zrange(keys.lease, 0, -1):
+            await self.client.zadd(keys.lease, {ticket: 0})
+
+    async def visits(self) -> dict[str, str]:
+        raw = await self.client.hgetall(self.make().keys.visits)
+        return {name.decode(): value.decode() for name, value in raw.items()}
+
+    async def sizes(self) -> dict[int, int]:
+        return {int(k): int(v) for k, v in (await self.client.hgetall(self.make().keys.sizes)).items()}
+
+    async def close(self) -> None:
+        for connection in self._connections:
+            await connection.close()
+
+
+class MemoryBackend:
+    def __init__(self) -> None:
+        self.run = MemoryRun()
+
+    def make(self, **shape: Any) -> Buffer:
+        return MemoryBuffer(self.run, make_shape(**shape))
+
+    async def expire_leases(self) -> None:
+        self.run.now += 1e9
+
+    async def visits(self) -> dict[str, str]:
+        return {name: " ".join(f"{p}/{n}" for p, n in history) for name, history in self.run.visits.items()}
+
+    async def sizes(self) -> dict[int, int]:
+        return dict(self.run.sizes)
+
+
+@pytest.fixture
+async def redis_backend(redis_url: str) -> AsyncIterator[RedisBackend]:
+    backend = RedisBackend(redis_url)
+    yield backend
+    await backend.close()
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def backend(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[RedisBackend | MemoryBackend]:
+    if request.param == "memory":
+        yield MemoryBackend()
+        return
+    redis = RedisBackend(redis_url)
+    yield redis
+    await redis.close()

@@ -1,0 +1,428 @@
+"""The buffer's contract, on both buffers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cusearch_async.algorithm.methods import State
+from cusearch_async.errors import BufferLost, ConfigError, EmptyPool, Fenced, InvalidTrajectory
+from cusearch_async.transport.contract import Buffer, Place
+from tests.strategies import make_trajectory
+
+N, G = 4, 2
+
+
+async def start(buffer: Buffer) -> None:
+    """As a learner does: take over, announce the first weights."""
+    await buffer.recover(0, State(), {})
+    await buffer.announce(0, "v000000-e1")
+
+
+async def fill(buffer: Buffer, places: list[Place], depth: int = 1) -> None:
+    for place in places:
+        assert await buffer.put(make_trajectory(place.ticket, place.rollout, depth=depth)) == "stored"
+
+
+async def test_nothing_is_admitted_before_weights_are_announced(backend):
+    buffer = backend.make()
+    await buffer.recover(0, State(), {})
+    assert await buffer.admit("w", 0, 8 * G) == []
+
+
+async def test_tickets_come_in_order_each_with_all_its_rollouts(backend):
+    buffer = backend.make()
+    await start(buffer)
+    assert await buffer.admit("w", 0, 2 * G) == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
+    assert await buffer.admit("w", 0, G) == [Place(2, 0), Place(2, 1)]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+async def test_admission_stops_at_the_staleness_bound(backend, max_staleness):
+    buffer = backend.make(max_staleness=max_staleness)
+    await start(buffer)
+    places = await buffer.admit("w", 0, 1000)
+    assert len({place.ticket for place in places}) == (max_staleness + 1) * N
+    assert await buffer.admit("w", 0, G) == []
+    assert await buffer.admit("w", 5, G) == [], "a version that was never announced grants nothing"
+
+
+async def test_newer_weights_open_the_next_tickets(backend):
+    buffer = backend.make(max_staleness=0)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories[:3], State(phase=0), {})
+    await buffer.announce(1, "v000001-e1")
+    assert await buffer.admit("w", 0, N * G) == [], "the worker still has the old weights"
+    assert {place.ticket for place in await buffer.admit("w", 1, N * G)} == {4, 5, 6, 7}
+
+
+async def test_two_workers_never_get_the_same_ticket(backend):
+    learner = backend.make(max_staleness=10)
+    await start(learner)
+    workers = [backend.make(max_staleness=10) for _ in range(6)]
+    grants = await asyncio.gather(
+        *(worker.admit(f"w{i}", 0, 3 * G) for i, worker in enumerate(workers) for _ in range(2))
+    )
+    places = [place for grant in grants for place in grant]
+    assert len(places) == len(set(places)) == 6 * 2 * 3 * G - max(0, 6 * 2 * 3 - 11 * N) * G
+
+
+async def test_a_trajectory_lies_in_the_bucket_of_its_depth(backend):
+    buffer = backend.make()
+    await start(buffer)
+    places = await buffer.admit("w", 0, 3 * G)
+    for depth, place in enumerate(places):
+        await buffer.put(make_trajectory(place.ticket, place.rollout, depth=depth))
+    assert await buffer.capacities() == [1, 1, 1, 1, 1, 1]
+
+
+async def test_a_trajectory_deeper_than_the_last_bucket_is_refused_by_name(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    with pytest.raises(InvalidTrajectory, match=r"trajectory 0:1: depth must be at most 5, got 6"):
+        await buffer.put(make_trajectory(0, 1, depth=6))
+    assert (await buffer.ledger()).finished == 0
+
+
+async def test_a_second_put_of_the_same_rollout_is_refused_and_counted(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    assert await buffer.put(make_trajectory(0, 0)) == "stored"
+    assert await buffer.put(make_trajectory(0, 0, reward=0.0)) == "duplicate"
+    ledger = await buffer.ledger()
+    assert (ledger.finished, ledger.duplicates_refused) == (1, 1)
+
+
+async def test_a_put_for_a_group_that_was_trained_and_forgotten_is_late(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories, State(phase=0), {})
+    await buffer.checkpoint(1)
+    assert await buffer.put(make_trajectory(0, 0)) == "late"
+    assert (await buffer.ledger()).late_refused == 1
+
+
+async def test_a_put_without_a_ticket_is_late(backend):
+    buffer = backend.make()
+    await start(buffer)
+    assert await buffer.put(make_trajectory(77, 0)) == "late"
+
+
+async def test_a_pool_is_claimed_whole_or_not_at_all(backend):
+    buffer = backend.make()
+    await start(buffer)
+    places = await buffer.admit("w", 0, N * G)
+    await fill(buffer, places[:-1])
+    assert await buffer.claim(0) is None
+    await fill(buffer, places[-1:])
+    pool = await buffer.claim(0)
+    assert [(t.ticket, t.rollout) for t in pool] == [(t, r) for t in range(N) for r in range(G)]
+    assert await buffer.capacities() == [0] * 6
+
+
+async def test_claiming_a_step_again_gives_the_same_pool(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    first = await buffer.claim(0)
+    again = await buffer.claim(0)
+    assert [t.id for t in first] == [t.id for t in again]
+    assert (await buffer.ledger()).claimed == N * G
+
+
+async def test_ticket_order_waits_for_the_oldest_tickets(backend):
+    buffer = backend.make()
+    await start(buffer)
+    places = await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [place for place in places if place.ticket != 0])
+    assert await buffer.claim(0) is None
+
+
+async def test_oldest_complete_order_passes_a_straggler(backend):
+    buffer = backend.make(order="oldest_complete")
+    await start(buffer)
+    places = await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [place for place in places if place.ticket != 0])
+    pool = await buffer.claim(0)
+    assert {t.ticket for t in pool} == {1, 2, 3, 4}
+
+
+async def test_commit_moves_step_phase_version_and_ledger_at_once(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories[:3], State(phase=2), {})
+    state, ledger = await buffer.state(), await buffer.ledger()
+    assert (state.step, state.phase) == (1, 2)
+    assert (ledger.trained, ledger.unselected, ledger.claimed, ledger.buffered) == (3, 5, 0, 0)
+    assert ledger.closes
+
+
+async def test_a_repeated_commit_changes_nothing(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories[:3], State(phase=1), {})
+    before = await buffer.ledger()
+    await buffer.commit(pool, pool.trajectories[:2], State(phase=4), {})
+    assert await buffer.ledger() == before
+    assert (await buffer.state()).phase == 1
+
+
+async def test_an_older_learner_is_fenced_off(backend):
+    old, new = backend.make(), backend.make()
+    await start(old)
+    await fill(old, await old.admit("w", 0, N * G))
+    pool = await old.claim(0)
+    await new.recover(0, State(), {})
+    for attempt in (
+        old.claim(0),
+        old.commit(pool, pool.trajectories, State(phase=0), {}),
+        old.announce(1, "x"),
+        old.checkpoint(1),
+    ):
+        with pytest.raises(Fenced):
+            await attempt
+    assert await new.claim(0) is not None
+
+
+async def test_recovery_gives_every_later_step_its_pool_again(backend):
+    buffer = backend.make(max_staleness=3)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 3 * N * G))
+    pools = []
+    for step in range(3):
+        pools.append(await buffer.claim(step))
+        await buffer.commit(pools[-1], pools[-1].trajectories[:4], State(phase=1), {})
+    await buffer.checkpoint(1)
+    resumed = backend.make(max_staleness=3)
+    await resumed.recover(1, State(), {})
+    ledger = await resumed.ledger()
+    assert (ledger.trained, ledger.claimed, ledger.closes) == (4, 2 * N * G, True)
+    for step in (1, 2):
+        assert [t.id for t in await resumed.claim(step)] == [t.id for t in pools[step]]
+
+
+async def test_a_group_is_granted_only_as_a_whole(backend):
+    buffer = backend.make()
+    await start(buffer)
+    assert await buffer.admit("w", 0, G - 1) == []
+    assert await buffer.admit("w", 0, 2 * G + 1) == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
+
+
+async def test_a_commit_gives_coming_groups_their_size_and_keeps_what_the_method_remembers(backend):
+    """Of the tickets that version 1 opens, 8 gets three rollouts and 9 gets one; the others have G."""
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    pool = await buffer.claim(0)
+    state = State(visits={"atlas/2/Pinsk": ((1, 2), (0, 3)), "another question": ((1, 1),)})
+    await buffer.commit(pool, pool.trajectories, state, {8: 3, 9: 1})
+    await buffer.announce(1, "v000001-e1")
+    opened = await buffer.admit("w", 1, 3 + 1 + G)
+    assert opened == [Place(8, 0), Place(8, 1), Place(8, 2), Place(9, 0), Place(10, 0), Place(10, 1)]
+    assert await backend.visits() == {"atlas/2/Pinsk": "1/2 0/3"}, "of the questions of this pool"
+
+
+async def test_groups_of_any_size_are_claimed_whole_and_their_sizes_go_with_them(backend):
+    buffer = backend.make(max_staleness=0)
+    await buffer.recover(0, State(), {0: 3, 1: 1})
+    await buffer.announce(0, "v000000-e1")
+    places = await buffer.admit("w", 0, 100)
+    assert [p.ticket for p in places] == [0, 0, 0, 1, 2, 2, 3, 3]
+    await fill(buffer, [p for p in places if p != Place(0, 2)])
+    assert await buffer.claim(0) is None, "ticket 0 has a third rollout to come"
+    await fill(buffer, [Place(0, 2)])
+    pool = await buffer.claim(0)
+    assert [(t.ticket, t.rollout) for t in pool] == [(p.ticket, p.rollout) for p in places]
+    await buffer.commit(pool, pool.trajectories, State(), {4: 2})
+    await buffer.checkpoint(1)
+    assert await backend.sizes() == {4: 2}
+    assert (await buffer.ledger()).closes
+
+
+async def test_a_group_keeps_its_first_size_and_recovery_brings_the_memory_back(backend):
+    buffer = backend.make()
+    await buffer.recover(0, State(visits={"gone": ((1, 1),)}), {5: 4})
+    resumed = backend.make()
+    await resumed.recover(0, State(phase=2, visits={"kept": ((0, 2), (2, 2))}), {5: 1, 6: 3})
+    assert await backend.visits() == {"kept": "0/2 2/2"}
+    assert await backend.sizes() == {5: 4, 6: 3}
+    assert (await resumed.state()).phase == 2
+
+
+async def test_recovery_before_forgotten_pools_is_refused(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories, State(phase=0), {})
+    await buffer.checkpoint(1)
+    with pytest.raises(ConfigError, match="forgotten"):
+        await buffer.recover(0, State(), {})
+
+
+async def test_an_expired_lease_passes_to_another_worker_without_what_is_there(backend):
+    buffer = backend.make()
+    await start(buffer)
+    assert Place(0, 1) in await buffer.admit("dead", 0, G)
+    assert await buffer.put(make_trajectory(0, 0)) == "stored"
+    assert Place(0, 1) not in await buffer.admit("alive", 0, G)
+    await backend.expire_leases()
+    assert (await buffer.admit("alive", 0, G))[0] == Place(0, 1)
+    assert (await buffer.ledger()).requeued >= 1
+
+
+async def test_a_heartbeat_keeps_a_lease(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    await backend.expire_leases()
+    await buffer.heartbeat("w", [0], {})
+    assert Place(0, 0) not in await buffer.admit("other", 0, G)
+
+
+async def test_after_the_last_attempt_a_group_closes_short_and_its_pool_goes_on(backend):
+    buffer = backend.make(max_attempts=2, max_staleness=0)
+    await start(buffer)
+    places = await buffer.admit("w", 0, N * G)
+    await fill(buffer, [p for p in places if p != Place(2, 1)])
+    await buffer.release("w", [2], failed=True)
+    assert await buffer.claim(0) is None
+    assert await buffer.admit("v", 0, G) == [Place(2, 1)]
+    await backend.expire_leases()
+    assert await buffer.admit("v", 0, G) == []
+    ledger = await buffer.ledger()
+    assert (ledger.incomplete_groups, ledger.failed_rollouts, ledger.requeued) == (1, 1, 1)
+    assert await buffer.put(make_trajectory(2, 1)) == "late"
+    pool = await buffer.claim(0)
+    assert "2:1" not in [t.id for t in pool]
+    assert len(pool) == N * G - 1
+    await buffer.commit(pool, pool.trajectories[:1], State(), {})
+    assert (await buffer.ledger()).closes
+
+
+async def test_a_pool_of_which_nothing_is_left_is_an_error(backend):
+    buffer = backend.make(max_attempts=1, max_staleness=0)
+    await start(buffer)
+    await buffer.admit("w", 0, N * G)
+    await buffer.release("w", [0, 1, 2, 3], failed=True)
+    with pytest.raises(EmptyPool, match="pool of step 0 holds no trajectory"):
+        await buffer.claim(0)
+
+
+async def test_an_operator_can_reopen_what_closed_short_or_is_stuck(backend):
+    buffer = backend.make(max_attempts=1)
+    await start(buffer)
+    await buffer.admit("w", 0, 2 * G)
+    await buffer.put(make_trajectory(0, 1))
+    await buffer.release("w", [0], failed=True)
+    assert await buffer.reopen(0)
+    assert await buffer.reopen(1), "a lease is taken away"
+    assert not await buffer.reopen(7)
+    assert await buffer.admit("v", 0, 3) == [Place(0, 0), Place(1, 0), Place(1, 1)]
+    await fill(buffer, [Place(0, 0)])
+    assert not await buffer.reopen(0), "a complete group is left alone"
+    ledger = await buffer.ledger()
+    assert (ledger.incomplete_groups, ledger.failed_rollouts, ledger.finished) == (0, 0, 2)
+
+
+async def test_a_quarantined_trajectory_of_an_open_group_is_played_again(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    await buffer.put(make_trajectory(0, 0))
+    assert await buffer.quarantine("0:0", "strange")
+    assert not await buffer.quarantine("0:0", "again")
+    assert not await buffer.quarantine("9:9", "never there")
+    ledger = await buffer.ledger()
+    assert (ledger.buffered, ledger.quarantined, ledger.bytes, ledger.closes) == (0, 1, 0, True)
+    await buffer.release("w", [0], failed=False)
+    assert await buffer.admit("v", 0, G) == [Place(0, 0), Place(0, 1)]
+    await fill(buffer, [Place(0, 0), Place(0, 1)])
+    assert await buffer.capacities() == [0, 2, 0, 0, 0, 0]
+
+
+async def test_a_paused_run_admits_nobody_and_takes_what_is_in_flight(backend):
+    buffer = backend.make()
+    await start(buffer)
+    places = await buffer.admit("w", 0, G)
+    await buffer.pause(True)
+    assert (await buffer.state()).paused
+    assert await buffer.admit("w", 0, G) == []
+    await fill(buffer, places)
+    await buffer.pause(False)
+    assert await buffer.admit("w", 0, G) == [Place(1, 0), Place(1, 1)]
+
+
+async def test_bytes_are_bounded_as_trajectories_are(backend):
+    buffer = backend.make(limit_bytes=1)
+    await start(buffer)
+    await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [Place(N, 0)])
+    assert await buffer.put(make_trajectory(N, 1)) == "full"
+    await fill(buffer, [Place(t, r) for t in range(N) for r in range(G)])
+    assert (await buffer.ledger()).bytes > 1
+
+
+async def test_a_resent_put_is_stored_and_not_refused(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    assert [await buffer.put(make_trajectory(0, 0)) for _ in range(2)] == ["stored", "stored"]
+    ledger = await buffer.ledger()
+    assert (ledger.finished, ledger.duplicates_refused) == (1, 0)
+
+
+async def test_a_commit_of_a_step_that_is_not_the_next_says_that_something_is_lost(backend):
+    buffer = backend.make(max_staleness=3)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    pool = await buffer.claim(1)
+    with pytest.raises(BufferLost):
+        await buffer.commit(pool, pool.trajectories, State(), {})
+
+
+async def test_a_trajectory_longer_than_any_episode_is_refused_by_name(backend):
+    buffer = backend.make(max_tokens=8)
+    await start(buffer)
+    with pytest.raises(InvalidTrajectory, match="trajectory 0:0: token_ids must be at most 8, got 9"):
+        await buffer.put(make_trajectory(0, 0))
+
+
+async def test_a_ticket_given_back_is_granted_again_at_once(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    await buffer.release("w", [0], failed=False)
+    assert await buffer.admit("other", 0, G) == [Place(0, 0), Place(0, 1)]
+
+
+async def test_a_worker_cannot_renew_what_was_passed_on(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("first", 0, G)
+    await buffer.release("first", [0], failed=False)
+    await buffer.admit("second", 0, G)
+    await buffer.release("first", [0], failed=False)
+    assert Place(0, 0) not in await buffer.admit("third", 0, G)
+
+
+async def test_a_full_buffer_refuses_all_but_the_pool_that_is_waited_for(backend):
+    buffer = backend.make(limit=G)
+    await start(buffer)
+    places = await buffer.admit("w", 0, 2 * N * G)
+    later = [place for place in places if place.ticket >= N]
+    await fill(buffer, later[:G])
+    assert await buffer.put(make_trajectory(later[G].ticket, later[G].rollout)) == "full"
+    await fill(buffer, [place for place in places if place.ticket < N])
+    assert (await buffer.ledger()).finished == G + N * G

@@ -1,0 +1,216 @@
+"""What happens to a buffer when its Redis is restarted, slow, full, behind TLS, or replaced by its replica."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from cusearch_async import host
+from cusearch_async.algorithm.methods import State
+from cusearch_async.config import RedisConfig
+from cusearch_async.errors import BufferLost, BufferUnavailable
+from cusearch_async.transport.buffer import RedisBuffer
+from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.server import find_redis_server, is_listening, server_command
+from tests.conftest import wait_until
+from tests.strategies import make_trajectory
+from tests.transport.conftest import make_shape
+from tests.transport.test_contract import G, N, fill, start
+
+
+class Server:
+    """A Redis that can be killed, started again on the same files, and asked directly."""
+
+    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+        self.port = port or host.free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._command = [*server_command(self.url, folder, None), *options]
+        self._log = folder / "redis.log"
+        self.start()
+
+    def start(self) -> None:
+        self.process = host.start_child(self._command, log_file=self._log)
+        wait_until(lambda: is_listening(self.url), 20)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def client(self) -> Any:
+        return redis.Redis(port=self.port, decode_responses=True)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.kill()
+
+
+@asynccontextmanager
+async def buffer_on(url: str, patience_s: float = 30, timeout_s: float = 2, **shape: Any) -> AsyncIterator[RedisBuffer]:
+    connection = Connection(RedisConfig(url=url, timeout_s=timeout_s), patience_s)
+    try:
+        yield RedisBuffer(connection, "faults", make_shape(**shape))
+    finally:
+        await connection.close()
+
+
+async def test_an_acknowledged_put_survives_kill_9_of_a_server_that_always_syncs(server):
+    async with buffer_on(server.url, max_staleness=0) as buffer:
+        await start(buffer)
+        await fill(buffer, await buffer.admit("w", 0, N * G))
+        before = await buffer.ledger()
+        server.kill()
+        server.start()
+        assert await buffer.ledger() == before
+        assert len(await buffer.claim(0)) == N * G
+
+
+async def test_an_outage_is_ridden_out_and_every_write_happens_once(server):
+    async with buffer_on(server.url, max_staleness=0) as buffer:
+        await start(buffer)
+        places = await buffer.admit("w", 0, N * G)
+        server.kill()
+        puts = asyncio.gather(*(buffer.put(make_trajectory(p.ticket, p.rollout)) for p in places))
+        await asyncio.sleep(0)
+        assert not puts.done()
+        server.start()
+        assert await puts == ["stored"] * N * G
+        ledger = await buffer.ledger()
+        assert (ledger.finished, ledger.duplicates_refused) == (N * G, 0)
+
+
+async def test_an_outage_that_lasts_ends_by_name(server):
+    async with buffer_on(server.url, patience_s=0.5) as buffer:
+        await start(buffer)
+        server.kill()
+        with pytest.raises(BufferUnavailable, match=rf"127.0.0.1:{server.port} cannot be reached"):
+            await buffer.put(make_trajectory(0, 0))
+
+
+async def test_a_slow_server_is_asked_again_and_nothing_is_stored_twice(server):
+    """CLIENT PAUSE holds every answer back for longer than the client waits for one."""
+    async with buffer_on(server.url, timeout_s=0.3, max_staleness=0) as buffer:
+        await start(buffer)
+        places = await buffer.admit("w", 0, N * G)
+        server.client.client_pause(1500)
+        outcomes = await asyncio.gather(*(buffer.put(make_trajectory(p.ticket, p.rollout)) for p in places))
+        assert outcomes == ["stored"] * N * G
+        assert (await buffer.ledger()).finished == N * G
+
+
+async def test_an_admission_whose_answer_was_lost_is_granted_once(server):
+    async with buffer_on(server.url, timeout_s=0.3) as buffer:
+        await start(buffer)
+        server.client.client_pause(1000)
+        granted = await buffer.admit("w", 0, 2 * G)
+        assert len(granted) == 2 * G
+        assert (await buffer.state()).next_ticket == 2
+
+
+async def test_a_server_without_memory_is_waited_for_and_then_named(server):
+    async with buffer_on(server.url, patience_s=1.0, max_staleness=0) as buffer:
+        await start(buffer)
+        places = await buffer.admit("w", 0, N * G)
+        server.client.config_set("maxmemory", "100kb")
+        with pytest.raises(BufferUnavailable, match=r"has no memory left .* raise its maxmemory above redis.max_mib"):
+            await buffer.put(make_trajectory(places[0].ticket, places[0].rollout))
+        put = asyncio.create_task(buffer.put(make_trajectory(places[0].ticket, places[0].rollout)))
+        await asyncio.sleep(0)
+        server.client.config_set("maxmemory", "0")
+        assert await put == "stored"
+
+
+async def test_a_server_that_has_lost_acknowledged_writes_is_named(server):
+    """As a machine crash can with appendfsync everysec: here the learner's step is taken back by hand."""
+    async with buffer_on(server.url, max_staleness=1) as buffer:
+        await start(buffer)
+        await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+        pool = await buffer.claim(0)
+        server.client.delete(buffer.keys.pool(0))
+        with pytest.raises(BufferLost, match="gone back in time"):
+            await buffer.commit(pool, pool.trajectories, State(), {})
+
+
+async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
+    """Master and replica with one sentinel; the master is killed, the buffer goes on with the replica."""
+    folders = [tmp_path / name for name in ("master", "replica", "sentinel")]
+    for folder in folders:
+        folder.mkdir()
+    master = Server(folders[0])
+    replica = Server(folders[1], "--replicaof", "127.0.0.1", str(master.port))
+    port = host.free_port()
+    settings = folders[2] / "sentinel.conf"
+    settings.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {folders[2]}\nsentinel monitor runs 127.0.0.1 {master.port} 1\n"
+        "sentinel down-after-milliseconds runs 500\nsentinel failover-timeout runs 2000\n"
+    )
+    command = [str(find_redis_server()), str(settings), "--sentinel"]
+    sentinel = host.start_child(command, log_file=folders[2] / "log")
+    try:
+        wait_until(lambda: is_listening(f"redis://127.0.0.1:{port}"), 20)
+        known = redis.Redis(port=port, decode_responses=True)
+        wait_until(lambda: len(known.execute_command("SENTINEL", "replicas", "runs")) == 1, 30)
+        async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0", patience_s=60) as buffer:
+            await start(buffer)
+            places = await buffer.admit("w", 0, N * G)
+            await fill(buffer, places[:-1])
+            master.client.wait(1, 5000)
+            master.kill()
+            await fill(buffer, places[-1:])
+            assert (await buffer.ledger()).finished == N * G
+            assert len(await buffer.claim(0)) == N * G
+        assert replica.client.info("replication")["role"] == "master"
+    finally:
+        for process in (sentinel, master.process, replica.process):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A self-signed certificate for 127.0.0.1 and its key, in one file."""
+    path, key = tmp_path / "server.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+    path.write_bytes(path.read_bytes() + key.read_bytes())
+    return path
+
+
+async def test_tls_is_spoken_and_an_unknown_authority_is_refused(server, certificate):
+    """A proxy speaks TLS for the server, which may be built without it."""
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+        sink.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer), return_exceptions=True)
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    proxy = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    port = proxy.sockets[0].getsockname()[1]
+    try:
+        async with buffer_on(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}") as buffer:
+            await start(buffer)
+            assert (await buffer.state()).epoch == 1
+        async with buffer_on(f"rediss://127.0.0.1:{port}/0", patience_s=0.2) as buffer:
+            with pytest.raises(BufferUnavailable, match=r"(?i)certificate"):
+                await buffer.state()
+    finally:
+        proxy.close()
