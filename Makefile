@@ -19,11 +19,11 @@ $(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
 demo: setup
 	$(BIN)/cusearch demo
 
-test: setup lint
-	$(BIN)/python -m pytest
+test: test-fast lint
+	$(BIN)/python -m pytest -m "system or gpu"
 
 test-fast: setup
-	$(BIN)/python -m pytest -m "not system and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not system and not gpu"
 
 # kill -9 of each process twenty times; random interleavings of the buffer on both backends; mutated payloads
 test-chaos: setup
