@@ -22,7 +22,16 @@ from cusearch_async.transport.contract import Ledger, Queues, RunState
 from cusearch_async.transport.inspection import heat
 
 REFRESH_S = 1.0
-SHADES = ("grey23", "dark_green", "green4", "chartreuse3", "yellow3", "orange1", "red1")
+SHADES = (
+    "grey62 on grey15",
+    "white on #16404d",
+    "white on #1d5c6e",
+    "white on #26798f",
+    "white on #3097b0",
+    "black on #55bcd2",
+    "black on #a4e4f1",
+)
+"""From an empty cell to the fullest."""
 _SILENT_S = 10.0
 
 
@@ -104,7 +113,7 @@ def buckets(now: Snapshot, config: Config) -> Table:
     shown.add_column("")
     fullest = max(sum(row) for row in counts)
     for depth, row in enumerate(counts):
-        cells = [Text(f" {count or '·'} ", style=f"white on {_shade(count, most)}") for count in row]
+        cells = [Text(f" {count or '·'} ", style=_shade(count, most)) for count in row]
         bar = "█" * round(24 * sum(row) / fullest) if fullest else ""
         shown.add_row(str(depth), *cells, str(sum(row)), Text(bar, style="cyan"))
     return shown
