@@ -13,7 +13,7 @@ from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.types import Pool, Trajectory
 
 Outcome = Literal["stored", "duplicate", "late", "full"]
-"""Of a put: kept; there already; its group is closed; no room now, try again."""
+"""Of a put: kept; another is there already; its group is closed or has no such place; no room now, try again."""
 
 
 @dataclass(frozen=True, slots=True)

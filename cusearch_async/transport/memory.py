@@ -84,7 +84,8 @@ class MemoryBuffer:
                 return "stored"
             run.counts["duplicates_refused"] += 1
             return "duplicate"
-        if ticket not in run.leases and ticket not in run.requeue:
+        is_open = ticket in run.leases or ticket in run.requeue
+        if not is_open or trajectory.rollout >= self._size(ticket):
             run.counts["late_refused"] += 1
             return "late"
         is_full = run.counts["buffered"] >= shape.limit or run.counts["bytes"] >= shape.limit_bytes

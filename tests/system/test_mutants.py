@@ -18,6 +18,11 @@ SDGA, METHODS = ("algorithm/sdga.py", "test_sdga.py"), ("algorithm/methods.py", 
 ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algorithm/losses.py", "test_losses.py")
 AR3PO, REWARDS = ("algorithm/ar3po.py", "test_ar3po.py"), ("algorithm/rewards.py", "test_rewards.py")
 
+
+def lua(name: str) -> tuple[str, str]:
+    return f"transport/lua/{name}.lua", "test_contract.py"
+
+
 MUTANTS = {
     "spare is not guarded": (SDGA, "if spare > 0:", "if spare != 0:"),
     "overflow goes back to the farthest": (SDGA, "order[:place][::-1]", "order[:place]"),
@@ -65,6 +70,21 @@ MUTANTS = {
         "(Counter(found) & Counter(gold))",
         "(Counter(set(found)) & Counter(set(gold)))",
     ),
+    "a requeued ticket ignores the staleness bound": (lua("admit"), "'(' .. limit, 'LIMIT'", "'+inf', 'LIMIT'"),
+    "a requeued ticket that does not fit is lost": (lua("admit"), "  if not has_room then break end\n", ""),
+    "a resent grant is given anew": (
+        ("transport/lua/admit.lua", "test_buffer.py"), "'admit_token') == token", "'admit_token') == 'never'"
+    ),
+    "attempts are without number": (lua("common"), "ticket, 1) < max_attempts then", "ticket, 1) < 1000 then"),
+    "a closed group stays leased": (lua("common"), "close_group(ticket)\n  end_lease(ticket)", "close_group(ticket)"),
+    "a full buffer takes everything": (lua("put"), "if is_full and", "if false and is_full and"),
+    "a late put is taken": (lua("put"), "  return 'late'\n", ""),
+    "a pool is claimed twice": (lua("claim"), "if redis.call('EXISTS', pool) == 1 then", "if false then"),
+    "an old learner may claim": (lua("claim"), "if is_fenced(epoch) then return", "if false then return"),
+    "a commit forgets the unselected": (lua("commit"), "count('unselected', #ids - selected)", ""),
+    "recovery leaves the trained pools trained": (lua("recover"), "count('claimed', 1)", "count('claimed', 0)"),
+    "a quarantined one counts in its group": (lua("quarantine"), "'groups'), ticket, -1", "'groups'), ticket, 0"),
+    "a checkpoint forgets one pool too many": (lua("checkpoint"), "for s = from, step - 1 do", "for s = from, step do"),
     "an empty gold answer is contained": (REWARDS, "gold and gold in found", "gold in found"),
 }  # fmt: skip
 

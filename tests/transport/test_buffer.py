@@ -114,3 +114,13 @@ async def test_no_redis_is_one_clear_error():
     connection = Connection(RedisConfig(url="redis://127.0.0.1:1/0"), patience_s=0.1)
     with pytest.raises(BufferUnavailable, match=r"127\.0\.0\.1:1 cannot be reached.*cusearch redis"):
         await RedisBuffer(connection, "x", make_shape()).state()
+
+
+async def test_a_grant_that_is_asked_for_again_with_its_token_is_the_same(redis_backend):
+    buffer = redis_backend.make()
+    await start(buffer)
+    buffer._admissions = iter([7, 7, 8])
+    first = await buffer.admit("w", 0, 2 * G)
+    assert await buffer.admit("w", 0, 2 * G) == first
+    assert (await buffer.state()).next_ticket == 2
+    assert await buffer.admit("w", 0, G) == [Place(2, 0), Place(2, 1)]

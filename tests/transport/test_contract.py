@@ -426,3 +426,35 @@ async def test_a_full_buffer_refuses_all_but_the_pool_that_is_waited_for(backend
     assert await buffer.put(make_trajectory(later[G].ticket, later[G].rollout)) == "full"
     await fill(buffer, [place for place in places if place.ticket < N])
     assert (await buffer.ledger()).finished == G + N * G
+
+
+async def test_a_requeued_ticket_keeps_the_staleness_bound(backend):
+    """Version 1 opens ticket 4; a worker that still has version 0 must not get it when it comes back."""
+    buffer = backend.make(max_staleness=0)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories, State(), {})
+    await buffer.announce(1, "v000001-e1")
+    assert await buffer.admit("new", 1, G) == [Place(4, 0), Place(4, 1)]
+    await buffer.release("new", [4], failed=False)
+    assert await buffer.admit("old", 0, G) == []
+    assert await buffer.admit("new", 1, G) == [Place(4, 0), Place(4, 1)]
+
+
+async def test_a_requeued_ticket_waits_until_there_is_room_for_it_and_nothing_passes_it(backend):
+    buffer = backend.make(rollouts=3)
+    await start(buffer)
+    await buffer.admit("w", 0, 3)
+    await buffer.put(make_trajectory(0, 1))
+    await buffer.release("w", [0], failed=False)
+    assert await buffer.admit("v", 0, 1) == []
+    assert await buffer.admit("v", 0, 2) == [Place(0, 0), Place(0, 2)]
+
+
+async def test_a_rollout_that_its_group_does_not_have_is_refused(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    assert await buffer.put(make_trajectory(0, G)) == "late"
+    assert (await buffer.ledger()).finished == 0

@@ -28,7 +28,7 @@ from tests.strategies import make_trajectory
 from tests.transport.conftest import MemoryBackend, RedisBackend
 
 N, G, STALENESS, ATTEMPTS, S_MAX = 2, 2, 1, 3, 5
-SEQUENCES = int(os.environ.get("CUSEARCH_SEQUENCES", "40"))
+SEQUENCES = int(os.environ.get("CUSEARCH_SEQUENCES", "60"))
 WORKERS = ("a", "b", "c")
 
 
@@ -68,7 +68,7 @@ class Run(RuleBasedStateMachine):
 
     # --- workers ---
 
-    @rule(worker=st.sampled_from(WORKERS), room=st.integers(1, 3 * G))
+    @rule(worker=st.sampled_from(WORKERS), room=st.integers(1, 2 * G))
     def admit(self, worker: str, room: int) -> None:
         granted = self.both("admit", worker, self.loaded[worker], room)
         assert len(granted) <= room
@@ -87,6 +87,30 @@ class Run(RuleBasedStateMachine):
             assert self.both("put", trajectory) == outcome
         if outcome != "full":
             self.playing[worker].discard(place)
+
+    @rule(worker=st.sampled_from(WORKERS), left=st.sets(st.integers(0, 7), max_size=2), depth=st.integers(0, S_MAX))
+    def play(self, worker: str, left: set[int], depth: int) -> None:
+        """Admit as much as there is and finish it, but for a few."""
+        self.admit(worker, 4 * G)
+        for number, place in enumerate(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))):
+            if number not in left:
+                outcome = self.both("put", make_trajectory(place.ticket, place.rollout, depth=depth, worker=worker))
+                if outcome != "full":
+                    self.playing[worker].discard(place)
+
+    @rule(share=st.floats(0, 1), deeper=st.booleans(), size=st.integers(1, 2 * G), worker=st.sampled_from(WORKERS))
+    def learn(self, share: float, deeper: bool, size: int, worker: str) -> None:
+        """A learner step as it goes when nothing happens, and one worker has its weights at once."""
+        self.claim()
+        if self.pool is not None:
+            self.commit(share, deeper, size)
+            self.publish()
+            self.load_weights(worker)
+
+    @rule(ticket=st.integers(0, 12), rollout=st.integers(0, 3))
+    def something_late_is_put(self, ticket: int, rollout: int) -> None:
+        """By a worker that was taken for dead: wherever its ticket is by now."""
+        self.both("put", make_trajectory(ticket, rollout, depth=0, worker="late"))
 
     @rule(worker=st.sampled_from(WORKERS))
     def load_weights(self, worker: str) -> None:
@@ -227,6 +251,6 @@ def test_memory_and_redis_behave_alike_whatever_happens(redis_url: str) -> None:
     Run.redis_url = redis_url
     Run.loop = asyncio.new_event_loop()
     try:
-        run_state_machine_as_test(Run, settings=settings(max_examples=SEQUENCES, stateful_step_count=40, deadline=None))
+        run_state_machine_as_test(Run, settings=settings(max_examples=SEQUENCES, stateful_step_count=50, deadline=None))
     finally:
         Run.loop.close()

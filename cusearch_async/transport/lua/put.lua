@@ -1,7 +1,7 @@
 -- Store one finished trajectory in the bucket of its depth; close its group when it is the last one.
 -- Idempotent per (ticket, rollout): the same bytes again are stored already.
 -- ARGV id rollouts questions limit limit_bytes depth version payload field value...
--- Returns stored | duplicate (another is there already) | late (its group is closed) | full (try again later).
+-- Returns stored | duplicate (another is there already) | late (its group is closed, or has no such place) | full (try again later).
 local id, depth, version, payload = ARGV[1], ARGV[6], ARGV[7], ARGV[8]
 local ticket = string.match(id, '^%d+')
 
@@ -10,7 +10,9 @@ if redis.call('EXISTS', traj(id)) == 1 then
   count('duplicates_refused', 1)
   return 'duplicate'
 end
-if not (redis.call('ZSCORE', key('lease'), ticket) or redis.call('ZSCORE', key('requeue'), ticket)) then
+local size = group_size(ticket, tonumber(ARGV[2]))
+local is_open = redis.call('ZSCORE', key('lease'), ticket) or redis.call('ZSCORE', key('requeue'), ticket)
+if not is_open or tonumber(string.match(id, '%d+$')) >= size then
   count('late_refused', 1)
   return 'late'
 end
@@ -21,5 +23,5 @@ if is_full and tonumber(ticket) >= (of_state('step', '0') + 1) * tonumber(ARGV[3
 redis.call('HSET', traj(id), 'state', 'buffered', 'payload', payload, unpack(ARGV, 9))
 wait_in_bucket(id, depth, version, #payload, 1)
 count('finished', 1)
-if redis.call('HINCRBY', key('groups'), ticket, 1) == group_size(ticket, tonumber(ARGV[2])) then close_group(ticket) end
+if redis.call('HINCRBY', key('groups'), ticket, 1) == size then close_group(ticket) end
 return 'stored'
