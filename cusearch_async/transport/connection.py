@@ -22,10 +22,18 @@ T = TypeVar("T")
 
 _CONNECTIONS = 16
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0
-_OUTAGE = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+_NO_MEMORY = (exceptions.OutOfMemoryError,)
+_OUTAGE = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    OSError,
+    exceptions.ReadOnlyError,
+    exceptions.MasterDownError,
+    *_NO_MEMORY,
+)
 _OUTAGE_WORDS = ("READONLY", "OOM command", "MASTERDOWN", "LOADING", "MISCONF", "BUSY", "NOREPLICAS")
-"""What may pass by itself: not or no longer the master, no memory left, disk full, another script running. Redis 6
-wraps such an answer in a script's error, so the text is looked at."""
+"""What may pass by itself: no answer, not or no longer the master, no memory left, disk full, another script running.
+Redis 6 wraps such an answer in a script's error, so the text is looked at too."""
 _REFUSALS = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
 _REFUSAL_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM")
 
@@ -94,7 +102,7 @@ class Connection:
         )
 
     def _unavailable(self, error: Exception) -> BufferUnavailable:
-        if "OOM" in str(error):
+        if isinstance(error, _NO_MEMORY) or "OOM" in str(error):
             return BufferUnavailable(
                 f"Redis at {self._address} has no memory left ({_one_line(error)}); raise its maxmemory above "
                 f"redis.max_mib ({self._settings.max_mib}), or lower that"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis import exceptions
 
 from cusearch_async import host
 from cusearch_async.algorithm.methods import State
@@ -214,3 +215,45 @@ async def test_tls_is_spoken_and_an_unknown_authority_is_refused(server, certifi
                 await buffer.state()
     finally:
         proxy.close()
+
+
+class FailingClient:
+    """Answers every command with the same error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.asked = 0
+
+    async def command(self) -> None:
+        self.asked += 1
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_retried", "named"),
+    [
+        (exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), True, "no memory left"),
+        (exceptions.ReadOnlyError("You can't write against a read only replica."), True, "cannot be reached"),
+        (exceptions.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), True, "No space"),
+        (exceptions.ResponseError("BUSY Redis is busy running a script"), True, "BUSY"),
+        (exceptions.AuthenticationError("WRONGPASS invalid username-password pair"), False, "refuses us"),
+        (
+            exceptions.NoPermissionError("this user has no permissions to run the 'evalsha' command"),
+            False,
+            "refuses us",
+        ),
+    ],
+)
+async def test_what_may_pass_is_waited_for_and_what_will_not_is_named_at_once(error, is_retried, named):
+    """As Redis 7 says it; the tests above meet what Redis 6 says."""
+    connection, client = Connection(RedisConfig(), patience_s=0.35), FailingClient(error)
+    with pytest.raises(BufferUnavailable, match=named):
+        await connection.run(client.command)
+    assert (client.asked > 1) == is_retried
+
+
+async def test_a_mistake_of_ours_is_not_taken_for_an_outage():
+    client = FailingClient(exceptions.ResponseError("ERR wrong number of arguments"))
+    with pytest.raises(exceptions.ResponseError, match="wrong number"):
+        await Connection(RedisConfig(), patience_s=1000).run(client.command)
+    assert client.asked == 1
