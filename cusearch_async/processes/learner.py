@@ -67,6 +67,6 @@ def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None
 async def _lead(learner: Learner, start: CheckpointState, questions: Sequence[Question], config: Config) -> None:
     stop = host.stop_on_signals()
     save_config(config, config.folder / "config.toml")
-    async with open_buffer(config, config.redis.outage_s) as buffer:
+    async with open_buffer(config, config.redis.outage_s, stop) as buffer:
         store = WeightStore(config.folder / "weights")
         await train(learner, buffer, store, start, questions, config, stop)

@@ -23,9 +23,12 @@ async def run(config: Config, name: str) -> None:
     stop = host.stop_on_signals()
     questions = load_questions(config.data.source)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
-    async with open_buffer(config, config.run.wait_s) as buffer:
+    async with open_buffer(config, config.run.wait_s, stop) as buffer:
         await buffer.state()
-    async with open_buffer(config, config.redis.outage_s) as buffer, SearchClient.session(config.retriever) as session:
+    async with (
+        open_buffer(config, config.redis.outage_s, stop) as buffer,
+        SearchClient.session(config.retriever) as session,
+    ):
         search = SearchClient(session, config.retriever, config.episode.topk)
         await search.wait_until_answering(config.run.wait_s)
         engine = Engine.start(config.model.location, tokenizer, config)

@@ -10,6 +10,7 @@ lineage. Not covered: what Redis itself loses (see appendfsync in docs/redis.md)
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
@@ -49,9 +50,12 @@ _FETCH_AT_ONCE = 64
 
 
 @asynccontextmanager
-async def open_buffer(config: Config, patience_s: float = 0.0) -> AsyncIterator[RedisBuffer]:
-    """The buffer of a run, on a client of its own that rides out outages of `patience_s`. No connection is made yet."""
-    connection = Connection(config.redis, patience_s)
+async def open_buffer(
+    config: Config, patience_s: float = 0.0, stop: asyncio.Event | None = None
+) -> AsyncIterator[RedisBuffer]:
+    """The buffer of a run, on a client of its own that rides out outages of `patience_s`, or until `stop` is set. No
+    connection is made yet."""
+    connection = Connection(config.redis, patience_s, stop)
     try:
         yield RedisBuffer(connection, config.run.name, shape_of(config))
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -65,12 +66,13 @@ def connect(settings: RedisConfig) -> Any:
 
 
 class Connection:
-    """Runs commands on a client, and rides out outages of up to `patience_s`."""
+    """Runs commands on a client, and rides out outages of up to `patience_s`; none once `stop` is set."""
 
-    def __init__(self, settings: RedisConfig, patience_s: float) -> None:
+    def __init__(self, settings: RedisConfig, patience_s: float, stop: asyncio.Event | None = None) -> None:
         self.client = connect(settings)
         self._settings = settings
         self._patience_s = patience_s
+        self._stop = stop or asyncio.Event()
 
     async def run(self, command: Callable[[], Awaitable[T]]) -> T:
         """The answer to `command`, which must be idempotent: it is sent again when no answer comes.
@@ -85,11 +87,12 @@ class Connection:
                     raise self._refused(error) from error
                 if not _is_outage(error):
                     raise
-                if time.monotonic() - began + wait_s > self._patience_s:
+                if self._stop.is_set() or time.monotonic() - began + wait_s > self._patience_s:
                     raise self._unavailable(error) from error
                 if wait_s == _FIRST_RETRY_S:
                     log.warning("%s; waiting up to %g s", _one_line(error), self._patience_s)
-            await asyncio.sleep(wait_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), wait_s)
             wait_s = min(2 * wait_s, _LAST_RETRY_S)
 
     async def close(self) -> None:

@@ -207,7 +207,7 @@ def test_ar3po_moves_rollouts_by_history_and_goes_on_after_a_restart(run: Run, t
     rows = run.metrics()
     assert [row["step"] for row in rows] == list(range(6))
     assert all(sum(row["depth/generated"]) == sum(row["depth/selected"]) == 12 for row in rows), "always N G"
-    checkpoint = json.loads((run.folder / "checkpoints" / "step000006" / "state.json").read_text())
+    checkpoint = json.loads((run.folder / "checkpoints" / "step000006" / "state.json").read_text())["state"]
     visits = checkpoint["method"]["visits"]
     assert sorted(visits) == [f"questions/{i}" for i in range(6)]
     assert all(passed == 0 for i in (0, 2, 4) for passed, _ in visits[f"questions/{i}"])

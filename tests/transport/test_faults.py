@@ -99,6 +99,22 @@ async def test_an_outage_that_lasts_ends_by_name(server):
             await buffer.put(make_trajectory(0, 0))
 
 
+async def test_a_process_that_is_told_to_stop_waits_for_no_server(server):
+    stop = asyncio.Event()
+    connection = Connection(RedisConfig(url=server.url), 1000, stop)
+    buffer = RedisBuffer(connection, "faults", make_shape())
+    await start(buffer)
+    server.kill()
+    waiting = asyncio.create_task(buffer.state())
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    stop.set()
+    async with asyncio.timeout(5):
+        with pytest.raises(BufferUnavailable):
+            await waiting
+    await connection.close()
+
+
 async def test_a_slow_server_is_asked_again_and_nothing_is_stored_twice(server):
     """CLIENT PAUSE holds every answer back for longer than the client waits for one."""
     async with buffer_on(server.url, timeout_s=0.3, max_staleness=0) as buffer:
