@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cusearch_async.algorithm.staleness import question_index
+from cusearch_async.algorithm.staleness import question_index, ticket_limit
 from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.rollout.engine import Engine
@@ -63,6 +63,7 @@ class RolloutLoop:
         self._search = search
         self._questions = questions
         self._in_flight: Counter[int] = Counter()
+        self._episodes: dict[asyncio.Task[None], Place] = {}
         self._activity = Activity()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -93,7 +94,7 @@ class RolloutLoop:
         if not state.weights or state.weights == self._engine.loaded:
             return bool(self._engine.loaded)
         check = self._activity.weight_loads % self._config.rollout.canary_every == 0
-        started = time.monotonic()
+        started, before = time.monotonic(), self._engine.version
         try:
             await self._engine.load(self._store, state.weights, check)
         except WeightsUnavailable:
@@ -104,22 +105,37 @@ class RolloutLoop:
         self._activity.weight_loads += 1
         self._activity.weight_load_s += time.monotonic() - started
         log.info("loaded weights %s", state.weights)
+        if self._engine.version < before:
+            await self._drop_beyond_bound()
         return True
+
+    async def _drop_beyond_bound(self) -> None:
+        """A learner has gone back to its checkpoint, and with it the weights: give back the tickets that these weights
+        may not start, or their last tokens would be older than max_staleness when they are trained on."""
+        pool = self._config.pool
+        limit = ticket_limit(self._engine.version, pool.max_staleness, self._config.questions_per_step)
+        beyond = {task: place for task, place in self._episodes.items() if place.ticket >= limit}
+        for task in beyond:
+            task.cancel()
+        await asyncio.gather(*beyond, return_exceptions=True)
+        for task, place in beyond.items():
+            if task.cancelled():
+                self._forget(place)
+        await self._buffer.release(self._name, sorted({place.ticket for place in beyond.values()}), failed=False)
 
     async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> set[asyncio.Task[None]]:
         """Keep up to `max_episodes` episodes in flight until `stop`; returns those still running."""
-        running: set[asyncio.Task[None]] = set()
         while not stop.is_set():
-            room = self._config.rollout.max_episodes - len(running)
+            room = self._config.rollout.max_episodes - len(self._episodes)
             places = await self._buffer.admit(self._name, self._engine.version, room) if room > 0 else []
             for place in places:
                 self._in_flight[place.ticket] += 1
                 task = tasks.create_task(self._play(place))
-                running.add(task)
-                task.add_done_callback(running.discard)
+                self._episodes[task] = place
+                task.add_done_callback(self._episodes.pop)
             if not places:
                 await asyncio.sleep(POLL_S)
-        return running
+        return set(self._episodes)
 
     async def _play(self, place: Place) -> None:
         index = question_index(place.ticket, len(self._questions), self._config.run.seed)
