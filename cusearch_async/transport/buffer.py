@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
+import msgspec
 from redis import exceptions
 
 from cusearch_async.algorithm import methods
@@ -113,7 +114,7 @@ class RedisBuffer:
             trajectory.depth,
             trajectory.oldest_version,
             payload,
-            *itertools.chain.from_iterable(fields.items()),
+            msgspec.msgpack.encode([str(part) for field in fields.items() for part in field]),
         )
         return outcome.decode()  # type: ignore[no-any-return]
 
