@@ -92,7 +92,7 @@ def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableTy
                 Panel(groups(now, before, config), title="groups"),
             ]
         ),
-        Panel(workers(now), title="workers"),
+        Panel(workers(now.workers), title="workers"),
         Panel(ledger(now.ledger), title="ledger"),
     )
 
@@ -138,11 +138,11 @@ def groups(now: Snapshot, before: Snapshot | None, config: Config) -> Table:
     return shown
 
 
-def workers(now: Snapshot) -> Table:
+def workers(found: dict[str, dict[str, str]]) -> Table:
     shown = Table(box=None, pad_edge=False)
     for name in ("worker", "heartbeat", "version", "in flight", "episodes", "tokens/s busy", "retriever"):
         shown.add_column(name, justify="left" if name == "worker" else "right")
-    for name, facts in sorted(now.workers.items()):
+    for name, facts in sorted(found.items()):
         age = max(0.0, float(facts["heartbeat_age_s"]))
         busy = float(facts.get("busy_s", 0))
         down = float(facts.get("retriever_down_s", 0))
@@ -155,7 +155,7 @@ def workers(now: Snapshot) -> Table:
             f"{float(facts.get('sampled_tokens', 0)) / busy:.0f}" if busy else "–",
             Text(f"down {down:.0f} s", style="red") if down else Text("ok", style="green"),
         )
-    if not now.workers:
+    if not found:
         shown.add_row(Text("none", style="red"))
     return shown
 

@@ -25,6 +25,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     Console().print(buckets.workers(found))
 
 
-async def read(config: Config) -> buckets.Snapshot:
+async def read(config: Config) -> dict[str, dict[str, str]]:
     async with open_buffer(config) as buffer:
-        return await buckets.look(buffer)
+        return await buffer.workers()

@@ -11,12 +11,14 @@ lineage. Not covered: what Redis itself loses (see appendfsync in docs/redis.md)
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -25,7 +27,14 @@ from redis import exceptions
 
 from cusearch_async.algorithm import methods
 from cusearch_async.config import Config
-from cusearch_async.errors import BufferLost, ConfigError, CorruptPayload, EmptyPool, Fenced, InvalidTrajectory
+from cusearch_async.errors import (
+    BufferLost,
+    ConfigError,
+    CorruptPayload,
+    EmptyPool,
+    Fenced,
+    InvalidTrajectory,
+)
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.contract import Ledger, Outcome, Place, Queues, RunState, Shape, shape_of
@@ -48,6 +57,9 @@ _SCRIPTS = (
     "reopen",
 )
 _FETCH_AT_ONCE = 64
+_PUT_AT_ONCE = 64
+_STAGED_S = 600
+"""A staged payload that no put took up is gone after this."""
 
 
 @asynccontextmanager
@@ -63,6 +75,16 @@ async def open_buffer(
         await connection.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """One that waits to be sent."""
+
+    staged: str
+    payload: bytes
+    request: bytes
+    answer: asyncio.Future[Outcome]
+
+
 class RedisBuffer:
     """Keeps the contract of `contract.Buffer` on one Redis."""
 
@@ -72,7 +94,9 @@ class RedisBuffer:
         self._shape = shape
         self._epoch = 0
         self._life = uuid.uuid4().hex[:12]
-        self._admissions = itertools.count()
+        self._numbers = itertools.count()
+        self._puts: list[_Put] = []
+        self._sender: asyncio.Task[None] | None = None
         folder = resources.files("cusearch_async.transport") / "lua"
         common = (folder / "common.lua").read_text(encoding="utf-8")
         self._scripts = {
@@ -84,7 +108,7 @@ class RedisBuffer:
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
         shape = self._shape
-        token = f"{self._life}/{next(self._admissions)}"
+        token = f"{self._life}/{next(self._numbers)}"
         granted = await self._run(
             "admit",
             worker,
@@ -100,23 +124,46 @@ class RedisBuffer:
         return [Place(*map(int, place.split(b":"))) for place in granted]
 
     async def put(self, trajectory: Trajectory) -> Outcome:
-        shape = self._shape
-        shape.check(trajectory)
+        self._shape.check(trajectory)
         payload = codec.encode(trajectory)
+        name = f"{self._life}/{next(self._numbers)}"
         fields = codec.readable_fields(trajectory) | {"bytes": len(payload)}
-        outcome = await self._run(
-            "put",
-            trajectory.id,
-            shape.rollouts,
-            shape.questions,
-            shape.limit,
-            shape.limit_bytes,
-            trajectory.depth,
-            trajectory.oldest_version,
-            payload,
-            msgspec.msgpack.encode([str(part) for field in fields.items() for part in field]),
-        )
-        return outcome.decode()  # type: ignore[no-any-return]
+        listed = list(itertools.chain.from_iterable(fields.items()))
+        request = (trajectory.id, name, trajectory.depth, fields["version"], len(payload), listed)
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._puts.append(_Put(self.keys.staged(name), payload, msgspec.msgpack.encode(request), answer))
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send_puts())
+        return await answer
+
+    async def _send_puts(self) -> None:
+        """Send what waits, many at a time, until nothing does."""
+        while self._puts:
+            batch, self._puts = self._puts[:_PUT_AT_ONCE], self._puts[_PUT_AT_ONCE:]
+            try:
+                outcomes = await self.ask(functools.partial(self._send, batch))
+            except Exception as error:  # whatever it is, those puts must hear of it
+                for put in batch:
+                    if not put.answer.cancelled():
+                        put.answer.set_exception(error)
+                continue
+            for put, outcome in zip(batch, outcomes, strict=True):
+                if not put.answer.cancelled():
+                    put.answer.set_result(outcome.decode())
+        self._sender = None
+
+    async def _send(self, batch: Sequence[_Put], client: Any) -> Any:
+        shape, script = self._shape, self._scripts["put"]
+        numbers = (shape.rollouts, shape.questions, shape.limit, shape.limit_bytes)
+        try:
+            async with client.pipeline(transaction=False) as pipe:
+                for put in batch:
+                    pipe.execute_command("SET", put.staged, put.payload, "EX", _STAGED_S)
+                pipe.evalsha(script.sha, 1, self.keys.state, *numbers, *(put.request for put in batch))
+                return (await pipe.execute())[-1]
+        except exceptions.NoScriptError:
+            await client.script_load(script.script)
+            return await self._send(batch, client)
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], facts: Mapping[str, str | int | float]) -> None:
         lease_ms = int(self._shape.lease_s * 1000)
@@ -196,7 +243,7 @@ class RedisBuffer:
     # --- operator -------------------------------------------------------------------------------------
 
     async def pause(self, paused: bool) -> None:
-        await self._ask(lambda client: client.hset(self.keys.state, "paused", int(paused)))
+        await self.ask(lambda client: client.hset(self.keys.state, "paused", int(paused)))
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
         return bool(await self._run("quarantine", trajectory_id, reason, "", ""))
@@ -205,7 +252,7 @@ class RedisBuffer:
         return bool(await self._run("reopen", ticket, self._shape.rollouts))
 
     async def state(self) -> RunState:
-        raw = await self._ask(lambda client: client.hgetall(self.keys.state))
+        raw = await self.ask(lambda client: client.hgetall(self.keys.state))
         values: dict[str, Any] = {}
         for key, value in raw.items():
             name = key.decode()
@@ -214,7 +261,7 @@ class RedisBuffer:
         return RunState(**(values | {"paused": bool(values.get("paused"))}))
 
     async def ledger(self) -> Ledger:
-        raw = await self._ask(lambda client: client.hgetall(self.keys.ledger))
+        raw = await self.ask(lambda client: client.hgetall(self.keys.ledger))
         counts = {key.decode(): int(value) for key, value in raw.items()}
         return Ledger(**{name: counts.get(name, 0) for name in Ledger.__dataclass_fields__})
 
@@ -225,7 +272,7 @@ class RedisBuffer:
                     pipe.zcard(self.keys.depth(depth))
                 return await pipe.execute()
 
-        return [int(n) for n in await self._ask(count)]
+        return [int(n) for n in await self.ask(count)]
 
     async def queues(self, step: int) -> Queues:
         """Where the open tickets are, and how far the pool of `step` has come."""
@@ -241,7 +288,7 @@ class RedisBuffer:
                 return await pipe.execute()
 
         names = ("ready_of_pool", "ready", "leased", "requeued", "incomplete")
-        return Queues(**dict(zip(names, await self._ask(count), strict=True)))
+        return Queues(**dict(zip(names, await self.ask(count), strict=True)))
 
     async def workers(self) -> dict[str, dict[str, str]]:
         """What each worker said of itself at its last heartbeat, with `heartbeat_age_s`."""
@@ -253,7 +300,7 @@ class RedisBuffer:
                     pipe.hgetall(self.keys.worker(name.decode()))
                 return await client.time(), beats, await pipe.execute()
 
-        (seconds, micros), beats, facts = await self._ask(read)
+        (seconds, micros), beats, facts = await self.ask(read)
         now = seconds + micros / 1e6
         found = {}
         for (name, beat), raw in zip(beats, facts, strict=True):
@@ -270,7 +317,7 @@ class RedisBuffer:
                 deleted += int(await client.unlink(key))
             return deleted
 
-        return int(await self._ask(delete))
+        return int(await self.ask(delete))
 
     # ---------------------------------------------------------------------------------------------------
 
@@ -282,10 +329,10 @@ class RedisBuffer:
             async def fetch(client: Any, some: Sequence[str] = some) -> Any:
                 async with client.pipeline(transaction=False) as pipe:
                     for name in some:
-                        pipe.hget(self.keys.trajectory(name), "payload")
+                        pipe.get(self.keys.payload(name))
                     return await pipe.execute()
 
-            found += zip(some, await self._ask(fetch), strict=True)
+            found += zip(some, await self.ask(fetch), strict=True)
         return found
 
     def _read(self, name: str, payload: bytes | None) -> Trajectory:
@@ -306,7 +353,8 @@ class RedisBuffer:
                 raise Fenced(f"another learner has taken over run {self.keys.run!r}; this one stops") from error
             raise
 
-    async def _ask(self, command: Any) -> Any:
+    async def ask(self, command: Callable[[Any], Awaitable[Any]]) -> Any:
+        """The answer to a command on the client, riding out outages."""
         return await self.connection.run(lambda: command(self.connection.client))
 
 

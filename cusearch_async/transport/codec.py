@@ -90,13 +90,13 @@ def _most_bytes(max_tokens: int) -> int:
     return 2**20 + 13 * max_tokens
 
 
-def readable_fields(trajectory: Trajectory) -> dict[str, str | int | float]:
+def readable_fields(trajectory: Trajectory) -> dict[str, str | int]:
     """What a person sees of a trajectory in Redis (`HGETALL`), beside the payload."""
     return {
         "depth": trajectory.depth,
-        "reward": round(trajectory.reward, 6),
-        "em": trajectory.em,
-        "f1": round(trajectory.f1, 6),
+        "reward": f"{trajectory.reward:.6g}",
+        "em": f"{trajectory.em:g}",
+        "f1": f"{trajectory.f1:.6g}",
         "format_valid": int(trajectory.format_valid),
         "question": trajectory.question,
         "prediction": trajectory.prediction or "",
@@ -110,6 +110,6 @@ def readable_fields(trajectory: Trajectory) -> dict[str, str | int | float]:
         "sampled_tokens": len(trajectory.logprobs),
         "turns": trajectory.turns,
         "worker": trajectory.worker,
-        "episode_s": round(trajectory.episode_s, 3),
-        "search_s": round(trajectory.search_s, 3),
+        "episode_s": f"{trajectory.episode_s:.3f}",
+        "search_s": f"{trajectory.search_s:.3f}",
     }

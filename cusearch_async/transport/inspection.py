@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ class Row:
 
 async def heat(buffer: RedisBuffer) -> dict[tuple[int, int], int]:
     """(depth, oldest version) -> buffered trajectories."""
-    raw = await buffer.connection.run(lambda: buffer.connection.client.hgetall(buffer.keys.heat))
+    raw = await buffer.ask(lambda client: client.hgetall(buffer.keys.heat))
     cells = {tuple(map(int, cell.decode().split(":"))): int(count) for cell, count in raw.items()}
     return {(depth, version): count for (depth, version), count in cells.items()}
 
@@ -57,7 +57,7 @@ async def rows(buffer: RedisBuffer, wanted: Filter, s_max: int) -> AsyncIterator
 
 async def quarantined(buffer: RedisBuffer) -> dict[str, str]:
     """Trajectory id -> why it was taken out."""
-    raw = await buffer.connection.run(lambda: buffer.connection.client.hgetall(buffer.keys.quarantine))
+    raw = await buffer.ask(lambda client: client.hgetall(buffer.keys.quarantine))
     return {id_.decode(): reason.decode() for id_, reason in raw.items()}
 
 
@@ -65,19 +65,29 @@ async def fetch(buffer: RedisBuffer, trajectory_id: str, max_tokens: int) -> tup
     """A trajectory wherever it is, quarantine included, with its fields; None when there is none.
 
     Raises: CorruptPayload."""
-    for key in (buffer.keys.trajectory(trajectory_id), buffer.keys.quarantined(trajectory_id)):
-        raw = await buffer.connection.run(lambda key=key: buffer.connection.client.hgetall(key))  # type: ignore[misc]
-        if raw:
-            payload = raw.pop(b"payload", b"")
-            fields = {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
-            return codec.decode(payload, max_tokens), fields
-    return None
+    keys = buffer.keys
+    places = (
+        (keys.trajectory(trajectory_id), keys.payload(trajectory_id)),
+        (keys.quarantined(trajectory_id), keys.quarantined_payload(trajectory_id)),
+    )
+
+    async def read(client: Any) -> Any:
+        async with client.pipeline() as pipe:
+            for fields, payload in places:
+                pipe.hgetall(fields).get(payload)
+            return await pipe.execute()
+
+    *kept, fields, payload = await buffer.ask(read)
+    if kept[0]:
+        fields, payload = kept
+    if not fields:
+        return None
+    shown = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+    return codec.decode(payload or b"", max_tokens), shown
 
 
 async def _bucket(buffer: RedisBuffer, depth: int) -> AsyncIterator[tuple[str, dict[str, str]]]:
-    after = 0
-    while True:
-        first = after
+    for first in itertools.count(0, _PIECE):
 
         async def piece(client: Any, first: int = first) -> Any:
             ids = await client.zrange(buffer.keys.depth(depth), first, first + _PIECE - 1)
@@ -86,13 +96,12 @@ async def _bucket(buffer: RedisBuffer, depth: int) -> AsyncIterator[tuple[str, d
                     pipe.hmget(buffer.keys.trajectory(id_.decode()), *SHOWN)
                 return ids, await pipe.execute()
 
-        ids, found = await buffer.connection.run(lambda: piece(buffer.connection.client))
+        ids, found = await buffer.ask(piece)
         for id_, values in zip(ids, found, strict=True):
             if all(value is not None for value in values):  # else it was claimed and forgotten meanwhile
                 yield id_.decode(), {n: v.decode(errors="replace") for n, v in zip(SHOWN, values, strict=True)}
         if len(ids) < _PIECE:
             return
-        after += _PIECE
 
 
 def _passes(row: Row, wanted: Filter) -> bool:
@@ -101,7 +110,5 @@ def _passes(row: Row, wanted: Filter) -> bool:
         (wanted.min_staleness is None or row.staleness >= wanted.min_staleness)
         and (wanted.min_reward is None or reward >= wanted.min_reward)
         and (wanted.max_reward is None or reward <= wanted.max_reward)
-        and (
-            wanted.text is None or re.search(re.escape(wanted.text), row.fields["question"], re.IGNORECASE) is not None
-        )
+        and (wanted.text is None or wanted.text.casefold() in row.fields["question"].casefold())
     )

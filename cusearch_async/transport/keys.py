@@ -88,16 +88,28 @@ class Keys:
         return self.prefix + "quarantine"
 
     def quarantined(self, trajectory_id: str) -> str:
-        """Hash: what was taken out, as it was."""
+        """Hash: readable fields of what was taken out, as they were."""
         return f"{self.prefix}quarantined:{trajectory_id}"
+
+    def quarantined_payload(self, trajectory_id: str) -> str:
+        """String: its payload."""
+        return f"{self.prefix}quarantined-payload:{trajectory_id}"
 
     def depth(self, depth: int) -> str:
         """Sorted set: the bucket of one search depth; member = trajectory id, score = ticket."""
         return f"{self.prefix}depth:{depth}"
 
     def trajectory(self, trajectory_id: str) -> str:
-        """Hash: readable fields, and `payload`."""
+        """Hash: readable fields."""
         return f"{self.prefix}traj:{trajectory_id}"
+
+    def payload(self, trajectory_id: str) -> str:
+        """String: all of the trajectory (`codec`)."""
+        return f"{self.prefix}payload:{trajectory_id}"
+
+    def staged(self, name: str) -> str:
+        """String: the payload of a put on its way."""
+        return f"{self.prefix}staged:{name}"
 
     def pool(self, step: int) -> str:
         """List: the trajectory ids that learner step `step` claimed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from cusearch_async.config import RedisConfig
@@ -29,11 +31,12 @@ async def test_what_cannot_be_read_is_quarantined_and_the_pool_goes_on_without_i
     buffer = redis_backend.make(max_staleness=0)
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
-    name = buffer.keys.trajectory("2:1")
-    if value is None:
-        await redis_backend.client.hdel(name, field)
+    if field == "depth":
+        await redis_backend.client.hdel(buffer.keys.trajectory("2:1"), field)
+    elif value is None:
+        await redis_backend.client.delete(buffer.keys.payload("2:1"))
     else:
-        await redis_backend.client.hset(name, field, value)
+        await redis_backend.client.set(buffer.keys.payload("2:1"), value)
     pool = await buffer.claim(0)
     ledger = await buffer.ledger()
     assert ledger.closes
@@ -44,6 +47,7 @@ async def test_what_cannot_be_read_is_quarantined_and_the_pool_goes_on_without_i
     assert (ledger.claimed, ledger.quarantined) == (N * G - 1, 1)
     assert reason in (await redis_backend.client.hget(buffer.keys.quarantine, "2:1")).decode()
     assert await redis_backend.client.hget(buffer.keys.quarantined("2:1"), "state") == b"quarantined"
+    assert await redis_backend.client.get(buffer.keys.quarantined_payload("2:1")) == value
     again = await buffer.claim(0)
     assert [t.id for t in again] == [t.id for t in pool]
 
@@ -52,8 +56,8 @@ async def test_a_payload_of_another_trajectory_is_quarantined(redis_backend):
     buffer = redis_backend.make(max_staleness=0)
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
-    foreign = await redis_backend.client.hget(buffer.keys.trajectory("0:0"), "payload")
-    await redis_backend.client.hset(buffer.keys.trajectory("3:1"), "payload", foreign)
+    foreign = await redis_backend.client.get(buffer.keys.payload("0:0"))
+    await redis_backend.client.set(buffer.keys.payload("3:1"), foreign)
     await buffer.claim(0)
     reason = await redis_backend.client.hget(buffer.keys.quarantine, "3:1")
     assert reason == b"the payload is of trajectory 0:0"
@@ -65,7 +69,7 @@ async def test_a_pool_of_rubbish_is_an_error_that_says_where_to_look(redis_backe
     await fill(buffer, await buffer.admit("w", 0, N * G))
     for ticket in range(N):
         for rollout in range(G):
-            await redis_backend.client.hset(buffer.keys.trajectory(f"{ticket}:{rollout}"), "payload", "?")
+            await redis_backend.client.set(buffer.keys.payload(f"{ticket}:{rollout}"), "?")
     with pytest.raises(EmptyPool, match="cusearch buffer quarantine"):
         await buffer.claim(0)
 
@@ -119,8 +123,35 @@ async def test_no_redis_is_one_clear_error():
 async def test_a_grant_that_is_asked_for_again_with_its_token_is_the_same(redis_backend):
     buffer = redis_backend.make()
     await start(buffer)
-    buffer._admissions = iter([7, 7, 8])
+    buffer._numbers = iter([7, 7, 8])
     first = await buffer.admit("w", 0, 2 * G)
     assert await buffer.admit("w", 0, 2 * G) == first
     assert (await buffer.state()).next_ticket == 2
     assert await buffer.admit("w", 0, G) == [Place(2, 0), Place(2, 1)]
+
+
+async def test_concurrent_puts_go_together_and_each_gets_its_own_answer(redis_backend):
+    buffer = redis_backend.make(max_staleness=9)
+    await start(buffer)
+    places = await buffer.admit("w", 0, 10 * N * G)
+    twice = [make_trajectory(p.ticket, p.rollout, worker=w) for p in places for w in ("first", "second")]
+    before = (await redis_backend.client.info("commandstats"))["cmdstat_evalsha"]["calls"]
+    outcomes = await asyncio.gather(*(buffer.put(t) for t in twice), buffer.put(make_trajectory(10**6, 0)))
+    calls = (await redis_backend.client.info("commandstats"))["cmdstat_evalsha"]["calls"] - before
+    assert outcomes == ["stored", "duplicate"] * len(places) + ["late"]
+    assert calls < len(twice) / 4
+    assert not [key async for key in redis_backend.client.scan_iter(match=buffer.keys.staged("*"))]
+
+
+async def test_a_put_that_is_cancelled_takes_no_other_with_it(redis_backend):
+    buffer = redis_backend.make(max_staleness=9)
+    await start(buffer)
+    places = await buffer.admit("w", 0, 10 * N * G)
+    puts = [asyncio.create_task(buffer.put(make_trajectory(p.ticket, p.rollout))) for p in places]
+    await asyncio.sleep(0)
+    for put in puts[::2]:  # the first of them is sending for all
+        put.cancel()
+    assert await asyncio.gather(*puts[1::2]) == ["stored"] * len(puts[1::2])
+    ledger = await buffer.ledger()
+    assert ledger.closes
+    assert ledger.finished >= len(puts[1::2])

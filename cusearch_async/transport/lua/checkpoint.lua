@@ -5,7 +5,7 @@ local from, step = of_state('checkpoint', '0'), tonumber(ARGV[2])
 for s = from, step - 1 do
   for _, id in ipairs(redis.call('LRANGE', key('pool:' .. s), 0, -1)) do
     local ticket = string.match(id, '^%d+')
-    redis.call('UNLINK', traj(id))
+    redis.call('UNLINK', traj(id), payload(id))
     redis.call('HDEL', key('sizes'), ticket)
     redis.call('HDEL', key('incomplete'), ticket)
   end

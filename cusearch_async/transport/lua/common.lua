@@ -3,6 +3,7 @@ local state = KEYS[1]
 local prefix = string.sub(state, 1, -6)
 local function key(name) return prefix .. name end
 local function traj(id) return prefix .. 'traj:' .. id end
+local function payload(id) return prefix .. 'payload:' .. id end
 local function count(name, by) redis.call('HINCRBY', key('ledger'), name, by) end
 local function of_state(name, default) return tonumber(redis.call('HGET', state, name) or default) end
 local function is_fenced(epoch) return redis.call('HGET', state, 'epoch') ~= epoch end

@@ -19,5 +19,6 @@ if redis.call('EXISTS', traj(id)) == 1 then
   redis.call('RENAME', traj(id), key('quarantined:' .. id))
   redis.call('HSET', key('quarantined:' .. id), 'state', 'quarantined')
 end
+if redis.call('EXISTS', payload(id)) == 1 then redis.call('RENAME', payload(id), key('quarantined-payload:' .. id)) end
 redis.call('HSET', key('quarantine'), id, reason)
 return 1
