@@ -12,6 +12,7 @@ from cusearch_async.config import RedisConfig
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.contract import Buffer, Shape
+from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 
 _runs = itertools.count()
@@ -29,6 +30,7 @@ class RedisBackend:
     def __init__(self, url: str) -> None:
         self._settings = RedisConfig(url=url)
         self._run = f"test-{next(_runs)}"
+        self.keys = Keys(self._run)
         self._connections: list[Connection] = []
 
     def make(self, **shape: Any) -> RedisBuffer:
@@ -41,16 +43,32 @@ class RedisBackend:
 
     async def expire_leases(self) -> None:
         """As if lease_s had passed without a heartbeat."""
-        keys = self.make().keys
+        keys = self.keys
         for ticket in await self.client.zrange(keys.lease, 0, -1):
             await self.client.zadd(keys.lease, {ticket: 0})
 
     async def visits(self) -> dict[str, str]:
-        raw = await self.client.hgetall(self.make().keys.visits)
+        raw = await self.client.hgetall(self.keys.visits)
         return {name.decode(): value.decode() for name, value in raw.items()}
 
     async def sizes(self) -> dict[int, int]:
-        return {int(k): int(v) for k, v in (await self.client.hgetall(self.make().keys.sizes)).items()}
+        return {int(k): int(v) for k, v in (await self.client.hgetall(self.keys.sizes)).items()}
+
+    async def tickets(self) -> dict[str, Any]:
+        """Where every ticket is."""
+        keys = self.keys
+        async with self.client.pipeline() as pipe:
+            for name in (keys.lease, keys.requeue, keys.ready):
+                pipe.zrange(name, 0, -1)
+            for name in (keys.owner, keys.groups, keys.attempts, keys.incomplete):
+                pipe.hgetall(name)
+            *sets, owners, groups, attempts, incomplete = await pipe.execute()
+        counts = ({int(t): int(n) for t, n in found.items() if int(n)} for found in (groups, attempts, incomplete))
+        return {
+            **dict(zip(("lease", "requeue", "ready"), ({int(t) for t in found} for found in sets), strict=True)),
+            "owner": {int(ticket): worker.decode() for ticket, worker in owners.items()},
+            **dict(zip(("groups", "attempts", "incomplete"), counts, strict=True)),
+        }
 
     async def close(self) -> None:
         for connection in self._connections:

@@ -6,6 +6,7 @@ staleness keeps its bound and the phase never falls within a lineage."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections import Counter
 from typing import Any
@@ -38,10 +39,10 @@ class Run(RuleBasedStateMachine):
     redis_url = ""
     loop: asyncio.AbstractEventLoop
 
-    @initialize(order=st.sampled_from(["ticket", "oldest_complete"]))
-    def begin(self, order: str) -> None:
+    @initialize(order=st.sampled_from(["ticket", "oldest_complete"]), limit=st.sampled_from([1, N * G, 100]))
+    def begin(self, order: str, limit: int) -> None:
         shape = {"questions": N, "rollouts": G, "max_staleness": STALENESS, "max_attempts": ATTEMPTS, "order": order}
-        self.shape = shape | {"limit": (STALENESS + 2) * N * G, "s_max": S_MAX}
+        self.shape = shape | {"limit": limit, "s_max": S_MAX}
         self.order = order
         self.backends: list[Any] = [MemoryBackend(), RedisBackend(self.redis_url)]
         self.buffers = [backend.make(**self.shape) for backend in self.backends]
@@ -53,6 +54,7 @@ class Run(RuleBasedStateMachine):
         self.trained: dict[int, set[str]] = {}  # step -> what it trained on, in the current lineage
         self.pool: list[Any] | None = None
         self.phase = 0
+        self.admissions = 0
         self.take_over()
 
     def do(self, coroutine: Any) -> Any:
@@ -68,9 +70,15 @@ class Run(RuleBasedStateMachine):
 
     # --- workers ---
 
-    @rule(worker=st.sampled_from(WORKERS), room=st.integers(1, 2 * G))
-    def admit(self, worker: str, room: int) -> None:
+    @rule(worker=st.sampled_from(WORKERS), room=st.integers(1, 2 * G), answer_is_lost=st.booleans())
+    def admit(self, worker: str, room: int, answer_is_lost: bool = False) -> None:
+        self.admissions += 1
+        redis = self.buffers[1]
+        redis._numbers = itertools.count(1000 * self.admissions)
         granted = self.both("admit", worker, self.loaded[worker], room)
+        if answer_is_lost:
+            redis._numbers = itertools.count(1000 * self.admissions)
+            assert self.do(redis.admit(worker, self.loaded[worker], room)) == granted, "the command was sent again"
         assert len(granted) <= room
         limit = (STALENESS + self.loaded[worker] + 1) * N
         assert all(place.ticket < limit for place in granted), "the staleness bound"
@@ -100,12 +108,20 @@ class Run(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1), deeper=st.booleans(), size=st.integers(1, 2 * G), worker=st.sampled_from(WORKERS))
     def learn(self, share: float, deeper: bool, size: int, worker: str) -> None:
-        """A learner step as it goes when nothing happens, and one worker has its weights at once."""
+        """A step as it goes when nothing happens: one worker plays what it lacks, and has the new weights at once."""
+        self.play(worker, set(), size)
         self.claim()
         if self.pool is not None:
             self.commit(share, deeper, size)
             self.publish()
             self.load_weights(worker)
+
+    @precondition(lambda self: bool(self.trained))
+    @rule()
+    def claim_and_then_checkpoint(self) -> None:
+        """As it goes when saving takes a while."""
+        self.claim()
+        self.checkpoint()
 
     @rule(ticket=st.integers(0, 12), rollout=st.integers(0, 3))
     def something_late_is_put(self, ticket: int, rollout: int) -> None:
@@ -123,6 +139,23 @@ class Run(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), failed=st.booleans())
     def give_back(self, worker: str, failed: bool) -> None:
         self.both("release", worker, sorted({p.ticket for p in self.playing[worker]})[:1], failed)
+
+    @rule(worker=st.sampled_from(WORKERS), times=st.integers(1, ATTEMPTS))
+    def fail(self, worker: str, times: int) -> None:
+        """An episode that cannot be played, by whoever tries it."""
+        for _ in range(times):
+            self.admit(worker, G)
+            tickets = sorted({p.ticket for p in self.playing[worker]})[:1]
+            self.both("release", worker, tickets, True)
+            self.playing[worker] = {p for p in self.playing[worker] if p.ticket not in tickets}
+
+    @rule(worker=st.sampled_from(WORKERS), heir=st.sampled_from(WORKERS))
+    def die_and_be_followed(self, worker: str, heir: str) -> None:
+        """Another worker, with weights of its own, asks for what the dead one has left."""
+        self.admit(worker, 4 * G)
+        self.worker_is_killed(worker)
+        self.every_lease_runs_out()
+        self.admit(heir, 4 * G)
 
     @rule(worker=st.sampled_from(WORKERS))
     def leave(self, worker: str) -> None:
@@ -208,13 +241,18 @@ class Run(RuleBasedStateMachine):
     def pause(self, paused: bool) -> None:
         self.both("pause", paused)
 
-    @rule(ticket=st.integers(0, 8), rollout=st.integers(0, 1))
-    def quarantine(self, ticket: int, rollout: int) -> None:
-        self.both("quarantine", f"{ticket}:{rollout}", "an operator did not like it")
+    @rule(data=st.data())
+    def quarantine(self, data: Any) -> None:
+        run = self.backends[0].run
+        of_open_groups = sorted(id_ for id_, entry in run.entries.items() if entry.trajectory.ticket in run.groups)
+        known = of_open_groups or sorted(run.entries) or ["0:0"]
+        self.both("quarantine", data.draw(st.sampled_from(known)), "an operator did not like it")
 
-    @rule(ticket=st.integers(0, 8))
-    def reopen(self, ticket: int) -> None:
-        self.both("reopen", ticket)
+    @rule(data=st.data())
+    def reopen(self, data: Any) -> None:
+        run = self.backends[0].run
+        tickets = sorted({*run.leases, *run.incomplete, *run.ready}) or [0]
+        self.both("reopen", data.draw(st.sampled_from(tickets)))
 
     # --- always ---
 
@@ -222,6 +260,19 @@ class Run(RuleBasedStateMachine):
     def both_agree(self) -> None:
         for question in ("state", "ledger", "capacities"):
             self.both(question)
+
+    @invariant()
+    def both_keep_every_ticket_in_the_same_place(self) -> None:
+        run, redis = self.backends[0].run, self.backends[1]
+        assert self.loop.run_until_complete(redis.tickets()) == {
+            "lease": set(run.leases),
+            "owner": {ticket: worker for ticket, (worker, _) in run.leases.items()},
+            "requeue": run.requeue,
+            "ready": run.ready,
+            "groups": {ticket: n for ticket, n in run.groups.items() if n},
+            "attempts": {ticket: n for ticket, n in run.attempts.items() if n},
+            "incomplete": run.incomplete,
+        }
 
     @invariant()
     def the_ledger_closes(self) -> None:
