@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup demo test test-fast test-chaos lint bench bench-async bench-buffer bench-selection clean
+.PHONY: setup demo test test-fast test-chaos lint bench bench-async bench-buffer bench-retriever bench-selection clean
 
 setup: $(VENV)/.complete
 
@@ -36,13 +36,16 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-selection bench-buffer bench-async
+bench: bench-selection bench-buffer bench-retriever bench-async
 
 bench-async: setup
 	$(BIN)/python -m tests.bench.bench_async
 
 bench-buffer: setup
 	$(BIN)/python -m tests.bench.bench_buffer
+
+bench-retriever: setup
+	$(BIN)/python -m tests.bench.bench_retriever
 
 bench-selection: setup
 	$(BIN)/python -m tests.bench.bench_selection

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.errors import ConfigError
@@ -64,8 +64,15 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    source: str = "atlas"
-    """`atlas`, or a JSONL file of {"id", "question", "golden_answers"}."""
+    source: tuple[str, ...] = Field(("atlas",), min_length=1)
+    """One or several of: `atlas`, a .parquet file in Search-R1's schema, a .jsonl file of {"question",
+    "golden_answers"}, or hf:OWNER/NAME/FILE for such a file on the Hugging Face Hub. All their questions together are
+    one dataset; every epoch visits each of them once."""
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _one_is_enough(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
 
 class EpisodeConfig(Section):
@@ -168,6 +175,8 @@ class LearnerConfig(Section):
     """Learner steps between published weight versions."""
     cores: tuple[int, ...] = ()
     """CPU cores of the learner; empty for all. Rank r takes its share of them in order."""
+    gpus: tuple[int, ...] = ()
+    """CUDA devices of the learner, one per rank; empty for all."""
 
 
 class RolloutConfig(Section):
@@ -184,6 +193,8 @@ class RolloutConfig(Section):
     """Published versions between two checks that the engine computes what the learner computes."""
     cores: tuple[int, ...] = ()
     """CPU cores of a worker, and with several workers split among them; empty for all."""
+    gpus: tuple[int, ...] = ()
+    """CUDA devices of the workers, one each in order; empty for all."""
 
 
 def _check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
@@ -224,25 +235,117 @@ class RedisConfig(Section):
         return self
 
 
+class DenseConfig(Section):
+    """The `dense` backend; the defaults are Search-R1's."""
+
+    encoder: str = "intfloat/e5-base-v2"
+    """A Hugging Face id or a local folder; any encoder that transformers' AutoModel loads."""
+    query_prefix: str = "query: "
+    passage_prefix: str = "passage: "
+    pooling: Literal["mean", "cls"] = "mean"
+    normalize: bool = True
+    """Vectors of length 1: the inner product is the cosine."""
+    max_query_tokens: int = Field(256, ge=1)
+    max_passage_tokens: int = Field(256, ge=1)
+    batch: int = Field(128, ge=1)
+    """Texts that are encoded at once."""
+    device: str = "cpu"
+    """Where the encoder and the reranker run: `cpu`, `cuda`, `cuda:1`, …"""
+    kind: Literal["flat", "hnsw", "ivf"] = "flat"
+    """Of the FAISS index."""
+    probes: int = Field(64, ge=1)
+    """ivf: lists that are searched per query. hnsw: the width of the search, at least topk."""
+
+
+class RerankConfig(Section):
+    """A cross-encoder that orders anew what bm25 or dense has found."""
+
+    model: str | None = None
+    """A Hugging Face id or a local folder (Search-R1's: cross-encoder/ms-marco-MiniLM-L12-v2); None for none."""
+    candidates: int = Field(10, ge=1)
+    """Documents that are found before the best topk of them are kept."""
+    max_tokens: int = Field(512, ge=1)
+
+
+class ZeroSearchConfig(Section):
+    """The `zerosearch` backend: a language model plays the search engine."""
+
+    url: str = "http://127.0.0.1:6001/v1"
+    """Of an OpenAI-compatible server. Its key, if it wants one, comes from CUSEARCH_SIMULATOR_KEY."""
+    model: str = ""
+    """Name that is sent; a server of one model ignores it."""
+    mode: Literal["sft", "prompt"] = "sft"
+    """sft: the short prompt of ZeroSearch's fine-tuned simulators; prompt: with an example, for any chat model."""
+    p_start: float = Field(0.0, ge=0, le=1)
+    p_end: float = Field(0.5, ge=0, le=1)
+    """Probability that a search returns noisy documents, at the first and at the last step."""
+    base: float = Field(4.0, gt=1)
+    """b of p(i) = p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s)."""
+    steps: int | None = Field(None, ge=1)
+    """m; None for run.steps."""
+    temperature: float = Field(0.8, ge=0)
+    max_tokens: int = Field(600, ge=1)
+    timeout_s: float = Field(60.0, gt=0)
+
+    @model_validator(mode="after")
+    def _address(self) -> ZeroSearchConfig:
+        _check_url(self.url, ("http", "https"), "http://127.0.0.1:6001/v1")
+        return self
+
+
+class WebConfig(Section):
+    """The `serper` and `serpapi` backends; the key comes from SERPER_API_KEY or SERPAPI_API_KEY."""
+
+    url: str | None = None
+    """Another address of the service's search endpoint; None for its own."""
+    per_second: float = Field(5.0, gt=0)
+    """Requests to the service, at most."""
+    max_requests: int | None = Field(None, ge=1)
+    """Requests that a retriever process may spend, cached answers not counted; None for no cap."""
+    attempts: int = Field(3, ge=1)
+    timeout_s: float = Field(8.0, gt=0)
+    """For one attempt; all of them should fit into retriever.timeout_s, after which a worker asks again."""
+    cache: Path | None = None
+    """A folder that keeps answers; None (the default, as training wants fresh noise) asks every time."""
+    cache_ttl_s: float = Field(86400.0, gt=0)
+
+    @model_validator(mode="after")
+    def _address(self) -> WebConfig:
+        if self.url is not None:
+            _check_url(self.url, ("http", "https"), "https://google.serper.dev/search")
+        return self
+
+
 class RetrieverConfig(Section):
     url: str = "http://127.0.0.1:8000"
-    backend: Literal["bm25"] = "bm25"
+    backend: Literal["bm25", "dense", "zerosearch", "serper", "serpapi"] = "bm25"
     corpus: str = "atlas"
-    """`atlas`, or a JSONL file of {"id", "contents"}."""
+    """bm25 and dense: `atlas`, or a JSONL file of {"id", "contents"}."""
+    index: Path | None = None
+    """bm25 and dense: a folder that `cusearch index` has made; None makes the index in memory at start."""
     timeout_s: float = Field(30.0, gt=0)
     max_connections: int = Field(256, ge=1)
     outage_s: float = Field(300.0, gt=0)
     """How long a worker retries a retriever that is down before it gives up by name."""
     distractors: int = Field(0, ge=0)
-    """Of the topk documents, how many are replaced by random ones (never the first)."""
+    """Of the topk documents, how many are replaced by random ones (never the first); bm25 and dense."""
     noise: float = Field(0.0, ge=0, le=1)
-    """Probability that a search returns random documents only (as ZeroSearch's noisy draw)."""
+    """Probability that a search returns random documents only; bm25 and dense."""
     latency_median_s: float = Field(0.0, ge=0)
     latency_p99_s: float = Field(0.0, ge=0)
     """Log-normal waiting time added to each request; 0 for none."""
+    dense: DenseConfig = DenseConfig()
+    rerank: RerankConfig = RerankConfig()
+    zerosearch: ZeroSearchConfig = ZeroSearchConfig()
+    web: WebConfig = WebConfig()
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Equal queries get equal documents, whoever asks."""
+        return self.backend in ("bm25", "dense") and not self.noise and not self.distractors
 
     @model_validator(mode="after")
-    def _latency(self) -> RetrieverConfig:
+    def _fits_together(self) -> RetrieverConfig:
         if self.latency_p99_s < self.latency_median_s:
             raise ValueError(
                 f"latency_p99_s ({self.latency_p99_s}) must be >= latency_median_s ({self.latency_median_s})"
@@ -252,7 +355,21 @@ class RetrieverConfig(Section):
 
 
 class EvalConfig(Section):
+    suite: tuple[str, ...] = ()
+    """Benchmarks (nq, triviaqa, popqa, hotpotqa, 2wikimultihopqa, musique, bamboogle) or question files; empty for
+    atlas's held-out cities."""
+    folder: str = "hf:RUC-NLPIR/FlashRAG_datasets"
+    """Where the benchmarks are, as NAME/SPLIT.jsonl: a local folder, or hf:OWNER/NAME."""
+    limit: int | None = Field(None, ge=1)
+    """Questions per benchmark, the same ones for a run.seed; None for all."""
     questions_per_category: int = Field(60, ge=1)
+    """Of atlas, by number of links."""
+    every: int = Field(0, ge=0)
+    """The evaluator scores a version every so many learner steps; 0 starts none."""
+    cores: tuple[int, ...] = ()
+    """CPU cores of the evaluator; empty for all."""
+    gpus: tuple[int, ...] = ()
+    """CUDA devices of the evaluator; empty for all."""
 
 
 class Config(Section):
@@ -308,6 +425,12 @@ class Config(Section):
                 f"rollout.max_episodes ({self.rollout.max_episodes}) must be >= {self.largest_group}, the largest "
                 f"group that {self.method.name} makes: groups are played whole"
             )
+        for name, gpus, processes in (
+            ("learner.gpus", self.learner.gpus, self.learner.ranks),
+            ("rollout.gpus", self.rollout.gpus, self.rollout.workers),
+        ):
+            if gpus and len(gpus) < processes:
+                raise ValueError(f"{name} {list(gpus)} must name at least {processes}, one for each process")
         needed = self.learner.publish_every - 1
         if self.pool.max_staleness < needed:
             raise ValueError(

@@ -17,9 +17,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
 
 from cusearch_async.config import Config, load_config
-from cusearch_async.errors import CusearchError
+from cusearch_async.errors import ConfigError, CusearchError
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +58,8 @@ def first_named(error: BaseException) -> CusearchError | None:
     return None
 
 
-def settle(cores: Sequence[int]) -> None:
-    """Stay on `cores` (empty: all), with as many threads, and let waiting threads sleep.
+def settle(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
+    """Stay on `cores` and `gpus` (empty: all), with a thread a core, and let waiting threads sleep.
 
     OpenMP threads that spin while they wait starve the other processes of the run on a small machine. The
     libraries read these variables when they are loaded, so this comes before torch is imported. Cores that
@@ -67,6 +71,8 @@ def settle(cores: Sequence[int]) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # vLLM would bind to cores of its own choice
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # on CPU: the model lives in the engine's process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     usable = sorted(set(cores) & os.sched_getaffinity(0))
     if usable:
         os.sched_setaffinity(0, usable)
@@ -91,6 +97,33 @@ def stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+async def unless_stopped(work: asyncio.Future[Any], stop: asyncio.Event) -> bool:
+    """Wait for `work`, or cancel it when `stop` is set; whether it was done."""
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not work.done():
+        work.cancel()
+    return work.done() and not work.cancelled()
+
+
+async def serve(application: web.Application, url: str, key: str) -> None:
+    """Serve on loopback at the port of `url`, which the config calls `key`, until a signal comes.
+
+    Raises: ConfigError when the port is taken."""
+    stop = stop_on_signals()
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    port = urlsplit(url).port or 80
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot listen on port {port} ({error.strerror}); choose another") from error
+    log.info("listening at %s", url)
+    await stop.wait()
+    await runner.cleanup()
 
 
 def free_port() -> int:

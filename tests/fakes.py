@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cusearch_async.types import Question
+
 STARTER = Path(__file__).parent.parent / "cusearch_async" / "atlas" / "starter"
 """The shipped policy; its tokenizer is real and small."""
 
@@ -62,7 +64,7 @@ class FakeSearch:
     found: dict[str, list[str] | Exception]
     asked: list[tuple[str, int]] = field(default_factory=list)
 
-    async def search(self, query: str, draw: int) -> list[str]:
+    async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
         self.asked.append((query, draw))
         documents = self.found.get(query, [])
         if isinstance(documents, Exception):

@@ -12,7 +12,7 @@ LAYERS = [
     {"types", "errors"},
     {"algorithm"},
     {"config"},
-    {"metrics", "models", "host"},
+    {"metrics", "models", "host", "batcher", "sizing"},
     {"transport"},
     {"rollout"},
     {"retrieval"},

@@ -10,7 +10,7 @@ from cusearch_async.config import Config
 
 def main(config: Config) -> None:
     with host.other_ranks("workers.learner", config.learner.ranks) as rank:
-        host.settle(host.share_of(config.learner.cores, rank, config.learner.ranks))
+        host.settle(host.share_of(config.learner.cores, rank, config.learner.ranks), config.learner.gpus)
         from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
 
         learner.run(config)

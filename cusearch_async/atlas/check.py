@@ -14,16 +14,17 @@ from cusearch_async.models import load_tokenizer
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.rollout.dialogue import TEMPLATES, render_documents
 from cusearch_async.training.model import load_causal_lm
+from cusearch_async.types import Question
 
 
 class LocalSearch:
     """The atlas index in this process, without HTTP; for checks."""
 
     def __init__(self, topk: int) -> None:
-        self._index = Bm25Index(load_facts().passages())
+        self._index = Bm25Index.in_memory(load_facts().passages())
         self._topk = topk
 
-    async def search(self, query: str, draw: int) -> list[str]:
+    async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
         return self.find(query)
 
     def find(self, query: str) -> list[str]:

@@ -55,7 +55,7 @@ class TraceWriter:
         self._chains = chains("train")
         self._facts = list(facts.by_query.values())
         self._names = sorted({f.entity for f in self._facts} | {f.value for f in self._facts})
-        found = Bm25Index(facts.passages()).search([fact.query for fact in self._facts], topk=4)
+        found = Bm25Index.in_memory(facts.passages()).search([fact.query for fact in self._facts], topk=4)
         self._results = {
             (fact.relation, fact.entity): [self._facts[int(p["id"])] for p, _ in results]
             for fact, results in zip(self._facts, found, strict=True)

@@ -1,4 +1,5 @@
-"""`cusearch atlas facts | warmstart | check`: how the shipped world and its starter policy are made and tested."""
+"""`cusearch atlas facts | warmstart | check | simulate`: how the embedded world and its starter policy are made and
+tested, and its stand-in for ZeroSearch's language model."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async import host
-from cusearch_async.cli.evaluate import score_with
+from cusearch_async.cli.evaluate import play_with
 from cusearch_async.config import STARTER, load_config
 
 
@@ -29,6 +30,9 @@ def add(commands: Any) -> None:
     check.add_argument("config", type=Path, nargs="?", default=Path("configs/atlas.toml"))
     check.add_argument("--per-length", type=int, default=60, help="test questions of each number of links")
     check.set_defaults(run=check_policy)
+    simulate = actions.add_parser("simulate", help="play ZeroSearch's language model at retriever.zerosearch.url")
+    simulate.add_argument("config", type=Path)
+    simulate.set_defaults(run=simulate_engine)
 
 
 def make_facts(arguments: argparse.Namespace, _: list[str]) -> None:
@@ -55,14 +59,17 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     host.settle([])
     from cusearch_async.atlas.check import LocalSearch, skills  # noqa: PLC0415
+    from cusearch_async.atlas.questions import test_chains  # noqa: PLC0415
+    from cusearch_async.training.evaluation import summarize  # noqa: PLC0415
 
     console = Console()
     found = skills(config, arguments.per_length)
     console.print(f"right queries  {found.right_queries:.1%} of {found.links} links")
     console.print(f"right readings {found.right_readings:.1%} of {found.links} links")
     search = LocalSearch(config.episode.topk)
-    scoring = score_with(search, config, config.model.location, arguments.per_length, [0.0, 1.0])
-    greedy, sampled = asyncio.run(scoring)
+    questions = [chain.question() for chain in test_chains(arguments.per_length)]
+    playing = play_with(search, config, config.model.location, questions, [0.0, 1.0])
+    greedy, sampled = (summarize(episodes, questions) for episodes in asyncio.run(playing))
     shown = Table(title="test cities")
     for name in ("questions with", "n", "EM greedy", "EM sampled", "depth greedy", "depth sampled"):
         shown.add_column(name, justify="left" if name == "questions with" else "right")
@@ -71,3 +78,11 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
         numbers = (g["em"], s["em"], g["depth"], s["depth"])
         shown.add_row(category, str(int(g["count"])), *(f"{number:.2f}" for number in numbers))
     console.print(shown)
+
+
+def simulate_engine(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    config = load_config(arguments.config, overrides)
+    host.settle([])
+    from cusearch_async.atlas.simulator import Simulator  # noqa: PLC0415
+
+    asyncio.run(host.serve(Simulator().application(), config.retriever.zerosearch.url, "retriever.zerosearch.url"))

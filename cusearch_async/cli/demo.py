@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         fleet.start_run()
         watch(fleet, config, console)
         ledger = asyncio.run(read_ledger(config))
-        fleet.stop(*(name for name in list(fleet.processes) if name.startswith(("rollout", "learner"))))
+        fleet.stop(*(name for name in list(fleet.processes) if name.startswith(("rollout", "learner", "evaluator"))))
         console.print("scoring the trained policy on the same questions …")
         trained = config.folder / "checkpoints" / f"step{config.run.steps:06d}" / "model"
         after = evaluate(fleet, config, str(trained), "after")
@@ -70,7 +70,7 @@ async def read_ledger(config: Config) -> Ledger:
 def evaluate(fleet: Fleet, config: Config, model: str, name: str) -> dict[str, dict[str, float]]:
     """Score a model in a process of its own."""
     output = config.folder / f"eval_{name}.json"
-    fleet.start_command(f"eval_{name}", "eval", "--checkpoint", model, "--output", str(output))
+    fleet.start_command(f"eval_{name}", "eval", options=["--checkpoint", model, "--output", str(output)])
     fleet.wait(lambda: fleet.has_ended(f"eval_{name}"))
     fleet.stop(f"eval_{name}")
     scores: dict[str, dict[str, float]] = json.loads(output.read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
                 for row in rows[printed:]:
                     print(one_line(row), file=sys.stderr)
             printed = len(rows)
-            return fleet.has_ended("learner")
+            return fleet.is_run_over()
 
         fleet.wait(show, poll_s=REFRESH_S)
     console.print(progress_table(read_metrics(metrics)))

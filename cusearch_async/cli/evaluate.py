@@ -1,10 +1,14 @@
-"""`cusearch eval CONFIG`: score a policy on held-out questions, greedily, through the agent loop."""
+"""`cusearch eval CONFIG`: score a policy on held-out questions through the agent loop, greedily by default.
+
+With --output NAME.json the scores go there, a table to NAME.md, and episodes to read to NAME.html.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,73 +16,117 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async import host
+from cusearch_async.cli import trace
 from cusearch_async.config import Config, load_config
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.episode import Search
+    from cusearch_async.training.evaluation import Scores
+    from cusearch_async.types import Question, Trajectory
+
+COLUMNS = {
+    "em": "EM",
+    "sub_em": "sub-EM",
+    "f1": "F1",
+    "depth": "depth",
+    "answered": "answered",
+    "format_valid": "format",
+}
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("eval", help="score a policy on held-out questions")
     parser.add_argument("config", type=Path)
     parser.add_argument("--checkpoint", help="model folder or Hub id to score; default: model.path of the config")
-    parser.add_argument("--output", type=Path, help="write the scores as JSON to this file")
+    parser.add_argument("--suite", help="benchmarks or question files, by commas; default: eval.suite of the config")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    parser.add_argument("--output", type=Path, help="write the scores to this .json, beside it a .md and a .html")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    if arguments.suite:
+        overrides = [*overrides, "--eval.suite", json.dumps(arguments.suite.split(","))]
     config = load_config(arguments.config, overrides)
     host.settle([])
-    scores = asyncio.run(score(config, arguments.checkpoint or config.model.location))
+    model = arguments.checkpoint or config.model.location
+    questions, episodes = asyncio.run(play(config, model, arguments.temperature))
+    from cusearch_async.training.evaluation import summarize  # noqa: PLC0415  (loaded by the play above)
+
+    scores = summarize(episodes, questions)
+    how = "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
     if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(scores, indent=1), encoding="utf-8")
-    Console().print(table(scores))
+        write(arguments.output, scores, episodes, model, f"{model}, {how}", config)
+    Console().print(table(scores, f"held-out questions, {how}"))
 
 
-Scores = dict[str, dict[str, float]]
-"""By category of question: figures by name."""
-
-
-async def score(config: Config, model: str) -> Scores:
-    """Greedy scores; needs the config's retriever."""
-    from cusearch_async.rollout.retrieval import SearchClient  # noqa: PLC0415  (loaded only where it is used)
-
-    async with SearchClient.session(config.retriever) as session:
-        search = SearchClient(session, config.retriever, config.episode.topk)
-        await search.wait_until_answering(config.run.wait_s)
-        (scores,) = await score_with(search, config, model, config.eval.questions_per_category, [0.0])
-    return scores
-
-
-async def score_with(
-    search: Search, config: Config, model: str, per_category: int, temperatures: list[float]
-) -> list[Scores]:
-    """Scores on the held-out questions, once at each temperature, with one engine."""
+async def play(config: Config, model: str, temperature: float) -> tuple[list[Question], list[Trajectory]]:
+    """One episode per held-out question; needs the config's retriever."""
     # vLLM and torch are loaded only by the commands that use them.
-    from cusearch_async.data import load_eval_questions  # noqa: PLC0415
+    from cusearch_async.data.questions import load_eval_questions  # noqa: PLC0415
+    from cusearch_async.rollout.retrieval import SearchClient  # noqa: PLC0415
+
+    questions = load_eval_questions(config)
+    async with SearchClient.session(config.retriever) as session:
+        search = SearchClient.of(session, config)
+        await search.wait_until_answering(config.run.wait_s)
+        (episodes,) = await play_with(search, config, model, questions, [temperature])
+    return questions, episodes
+
+
+async def play_with(
+    search: Search, config: Config, model: str, questions: Sequence[Question], temperatures: list[float]
+) -> list[list[Trajectory]]:
+    """One episode per question at each temperature, with one engine."""
     from cusearch_async.models import check_model  # noqa: PLC0415
     from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
     from cusearch_async.rollout.episode import Player  # noqa: PLC0415
-    from cusearch_async.training.evaluation import as_json, evaluate, summarize  # noqa: PLC0415
+    from cusearch_async.training.evaluation import evaluate  # noqa: PLC0415
 
-    questions = load_eval_questions(config.data.source, per_category)
     tokenizer = check_model(model, config.episode.max_tokens)
     engine = Engine.start(model, tokenizer, config)
     try:
         player = Player(engine, search, tokenizer, config.episode, config.run.seed)
-        played = [await evaluate(player, questions, t, config.rollout.max_episodes) for t in temperatures]
+        return [await evaluate(player, questions, t, config.rollout.max_episodes) for t in temperatures]
     finally:
         engine.close()
-    return [as_json(summarize(episodes, questions)) for episodes in played]
 
 
-def table(scores: Scores) -> Table:
-    shown = Table(title="held-out questions, greedy")
+def write(output: Path, scores: Scores, episodes: Sequence[Trajectory], model: str, title: str, config: Config) -> None:
+    """The scores as JSON, as a table in Markdown, and episodes as a page."""
+    from cusearch_async.models import load_tokenizer  # noqa: PLC0415
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(scores, indent=1), encoding="utf-8")
+    output.with_suffix(".md").write_text(markdown(scores, title), encoding="utf-8")
+    page = trace.page(episodes, load_tokenizer(model), [["category", "n", *COLUMNS.values()], *_cells(scores)], title)
+    output.with_suffix(".html").write_text(page, encoding="utf-8")
+
+
+def table(scores: Scores, title: str) -> Table:
+    """Means with their 95 % intervals."""
+    shown = Table(title=title, caption="95 % bootstrap intervals in brackets", caption_justify="right")
     shown.add_column("category")
-    for name in ("n", "EM", "F1", "depth", "answered", "format"):
+    shown.add_column("n", justify="right")
+    for name in COLUMNS.values():
         shown.add_column(name, justify="right")
-    for category, s in scores.items():
-        numbers = (s["em"], s["f1"], s["depth"], s["answered"], s["format_valid"])
-        shown.add_row(category, str(int(s["count"])), *(f"{number:.2f}" for number in numbers))
+    for cells in _cells(scores):
+        shown.add_row(*cells, style="bold" if cells[0] == "all" else None)
     return shown
+
+
+def markdown(scores: Scores, title: str) -> str:
+    header = ["category", "n", *COLUMNS.values()]
+    rows = [header, ["---", *["---:"] * (len(header) - 1)], *_cells(scores)]
+    lines = ("| " + " | ".join(row) + " |" for row in rows)
+    return f"# {title}\n\n" + "\n".join(lines) + "\n\nMeans; in brackets their 95 % bootstrap intervals.\n"
+
+
+def _cells(scores: Scores) -> list[list[str]]:
+    """A row of texts per category."""
+    return [[category, str(s["count"]), *(_figure(s, name) for name in COLUMNS)] for category, s in scores.items()]
+
+
+def _figure(score: dict[str, Any], name: str) -> str:
+    low, high = score[f"{name}_interval"]
+    return f"{score[name]:.3f} [{low:.3f}, {high:.3f}]"

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -20,13 +20,14 @@ from cusearch_async.transport.server import is_listening, server_command
 
 STOP_S = 20.0
 POLL_S = 0.1
-_SERVING = ("redis", "retriever", "rollout")
+_SERVING = ("redis", "retriever", "simulator", "rollout")
 
 
 class Fleet:
     """A context: whatever it started is stopped when it is left, in whatever way.
 
-    Redis and the retriever are started only where nothing listens yet; then their address must be on loopback."""
+    Redis, the retriever and the atlas simulator are started only where nothing listens yet; then their address must be
+    on loopback."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -44,7 +45,7 @@ class Fleet:
         self.stop(*self.processes)
 
     def start_services(self) -> None:
-        """Redis and the retriever, unless they run already. Returns when both accept connections."""
+        """Redis, the retriever and what it needs, unless they run already. Returns when all accept connections."""
         config = self._config
         if not is_listening(config.redis.url):
             self._start("redis", server_command(config.redis.url, config.folder / "redis", redis_password()))
@@ -52,21 +53,28 @@ class Fleet:
             if urlsplit(config.retriever.url).hostname not in ("127.0.0.1", "localhost", "::1"):
                 raise RetrievalUnavailable(f"nothing listens at retriever.url {config.retriever.url}; start it first")
             self.start_worker("retriever", "retriever")
-        self.wait(lambda: is_listening(config.redis.url) and is_listening(config.retriever.url), config.run.wait_s)
+        urls = [config.redis.url, config.retriever.url]
+        if config.retriever.backend == "zerosearch" and "atlas" in config.data.source:
+            urls.append(config.retriever.zerosearch.url)
+            if not is_listening(urls[-1]):
+                self.start_command("simulator", "atlas", "simulate")
+        self.wait(lambda: all(map(is_listening, urls)), config.run.wait_s)
 
     def start_run(self) -> None:
-        """The learner and the rollout workers."""
+        """The learner, the rollout workers, and the evaluator if there is to be one."""
         self.start_worker("learner", "learner")
+        if self._config.eval.every:
+            self.start_worker("evaluator", "evaluator")
         for index in range(self._config.rollout.workers):
             self.start_worker(f"rollout-{index}", "rollout", {"CUSEARCH_WORKER_INDEX": str(index)})
 
     def start_worker(self, name: str, module: str, env: dict[str, str] | None = None) -> None:
         self._start(name, [sys.executable, "-m", f"workers.{module}", str(self._config_path)], env)
 
-    def start_command(self, name: str, *arguments: str) -> None:
-        """A `cusearch` sub-command on this run's config: its name, then what follows the config."""
-        command, *rest = arguments
-        self._start(name, [sys.executable, "-m", "cusearch_async.cli.main", command, str(self._config_path), *rest])
+    def start_command(self, name: str, *command: str, options: Sequence[str] = ()) -> None:
+        """A `cusearch` sub-command on this run's config; `options` follow the config."""
+        line = [sys.executable, "-m", "cusearch_async.cli.main", *command, str(self._config_path), *options]
+        self._start(name, line)
 
     def wait(self, is_done: Callable[[], bool], timeout_s: float | None = None, poll_s: float = POLL_S) -> None:
         """Until `is_done`, watching all processes.
@@ -87,6 +95,10 @@ class Fleet:
         if status:
             raise ProcessDied(self._last_words(name, status))
         return status == 0
+
+    def is_run_over(self) -> bool:
+        """Whether the learner has ended well, and the evaluator too if there is one. Raises: ProcessDied."""
+        return all(self.has_ended(name) for name in ("learner", "evaluator") if name in self.processes)
 
     def check(self) -> None:
         """Raises: ProcessDied when any process has failed, or one has ended that serves until it is stopped."""

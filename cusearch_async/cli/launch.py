@@ -28,5 +28,5 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         fleet.start_services()
         fleet.start_run()
         log.info("started %s; logs in %s", ", ".join(fleet.processes), config.folder / "logs")
-        fleet.wait(lambda: fleet.has_ended("learner"))
+        fleet.wait(fleet.is_run_over)
         log.info("the run is complete; see %s", config.folder)

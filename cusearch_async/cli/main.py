@@ -6,7 +6,22 @@ import argparse
 import sys
 
 from cusearch_async import host
-from cusearch_async.cli import atlas, buckets, buffer, demo, evaluate, launch, ledger, pause, redis, reset, workers
+from cusearch_async.cli import (
+    atlas,
+    buckets,
+    buffer,
+    check,
+    data,
+    demo,
+    evaluate,
+    index,
+    launch,
+    ledger,
+    pause,
+    redis,
+    reset,
+    workers,
+)
 from cusearch_async.config import split_overrides
 from cusearch_async.errors import CusearchError
 
@@ -18,7 +33,22 @@ def main() -> None:
         epilog="Settings of a config can be overridden on the command line: --learner.lr 1e-6",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (demo, launch, evaluate, buckets, buffer, ledger, workers, pause, atlas, redis, reset):
+    for module in (
+        demo,
+        launch,
+        check,
+        evaluate,
+        index,
+        data,
+        buckets,
+        buffer,
+        ledger,
+        workers,
+        pause,
+        atlas,
+        redis,
+        reset,
+    ):
         module.add(commands)
     own, overrides = split_overrides(sys.argv[1:])
     arguments = parser.parse_args(own)

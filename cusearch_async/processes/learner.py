@@ -9,7 +9,7 @@ from pathlib import Path
 from cusearch_async import host
 from cusearch_async.algorithm.methods import State
 from cusearch_async.config import Config, save_config
-from cusearch_async.data import load_questions
+from cusearch_async.data.questions import load_questions
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import check_context
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState

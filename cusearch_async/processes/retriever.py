@@ -1,27 +1,42 @@
-"""The retriever process: an index behind Search-R1's protocol."""
+"""The retriever process: the configured backend behind Search-R1's protocol."""
 
 from __future__ import annotations
 
-import logging
-from urllib.parse import urlsplit
-
-from aiohttp import web
+import asyncio
+from pathlib import Path
 
 from cusearch_async import host
 from cusearch_async.config import Config
-from cusearch_async.data import load_corpus
-from cusearch_async.errors import ConfigError
-from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.retrieval.server import Retriever, Simulation
-
-log = logging.getLogger(__name__)
+from cusearch_async.data.questions import load_corpus
+from cusearch_async.retrieval import indexing
+from cusearch_async.retrieval.backend import Backend
+from cusearch_async.retrieval.local import LocalSearch, Simulation
+from cusearch_async.retrieval.server import Retriever
+from cusearch_async.retrieval.websearch import web_search
+from cusearch_async.retrieval.zerosearch import ZeroSearch
 
 
 async def run(config: Config) -> None:
     """Serve until a signal comes."""
-    stop = host.stop_on_signals()
+    backend = await asyncio.to_thread(make_backend, config)
+    try:
+        application = Retriever(backend, config.episode.topk).application()
+        await host.serve(application, config.retriever.url, "retriever.url")
+    finally:
+        await backend.close()
+
+
+def make_backend(config: Config) -> Backend:
+    """Raises: ConfigError when what the config names cannot be loaded."""
     settings = config.retriever
-    index = Bm25Index(load_corpus(settings.corpus))
+    if settings.backend == "zerosearch":
+        return ZeroSearch(settings.zerosearch, config.run.steps, config.run.seed)
+    if settings.backend in ("serper", "serpapi"):
+        return web_search(settings.backend, settings.web)
+    if settings.index is None:
+        index = indexing.in_memory(load_corpus(settings.corpus), settings)
+    else:
+        index = indexing.load(Path(settings.corpus), settings.index, settings)
     simulation = Simulation(
         distractors=settings.distractors,
         noise=settings.noise,
@@ -29,14 +44,4 @@ async def run(config: Config) -> None:
         latency_p99_s=settings.latency_p99_s,
         seed=config.run.seed,
     )
-    runner = web.AppRunner(Retriever(index, simulation, config.episode.topk).application(), access_log=None)
-    await runner.setup()
-    where = urlsplit(settings.url)
-    port = where.port or 8000
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-    except OSError as error:
-        raise ConfigError(f"retriever.url: cannot listen on port {port} ({error.strerror}); choose another") from error
-    log.info("serving %d passages at %s", len(index.passages), settings.url)
-    await stop.wait()
-    await runner.cleanup()
+    return LocalSearch(index, simulation, indexing.reranker(settings), settings.rerank.candidates)

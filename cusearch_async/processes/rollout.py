@@ -6,7 +6,7 @@ import logging
 
 from cusearch_async import host
 from cusearch_async.config import Config
-from cusearch_async.data import load_questions
+from cusearch_async.data.questions import load_questions
 from cusearch_async.models import check_model
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
@@ -29,7 +29,7 @@ async def run(config: Config, name: str) -> None:
         open_buffer(config, config.redis.outage_s, stop) as buffer,
         SearchClient.session(config.retriever) as session,
     ):
-        search = SearchClient(session, config.retriever, config.episode.topk)
+        search = SearchClient.of(session, config)
         await search.wait_until_answering(config.run.wait_s)
         engine = Engine.start(config.model.location, tokenizer, config)
         try:

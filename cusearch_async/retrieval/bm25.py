@@ -2,45 +2,152 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import bm25s
+import numpy as np
 
+from cusearch_async.errors import ConfigError
+from cusearch_async.retrieval.backend import Passage, Scored
+
+log = logging.getLogger(__name__)
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to tell every step
 
-Passage = dict[str, str]
-"""One corpus row: `id` and `contents` (quoted title, newline, text)."""
-Scored = tuple[Passage, float]
+FORMAT = 1
+_CHUNK = 50_000
 
 
 class Bm25Index:
-    """An in-memory index. Ranking is deterministic: equal queries give equal results."""
+    """Ranking is deterministic: equal queries give equal results."""
 
-    def __init__(self, passages: Sequence[Passage]) -> None:
-        """Raises: ValueError without passages, or when a passage lacks `id` or `contents`."""
+    def __init__(self, passages: Sequence[Passage], index: Any) -> None:
+        self.passages = passages
+        self._index = index
+
+    @classmethod
+    def in_memory(cls, passages: Sequence[Passage]) -> Bm25Index:
+        """Raises: ValueError without passages, without a word in them, or when one lacks `id` or `contents`."""
         if not passages:
             raise ValueError("the corpus has no passages; BM25 needs at least one")
         for row, passage in enumerate(passages):
             if not passage.get("contents", "").strip() or "id" not in passage:
                 raise ValueError(f"corpus row {row} needs a non-blank 'contents' and an 'id', got {passage!r:.200}")
-        self.passages = list(passages)
-        self._index = bm25s.BM25(method="lucene")
-        tokens = bm25s.tokenize([p["contents"] for p in self.passages], stopwords=None, show_progress=False)
-        if not any(len(ids) for ids in tokens.ids):
-            raise ValueError("the corpus holds no word of two letters or more; BM25 has nothing to search for")
-        self._index.index(tokens, show_progress=False)
+        tokens = bm25s.tokenize([p["contents"] for p in passages], stopwords=None, show_progress=False)
+        return cls(passages, _index_of(tokens.ids, tokens.vocab))
+
+    @classmethod
+    def load(cls, folder: Path, passages: Sequence[Passage], fingerprint: str) -> Bm25Index:
+        """An index that `build` has made, memory-mapped.
+
+        Raises: ConfigError when there is none, or it is of another corpus, or damaged."""
+        _check_manifest(folder, fingerprint)
+        try:
+            index = bm25s.BM25.load(folder / "bm25", mmap=True, show_progress=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"retriever.index {folder} is damaged ({error}); delete it and run `cusearch index`"
+            ) from error
+        return cls(passages, index)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
         """The `topk` best passages of each query, best first; only passages that share a word with it."""
         tokens = bm25s.tokenize(list(queries), stopwords=None, show_progress=False, return_ids=False)
-        topk = min(topk, len(self.passages))
-        found: list[list[Scored]] = []
-        for words in tokens:
-            if not words:
-                found.append([])
-                continue
-            rows, scores = self._index.retrieve([words], k=topk, show_progress=False)
-            pairs = zip(rows[0].tolist(), scores[0].tolist(), strict=True)
-            found.append([(self.passages[row], score) for row, score in pairs if score > 0])
+        found: list[list[Scored]] = [[] for _ in queries]
+        asked = [number for number, words in enumerate(tokens) if words]
+        if asked:
+            topk = min(topk, len(self.passages))
+            rows, scores = self._index.retrieve([tokens[number] for number in asked], k=topk, show_progress=False)
+            for number, of_query, their_scores in zip(asked, rows.tolist(), scores.tolist(), strict=True):
+                pairs = zip(of_query, their_scores, strict=True)
+                found[number] = [(self.passages[row], score) for row, score in pairs if score > 0]
         return found
+
+
+def build(passages: Sequence[Passage], folder: Path, fingerprint: str, on_progress: Callable[[int, int], None]) -> None:
+    """Make the index of a corpus in `folder`. What was tokenised before an interruption is not tokenised again.
+
+    `on_progress` hears of passages done and in all."""
+    chunks = folder / "chunks"
+    _begin(folder, chunks, fingerprint)
+    vocabulary: dict[str, int] = {}
+    ids: list[list[int]] = []
+    for first in range(0, len(passages), _CHUNK):
+        file = chunks / f"{first:012d}.npz"
+        if not file.exists():
+            tokens = bm25s.tokenize(
+                [p["contents"] for p in passages[first : first + _CHUNK]], stopwords=None, show_progress=False
+            )
+            _save_chunk(file, tokens)
+        ids += _load_chunk(file, vocabulary)
+        on_progress(min(first + _CHUNK, len(passages)), len(passages))
+    _index_of(ids, vocabulary).save(folder / "bm25", show_progress=False)
+    manifest = {"format": FORMAT, "corpus": fingerprint, "passages": len(passages)}
+    _write(folder / "manifest.json", json.dumps(manifest, indent=1))
+    shutil.rmtree(chunks)
+
+
+def _index_of(ids: Any, vocabulary: dict[str, int]) -> Any:
+    """Raises: ValueError when there is no word at all."""
+    if not any(len(row) for row in ids):
+        raise ValueError("the corpus holds no word of two letters or more; BM25 has nothing to search for")
+    index = bm25s.BM25(method="lucene")
+    index.index((ids, vocabulary), show_progress=False)
+    return index
+
+
+def _begin(folder: Path, chunks: Path, fingerprint: str) -> None:
+    """Chunks of the same corpus are kept, others are dropped."""
+    source = chunks / "corpus"
+    if source.exists() and source.read_text(encoding="utf-8") != fingerprint:
+        log.warning("%s holds pieces of another corpus; starting over", folder)
+        shutil.rmtree(folder)
+    (folder / "manifest.json").unlink(missing_ok=True)
+    chunks.mkdir(parents=True, exist_ok=True)
+    _write(source, fingerprint)
+
+
+def _save_chunk(file: Path, tokens: Any) -> None:
+    """Flat token ids, their number per passage, and the words in the order of their ids."""
+    words = sorted(tokens.vocab, key=tokens.vocab.__getitem__)
+    unfinished = file.with_suffix(".part.npz")
+    np.savez(
+        unfinished,
+        ids=np.concatenate([np.asarray(row, dtype=np.int32) for row in tokens.ids]),
+        lengths=np.array([len(row) for row in tokens.ids], dtype=np.int32),
+        words=np.frombuffer("\n".join(words).encode(), dtype=np.uint8),
+    )
+    unfinished.replace(file)
+
+
+def _load_chunk(file: Path, vocabulary: dict[str, int]) -> list[list[int]]:
+    """The chunk's passages as ids of the whole `vocabulary`, which grows."""
+    with np.load(file) as saved:
+        words = saved["words"].tobytes().decode().split("\n")
+        flat, lengths = saved["ids"], saved["lengths"]
+    renumbered = np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], dtype=np.int32)
+    return [row.tolist() for row in np.split(renumbered[flat], np.cumsum(lengths)[:-1])]
+
+
+def _check_manifest(folder: Path, fingerprint: str) -> None:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"retriever.index {folder} holds no finished index; make it with `cusearch index CONFIG`"
+        ) from error
+    if manifest.get("format") != FORMAT or manifest.get("corpus") != fingerprint:
+        raise ConfigError(
+            f"retriever.index {folder} is of another corpus than retriever.corpus (or of another version); delete it "
+            "and run `cusearch index CONFIG`"
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)

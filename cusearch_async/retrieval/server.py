@@ -1,74 +1,40 @@
-"""The retriever process: Search-R1's protocol over HTTP.
+"""The retriever over HTTP: Search-R1's protocol in front of any backend.
 
     POST /retrieve {"queries": ["capital of Peru"], "topk": 3, "return_scores": true}
     -> {"result": [[{"document": {"id": "7", "contents": "..."}, "score": 11.2}, ...]]}
 
-With "return_scores": false each inner list holds the documents alone. One field of ours may be added:
-"draws": one integer per query, which makes the simulated noise and latency of that query reproducible.
+With "return_scores": false each inner list holds the documents alone. Two fields of ours may be added, each with
+one entry per query: "draws", integers which make simulated noise and latency reproducible; "contexts",
+{"question", "answers", "step"} for a simulated engine. What fails is answered with a status and {"error": "..."}.
+GET /health says what is served, GET /metrics the same as Prometheus figures.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import math
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-from cusearch_async.retrieval.bm25 import Passage, Scored
+from cusearch_async.retrieval.backend import Backend, Context, Query, Scored, SearchFailed
 
 MAX_BODY_BYTES = 4 << 20
 MAX_QUERIES = 1024
 MAX_TOPK = 100
 
 
-class Index(Protocol):
-    passages: list[Passage]
-
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """What makes a local index behave like the web: other documents, and waiting."""
-
-    distractors: int = 0
-    """Of the documents found, how many are replaced by random ones; the best one stays."""
-    noise: float = 0.0
-    """Probability that a search returns random documents only."""
-    latency_median_s: float = 0.0
-    latency_p99_s: float = 0.0
-    seed: int = 0
-
-    def disturb(self, found: list[Scored], passages: list[Passage], topk: int, draw: int) -> list[Scored]:
-        """The result of one search, with what the draw does to it."""
-        if not self.noise and not self.distractors:
-            return found
-        rng = np.random.default_rng([self.seed, draw, 1])
-        if rng.random() < self.noise:
-            return [(passages[i], 0.0) for i in rng.integers(len(passages), size=topk)]
-        kept = found[: max(1, len(found) - self.distractors)]
-        return kept + [(passages[i], 0.0) for i in rng.integers(len(passages), size=len(found) - len(kept))]
-
-    def latency_s(self, draw: int) -> float:
-        """Log-normal waiting time with the given median and 99th percentile."""
-        if not self.latency_median_s:
-            return 0.0
-        sigma = math.log(self.latency_p99_s / self.latency_median_s) / 2.3263
-        normal = np.random.default_rng([self.seed, draw, 2]).standard_normal()
-        return self.latency_median_s * math.exp(sigma * normal)
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
-    queries: list[str]
+    texts: list[str]
     topk: int
     return_scores: bool
     draws: list[int] | None
+    contexts: list[Context | None]
 
 
 def parse_request(body: Any, default_topk: int) -> Request:
@@ -86,49 +52,101 @@ def parse_request(body: Any, default_topk: int) -> Request:
     scores = body.get("return_scores", False)
     if not isinstance(scores, bool):
         raise ValueError(f"return_scores must be true or false, got {scores!r}")
-    draws = body.get("draws")
-    if draws is not None and (
-        not isinstance(draws, list) or len(draws) != len(queries) or not all(type(d) is int and d >= 0 for d in draws)
-    ):
+    draws = _one_per_query(body, "draws", queries)
+    if draws is not None and not all(type(d) is int and d >= 0 for d in draws):
         raise ValueError("draws must hold one non-negative integer per query")
-    return Request(queries, topk, scores, draws)
+    contexts = _one_per_query(body, "contexts", queries) or [None] * len(queries)
+    return Request(queries, topk, scores, draws, [None if c is None else parse_context(c) for c in contexts])
+
+
+def parse_context(row: Any) -> Context:
+    """Raises: ValueError naming the field and what would be right."""
+    if not isinstance(row, dict):
+        raise ValueError(f"contexts must hold objects, got {type(row).__name__}")
+    question, answers, step = row.get("question"), row.get("answers"), row.get("step")
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"contexts: question must be non-blank text, got {question!r:.200}")
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
+        raise ValueError(f"contexts: answers must be a list of texts, got {answers!r:.200}")
+    if type(step) is not int or step < 0:
+        raise ValueError(f"contexts: step must be a non-negative integer, got {step!r}")
+    return Context(question, tuple(answers), step)
 
 
 class Retriever:
-    def __init__(self, index: Index, simulation: Simulation, default_topk: int = 3) -> None:
-        self._index = index
-        self._simulation = simulation
+    """Consumes searches over HTTP, produces documents of a backend."""
+
+    def __init__(self, backend: Backend, default_topk: int = 3) -> None:
+        self._backend = backend
         self._default_topk = default_topk
         self._served = 0
+        self._figures = CollectorRegistry()
+        self._figures.register(_BackendFigures(backend))
+        self._seconds = Histogram("retriever_request_seconds", "Time to answer a request", registry=self._figures)
+        self._queries = Counter("retriever_queries", "Searches asked for", registry=self._figures)
+        self._documents = Counter("retriever_documents", "Documents returned", registry=self._figures)
+        self._statuses = Counter("retriever_requests", "Requests by HTTP status", ["status"], registry=self._figures)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/retrieve", self.retrieve)
         app.router.add_get("/health", self.health)
+        app.router.add_get("/metrics", self.metrics)
         return app
 
     async def retrieve(self, http: web.Request) -> web.Response:
+        began = time.perf_counter()
+        status, answer = await self._answer(http)
+        self._seconds.observe(time.perf_counter() - began)
+        self._statuses.labels(str(status)).inc()
+        return web.json_response(answer, status=status)
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "queries": self._served, **self._backend.facts()})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._figures), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _answer(self, http: web.Request) -> tuple[int, Any]:
+        """Status and body."""
         try:
             request = parse_request(await http.json(), self._default_topk)
         except web.HTTPRequestEntityTooLarge:
-            return web.json_response({"error": f"the body must be at most {MAX_BODY_BYTES} bytes"}, status=413)
+            return 413, {"error": f"the body must be at most {MAX_BODY_BYTES} bytes"}
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, LookupError):
-            return web.json_response({"error": "the body must be JSON in UTF-8"}, status=400)
+            return 400, {"error": "the body must be JSON in UTF-8"}
         except ValueError as error:
-            return web.json_response({"error": str(error)}, status=400)
-        draws = request.draws or range(self._served, self._served + len(request.queries))
-        self._served += len(request.queries)
-        results = self._index.search(request.queries, request.topk)
-        simulation = self._simulation
-        disturbed = [
-            simulation.disturb(found, self._index.passages, request.topk, draw)
-            for found, draw in zip(results, draws, strict=True)
-        ]
-        await asyncio.sleep(max((simulation.latency_s(draw) for draw in draws), default=0.0))
-        return web.json_response({"result": [_rows(found, request.return_scores) for found in disturbed]})
+            return 400, {"error": str(error)}
+        draws = request.draws or range(self._served, self._served + len(request.texts))
+        self._served += len(request.texts)
+        self._queries.inc(len(request.texts))
+        queries = [Query(*one) for one in zip(request.texts, draws, request.contexts, strict=True)]
+        try:
+            found = await self._backend.search(queries, request.topk)
+        except SearchFailed as error:
+            return error.status, {"error": str(error)}
+        self._documents.inc(sum(map(len, found)))
+        return 200, {"result": [_rows(result, request.return_scores) for result in found]}
 
-    async def health(self, _: web.Request) -> web.Response:
-        return web.json_response({"status": "ok", "passages": len(self._index.passages), "queries": self._served})
+
+class _BackendFigures(Collector):
+    """The backend's numbers, read when they are asked for."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        numbers = {name: value for name, value in self._backend.facts().items() if not isinstance(value, str)}
+        return [
+            GaugeMetricFamily(f"retriever_{name}", f"The backend's {name}", value) for name, value in numbers.items()
+        ]
+
+
+def _one_per_query(body: dict[str, Any], field: str, queries: list[str]) -> list[Any] | None:
+    values = body.get(field)
+    if values is not None and (not isinstance(values, list) or len(values) != len(queries)):
+        raise ValueError(f"{field} must be a list with one entry per query ({len(queries)})")
+    return values
 
 
 def _rows(found: list[Scored], return_scores: bool) -> list[Any]:

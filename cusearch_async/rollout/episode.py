@@ -37,7 +37,7 @@ class Policy(Protocol):
 
 
 class Search(Protocol):
-    async def search(self, query: str, draw: int) -> list[str]: ...
+    async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]: ...
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Player:
                 tape.add_environment("notice", self._notice, self._notice_ids)
                 continue
             before = time.monotonic()
-            documents = await self._search.search(action.text, draw) if action.text else []
+            documents = await self._search.search(action.text, draw, question, ticket) if action.text else []
             search_s += time.monotonic() - before
             if any(document.strip() for document in documents):
                 depth += 1

@@ -170,12 +170,10 @@ class RolloutLoop:
             "in_flight": sum(self._in_flight.values()),
             "episodes": activity.episodes,
             "timeouts": activity.timeouts,
-            "searches": self._search.searches,
-            "search_failures": self._search.failures,
-            "retriever_down_s": round(self._search.down_s, 1),
             "sampled_tokens": engine.sampled_tokens,
             "busy_s": round(engine.busy_s, 3),
             "alive_s": round(time.monotonic() - activity.ready_at, 3),
             "weight_loads": activity.weight_loads,
             "weight_load_s": round(activity.weight_load_s, 3),
+            **self._search.facts(),
         }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cusearch_async.algorithm.rewards import sub_exact_match
 from cusearch_async.rollout.episode import Player
@@ -17,19 +18,14 @@ EVAL_TICKETS = 1 << 40
 """Evaluation episodes count from here, so that their random numbers are not those of training."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Means over the episodes of a category."""
+RESAMPLES = 1000
 
-    count: int
-    em: float
-    sub_em: float
-    """Share of answers that contain a gold answer (what some papers call EM)."""
-    f1: float
-    reward: float
-    depth: float
-    answered: float
-    format_valid: float
+Scores = dict[str, dict[str, Any]]
+"""By category: `count`, and for each figure its mean and, under `NAME_interval`, the 95 % interval of that mean."""
+
+FIGURES = ("em", "sub_em", "f1", "reward", "depth", "answered", "format_valid")
+"""em: strict exact match. sub_em: the answer contains a gold answer, what some papers call EM. depth: searches that
+found something. answered: the episode ended with an answer."""
 
 
 async def evaluate(player: Player, questions: Sequence[Question], temperature: float, at_once: int) -> list[Trajectory]:
@@ -45,27 +41,44 @@ async def evaluate(player: Player, questions: Sequence[Question], temperature: f
     return [task.result() for task in played]
 
 
-def summarize(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, Summary]:
-    """One summary per category, in order of first appearance, and one over `all`."""
+def summarize(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> Scores:
+    """Scores by category, in order of first appearance, and over `all`."""
     by_category: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory, question in zip(trajectories, questions, strict=True):
         by_category[question.category].append(trajectory)
     by_category["all"] = list(trajectories)
-    return {category: _summary(members) for category, members in by_category.items()}
+    return {category: _score(members) for category, members in by_category.items()}
 
 
-def as_json(summaries: dict[str, Summary]) -> dict[str, dict[str, float]]:
-    return {category: asdict(summary) for category, summary in summaries.items()}
+def bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[2, F] 2.5 % and 97.5 % quantiles of the mean of `values` [n, F] under resampling (percentile bootstrap, 1,000
+    resamples, seeded)."""
+    rng = np.random.default_rng(0)
+    n = len(values)
+    means = np.stack([values[rng.integers(n, size=n)].mean(axis=0) for _ in range(RESAMPLES)])
+    interval: NDArray[np.float64] = np.quantile(means, (0.025, 0.975), axis=0)
+    return interval
 
 
-def _summary(members: Sequence[Trajectory]) -> Summary:
-    return Summary(
-        count=len(members),
-        em=float(np.mean([t.em for t in members])),
-        sub_em=float(np.mean([sub_exact_match(t.prediction or "", t.answers) for t in members])),
-        f1=float(np.mean([t.f1 for t in members])),
-        reward=float(np.mean([t.reward for t in members])),
-        depth=float(np.mean([t.depth for t in members])),
-        answered=float(np.mean([t.prediction is not None for t in members])),
-        format_valid=float(np.mean([t.format_valid for t in members])),
+def _score(members: Sequence[Trajectory]) -> dict[str, Any]:
+    values = np.array(
+        [
+            (
+                t.em,
+                sub_exact_match(t.prediction or "", t.answers),
+                t.f1,
+                t.reward,
+                t.depth,
+                t.prediction is not None,
+                t.format_valid,
+            )
+            for t in members
+        ],
+        dtype=np.float64,
     )
+    means, intervals = values.mean(axis=0), bootstrap(values)
+    scores: dict[str, Any] = {"count": len(members)}
+    for column, name in enumerate(FIGURES):
+        scores[name] = float(means[column])
+        scores[f"{name}_interval"] = [float(bound) for bound in intervals[:, column]]
+    return scores

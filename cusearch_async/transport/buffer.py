@@ -26,6 +26,7 @@ import msgspec
 from redis import exceptions
 
 from cusearch_async.algorithm import methods
+from cusearch_async.batcher import Batcher
 from cusearch_async.config import Config
 from cusearch_async.errors import (
     BufferLost,
@@ -82,7 +83,6 @@ class _Put:
     staged: str
     payload: bytes
     request: bytes
-    answer: asyncio.Future[Outcome]
 
 
 class RedisBuffer:
@@ -95,8 +95,7 @@ class RedisBuffer:
         self._epoch = 0
         self._life = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
-        self._puts: list[_Put] = []
-        self._sender: asyncio.Task[None] | None = None
+        self._puts: Batcher[_Put, Outcome] = Batcher(self._send_puts, _PUT_AT_ONCE)
         folder = resources.files("cusearch_async.transport") / "lua"
         common = (folder / "common.lua").read_text(encoding="utf-8")
         self._scripts = {
@@ -130,27 +129,11 @@ class RedisBuffer:
         fields = codec.readable_fields(trajectory) | {"bytes": len(payload)}
         listed = list(itertools.chain.from_iterable(fields.items()))
         request = (trajectory.id, name, trajectory.depth, fields["version"], len(payload), listed)
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._puts.append(_Put(self.keys.staged(name), payload, msgspec.msgpack.encode(request), answer))
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._send_puts())
-        return await answer
+        return await self._puts(_Put(self.keys.staged(name), payload, msgspec.msgpack.encode(request)))
 
-    async def _send_puts(self) -> None:
-        """Send what waits, many at a time, until nothing does."""
-        while self._puts:
-            batch, self._puts = self._puts[:_PUT_AT_ONCE], self._puts[_PUT_AT_ONCE:]
-            try:
-                outcomes = await self.ask(functools.partial(self._send, batch))
-            except Exception as error:  # whatever it is, those puts must hear of it
-                for put in batch:
-                    if not put.answer.cancelled():
-                        put.answer.set_exception(error)
-                continue
-            for put, outcome in zip(batch, outcomes, strict=True):
-                if not put.answer.cancelled():
-                    put.answer.set_result(outcome.decode())
-        self._sender = None
+    async def _send_puts(self, batch: Sequence[_Put]) -> list[Outcome]:
+        outcomes = await self.ask(functools.partial(self._send, batch))
+        return [outcome.decode() for outcome in outcomes]
 
     async def _send(self, batch: Sequence[_Put], client: Any) -> Any:
         shape, script = self._shape, self._scripts["put"]

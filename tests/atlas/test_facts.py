@@ -103,7 +103,7 @@ def test_the_facts_are_the_same_every_time():
 
 def test_a_facts_query_finds_its_passage_among_the_first_three():
     facts = list(FACTS.by_query.values())[::50]
-    found = Bm25Index(FACTS.passages()).search([fact.query for fact in facts], 3)
+    found = Bm25Index.in_memory(FACTS.passages()).search([fact.query for fact in facts], 3)
     missed = [f.query for f, r in zip(facts, found, strict=True) if not any(f.sentence in p["contents"] for p, _ in r)]
     assert len(facts) > 200
     assert missed == []

@@ -14,7 +14,7 @@ PASSAGES = [
     {"id": "2", "contents": '"Chile"\nThe capital of Chile is Santiago.'},
     {"id": "3", "contents": '"Łódź"\nThe country of Łódź is Poland.'},
 ]
-INDEX = Bm25Index(PASSAGES)
+INDEX = Bm25Index.in_memory(PASSAGES)
 
 
 def ids(query, topk=4):
@@ -67,7 +67,7 @@ WORDS = st.lists(st.sampled_from(["capital", "of", "Peru", "Chile", "Łódź", "
 def test_results_are_sorted_distinct_and_the_same_alone_and_together(queries, topk):
     found = INDEX.search(queries, topk)
     assert found == [INDEX.search([query], topk)[0] for query in queries]
-    assert found == Bm25Index(PASSAGES).search(queries, topk)
+    assert found == Bm25Index.in_memory(PASSAGES).search(queries, topk)
     for result in found:
         scores = [score for _, score in result]
         assert scores == sorted(scores, reverse=True)
@@ -78,7 +78,7 @@ def test_results_are_sorted_distinct_and_the_same_alone_and_together(queries, to
 
 def test_a_corpus_without_passages_is_refused():
     with pytest.raises(ValueError, match="the corpus has no passages"):
-        Bm25Index([])
+        Bm25Index.in_memory([])
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_a_corpus_without_passages_is_refused():
 )
 def test_a_passage_without_contents_or_id_is_named_by_its_row(bad):
     with pytest.raises(ValueError, match="corpus row 1 needs a non-blank 'contents' and an 'id'"):
-        Bm25Index([PASSAGES[0], bad])
+        Bm25Index.in_memory([PASSAGES[0], bad])
 
 
 @pytest.mark.parametrize("contents", ["?", "a b c"])
 def test_a_corpus_without_a_single_word_is_refused_in_words(contents):
     """A word has two letters at least."""
     with pytest.raises(ValueError, match="word"):
-        Bm25Index([{"id": "0", "contents": contents}])
+        Bm25Index.in_memory([{"id": "0", "contents": contents}])

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import urllib.request
 
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from cusearch_async.retrieval.backend import SearchFailed
 from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.retrieval.server import MAX_BODY_BYTES, MAX_QUERIES, MAX_TOPK, Retriever, Simulation
+from cusearch_async.retrieval.local import LocalSearch, Simulation
+from cusearch_async.retrieval.server import MAX_BODY_BYTES, MAX_QUERIES, MAX_TOPK, Retriever
 
 PASSAGES = [{"id": str(i), "contents": f'"City {i}"\nThe number of city{i} is n{i}.'} for i in range(200)]
 PERU = {"id": "peru", "contents": '"Peru"\nThe capital of Peru is Lima.'}
 LODZ = {"id": "łódź", "contents": '"Łódź"\nThe country of Łódź is Poland.'}
-INDEX = Bm25Index([*PASSAGES, PERU, LODZ])
+INDEX = Bm25Index.in_memory([*PASSAGES, PERU, LODZ])
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ async def serve():
     clients = []
 
     async def start(**simulation):
-        clients.append(TestClient(TestServer(Retriever(INDEX, Simulation(**simulation), 3).application())))
+        clients.append(TestClient(TestServer(Retriever(LocalSearch(INDEX, Simulation(**simulation)), 3).application())))
         await clients[-1].start_server()
         return clients[-1]
 
@@ -92,7 +96,7 @@ async def test_topk_is_the_number_of_documents_and_null_the_configured_one(serve
 
 
 async def test_topk_beyond_the_corpus_gives_what_there_is(serve):
-    small = Retriever(Bm25Index([PERU, LODZ]), Simulation()).application()
+    small = Retriever(LocalSearch(Bm25Index.in_memory([PERU, LODZ]), Simulation())).application()
     async with TestClient(TestServer(small)) as client:
         assert [len(result) for result in await found(client, queries=["the of"], topk=50)] == [2]
 
@@ -251,3 +255,92 @@ def test_no_latency_is_none_and_a_flat_one_is_constant():
     assert Simulation().latency_s(3) == 0.0
     flat = Simulation(latency_median_s=0.2, latency_p99_s=0.2)
     assert {flat.latency_s(draw) for draw in range(9)} == {0.2}
+
+
+# What is added to the protocol, and what fails behind it.
+
+
+class Failing:
+    async def search(self, queries, topk):
+        raise SearchFailed("the engine is out of order", 504)
+
+    def facts(self):
+        return {"passages": 7, "engine": "a text"}
+
+    async def close(self):
+        pass
+
+
+async def test_an_engine_that_fails_is_answered_with_its_status_and_the_server_lives_on():
+    async with TestClient(TestServer(Retriever(Failing()).application())) as client:
+        assert await ask(client, queries=["x"]) == (504, {"error": "the engine is out of order"})
+        async with client.get("/health") as response:
+            assert await response.json() == {"status": "ok", "queries": 1, "passages": 7, "engine": "a text"}
+        async with client.get("/metrics") as response:
+            figures = await response.text()
+    assert 'retriever_requests_total{status="504"} 1.0' in figures
+    assert "retriever_passages 7.0" in figures
+    assert "retriever_request_seconds_count 1.0" in figures
+
+
+@pytest.mark.parametrize(
+    ("contexts", "said"),
+    [
+        ("x", "contexts must be a list with one entry per query (1)"),
+        ([], "contexts must be a list with one entry per query (1)"),
+        ([3], "contexts must hold objects, got int"),
+        ([{"question": " ", "answers": ["a"], "step": 0}], "question must be non-blank text, got ' '"),
+        ([{"question": "q", "answers": [], "step": 0}], "answers must be a list of texts, got []"),
+        ([{"question": "q", "answers": ["a"], "step": -1}], "step must be a non-negative integer, got -1"),
+    ],
+)
+async def test_wrong_contexts_are_named(serve, contexts, said):
+    status, answer = await ask(await serve(), queries=["capital Peru"], contexts=contexts)
+    assert status == 400
+    assert said in answer["error"]
+
+
+async def test_concurrent_requests_are_searched_together(serve):
+    client = await serve()
+    found_alone = [await found(client, queries=[f"number of city{i}"], topk=1 + i % 3) for i in range(30)]
+    batches = []
+    search = INDEX.search
+    INDEX.search = lambda queries, topk: batches.append(len(queries)) or search(queries, topk)
+    try:
+        together = await asyncio.gather(
+            *(found(client, queries=[f"number of city{i}"], topk=1 + i % 3) for i in range(30))
+        )
+    finally:
+        del INDEX.search
+    assert together == found_alone
+    assert sum(batches) == 30
+    assert len(batches) < 15
+
+
+class SearchR1Client:
+    """Written from the description of Search-R1's protocol alone, with nothing of ours."""
+
+    def __init__(self, url, topk):
+        self.url, self.topk = url, topk
+
+    def batch_search(self, queries):
+        body = json.dumps({"queries": queries, "topk": self.topk, "return_scores": True}).encode()
+        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as response:
+            return [self.as_text(result) for result in json.load(response)["result"]]
+
+    def as_text(self, result):
+        text = ""
+        for rank, item in enumerate(result):
+            title, *lines = item["document"]["contents"].split("\n")
+            text += f"Doc {rank + 1}(Title: {title}) " + "\n".join(lines) + "\n"
+        return text
+
+
+async def test_a_client_of_search_r1_works_unchanged(serve):
+    client = await serve()
+    searches = SearchR1Client(str(client.make_url("/retrieve")), topk=2)
+    peru, lodz, nothing = await asyncio.to_thread(searches.batch_search, ["capital of Peru", "Łódź country", "zzz"])
+    assert peru.startswith('Doc 1(Title: "Peru") The capital of Peru is Lima.\nDoc 2(Title: ')
+    assert lodz.startswith('Doc 1(Title: "Łódź") The country of Łódź is Poland.\n')
+    assert nothing == ""

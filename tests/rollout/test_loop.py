@@ -44,7 +44,8 @@ class HeldPlayer:
 
 
 class FakeSearch:
-    searches, failures, down_s = 0, 0, 0.0
+    def facts(self):
+        return {}
 
 
 @pytest.fixture

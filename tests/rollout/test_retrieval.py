@@ -9,13 +9,20 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from transformers import AutoTokenizer
 
-from cusearch_async.config import RetrieverConfig
+from cusearch_async.config import EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable
 from cusearch_async.host import free_port
 from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.retrieval.server import Retriever, Simulation
+from cusearch_async.retrieval.local import LocalSearch, Simulation
+from cusearch_async.retrieval.server import Retriever
+from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.retrieval import SearchClient
+from cusearch_async.types import Question
+from tests.fakes import STARTER, ScriptedPolicy
+
+QUESTION = Question(id="q/0", text="What is the capital of Peru?", answers=("Lima",), category="q")
 
 Answer = Callable[["Service", web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,6 +61,18 @@ async def hangs(service: Service, request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
+def waits_for_more(count: int) -> Answer:
+    """Finds Lima, once `count` requests are there."""
+
+    async def answer(service: Service, request: web.Request) -> web.StreamResponse:
+        async with asyncio.timeout(5):
+            while len(service.bodies) < count:
+                await asyncio.sleep(0.01)
+        return await finds("Lima")(service, request)
+
+    return answer
+
+
 async def closes_early(service: Service, request: web.Request) -> web.StreamResponse:
     """Half of an answer, then nothing."""
     response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
@@ -79,7 +98,7 @@ async def client_of(service: Service, **settings: float) -> AsyncIterator[Search
         config = RetrieverConfig(url=f"http://127.0.0.1:{server.port}", **values)
         async with SearchClient.session(config) as session:
             try:
-                yield SearchClient(session, config, topk=2)
+                yield SearchClient(session, config, 2, 4)
             finally:
                 service.over.set()
 
@@ -87,15 +106,15 @@ async def client_of(service: Service, **settings: float) -> AsyncIterator[Search
 async def test_documents_come_best_first():
     service = Service(finds("Lima", "Peru"))
     async with client_of(service) as client:
-        assert await client.search("capital of Peru", 11) == ["Lima", "Peru"]
+        assert await client.search("capital of Peru", 11, QUESTION, 0) == ["Lima", "Peru"]
     assert service.bodies == [{"queries": ["capital of Peru"], "topk": 2, "return_scores": True, "draws": [11]}]
-    assert (client.searches, client.failures) == (1, 0)
+    assert (client.searches, client.failures.total()) == (1, 0)
 
 
 async def test_finding_nothing_is_an_answer():
     async with client_of(Service(finds())) as client:
-        assert await client.search("capital of Atlantis", 0) == []
-    assert (client.searches, client.failures) == (1, 0)
+        assert await client.search("capital of Atlantis", 0, QUESTION, 0) == []
+    assert (client.searches, client.failures.total()) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +124,8 @@ async def test_finding_nothing_is_an_answer():
 async def test_a_failure_that_passes_is_not_noticed(failure):
     service = Service(failure, finds("Lima"))
     async with client_of(service, outage_s=60) as client:
-        assert await client.search("capital of Peru", 4) == ["Lima"]
-    assert (client.searches, client.failures) == (1, 1)
+        assert await client.search("capital of Peru", 4, QUESTION, 0) == ["Lima"]
+    assert (client.searches, client.failures.total()) == (1, 1)
     assert service.bodies[0] == service.bodies[1], "the same search with the same draw"
 
 
@@ -143,15 +162,15 @@ WRONG_SHAPES = [
 async def test_an_answer_in_a_wrong_form_is_a_failure_and_not_an_empty_result(body):
     async with client_of(Service(answers(body))) as client:
         with pytest.raises(RetrievalUnavailable, match=r"has not answered properly for 0\.05 s"):
-            await client.search("capital of Peru", 0)
-    assert (client.searches, client.failures) == (0, 1)
+            await client.search("capital of Peru", 0, QUESTION, 0)
+    assert (client.searches, client.failures.total()) == (0, 1)
 
 
 @pytest.mark.parametrize("failure", [closes_early, hangs_up, answers('{"result": [[]]}', 500), answers("", 204)])
 async def test_a_retriever_that_breaks_off_is_a_failure(failure):
     async with client_of(Service(failure)) as client:
         with pytest.raises(RetrievalUnavailable):
-            await client.search("capital of Peru", 0)
+            await client.search("capital of Peru", 0, QUESTION, 0)
 
 
 async def test_bytes_that_are_no_utf8_are_a_failure():
@@ -160,26 +179,26 @@ async def test_bytes_that_are_no_utf8_are_a_failure():
 
     async with client_of(Service(answer)) as client:
         with pytest.raises(RetrievalUnavailable):
-            await client.search("capital of Peru", 0)
+            await client.search("capital of Peru", 0, QUESTION, 0)
 
 
 async def test_a_retriever_that_hangs_is_given_up_after_the_timeout():
     async with client_of(Service(hangs), timeout_s=0.1) as client:
         with pytest.raises(RetrievalUnavailable, match="TimeoutError"):
-            await client.search("capital of Peru", 0)
+            await client.search("capital of Peru", 0, QUESTION, 0)
 
 
 async def test_a_retriever_that_hangs_once_is_asked_again():
     async with client_of(Service(hangs, finds("Lima")), timeout_s=0.3, outage_s=60) as client:
-        assert await client.search("capital of Peru", 0) == ["Lima"]
+        assert await client.search("capital of Peru", 0, QUESTION, 0) == ["Lima"]
 
 
 async def test_a_retriever_that_stays_down_is_asked_several_times_and_then_named():
     service = Service(answers("down", 500))
     async with client_of(service, outage_s=1.0) as client:
         with pytest.raises(RetrievalUnavailable) as caught:
-            await client.search("capital of Peru", 0)
-    assert 2 <= len(service.bodies) == client.failures <= 6
+            await client.search("capital of Peru", 0, QUESTION, 0)
+    assert 2 <= len(service.bodies) == client.failures.total() <= 12
     assert client.searches == 0
     message = str(caught.value)
     assert "http://127.0.0.1:" in message
@@ -193,7 +212,7 @@ async def test_a_request_that_is_refused_as_wrong_is_not_repeated(status):
     service = Service(answers('{"error": "topk must be an integer"}', status), finds("Lima"))
     async with client_of(service, outage_s=60) as client:
         with pytest.raises(RetrievalUnavailable, match=rf"refuses a search \({status}\): .*topk must be"):
-            await client.search("capital of Peru", 0)
+            await client.search("capital of Peru", 0, QUESTION, 0)
     assert len(service.bodies) == 1
 
 
@@ -201,7 +220,7 @@ async def test_a_retriever_that_is_not_there_is_named():
     config = RetrieverConfig(url=f"http://127.0.0.1:{free_port()}", outage_s=0.05)
     async with SearchClient.session(config) as session:
         with pytest.raises(RetrievalUnavailable, match=config.url):
-            await SearchClient(session, config, topk=2).search("capital of Peru", 0)
+            await SearchClient(session, config, 2, 4).search("capital of Peru", 0, QUESTION, 0)
 
 
 async def test_waiting_for_a_retriever_has_its_own_limit():
@@ -219,15 +238,138 @@ async def test_searches_at_the_same_time_each_get_their_own_answer():
 
     async with client_of(Service(echo)) as client:
         queries = [f"query {i}" for i in range(30)]
-        found = await asyncio.gather(*(client.search(query, i) for i, query in enumerate(queries)))
+        found = await asyncio.gather(*(client.search(query, i, QUESTION, 0) for i, query in enumerate(queries)))
     assert found == [[query] for query in queries]
 
 
 async def test_the_client_understands_the_projects_own_retriever():
-    index = Bm25Index([{"id": "0", "contents": '"Peru"\nThe capital of Peru is Lima.'}, {"id": "1", "contents": "x y"}])
-    async with TestServer(Retriever(index, Simulation()).application()) as server:
+    index = Bm25Index.in_memory(
+        [{"id": "0", "contents": '"Peru"\nThe capital of Peru is Lima.'}, {"id": "1", "contents": "x y"}]
+    )
+    async with TestServer(Retriever(LocalSearch(index, Simulation())).application()) as server:
         config = RetrieverConfig(url=f"http://127.0.0.1:{server.port}")
         async with SearchClient.session(config) as session:
-            client = SearchClient(session, config, topk=3)
-            assert await client.search("capital of Peru", 0) == ['"Peru"\nThe capital of Peru is Lima.']
-            assert await client.search("zzz", 0) == []
+            client = SearchClient(session, config, 3, 4)
+            assert await client.search("capital of Peru", 0, QUESTION, 0) == ['"Peru"\nThe capital of Peru is Lima.']
+            assert await client.search("zzz", 0, QUESTION, 0) == []
+
+
+# What the client does for many episodes at once.
+
+
+async def test_equal_searches_on_their_way_are_asked_once_of_a_deterministic_engine():
+    service = Service(waits_for_more(3))
+    async with client_of(service) as client:
+        asked = [client.search("capital of Peru", draw, QUESTION, 0) for draw in range(5)]
+        others = [client.search(f"capital {i}", i, QUESTION, 0) for i in range(2)]
+        found = await asyncio.gather(*asked, *others)
+    assert len(service.bodies) == 3
+    assert found == [["Lima"]] * 7
+    assert (client.searches, client.shared) == (3, 4)
+    assert found[0] is not found[1], "each may do with its list what it wants"
+
+
+@pytest.mark.parametrize("noise", [{"noise": 0.5}, {"distractors": 1}, {"backend": "zerosearch"}])
+async def test_an_engine_that_draws_is_asked_every_time(noise):
+    service = Service(waits_for_more(5))
+    async with client_of(service, **noise) as client:
+        await asyncio.gather(*(client.search("capital of Peru", draw, QUESTION, 0) for draw in range(5)))
+    assert sorted(body["draws"][0] for body in service.bodies) == list(range(5))
+
+
+async def test_an_episode_that_is_cancelled_takes_no_others_search_with_it():
+    service = Service(waits_for_more(1))
+    async with client_of(service) as client:
+        first, second = (asyncio.create_task(client.search("q", draw, QUESTION, 0)) for draw in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == ["Lima"]
+
+
+async def test_only_a_simulated_engine_is_told_the_question_and_its_answers():
+    for backend, contexts in (
+        ("bm25", None),
+        ("serper", None),
+        ("zerosearch", [{"question": QUESTION.text, "answers": ["Lima"], "step": 3}]),
+    ):
+        service = Service(finds("Lima"))
+        async with client_of(service, backend=backend) as client:
+            await client.search("capital of Peru", 1, QUESTION, 14)
+        assert service.bodies[0].get("contexts") == contexts
+
+
+async def test_a_retriever_in_trouble_gets_one_attempt_at_a_time():
+    service = Service(answers("down", 500))
+    async with client_of(service, outage_s=1.5) as client:
+        asked = [asyncio.create_task(client.search(f"q{i}", i, QUESTION, 0)) for i in range(40)]
+        while client.failures.total() < 40:
+            await asyncio.sleep(0.01)
+        begun = len(service.bodies)
+        await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
+        most = len(service.bodies) - begun
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    assert most <= 12, "40 that retry by themselves would have asked over 100 times"
+
+
+async def test_the_breaker_closes_with_the_first_answer():
+    failing = [answers("down", 500)] * 12
+    service = Service(*failing, finds("Lima"))
+    async with client_of(service, outage_s=60) as client:
+        found = await asyncio.gather(*(client.search(f"q{i}", i, QUESTION, 0) for i in range(12)))
+        assert found == [["Lima"]] * 12
+        facts = client.facts()
+    assert (facts["searches"], facts["search_failures_by_kind"], facts["retriever_down_s"]) == (12, "status:12", 0.0)
+    assert facts["search_p99_s"] >= facts["search_p50_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [(answers("down", 500), "status"), (hangs_up, "closed"), (answers("{}"), "garbage"), (hangs, "timeout")],
+)
+async def test_failures_are_told_apart(failure, kind):
+    async with client_of(Service(failure, finds()), timeout_s=0.3, outage_s=60) as client:
+        await client.search("q", 0, QUESTION, 0)
+        assert client.failures == {kind: 1}
+
+
+# What an episode does when its retriever fails.
+
+SEARCH_R1 = (
+    '{"result": [[{"document": {"id": "0", "contents": "\\"Peru\\"\\nThe capital of Peru is Lima."}, "score": 7.5}]]}'
+)
+TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
+
+
+async def play(client):
+    turns = ["<think>a</think><search>capital of Peru</search>", "<think>b</think><answer>Lima</answer><|endoftext|>"]
+    settings = EpisodeConfig(template="atlas", document_template="{text}\n", max_observation_tokens=88)
+    player = Player(ScriptedPolicy(TOKENIZER, turns), client, TOKENIZER, settings, seed=0)
+    return await player.play(QUESTION, 0, 0, "w")
+
+
+async def test_an_episode_on_search_r1s_exact_answer_counts_the_search():
+    async with client_of(Service(answers(SEARCH_R1))) as client:
+        trajectory = await play(client)
+    assert (trajectory.depth, trajectory.em) == (1, 1.0)
+    assert "The capital of Peru is Lima." in TOKENIZER.decode(trajectory.token_ids[~trajectory.sampled].tolist())
+
+
+@pytest.mark.parametrize(
+    "failure", [answers("down", 500), hangs, closes_early, hangs_up, answers("<html>"), answers('{"result": [{}]}')]
+)
+async def test_an_episode_waits_for_a_failure_to_pass_and_then_goes_on_as_if_nothing_had_been(failure):
+    async with client_of(Service(failure, answers(SEARCH_R1)), timeout_s=0.3, outage_s=60) as client:
+        trajectory = await play(client)
+        assert client.failures.total() == 1
+    assert (trajectory.depth, trajectory.em) == (1, 1.0)
+
+
+@pytest.mark.parametrize(
+    "failure", [answers("down", 500), hangs, closes_early, hangs_up, answers("<html>"), answers('{"result": [{}]}')]
+)
+async def test_an_episode_whose_retriever_stays_broken_makes_no_trajectory(failure):
+    async with client_of(Service(failure), timeout_s=0.1) as client:
+        with pytest.raises(RetrievalUnavailable, match="has not answered properly"):
+            await play(client)

@@ -1,0 +1,44 @@
+"""Things that are asked for one by one and done many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Batcher(Generic[Item, Answer]):
+    """While one batch is being done, the next gathers; nothing waits for company."""
+
+    def __init__(self, do: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], at_once: int) -> None:
+        """`do` answers its items in their order. When it fails, all of its batch fail with it."""
+        self._do = do
+        self._at_once = at_once
+        self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
+        self._doing: asyncio.Task[None] | None = None
+
+    async def __call__(self, item: Item) -> Answer:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, answer))
+        if self._doing is None:
+            self._doing = asyncio.create_task(self._do_all())
+        return await answer
+
+    async def _do_all(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[: self._at_once], self._waiting[self._at_once :]
+            waits = [answer for _, answer in batch]
+            try:
+                answers = await self._do([item for item, _ in batch])
+            except Exception as error:  # whatever it is, those who wait must hear of it
+                for wait in waits:
+                    if not wait.cancelled():
+                        wait.set_exception(error)
+                continue
+            for wait, found in zip(waits, answers, strict=True):
+                if not wait.cancelled():
+                    wait.set_result(found)
+        self._doing = None

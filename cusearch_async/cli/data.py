@@ -1,0 +1,84 @@
+"""`cusearch data check FILE...` says what is wrong with question files, by row; `data convert` writes parquet."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cusearch_async.errors import ConfigError
+
+SHOWN = 20
+"""Problems of a file that are printed."""
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("data", help="check question files, or write them in Search-R1's schema")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = actions.add_parser("check", help="report what is wrong, by row; status 1 if anything is")
+    check.add_argument("sources", nargs="+", metavar="FILE", help=".parquet, .jsonl, or hf:OWNER/NAME/FILE")
+    check.set_defaults(run=check_files)
+    convert = actions.add_parser("convert", help="write questions as parquet in Search-R1's schema")
+    convert.add_argument("sources", nargs="+", metavar="FILE", help="as for check, or `atlas`")
+    convert.add_argument("--output", type=Path, required=True)
+    convert.add_argument("--split", default="train")
+    convert.set_defaults(run=convert_files)
+
+
+def check_files(arguments: argparse.Namespace, _: list[str]) -> None:
+    console = Console()
+    outcomes = [report(source, console) for source in arguments.sources]
+    if not all(outcomes):
+        sys.exit(1)
+
+
+def report(source: str, console: Console) -> bool:
+    """Print what a file holds and what is wrong with it; whether nothing is."""
+    from cusearch_async.data.rows import locate, parse_row, read_rows  # noqa: PLC0415  (pyarrow only where it is used)
+
+    path = locate(source, "data check")
+    problems: list[str] = []
+    ids: Counter[str] = Counter()
+    categories: Counter[str] = Counter()
+    answers = 0
+    for number, row in enumerate(read_rows(path, "data check")):
+        try:
+            question = parse_row(row, path.stem, number)
+        except ConfigError as error:
+            problems.append(str(error).removeprefix(f"{path}, "))
+            continue
+        ids[question.id] += 1
+        categories[question.category] += 1
+        answers += len(question.answers)
+        if ids[question.id] > 1:
+            problems.append(f"{row.where.removeprefix(f'{path}, ')}: the id {question.id!r} was there before")
+    shown = Table(title=escape(str(path)))
+    shown.add_column("source")
+    shown.add_column("questions", justify="right")
+    for category, count in categories.items():
+        shown.add_row(escape(category), str(count))
+    console.print(shown)
+    good = ids.total()
+    console.print(f"{good} good rows, {answers / good if good else 0:.1f} answers each; {len(problems)} problems")
+    for problem in problems[:SHOWN]:
+        console.print(f"  {problem}", style="red", markup=False, highlight=False)
+    if len(problems) > SHOWN:
+        console.print(f"  … and {len(problems) - SHOWN} more")
+    if not good:
+        console.print("  no question can be used", style="red")
+    return bool(good) and not problems
+
+
+def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
+    from cusearch_async.data.questions import load_questions  # noqa: PLC0415
+    from cusearch_async.data.rows import write_parquet  # noqa: PLC0415
+
+    questions = load_questions(arguments.sources)
+    write_parquet(questions, arguments.output, arguments.split)
+    Console().print(f"{len(questions)} questions in {arguments.output}")

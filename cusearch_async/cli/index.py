@@ -1,0 +1,51 @@
+"""`cusearch index CONFIG`: make the index of the retriever's corpus."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from cusearch_async import host
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("index", help="make the index of retriever.corpus in the folder retriever.index")
+    parser.add_argument("config", type=Path)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    settings = load_config(arguments.config, overrides).retriever
+    if settings.index is None or settings.corpus == "atlas":
+        raise ConfigError(
+            "retriever.index must name the folder to make, and retriever.corpus a JSONL file (the embedded corpus is "
+            f"indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"
+        )
+    host.settle([])
+    from cusearch_async.retrieval import indexing  # noqa: PLC0415  (libraries read the settings above when loaded)
+    from cusearch_async.retrieval.corpus import Corpus  # noqa: PLC0415
+
+    console = Console()
+    started = time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        reading = progress.add_task("reading (bytes)", total=None)
+        corpus = Corpus(
+            Path(settings.corpus), lambda done, total: progress.update(reading, completed=done, total=total)
+        )
+        making = progress.add_task(f"indexing ({settings.backend})", total=len(corpus))
+        indexing.build(corpus, settings.index, settings, lambda done, total: progress.update(making, completed=done))
+    console.print(f"{len(corpus)} passages indexed in {settings.index} in {time.monotonic() - started:.0f} s")

@@ -1,0 +1,102 @@
+"""Questions and passages by the names that the config gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cusearch_async.atlas.facts import load_facts
+from cusearch_async.atlas.questions import test_chains, train_questions
+from cusearch_async.config import Config
+from cusearch_async.data.rows import locate, parse_row, read_rows
+from cusearch_async.errors import ConfigError
+from cusearch_async.retrieval.backend import Passage
+from cusearch_async.retrieval.corpus import Corpus
+from cusearch_async.types import Question
+
+SUITE = {
+    "nq": ("nq/test.jsonl", 3610),
+    "triviaqa": ("triviaqa/test.jsonl", 11313),
+    "popqa": ("popqa/test.jsonl", 14267),
+    "hotpotqa": ("hotpotqa/dev.jsonl", 7405),
+    "2wikimultihopqa": ("2wikimultihopqa/dev.jsonl", 12576),
+    "musique": ("musique/dev.jsonl", 2417),
+    "bamboogle": ("bamboogle/test.jsonl", 125),
+}
+"""The seven benchmarks: file in FlashRAG's collection, and questions in it."""
+
+
+def load_questions(sources: Sequence[str]) -> list[Question]:
+    """Training questions of all `sources`: `atlas`, a .parquet or .jsonl file, or hf:OWNER/NAME/FILE.
+
+    Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
+    questions = [question for source in sources for question in _questions_of(source, "data.source")]
+    return _unique(questions)
+
+
+def load_eval_questions(config: Config) -> list[Question]:
+    """Held-out questions: the benchmarks of eval.suite, each a seeded subset of eval.limit; else atlas's test cities.
+
+    Raises: ConfigError."""
+    settings = config.eval
+    if not settings.suite:
+        if tuple(config.data.source) != ("atlas",):
+            raise ConfigError(
+                f"eval.suite must name benchmarks ({', '.join(SUITE)}), or files; only data.source = 'atlas' has held-"
+                "out questions of its own"
+            )
+        try:
+            return [chain.question() for chain in test_chains(settings.questions_per_category)]
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    questions: list[Question] = []
+    for name in settings.suite:
+        found = _unique(list(_questions_of(_file_of(name, settings.folder), "eval.suite", name)))
+        questions += _subset(found, settings.limit, config.run.seed)
+    return questions
+
+
+def load_corpus(corpus: str) -> Sequence[Passage]:
+    """Passages: `atlas`, or a JSONL file of {"id", "contents"}.
+
+    Raises: ConfigError naming the file, the line and the field."""
+    return load_facts().passages() if corpus == "atlas" else Corpus(Path(corpus))
+
+
+def _file_of(name: str, folder: str) -> str:
+    return f"{folder}/{SUITE[name][0]}" if name in SUITE else name
+
+
+def _questions_of(source: str, key: str, category: str | None = None) -> Iterator[Question]:
+    if source == "atlas":
+        yield from train_questions()
+        return
+    path = locate(source, key)
+    number = -1
+    for number, row in enumerate(read_rows(path, key)):
+        yield parse_row(row, category or path.stem, number)
+    if number < 0:
+        raise ConfigError(f"{key} {source} holds no questions")
+
+
+def _unique(questions: list[Question]) -> list[Question]:
+    """Raises: ConfigError when two have one id: they would be one group."""
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise ConfigError(
+                f"two questions have the id {question.id!r}, which is made of data_source, extra_info.split and "
+                "extra_info.index (or id); give each its own"
+            )
+        seen.add(question.id)
+    return questions
+
+
+def _subset(questions: list[Question], limit: int | None, seed: int) -> list[Question]:
+    """`limit` of them, the same ones for a seed, in their order."""
+    if limit is None or limit >= len(questions):
+        return questions
+    chosen = np.random.default_rng(seed).choice(len(questions), size=limit, replace=False)
+    return [questions[i] for i in sorted(chosen.tolist())]

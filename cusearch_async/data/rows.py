@@ -1,0 +1,148 @@
+"""Question files: Search-R1's parquet schema, and JSON lines with the same fields.
+
+A row: `question`, `golden_answers`; its source in `data_source`, its place in `extra_info` {split, index}. Rows without
+those two are named after their file. Search-R1's own fields are kept when files are written: `prompt`, `ability`,
+`reward_model` {style, ground_truth {target}}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from cusearch_async.errors import ConfigError
+from cusearch_async.rollout.dialogue import TEMPLATES
+from cusearch_async.types import Question
+
+HUB = "hf:"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row as it is in the file, or what is wrong with it before it is one."""
+
+    where: str
+    """File and line, or file and row."""
+    values: dict[str, Any]
+    problem: str | None = None
+
+
+def locate(source: str, key: str) -> Path:
+    """The file of a source: a local path, or hf:OWNER/NAME/FILE of a dataset on the Hugging Face Hub, downloaded once.
+
+    Raises: ConfigError naming `key` and what cannot be had."""
+    if not source.startswith(HUB):
+        path = Path(source)
+        if not path.is_file():
+            raise ConfigError(f"{key}: cannot read {path}: there is no such file")
+        return path
+    owner, _, rest = source.removeprefix(HUB).partition("/")
+    name, _, file = rest.partition("/")
+    if not file:
+        raise ConfigError(f"{key}: {source!r} must look like hf:OWNER/NAME/FILE.parquet")
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415  (slow to import, and seldom needed)
+
+    try:
+        return Path(hf_hub_download(f"{owner}/{name}", file, repo_type="dataset"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: cannot get {source}: {str(error).strip().splitlines()[0]}") from error
+
+
+def read_rows(path: Path, key: str) -> Iterator[Row]:
+    """Every row, or line that is none. Raises: ConfigError when the file itself cannot be read."""
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet_rows(path)
+        else:
+            yield from _json_rows(path)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error}") from error
+
+
+def parse_row(row: Row, stem: str, number: int) -> Question:
+    """The question of a row. Raises: ConfigError naming the row and the field."""
+    if row.problem is not None:
+        raise ConfigError(f"{row.where}: {row.problem}")
+    values = row.values
+    text, answers = values.get("question"), values.get("golden_answers")
+    if answers is None and isinstance(values.get("reward_model"), dict):
+        answers = (values["reward_model"].get("ground_truth") or {}).get("target")
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{row.where}: 'question' must be non-blank text, got {text!r:.200}")
+    if isinstance(answers, str):
+        answers = [answers]
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
+        raise ConfigError(f"{row.where}: 'golden_answers' must be a list of non-blank texts, got {answers!r:.200}")
+    source = values.get("data_source") or stem
+    if not isinstance(source, str):
+        raise ConfigError(f"{row.where}: 'data_source' must be text, got {source!r:.200}")
+    place = values.get("extra_info") or {}
+    if not isinstance(place, dict):
+        raise ConfigError(f"{row.where}: 'extra_info' must hold split and index, got {place!r:.200}")
+    index = place.get("index", values.get("id", number))
+    parts = [source, *([str(place["split"])] if place.get("split") else []), str(index)]
+    return Question(id="/".join(parts), text=tidy(text), answers=tuple(answers), category=source)
+
+
+def tidy(text: str) -> str:
+    """A question without blanks around it and with a question mark (Search-R1)."""
+    text = text.strip()
+    return text if text.endswith("?") else f"{text}?"
+
+
+def write_parquet(questions: Sequence[Question], path: Path, split: str) -> None:
+    """Search-R1's schema, the paper's template in `prompt`; `read_rows` reads it back."""
+    rows = [
+        {
+            "id": f"{split}_{index}",
+            "question": question.text,
+            "golden_answers": list(question.answers),
+            "data_source": question.category,
+            "prompt": [{"role": "user", "content": TEMPLATES["paper"].format(question=question.text)}],
+            "ability": "fact-reasoning",
+            "reward_model": {"style": "rule", "ground_truth": {"target": list(question.answers)}},
+            "extra_info": {"split": split, "index": index},
+        }
+        for index, question in enumerate(questions)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    file = parquet.ParquetFile(path)
+    columns = set(file.schema_arrow.names)
+    if "question" not in columns or not columns & {"golden_answers", "reward_model"}:
+        raise ConfigError(
+            f"{path}: has the columns {', '.join(sorted(columns))}; it needs 'question', and 'golden_answers' or "
+            "'reward_model' (Search-R1's schema)"
+        )
+    wanted = columns & {"question", "golden_answers", "reward_model", "data_source", "extra_info", "id"}
+    number = 0
+    for batch in file.iter_batches(columns=sorted(wanted)):
+        for values in batch.to_pylist():
+            yield Row(f"{path}, row {number}", values)
+            number += 1
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                values = json.loads(line.decode("utf-8"))
+            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+                yield Row(where, {}, f"is not JSON: {error}")
+                continue
+            if isinstance(values, dict):
+                yield Row(where, values)
+            else:
+                yield Row(where, {}, f"must be a JSON object, got {type(values).__name__}")

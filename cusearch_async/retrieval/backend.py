@@ -1,0 +1,49 @@
+"""What a search engine is to the retriever process: queries in, scored passages out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Passage = dict[str, str]
+"""One document: `id` and `contents` (quoted title, newline, text)."""
+Scored = tuple[Passage, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Whose search it is: what a simulated engine (ZeroSearch) is told."""
+
+    question: str
+    answers: tuple[str, ...]
+    step: int
+    """Learner step of the weights that search; ZeroSearch's noise grows with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    text: str
+    draw: int
+    """The random number of this search: equal draws meet equal noise."""
+    context: Context | None = None
+
+
+class SearchFailed(Exception):
+    """The engine behind the retriever failed (not: found nothing). `status` is the HTTP status to answer with."""
+
+    def __init__(self, message: str, status: int = 502) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Backend(Protocol):
+    async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
+        """For each query at most `topk` documents, best first; none when nothing is found. Raises: SearchFailed."""
+        ...
+
+    def facts(self) -> dict[str, str | int | float]:
+        """Figures for `/health` and `/metrics`, by name; numbers and short texts."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,105 @@
+"""A corpus in a file: Search-R1's JSON lines, read where they lie."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from cusearch_async.errors import ConfigError
+from cusearch_async.retrieval.backend import Passage
+
+_EVERY = 100_000
+_BLOCK = 1 << 20
+_BLOCKS = 64
+
+
+class Corpus(Sequence[Passage]):
+    """Passages of {"id", "contents"} lines. In memory there is only where each line begins: 8 bytes a passage."""
+
+    def __init__(self, path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Reads every line once; `on_progress` hears of bytes done and in all.
+
+        Raises: ConfigError naming the file, the line and the field."""
+        self._path = path
+        try:
+            with path.open("rb") as file:
+                self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"retriever.corpus: cannot read {path}: {error}") from error
+        starts: list[int] = []
+        position = 0
+        for number, line in enumerate(iter(self._text.readline, b""), start=1):
+            if line.strip():
+                _read_line(line, f"{path}, line {number}")
+                starts.append(position)
+            position += len(line)
+            if number % _EVERY == 0:
+                on_progress(position, len(self._text))
+        if not starts:
+            raise ConfigError(f"retriever.corpus {path} holds no passages")
+        on_progress(position, len(self._text))
+        self._starts = np.array([*starts, len(self._text)], dtype=np.int64)
+
+    @classmethod
+    def opened(cls, path: Path, starts: NDArray[np.int64]) -> Corpus:
+        """A corpus that was read before; `starts` are its `starts` then."""
+        corpus = cls.__new__(cls)
+        corpus._path = path
+        try:
+            with path.open("rb") as file:
+                corpus._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"retriever.corpus: cannot read {path}: {error}") from error
+        corpus._starts = starts
+        return corpus
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """[passages + 1] Where each line begins, and where the last one ends."""
+        return self._starts
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its size and of 64 pieces of it; another corpus has another."""
+        digest = xxhash.xxh3_128(str(len(self._text)).encode())
+        for place in np.linspace(0, max(0, len(self._text) - _BLOCK), _BLOCKS, dtype=np.int64).tolist():
+            digest.update(self._text[place : place + _BLOCK])
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, row: int) -> Passage: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Passage]: ...
+    def __getitem__(self, row: int | slice) -> Passage | list[Passage]:
+        if isinstance(row, slice):
+            return [self[i] for i in range(*row.indices(len(self)))]
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        row %= len(self)
+        return _read_line(self._text[self._starts[row] : self._starts[row + 1]], f"{self._path}, row {row}")
+
+
+def _read_line(line: bytes, where: str) -> Passage:
+    """Raises: ConfigError naming the line and the field."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{where}: is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
+    contents = row.get("contents")
+    if not isinstance(contents, str) or not contents.strip():
+        raise ConfigError(f"{where}: 'contents' must be non-blank text, got {contents!r:.200}")
+    if "id" not in row:
+        raise ConfigError(f"{where}: has no 'id'")
+    return {"id": str(row["id"]), "contents": contents}

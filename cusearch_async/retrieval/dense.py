@@ -1,0 +1,394 @@
+"""Dense retrieval: an encoder of texts, and a FAISS index of its vectors.
+
+Source: Search-R1, `search/index_builder.py` and `search/retrieval_server.py`. Departures: texts of like length share a
+batch; an index remembers of which corpus and encoder it is; of encoder-decoders the encoder's states are pooled.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import faiss
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModel, AutoTokenizer
+
+from cusearch_async.config import DenseConfig
+from cusearch_async.errors import ConfigError
+from cusearch_async.models import first_line
+from cusearch_async.retrieval.backend import Passage, Scored
+
+log = logging.getLogger(__name__)
+
+FORMAT = "dense-1"
+CHUNK = 4096
+"""Passages that are encoded between two notes of how far an index has come; an interruption costs no more."""
+
+_INDEX = "index.faiss"
+_MANIFEST = "manifest.json"
+_VECTORS = "vectors.f32"
+_PROGRESS = "progress.json"
+
+_HNSW_LINKS = 64
+_HNSW_BUILD_WIDTH = 200
+_LEAST_PER_LIST = 39  # fewer training vectors per list, and FAISS warns
+_SAMPLE_PER_LIST = 64
+_ADDED_AT_ONCE = 65_536
+_PROBE = "The capital of Peru is Lima."
+_SAME_ENCODER = 0.999  # cosine; float16 against float32 costs about 1e-5
+
+
+class Encoder:
+    """Texts to vectors. Float16 on a GPU, float32 on a CPU. Not for two threads at once."""
+
+    def __init__(self, settings: DenseConfig) -> None:
+        """Encodes a text of the greatest length, to fail here and not in the middle of a corpus.
+
+        Raises: ConfigError naming the encoder and what is wrong with it."""
+        self._settings = settings
+        self._tokenizer, self._model = _load(settings)
+        self._inputs = set(inspect.signature(self._model.forward).parameters)
+        longest = max(settings.max_query_tokens, settings.max_passage_tokens)
+        try:
+            self._embed(["a " * longest], longest)
+            self.probe = self._embed([settings.passage_prefix + _PROBE], settings.max_passage_tokens)[0]
+        except Exception as error:  # the model's own code runs here
+            raise ConfigError(
+                f"retriever.dense.encoder {settings.encoder!r} cannot encode a text of {longest} tokens "
+                f"(retriever.dense.max_query_tokens, max_passage_tokens): {first_line(error)}"
+            ) from error
+
+    @property
+    def dim(self) -> int:
+        return len(self.probe)
+
+    def encode(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> NDArray[np.float32]:
+        """[n, dim], in the order of `texts`. What is longer than the kind's max tokens is cut.
+
+        Raises: ConfigError when the encoder gives NaN or infinity."""
+        settings = self._settings
+        if kind == "query":
+            prefix, max_tokens = settings.query_prefix, settings.max_query_tokens
+        else:
+            prefix, max_tokens = settings.passage_prefix, settings.max_passage_tokens
+        vectors = np.empty((len(texts), self.dim), dtype=np.float32)
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # like lengths together: little padding
+        for first in range(0, len(texts), settings.batch):
+            rows = order[first : first + settings.batch]
+            vectors[rows] = self._embed([prefix + texts[row] for row in rows], max_tokens)
+        if not np.isfinite(vectors).all():
+            row = int(np.argmin(np.isfinite(vectors).all(axis=1)))
+            raise ConfigError(
+                f"retriever.dense.encoder {settings.encoder!r} gives NaN or infinity for {texts[row]!r:.200}"
+            )
+        return vectors
+
+    def _embed(self, texts: Sequence[str], max_tokens: int) -> NDArray[np.float32]:
+        """[n, dim] of one batch."""
+        whole = [text.encode("utf-8", "replace").decode() for text in texts]  # tokenizers refuse half a character
+        batch = self._tokenizer(whole, truncation=True, max_length=max_tokens, padding=True, return_tensors="pt")
+        batch = batch.to(self._settings.device)
+        with torch.inference_mode():
+            output = self._model(**{name: value for name, value in batch.items() if name in self._inputs})
+            states = output.last_hidden_state.float()  # [n, tokens, dim]
+            if self._settings.pooling == "cls":
+                vectors = states[:, 0]
+            else:
+                mask = batch["attention_mask"].unsqueeze(-1).float()
+                vectors = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+            if self._settings.normalize:
+                vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        return np.asarray(vectors.cpu().numpy(), dtype=np.float32)
+
+
+def _load(settings: DenseConfig) -> tuple[Any, Any]:
+    """Tokenizer and model. Raises: ConfigError."""
+    name, device = settings.encoder, settings.device
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer.padding_side = "right"  # the first place is the cls token's
+        model, report = AutoModel.from_pretrained(
+            name, dtype=torch.float16 if device.startswith("cuda") else torch.float32, output_loading_info=True
+        )
+        if model.config.is_encoder_decoder:
+            model = model.get_encoder()
+        model = model.to(device).eval()
+    except Exception as error:  # what transformers and torch raise here has no common type
+        raise ConfigError(
+            f"retriever.dense.encoder {name!r} cannot be loaded on {device!r}: {first_line(error)}; "
+            "use a Hugging Face id or a local folder"
+        ) from error
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what is made up where there are no files
+        raise ConfigError(f"retriever.dense.encoder {name!r} has no tokenizer files; put tokenizer.json beside it")
+    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key and not key.startswith("decoder."))
+    if missing:
+        raise ConfigError(
+            f"retriever.dense.encoder {name!r} lacks weights ({', '.join(missing[:3])}); its vectors would be random"
+        )
+    return tokenizer, model
+
+
+class DenseIndex:
+    """Passages by the inner product of their vectors with the query's.
+
+    Equal queries get equal results, up to the rounding that comes with other queries beside them."""
+
+    def __init__(self, passages: Sequence[Passage], index: Any, encoder: Encoder, probes: int) -> None:
+        """`index` is FAISS's, its numbers the rows of `passages`."""
+        self.passages = passages
+        self._index = index
+        self._encoder = encoder
+        if isinstance(index, faiss.IndexIVF):
+            index.nprobe = min(probes, index.nlist)
+        elif isinstance(index, faiss.IndexHNSW):
+            index.hnsw.efSearch = probes  # FAISS searches at least topk wide
+
+    @classmethod
+    def in_memory(cls, passages: Sequence[Passage], settings: DenseConfig) -> DenseIndex:
+        """Raises: ConfigError without passages, or when the encoder cannot be used."""
+        _check_not_empty(passages)
+        encoder = Encoder(settings)
+        vectors = encoder.encode([passage["contents"] for passage in passages], "passage")
+        return cls(passages, _index_of(vectors, settings), encoder, settings.probes)
+
+    @classmethod
+    def load(cls, folder: Path, passages: Sequence[Passage], settings: DenseConfig, fingerprint: str) -> DenseIndex:
+        """An index that `build` has made, memory-mapped: processes on one machine share it, first searches are slow.
+
+        Not covered: vectors that have changed within a file of the right size.
+        Raises: ConfigError naming the folder and the difference when there is no index, it is of another corpus or
+        encoder, or damaged."""
+        manifest = _read_manifest(folder)
+        _check_facts(folder, manifest, _facts(settings, fingerprint, len(passages)))
+        encoder = Encoder(settings)
+        if not _is_same_encoder(manifest, encoder):
+            raise ConfigError(
+                f"retriever.index {folder} is of another encoder (dim {manifest.get('dim')}) than the one that is now "
+                f"at {settings.encoder!r} (dim {encoder.dim}); make it anew with `cusearch index CONFIG`"
+            )
+        return cls(passages, _read_index(folder, manifest), encoder, settings.probes)
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
+        """The `topk` best passages of each query, best first; none for a blank query. ivf and hnsw may find fewer."""
+        found: list[list[Scored]] = [[] for _ in queries]
+        asked = [place for place, query in enumerate(queries) if query.strip()]
+        if not asked:
+            return found
+        vectors = self._encoder.encode([queries[place] for place in asked], "query")
+        scores, rows = self._index.search(vectors, min(topk, len(self.passages)))
+        for place, its_scores, its_rows in zip(asked, scores.tolist(), rows.tolist(), strict=True):
+            pairs = zip(its_rows, its_scores, strict=True)
+            found[place] = [(self.passages[row], score) for row, score in pairs if row >= 0]
+        return found
+
+
+def build(
+    passages: Sequence[Passage],
+    folder: Path,
+    settings: DenseConfig,
+    fingerprint: str,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Make the index of a corpus in `folder`. What was encoded before an interruption is not encoded again.
+
+    `on_progress` hears of passages encoded and in all. Needs 4 dim bytes per passage on disk and then in memory, hnsw
+    half a kilobyte more. flat and ivf come out the same each time; hnsw does not, as FAISS links in many threads.
+    An index that was there before serves until this one is written. Not covered: two builds in one folder.
+    Raises: ConfigError without passages, or when the encoder cannot be used."""
+    _check_not_empty(passages)
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder = Encoder(settings)
+    manifest = {
+        **_facts(settings, fingerprint, len(passages)),
+        "dim": encoder.dim,
+        "probe": [round(value, 6) for value in encoder.probe.tolist()],
+    }
+    vectors = _encode_in_chunks(passages, folder, encoder, manifest, on_progress)
+    log.info("making the %s index of %d vectors", settings.kind, len(passages))
+    _save(_index_of(vectors, settings), folder, manifest)
+    (folder / _PROGRESS).unlink()
+    (folder / _VECTORS).unlink()
+
+
+def _check_not_empty(passages: Sequence[Passage]) -> None:
+    if not passages:
+        raise ConfigError("retriever.corpus holds no passages; an index needs at least one")
+
+
+def _facts(settings: DenseConfig, fingerprint: str, passages: int) -> dict[str, Any]:
+    """What an index depends on. The query's prefix and length are not among it: they may change freely."""
+    return {
+        "format": FORMAT,
+        "corpus": fingerprint,
+        "passages": passages,
+        "encoder": settings.encoder,
+        "pooling": settings.pooling,
+        "passage_prefix": settings.passage_prefix,
+        "max_passage_tokens": settings.max_passage_tokens,
+        "normalize": settings.normalize,
+        "kind": settings.kind,
+    }
+
+
+def _differences(then: dict[str, Any], facts: dict[str, Any]) -> str:
+    """As text; empty without any."""
+    return "; ".join(f"{key} {then.get(key)!r}, now {facts[key]!r}" for key in facts if then.get(key) != facts[key])
+
+
+def _is_same_encoder(then: dict[str, Any], encoder: Encoder) -> bool:
+    """The same text has the same direction: a folder's name does not tell when its weights have changed."""
+    probe = np.array(then.get("probe", ()), dtype=np.float64)
+    if probe.shape != encoder.probe.shape:
+        return False
+    lengths = float(np.linalg.norm(probe) * np.linalg.norm(encoder.probe))
+    return float(probe @ encoder.probe) >= _SAME_ENCODER * lengths
+
+
+def _encode_in_chunks(
+    passages: Sequence[Passage],
+    folder: Path,
+    encoder: Encoder,
+    manifest: dict[str, Any],
+    on_progress: Callable[[int, int], None],
+) -> NDArray[np.float32]:
+    """[n, dim], on disk. After each chunk the vectors are safe there, and then the note of how many they are."""
+    row_bytes = 4 * encoder.dim
+    done = _rows_done(folder, encoder, manifest)
+    if done:
+        log.info("going on in %s after %d of %d passages", folder, done, len(passages))
+        on_progress(done, len(passages))
+    with (folder / _VECTORS).open("r+b" if done else "wb") as file:
+        file.truncate(done * row_bytes)  # what an interruption left half written
+        file.seek(done * row_bytes)
+        for first in range(done, len(passages), CHUNK):
+            chunk = passages[first : first + CHUNK]
+            file.write(encoder.encode([passage["contents"] for passage in chunk], "passage").tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+            done = first + len(chunk)
+            _write_json(folder / _PROGRESS, {**manifest, "rows": done})
+            on_progress(done, len(passages))
+    return np.memmap(folder / _VECTORS, dtype=np.float32, mode="r", shape=(len(passages), encoder.dim))
+
+
+def _rows_done(folder: Path, encoder: Encoder, manifest: dict[str, Any]) -> int:
+    """How many vectors of this corpus and encoder the folder holds; 0, and a warning, when they are others."""
+    progress = folder / _PROGRESS
+    if not progress.exists():
+        return 0
+    try:
+        then = json.loads(progress.read_text(encoding="utf-8"))
+        rows = int(then["rows"])
+        is_whole = (folder / _VECTORS).stat().st_size >= rows * 4 * encoder.dim
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s cannot be read (%s); starting over", progress, error)
+        return 0
+    facts = {key: value for key, value in manifest.items() if key != "probe"}
+    problem = _differences(then, facts)
+    if not problem and not _is_same_encoder(then, encoder):
+        problem = "an encoder with other weights"
+    if not problem and not is_whole:
+        problem = f"fewer than the {rows} vectors that it should"
+    if problem:
+        log.warning("%s holds the beginnings of another index (%s); starting over", folder, problem)
+        return 0
+    return rows
+
+
+def _index_of(vectors: NDArray[np.float32], settings: DenseConfig) -> Any:
+    """A FAISS index whose numbers are the rows of `vectors`."""
+    count, dim = vectors.shape
+    index: Any
+    if settings.kind == "hnsw":
+        index = faiss.IndexHNSWFlat(dim, _HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = _HNSW_BUILD_WIDTH
+    elif settings.kind == "ivf":
+        lists = max(1, min(round(4 * math.sqrt(count)), count // _LEAST_PER_LIST))
+        index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT)
+        index.cp.spherical = True  # as FAISS's index_factory has it for inner products
+        index.cp.min_points_per_centroid = 1  # already seen to, but for a corpus that fills no list
+        size = min(count, _SAMPLE_PER_LIST * lists)
+        sample = np.sort(np.random.default_rng(0).choice(count, size=size, replace=False))
+        index.train(vectors[sample])
+    else:
+        index = faiss.IndexFlatIP(dim)
+    for first in range(0, count, _ADDED_AT_ONCE):
+        index.add(np.ascontiguousarray(vectors[first : first + _ADDED_AT_ONCE]))
+    return index
+
+
+def _save(index: Any, folder: Path, manifest: dict[str, Any]) -> None:
+    """The manifest comes last: where there is one, its index is whole."""
+    unfinished = folder / f".{_INDEX}.part"
+    faiss.write_index(index, str(unfinished))
+    with unfinished.open("rb+") as file:
+        os.fsync(file.fileno())
+    (folder / _MANIFEST).unlink(missing_ok=True)
+    unfinished.replace(folder / _INDEX)
+    _write_json(folder / _MANIFEST, {**manifest, "bytes": (folder / _INDEX).stat().st_size})
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    """Raises: ConfigError when there is no finished index."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        state = "an unfinished index" if (folder / _PROGRESS).exists() else "no index"
+        raise ConfigError(f"retriever.index {folder} holds {state}; make it with `cusearch index CONFIG`") from error
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, f"{_MANIFEST}: {error}") from error
+    if not isinstance(manifest, dict):
+        raise _damaged(folder, f"{_MANIFEST} is no JSON object")
+    return manifest
+
+
+def _check_facts(folder: Path, manifest: dict[str, Any], facts: dict[str, Any]) -> None:
+    differences = _differences(manifest, facts)
+    if differences:
+        raise ConfigError(
+            f"retriever.index {folder} was made with other settings or of another corpus ({differences}); mend "
+            "retriever.dense and retriever.corpus, or make it anew with `cusearch index CONFIG`"
+        )
+
+
+def _read_index(folder: Path, manifest: dict[str, Any]) -> Any:
+    """Raises: ConfigError when the file is not the one that was written, as far as can be seen without reading all."""
+    path = folder / _INDEX
+    try:
+        size = path.stat().st_size
+        if size != manifest.get("bytes"):
+            raise _damaged(folder, f"{_INDEX} has {size} bytes instead of {manifest.get('bytes')}")
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    except (OSError, RuntimeError) as error:
+        raise _damaged(folder, f"{_INDEX}: {first_line(error)}") from error
+    if (index.ntotal, index.d) != (manifest["passages"], manifest.get("dim")):
+        raise _damaged(
+            folder,
+            f"{_INDEX} holds {index.ntotal} vectors of {index.d} numbers instead of "
+            f"{manifest['passages']} of {manifest.get('dim')}",
+        )
+    return index
+
+
+def _damaged(folder: Path, problem: str) -> ConfigError:
+    return ConfigError(
+        f"retriever.index {folder} is damaged ({problem}); delete it and make it anew with `cusearch index CONFIG`"
+    )
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.part")
+    with unfinished.open("w", encoding="utf-8") as file:
+        json.dump(values, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

@@ -1,0 +1,129 @@
+"""A cross-encoder reads query and document together and orders anew what a search has found.
+
+Source: Search-R1, `search/rerank_server.py`. Departure: there each query is scored against the documents of all
+queries of a request, here only against its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from cusearch_async.config import RerankConfig
+from cusearch_async.errors import ConfigError
+from cusearch_async.models import first_line
+from cusearch_async.retrieval.backend import Passage, Scored
+
+_BATCH = 64
+
+
+class Reranker:
+    """Float16 on a GPU, float32 on a CPU. Not for two threads at once."""
+
+    def __init__(self, settings: RerankConfig, device: str) -> None:
+        """Scores a pair of the greatest length, to fail here and not in the middle of a run.
+
+        Raises: ConfigError naming the model and what is wrong with it."""
+        self._settings = settings
+        self._device = device
+        self._tokenizer, self._model = _load(settings.model, device)
+        self._inputs = set(inspect.signature(self._model.forward).parameters)
+        try:
+            self._score_batch([("a", "a " * settings.max_tokens)])
+        except Exception as error:  # the model's own code runs here
+            raise ConfigError(
+                f"retriever.rerank.model {settings.model!r} cannot score a pair of {settings.max_tokens} tokens "
+                f"(retriever.rerank.max_tokens): {first_line(error)}"
+            ) from error
+
+    def rerank(self, queries: Sequence[str], found: Sequence[Sequence[Scored]], topk: int) -> list[list[Scored]]:
+        """Of each query's own documents the `topk` best, with the cross-encoder's score; equals keep their order.
+
+        Raises: ConfigError when the model gives NaN or infinity."""
+        pairs = [(query, _as_text(passage)) for query, its in zip(queries, found, strict=True) for passage, _ in its]
+        scores = iter(self._score(pairs))
+        results: list[list[Scored]] = []
+        for its in found:
+            scored = [(passage, next(scores)) for passage, _ in its]
+            results.append(sorted(scored, key=lambda pair: -pair[1])[:topk])
+        return results
+
+    def _score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        order = sorted(range(len(pairs)), key=lambda row: sum(map(len, pairs[row])))  # like lengths: little padding
+        scores = [math.nan] * len(pairs)
+        for first in range(0, len(pairs), _BATCH):
+            rows = order[first : first + _BATCH]
+            for row, score in zip(rows, self._score_batch([pairs[row] for row in rows]), strict=True):
+                scores[row] = score
+        for pair, score in zip(pairs, scores, strict=True):
+            if not math.isfinite(score):
+                raise ConfigError(f"retriever.rerank.model {self._settings.model!r} gives {score} for {pair!r:.200}")
+        return scores
+
+    def _score_batch(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        batch = self._tokenizer(
+            self._cut([query for query, _ in pairs]),
+            self._cut([document for _, document in pairs]),
+            truncation=True,
+            max_length=self._settings.max_tokens,
+            padding=True,
+            return_tensors="pt",
+        ).to(self._device)
+        with torch.inference_mode():
+            logits = self._model(**{name: value for name, value in batch.items() if name in self._inputs}).logits
+        logits = logits.float()
+        # Two labels are trained with a softmax over them: their difference is what orders documents.
+        scores: list[float] = (logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0]).tolist()
+        return scores
+
+    def _cut(self, texts: Sequence[str]) -> list[str]:
+        """Each to as many tokens as a pair may have. Tokenizers make a piece of every two overflows of a pair: of two
+        long texts, gigabytes."""
+        whole = [text.encode("utf-8", "replace").decode() for text in texts]  # they refuse half a character
+        kept = self._tokenizer(
+            whole,
+            truncation=True,
+            max_length=self._settings.max_tokens,
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+        )["offset_mapping"]
+        return [text[: places[-1][1]] if places else "" for text, places in zip(whole, kept, strict=True)]
+
+
+def _load(name: str | None, device: str) -> tuple[Any, Any]:
+    """Tokenizer and model. Raises: ConfigError."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            name, dtype=torch.float16 if device.startswith("cuda") else torch.float32, output_loading_info=True
+        )
+        model = model.to(device).eval()
+    except Exception as error:  # what transformers and torch raise here has no common type
+        raise ConfigError(
+            f"retriever.rerank.model {name!r} cannot be loaded on {device!r}: {first_line(error)}; "
+            "use a Hugging Face id or a local folder"
+        ) from error
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what is made up where there are no files
+        raise ConfigError(f"retriever.rerank.model {name!r} has no tokenizer files; put tokenizer.json beside it")
+    if report["missing_keys"]:
+        raise ConfigError(
+            f"retriever.rerank.model {name!r} is no cross-encoder: it lacks weights "
+            f"({', '.join(sorted(report['missing_keys'])[:3])})"
+        )
+    if model.config.num_labels not in (1, 2):
+        raise ConfigError(
+            f"retriever.rerank.model {name!r} has {model.config.num_labels} labels; a cross-encoder has one, or two "
+            "of which the last is relevance"
+        )
+    return tokenizer, model
+
+
+def _as_text(passage: Passage) -> str:
+    """Search-R1's form of a document."""
+    title, _, text = passage["contents"].partition("\n")
+    return f"(Title: {title}) {text}"

@@ -1,0 +1,360 @@
+"""Search of the live web: Google's results by way of serper.dev or SerpApi.
+
+Sources: serper.dev's playground (POST /search) and serpapi.com/search-api (GET /search.json), with
+serpapi.com/api-status-and-error-codes for what their statuses mean. The key appears in no message, log line or file;
+SerpApi wants it in the URL, which is why no URL with its query is ever shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import random
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from cusearch_async.config import WebConfig
+from cusearch_async.errors import ConfigError
+from cusearch_async.retrieval.backend import Passage, Query, Scored, SearchFailed
+
+log = logging.getLogger(__name__)
+
+Engine = Literal["serper", "serpapi"]
+
+MAX_QUERY_BYTES = 2048
+"""Of UTF-8 that are sent of a query: Google reads no more, and a longer URL would be refused."""
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_SHOWN = 200
+"""Characters of what a service says that an error message repeats."""
+_NOTHING_FOUND = "Google hasn't returned any results for this query."
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    url: str
+    key_variable: str
+    """Environment variable that holds the key."""
+    results: str
+    answer_box: str
+    """Names of these in an answer."""
+
+
+_SERVICES: dict[Engine, _Service] = {
+    "serper": _Service("https://google.serper.dev/search", "SERPER_API_KEY", "organic", "answerBox"),
+    "serpapi": _Service("https://serpapi.com/search.json", "SERPAPI_API_KEY", "organic_results", "answer_box"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why an attempt has failed. A value: an exception would carry aiohttp's own, and with it the URL and the key."""
+
+    reason: str
+    status: int = 502
+    is_final: bool = False
+    retry_after_s: float = 0.0
+
+
+def web_search(engine: Engine, settings: WebConfig) -> WebSearch:
+    """Raises: ConfigError when the key is not in the environment or cannot be one, or the cache cannot be made."""
+    variable = _SERVICES[engine].key_variable
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ConfigError(f"retriever.backend {engine!r} needs a key: set the environment variable {variable}")
+    if not re.fullmatch(r"[!-~]+", key):  # said without the key
+        raise ConfigError(f"{variable} must be one word of ASCII characters; what it holds cannot be a key")
+    return WebSearch(engine, settings, key)
+
+
+def tidy_query(text: str) -> str:
+    """What is sent of a query: its first `MAX_QUERY_BYTES` without half characters; empty when it is blank."""
+    return text.strip().encode("utf-8", "ignore")[:MAX_QUERY_BYTES].decode("utf-8", "ignore").strip()
+
+
+def parse_answer(engine: Engine, answer: Any, topk: int) -> list[Passage]:
+    """The answer box, if it says something, then the results; at most `topk`, without those that say nothing.
+
+    A document's `id` is its link ("" without one). Raises: ValueError for anything but an answer to a search."""
+    if not isinstance(answer, dict):
+        raise ValueError(f"it answers a JSON {type(answer).__name__}, not an object")
+    service = _SERVICES[engine]
+    box, rows = answer.get(service.answer_box), answer.get(service.results)
+    match answer:
+        case {"error": str(complaint)} if complaint.strip() == _NOTHING_FOUND:
+            rows = rows or []
+        case {"error": complaint}:
+            raise ValueError(f"it complains: {complaint}")
+        case {"search_metadata": {"status": "Success"}} if rows is None:  # SerpApi: a page without web results
+            rows = []
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"it answers without a list of {service.results!r}; there is {', '.join(answer) or 'nothing'}")
+    passages = []
+    if isinstance(box, dict) and (said := _first_text(box, "answer", "snippet", "result")):
+        passages.append(_passage(box, said))
+    passages += [_passage(row, _first_text(row, "snippet")) for row in rows]
+    return [passage for passage in passages if passage["contents"]][:topk]
+
+
+def pause_s(failed: int, retry_after_s: float) -> float:
+    """How long to wait after `failed` failures in a row: anything up to a bound that doubles with each (full jitter),
+    and no less than the service has asked for; 30 s at most."""
+    jitter = random.uniform(0.0, min(_FIRST_PAUSE_S * 2.0 ** (failed - 1), _LONGEST_PAUSE_S))
+    return max(jitter, min(retry_after_s, _LONGEST_PAUSE_S))
+
+
+class WebSearch:
+    """A `Backend` that asks a web service, never faster than `per_second`, and again when that fails.
+
+    Raises SearchFailed with status 502, or 504 when the service took too long, 403 when it refuses the key, or 429 when
+    it has had enough of us or the budget is spent. What the service will not change its mind about (a wrong key, a
+    wrong request) is asked once."""
+
+    def __init__(self, engine: Engine, settings: WebConfig, key: str) -> None:
+        """Raises: ConfigError when the folder of the cache cannot be made."""
+        self._engine: Engine = engine
+        self._settings = settings
+        self._key = key
+        self._key_in_text = re.compile("".join(f"(?:{re.escape(c)}|%{ord(c):02X})" for c in key), re.IGNORECASE)
+        """As it is, or as a URL writes it."""
+        self._url = settings.url or _SERVICES[engine].url
+        self._cache = _Cache(settings.cache, settings.cache_ttl_s) if settings.cache else None
+        self._session: aiohttp.ClientSession | None = None
+        self._on_their_way: dict[tuple[str, int], asyncio.Task[list[Passage]]] = {}
+        self._one_by_one = asyncio.Lock()
+        self._next_start_s = 0.0
+        self._requests = self._cache_hits = self._failures = self._retries = 0
+
+    async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
+        """A document's score is 1 / its rank. The first query that fails ends the others, as they could not be
+        answered without it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                searches = [group.create_task(self._search(query.text, topk)) for query in queries]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [search.result() for search in searches]
+
+    def facts(self) -> dict[str, str | int | float]:
+        """Totals: requests sent, searches answered from the cache, searches that failed, requests that were repeated;
+        and the requests left, if they have a cap."""
+        facts: dict[str, str | int | float] = {
+            "requests": self._requests,
+            "cache_hits": self._cache_hits,
+            "failures": self._failures,
+            "retries": self._retries,
+        }
+        if self._settings.max_requests is not None:
+            facts["budget_left"] = self._settings.max_requests - self._requests
+        return facts
+
+    async def close(self) -> None:
+        for search in self._on_their_way.values():
+            search.cancel()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _search(self, text: str, topk: int) -> list[Scored]:
+        query = tidy_query(text)
+        if not query:
+            return []
+        passages = await (self._ask(query, topk) if self._cache is None else self._share(query, topk, self._cache))
+        return [(passage, 1 / rank) for rank, passage in enumerate(passages, start=1)]
+
+    async def _share(self, query: str, topk: int, cache: _Cache) -> list[Passage]:
+        """Equal searches that are on their way are one."""
+        asked = self._on_their_way.get((query, topk))
+        if asked is None:
+            asked = asyncio.create_task(self._look_up(query, topk, cache))
+            self._on_their_way[query, topk] = asked
+            asked.add_done_callback(lambda _: self._on_their_way.pop((query, topk)))
+        return await asyncio.shield(asked)  # a search that is cancelled takes no other's answer with it
+
+    async def _look_up(self, query: str, topk: int, cache: _Cache) -> list[Passage]:
+        known = await asyncio.to_thread(cache.read, self._engine, query, topk)
+        if known is not None:
+            self._cache_hits += 1
+            return known
+        passages = await self._ask(query, topk)
+        await asyncio.to_thread(cache.write, self._engine, query, topk, passages)
+        return passages
+
+    async def _ask(self, query: str, topk: int) -> list[Passage]:
+        try:
+            return await self._insist(query, topk)
+        except SearchFailed as error:
+            self._failures += 1
+            log.warning("%s", error)  # whoever asked is told the status; here is the reason
+            raise
+
+    async def _insist(self, query: str, topk: int) -> list[Passage]:
+        failed = 0
+        while True:
+            await self._turn()
+            outcome = await self._attempt(query, topk)
+            if not isinstance(outcome, _Failure):
+                return outcome
+            failed += 1
+            if outcome.is_final or failed == self._settings.attempts:
+                told = f"{self._engine} at {self._url} fails for {query!r:.100}, attempt {failed}: {outcome.reason}"
+                raise SearchFailed(self._hide(told), outcome.status)
+            await asyncio.sleep(pause_s(failed, outcome.retry_after_s))
+            self._retries += 1
+
+    async def _turn(self) -> None:
+        """Wait until a request may start, and count it. Raises: SearchFailed when the budget is spent."""
+        async with self._one_by_one:
+            cap = self._settings.max_requests
+            if cap is not None and self._requests >= cap:
+                raise SearchFailed(
+                    f"the {cap} requests that this process may send to {self._engine} are spent; "
+                    "raise retriever.web.max_requests and start it again",
+                    status=429,
+                )
+            await asyncio.sleep(self._next_start_s - time.monotonic())
+            self._next_start_s = time.monotonic() + 1 / self._settings.per_second
+            self._requests += 1
+
+    async def _attempt(self, query: str, topk: int) -> list[Passage] | _Failure:
+        """One request."""
+        try:
+            async with self._send(query, topk) as response:
+                return self._outcome(response, await response.read(), topk)
+        except TimeoutError:
+            return _Failure(f"no answer within retriever.web.timeout_s ({self._settings.timeout_s:g} s)", status=504)
+        except aiohttp.ClientResponseError as error:  # its text has the URL
+            return _Failure(f"{type(error).__name__}: {self._short(error.message)}")
+        except aiohttp.ClientError as error:
+            return _Failure(f"{type(error).__name__}: {self._short(str(error))}")
+
+    def _outcome(self, response: aiohttp.ClientResponse, body: bytes, topk: int) -> list[Passage] | _Failure:
+        if response.status != 200:
+            return self._refusal(response, body)
+        try:
+            return parse_answer(self._engine, json.loads(body), topk)
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+            return _Failure(f"its answer is not JSON: {self._short(body.decode('utf-8', 'replace'))}")
+        except ValueError as error:
+            return _Failure(self._short(str(error)))
+
+    def _send(self, query: str, topk: int) -> Any:
+        """A request, to be entered. It follows no redirection, which could take the key elsewhere."""
+        if self._session is None:  # here, as a session belongs to the loop that runs
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),  # per_second is the limit
+                timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
+                middlewares=(_send_once,),
+            )
+        if self._engine == "serper":
+            headers, content = {"X-API-KEY": self._key}, {"q": query, "num": topk}
+            return self._session.post(self._url, headers=headers, json=content, allow_redirects=False)
+        params = {"engine": "google", "q": query, "num": str(topk), "api_key": self._key}
+        return self._session.get(self._url, params=params, allow_redirects=False)
+
+    def _refusal(self, response: aiohttp.ClientResponse, body: bytes) -> _Failure:
+        status = response.status
+        reason = f"it answers {status}: {self._short(body.decode('utf-8', 'replace'))}"
+        if status in (401, 403):
+            variable = _SERVICES[self._engine].key_variable
+            return _Failure(f"{reason}; it refuses the key, mend {variable}", status=403, is_final=True)
+        if status == 429 or status >= 500:
+            return _Failure(reason, 429 if status == 429 else 502, retry_after_s=_retry_after_s(response))
+        return _Failure(reason, is_final=True)
+
+    def _short(self, text: str) -> str:
+        """On one line; without the key before it is cut, as half a key is none to show either."""
+        return " ".join(self._hide(text).split())[:_SHOWN]
+
+    def _hide(self, text: str) -> str:
+        return self._key_in_text.sub("***", text)
+
+
+class _Entry(msgspec.Struct):
+    """A file of the cache."""
+
+    engine: str
+    query: str
+    topk: int
+    written: float
+    """Seconds since 1970."""
+    documents: list[Passage]
+
+
+class _Cache:
+    """Answers in a folder, which several processes may share: files are only ever replaced whole.
+
+    It makes searches cheaper and no safer: a file that cannot be read or written costs a request and a warning."""
+
+    def __init__(self, folder: Path, ttl_s: float) -> None:
+        self._folder = folder
+        self._ttl_s = ttl_s
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"retriever.web.cache {folder} cannot be made: {error}") from error
+
+    def read(self, engine: Engine, query: str, topk: int) -> list[Passage] | None:
+        """None for what is not there, or is too old, or from the future of a clock that has been mended."""
+        path = self._path(engine, query, topk)
+        try:
+            entry = msgspec.json.decode(path.read_bytes(), type=_Entry)
+            documents = [{"id": row["id"], "contents": row["contents"]} for row in entry.documents]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError) as error:
+            log.warning("cached answer %s cannot be read (%s); asking again", path, error)
+            return None
+        return documents if 0 <= time.time() - entry.written <= self._ttl_s else None
+
+    def write(self, engine: Engine, query: str, topk: int, documents: list[Passage]) -> None:
+        path = self._path(engine, query, topk)
+        unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            unfinished.write_bytes(msgspec.json.encode(_Entry(engine, query, topk, time.time(), documents)))
+            unfinished.replace(path)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            log.warning("the answer for %.100r is not cached: %s", query, error)
+
+    def _path(self, engine: Engine, query: str, topk: int) -> Path:
+        name = hashlib.sha256(json.dumps([engine, query, topk]).encode()).hexdigest()
+        return self._folder / f"{name}.json"
+
+
+async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """aiohttp sends a GET whose connection breaks a second time by itself, past our rate and our budget; not so an
+    error of this kind."""
+    try:
+        return await send(request)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise aiohttp.ClientConnectionError(str(error) or type(error).__name__) from error
+
+
+def _retry_after_s(response: aiohttp.ClientResponse) -> float:
+    """0 without the header, or when it holds a date."""
+    wanted = response.headers.get("Retry-After", "").strip()
+    return float(wanted) if re.fullmatch(r"\d+(\.\d+)?", wanted) else 0.0
+
+
+def _passage(row: dict[str, Any], text: str) -> Passage:
+    """Search-R1's format: the title in quotes, newline, text. A document with only one of them is one line."""
+    title = _first_text(row, "title")
+    lines = (f'"{title}"' if title else "", text)
+    return {"id": _first_text(row, "link"), "contents": "\n".join(line for line in lines if line)}
+
+
+def _first_text(row: dict[str, Any], *names: str) -> str:
+    """The first of these fields that holds text, on one line and without half characters; else ""."""
+    texts = (" ".join(row[name].split()) for name in names if isinstance(row.get(name), str))
+    return next((whole for text in texts if (whole := text.encode("utf-8", "ignore").decode())), "")

@@ -1,0 +1,177 @@
+"""A language model that plays the search engine (ZeroSearch), behind an OpenAI-compatible server.
+
+Source: ZeroSearch (Sun et al., 2025), sections 3.2 and 3.3, and its published prompts. Departures: the question and
+the answer in the prompt are those of the trajectory that searches (there, rows were matched by position and could be
+another trajectory's); the number of documents in the prompt is topk, not always five; a failure is a failure, not a
+document. Useful or noisy is drawn once per search, from the search's own random number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from cusearch_async.config import ZeroSearchConfig
+from cusearch_async.retrieval.backend import Context, Query, Scored, SearchFailed
+
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_DOCUMENT = re.compile(r"^\s*Doc(?:ument)?\s*(\d+)\s*:\s*", re.MULTILINE | re.IGNORECASE)
+
+SFT_PROMPT = """You are the Google search engine.
+Given a query, you need to generate {count} {kind} documents for the query.
+
+The user is trying to answer the question: {question} whose answer is {answer}.
+
+Each document should contain about 30 words, and these documents should contain {kind} information.
+
+Query: {query}
+{Kind} Output:"""
+"""What ZeroSearch's fine-tuned simulators were trained on."""
+
+_EXAMPLES = {
+    "useful": (
+        "Doc 1: Lima is the capital and the largest city of Peru, in the valleys of the Chillón, Rímac and Lurín "
+        "rivers, on the desert coast of the Pacific Ocean, with ten million inhabitants."
+    ),
+    "noisy": (
+        "Doc 1: Peru is known for its textiles and its cuisine; travellers to the Andes are told to drink coca tea "
+        "against the height, and to carry warm clothes for the nights above Cusco."
+    ),
+}
+
+FEW_SHOT_PROMPT = """You are the Google search engine.
+Given a query, you need to generate {count} {kind} documents for the query.
+{asker}
+Each document should contain about 30 words, and these documents should contain {kind} information. Write each \
+document on a line of its own, beginning with "Doc", its number and a colon, and write nothing else.
+
+Here is an example with one document:
+
+Query: what is the capital of Peru
+{Kind} Output:
+{example}
+
+Query: {query}
+{Kind} Output:"""
+"""For a chat model that was not trained to be a search engine."""
+
+_ASKER = "\nThe user is trying to answer the question: {question} whose answer is {answer}.\n"
+
+
+def noise_probability(step: int, settings: ZeroSearchConfig, steps: int) -> float:
+    """p(i) = p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s), and p_e from step m on (ZeroSearch, its curriculum)."""
+    progress = min(1.0, step / steps)
+    grown: float = (settings.base**progress - 1) / (settings.base - 1)
+    return settings.p_start + grown * (settings.p_end - settings.p_start)
+
+
+def build_prompt(query: str, context: Context, is_noisy: bool, topk: int, mode: str) -> str:
+    """What the simulator is asked."""
+    kind = "noisy" if is_noisy else "useful"
+    words = {
+        "count": NUMBERS[topk] if topk < len(NUMBERS) else str(topk),
+        "kind": kind,
+        "Kind": kind.capitalize(),
+        "query": query,
+        "question": context.question,
+        "answer": context.answers[0],
+    }
+    if mode == "sft":
+        return SFT_PROMPT.format(**words)
+    asker = "" if is_noisy else _ASKER.format(**words)  # noise must not know what would be useful
+    return FEW_SHOT_PROMPT.format(**words, asker=asker, example=_EXAMPLES[kind])
+
+
+def parse_documents(text: str, topk: int) -> list[str]:
+    """The documents of a simulator's answer, at most `topk`, without their numbers; blank ones are none.
+
+    "Doc 1: a b\\nDoc 2: c" -> ["a b", "c"]. A text without any "Doc i:" is one document."""
+    pieces = _DOCUMENT.split(text)
+    documents = pieces[2::2] if len(pieces) > 1 else pieces
+    tidy = (" ".join(document.split()) for document in documents)
+    return [document for document in tidy if document][:topk]
+
+
+class ZeroSearch:
+    """A `Backend` that asks a language model. Raises SearchFailed when that fails; it is not asked again here, the
+    worker does."""
+
+    def __init__(self, settings: ZeroSearchConfig, steps: int, seed: int) -> None:
+        self._settings = settings
+        self._steps = settings.steps or steps
+        self._seed = seed
+        self._session: aiohttp.ClientSession | None = None
+        self._useful = self._noisy = self._failures = 0
+
+    async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
+        return list(await asyncio.gather(*(self._search(query, topk) for query in queries)))
+
+    def facts(self) -> dict[str, str | int | float]:
+        return {"useful": self._useful, "noisy": self._noisy, "failures": self._failures}
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def is_noisy(self, query: Query, step: int) -> bool:
+        draw = np.random.default_rng([self._seed, query.draw, 1]).random()
+        return bool(draw < noise_probability(step, self._settings, self._steps))
+
+    async def _search(self, query: Query, topk: int) -> list[Scored]:
+        if query.context is None:
+            raise SearchFailed("zerosearch needs to know who asks: send 'contexts' with question, answers, step", 400)
+        if not query.text.strip():
+            return []
+        is_noisy = self.is_noisy(query, query.context.step)
+        prompt = build_prompt(query.text, query.context, is_noisy, topk, self._settings.mode)
+        try:
+            text = await self._complete(prompt, query.draw)
+        except SearchFailed:
+            self._failures += 1
+            raise
+        self._noisy += is_noisy
+        self._useful += not is_noisy
+        documents = parse_documents(text, topk)
+        return [({"id": f"{query.draw}-{rank}", "contents": text}, 1 / rank) for rank, text in enumerate(documents, 1)]
+
+    async def _complete(self, prompt: str, seed: int) -> str:
+        settings = self._settings
+        body = {
+            "model": settings.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": settings.temperature,
+            "max_tokens": settings.max_tokens,
+            "seed": seed,
+        }
+        if self._session is None:
+            key = os.environ.get("CUSEARCH_SIMULATOR_KEY")
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
+            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
+        try:
+            async with self._session.post(f"{settings.url}/chat/completions", json=body) as response:
+                if response.status != 200:
+                    said = (await response.text())[:200]
+                    raise SearchFailed(f"the simulator at {settings.url} answers {response.status}: {said}")
+                return _text_of(await response.json(content_type=None))
+        except TimeoutError as error:
+            raise SearchFailed(f"the simulator at {settings.url} took over {settings.timeout_s:g} s", 504) from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise SearchFailed(f"the simulator at {settings.url} fails: {type(error).__name__}: {error}") from error
+
+
+def _text_of(answer: Any) -> str:
+    """Raises: ValueError for anything but a chat completion with text."""
+    try:
+        text = answer["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"no chat completion: {answer!r:.200}") from error
+    if not isinstance(text, str):
+        raise ValueError(f"a chat completion without text: {answer!r:.200}")
+    return text

@@ -1,0 +1,340 @@
+"""`cusearch check`: shipped configs pass, what can never work is an error, what is not there is said."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from transformers import Qwen2Config
+
+from cusearch_async import host, sizing
+from cusearch_async.algorithm.methods import METHODS
+from cusearch_async.cli import check
+from cusearch_async.config import Config, load_config
+from cusearch_async.errors import ConfigError
+from cusearch_async.sizing import GIB, PUBLISHED
+from tests.fakes import STARTER
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PAPER = CONFIGS / "paper"
+BASE = PAPER / "qwen2.5-3b-zerosearch.toml"
+
+
+def run(*arguments: str, overrides: tuple[str, ...] = ()) -> int:
+    """The command's exit status."""
+    parser = argparse.ArgumentParser()
+    check.add(parser.add_subparsers())
+    try:
+        parsed = parser.parse_args(["check", *arguments])
+        parsed.run(parsed, list(overrides))
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def findings(*overrides: str, path: Path = BASE, gib: float = 80) -> dict[str, check.Finding]:
+    config = load_config(path, overrides)
+    shape = sizing.shape_of(config.model.location) or PUBLISHED.get(config.model.path)
+    return {finding.what: finding for finding in check.check(config, shape, int(gib * GIB))}
+
+
+@pytest.fixture
+def port():
+    """Something that accepts connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def model_folder(folder: Path, context: int, with_tokenizer: bool = True) -> Path:
+    """A model's folder without weights."""
+    Qwen2Config(
+        hidden_size=16,
+        intermediate_size=32,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_hidden_layers=2,
+        vocab_size=384,
+        max_position_embeddings=context,
+    ).save_pretrained(folder)
+    if with_tokenizer:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(STARTER / name, folder)
+    return folder
+
+
+# The shipped configs.
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: path.relative_to(CONFIGS).with_suffix("").as_posix()
+)
+def test_a_shipped_config_passes(path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(str(path)) == 0
+    printed = capsys.readouterr().out
+    assert "error" not in printed
+    assert "warning" not in printed
+    assert "(chosen)" in printed
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-3b", "llama-3.2-3b", "qwen2.5-7b"])
+@pytest.mark.parametrize("search", ["zerosearch", "search-r1"])
+def test_the_paper_configs_hold_the_papers_table(model, search):
+    config = load_config(PAPER / f"{model}-{search}.toml")
+    assert config.run.name == f"{model}-{search}"
+    assert (config.pool.questions, config.pool.rollouts, config.method.budget, config.loss.minibatch) == (64, 3, 96, 32)
+    assert (config.episode.s_max, config.learner.lr, config.loss.kl_coef) == (5, 1e-6, 0.001)
+    assert (config.episode.format_weight, config.method.name, config.run.steps) == (0.2, "sdga_phase", 203)
+    assert config.learner.warmup_steps == int(0.95 * config.run.steps)
+    assert config.episode.topk == (5 if search == "zerosearch" else 3)
+    assert config.model.path in PUBLISHED
+    simulator = config.retriever.zerosearch
+    assert (simulator.url, simulator.p_start, simulator.p_end, simulator.base) == (
+        "http://127.0.0.1:6001/v1",
+        0.0,
+        0.5,
+        4.0,
+    )
+
+
+def without_method(config: Config) -> dict[str, object]:
+    values = config.model_dump(exclude={"method"})
+    values["run"].pop("name")
+    return values
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_config_that_differs_in_the_method_alone(name):
+    config = load_config(PAPER / "methods" / f"{name}.toml")
+    assert config.method.name == name
+    assert config.run.name.endswith(name)
+    assert without_method(config) == without_method(load_config(BASE))
+    trains_on_all = name in ("grpo_full", "dapo", "ar3po")
+    assert config.method.budget == (192 if trains_on_all else 96)
+
+
+def test_no_config_stands_for_a_method_that_does_not_exist():
+    assert {path.stem for path in (PAPER / "methods").iterdir()} == set(METHODS)
+
+
+# What can never work.
+
+
+def test_a_wrong_config_is_refused_as_everywhere():
+    with pytest.raises(ConfigError, match=r"method.budget \(K = 97\) must be a multiple of loss.minibatch"):
+        run(str(BASE), overrides=("--method.budget", "97"))
+
+
+def test_a_context_that_is_too_short_is_an_error(tmp_path, capsys):
+    folder = model_folder(tmp_path / "tiny", context=7547)
+    assert run(str(BASE), overrides=("--model.path", str(folder))) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "8548 tokens" in printed
+    assert "lower one of them" in printed
+    model_folder(folder, context=8548)
+    assert run(str(BASE), overrides=("--model.path", str(folder))) == 0
+
+
+def test_a_folder_without_a_tokenizer_is_an_error(tmp_path):
+    folder = model_folder(tmp_path / "tiny", context=9000, with_tokenizer=False)
+    found = findings("--model.path", str(folder))["tokenizer"]
+    assert found.status == "error"
+    assert str(folder) in found.text
+
+
+@pytest.mark.parametrize(
+    ("learner", "rollout", "twice"),
+    [("[3, 4, 5, 6]", "[0, 1, 2, 3]", "3 twice"), ("[4, 4, 5, 6]", "[0, 1, 2, 3]", "4 twice")],
+    ids=["shared", "two ranks on one"],
+)
+def test_a_gpu_that_is_named_twice_is_an_error(learner, rollout, twice):
+    overrides = ("--learner.gpus", learner, "--rollout.gpus", rollout)
+    found = findings(*overrides)["GPUs"]
+    assert found.status == "error"
+    assert twice in found.text
+    assert run(str(BASE), overrides=overrides) == 1
+
+
+def test_the_evaluators_gpu_is_its_own_as_long_as_there_is_one():
+    assert findings("--eval.gpus", "[0]")["GPUs"].status == "ok"
+    found = findings("--eval.gpus", "[0]", "--eval.every", "10")["GPUs"]
+    assert (found.status, "0 twice" in found.text) == ("error", True)
+
+
+def test_a_gpu_beyond_the_workers_is_not_used_and_may_be_the_learners():
+    assert findings("--rollout.gpus", "[0, 1, 2, 3, 4]")["GPUs"].status == "ok"
+
+
+def test_naming_only_one_sides_gpus_is_a_warning():
+    found = findings("--rollout.gpus", "[]")["GPUs"]
+    assert found.status == "warning"
+    assert "rollout.gpus is empty" in found.text
+
+
+def test_memory_that_cannot_fit_is_an_error_with_stage_and_bytes():
+    found = findings("--learner.zero_stage", "1", path=PAPER / "qwen2.5-7b-zerosearch.toml")["learner memory"]
+    assert found.status == "error"
+    assert "ZeRO stage 1 of 4 ranks takes 86919265280 bytes a GPU" in found.text
+    assert "(80.9 of 80 GiB)" in found.text
+    assert "learner.zero_stage = 2 fits" in found.text
+
+
+def test_memory_that_no_stage_makes_fit_has_another_advice():
+    found = findings("--learner.gradient_checkpointing", "false")["learner memory"]
+    assert found.status == "error"
+    assert "learner.gradient_checkpointing" in found.text
+
+
+def test_memory_that_barely_fits_is_a_warning():
+    assert findings(gib=42)["learner memory"].status == "warning"
+
+
+def test_a_smaller_gpu_is_asked_for_on_the_command_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(str(BASE), "--gpu-gib", "24") == 1
+    assert "fits 24" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gib", ["0", "-1", "nan", "inf", "big"])
+def test_a_gpu_of_no_size_is_refused(gib, capsys):
+    assert run(str(BASE), f"--gpu-gib={gib}") == 2
+    assert "--gpu-gib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mib", "gib", "status", "text"),
+    [
+        ("16", 80, "error", "hold 0 episodes of 8548 tokens"),
+        ("2000", 80, "warning", "hold 6 episodes"),
+        ("20000", 80, "ok", "hold 66 episodes"),
+        ("80000", 80, "error", "more than a GPU of 80 GiB"),
+    ],
+)
+def test_the_kv_cache_must_hold_episodes_and_fit_beside_the_weights(mib, gib, status, text):
+    found = findings("--rollout.kv_cache_mib", mib, gib=gib)["KV cache"]
+    assert found.status == status
+    assert text in found.text
+
+
+def test_weights_that_do_not_fit_beside_vllm_leave_no_kv_cache():
+    found = findings(gib=8)["KV cache"]
+    assert found.status == "error"
+    assert "0.0 GiB" in found.text
+
+
+# What it says.
+
+
+def test_the_batch_is_said_with_its_singletons():
+    found = findings()
+    assert "K = 96 of 192 trajectories a step (64 questions x 3): 3 updates of at most M = 32" in found["batch"].text
+    assert "25% of the selected" in found["singletons"].text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("grpo_full", "up to 192 of 192 trajectories a step (64 questions x 3): 6 updates"),
+        ("grpo_half", "up to 96 of 96 trajectories a step (32 questions x 3): 3 updates"),
+    ],
+)
+def test_methods_that_train_on_whole_groups_have_no_singletons(name, text):
+    found = findings(path=PAPER / "methods" / f"{name}.toml")
+    assert text in found["batch"].text
+    assert "singletons" not in found
+
+
+def test_ranks_without_work_are_a_warning():
+    overrides = ("--learner.ranks", "40", "--learner.gpus", "[]", "--rollout.gpus", "[]")
+    found = findings(*overrides)["batch"]
+    assert found.status == "warning"
+    assert "8 of learner.ranks = 40" in found.text
+
+
+def test_staleness_is_said_for_both_slower_sides():
+    text = findings("--rollout.workers", "1", "--rollout.max_episodes", "96")["staleness"].text
+    assert "about 0.5 steps where the workers are the slower side, 2.0 where the learner is" in text
+    assert "0.5 steps' worth, and 4.0 steps' worth may wait in the buffer" in text
+
+
+def test_a_model_that_is_unknown_here_is_said_and_no_error():
+    found = findings("--model.path", "nobody/has-this-model")
+    assert found["longest episode"].status == "not reachable"
+    assert found["tokenizer"].status == "not reachable"
+    assert "learner memory" not in found
+    assert run(str(BASE), overrides=("--model.path", "nobody/has-this-model")) == 0
+
+
+def test_a_path_that_is_neither_folder_nor_hub_id_is_said():
+    assert "no Hub id" in findings("--model.path", "/no/such/folder")["tokenizer"].text
+
+
+def test_files_are_looked_for(tmp_path):
+    corpus, data = tmp_path / "corpus.jsonl", tmp_path / "train.parquet"
+    corpus.touch()
+    path = PAPER / "qwen2.5-3b-search-r1.toml"
+    overrides = ("--data.source", str(data), "--retriever.corpus", str(corpus), "--retriever.index", str(tmp_path))
+    found = findings(*overrides, path=path)
+    assert (found["data.source"].status, found["data.source"].text) == ("not reachable", f"{data} is not there")
+    assert found["retriever.corpus"].status == "ok"
+    assert found["retriever.index"].status == "ok"
+
+
+def test_every_source_is_looked_for(tmp_path):
+    here = tmp_path / "here.jsonl"
+    here.touch()
+    sources = f'["{here}", "{tmp_path}/gone.jsonl", "hf:nobody/has-this/train.parquet"]'
+    config = load_config(BASE, ["--data.source", sources])
+    found = [finding for finding in check.check(config, None, 80 * GIB) if finding.what == "data.source"]
+    assert [finding.status for finding in found] == ["ok", "not reachable", "not reachable"]
+    assert "gone.jsonl is not there" in found[1].text
+    assert "hf:nobody/has-this/train.parquet is not on this machine" in found[2].text
+
+
+@pytest.mark.parametrize("source", ["hf:/name/train.parquet", "hf:owner/name", "hf:"])
+def test_a_dataset_on_the_hub_that_is_half_named_is_an_error(source):
+    found = findings("--data.source", source)["data.source"]
+    assert (found.status, "hf:OWNER/NAME/FILE" in found.text) == ("error", True)
+
+
+def test_the_embedded_world_needs_no_files(atlas_config):
+    found = findings(path=atlas_config)
+    assert found["data.source"].status == found["retriever.corpus"].status == "ok"
+    assert "retriever.index" not in found
+
+
+def test_a_simulated_engine_needs_no_corpus():
+    assert "retriever.corpus" not in findings()
+
+
+def test_services_that_listen_are_told_from_those_that_do_not(redis_url, port):
+    dead = f"http://127.0.0.1:{host.free_port()}"
+    overrides = ("--redis.url", redis_url, "--retriever.url", dead)
+    found = findings(*overrides, "--retriever.zerosearch.url", f"http://127.0.0.1:{port}/v1")
+    assert found["redis.url"].status == "ok"
+    assert (found["retriever.url"].status, found["retriever.url"].text) == (
+        "not reachable",
+        f"nothing listens at {dead}",
+    )
+    assert found["retriever.zerosearch.url"].status == "ok"
+
+
+def test_one_sentinel_that_listens_is_enough(port):
+    dead = host.free_port()
+    url = f"redis+sentinel://user@127.0.0.1:{dead},127.0.0.1:{port}/main/0"
+    assert findings("--redis.url", url)["redis.url"].status == "ok"
+    url = f"redis+sentinel://127.0.0.1:{dead}/main"
+    assert findings("--redis.url", url)["redis.url"].status == "not reachable"
+
+
+@pytest.mark.parametrize(("backend", "key"), [("serper", "SERPER_API_KEY"), ("serpapi", "SERPAPI_API_KEY")])
+def test_a_missing_key_is_reported_and_never_shown(backend, key, monkeypatch):
+    monkeypatch.delenv(key, raising=False)
+    found = findings("--retriever.backend", backend)[f"{backend} key"]
+    assert (found.status, f"{key} is missing" in found.text) == ("warning", True)
+    monkeypatch.setenv(key, "secret-value")
+    found = findings("--retriever.backend", backend)[f"{backend} key"]
+    assert (found.status, "secret-value" in found.text) == ("ok", False)

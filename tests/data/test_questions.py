@@ -1,0 +1,221 @@
+"""Questions from files: Search-R1's schema, its mistakes by row, mixing, benchmarks."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from cusearch_async.config import load_config
+from cusearch_async.data import questions as module
+from cusearch_async.data.questions import SUITE, load_eval_questions, load_questions
+from cusearch_async.data.rows import read_rows, tidy, write_parquet
+from cusearch_async.errors import ConfigError
+from cusearch_async.types import Question
+
+ROW = {
+    "data_source": "nq",
+    "question": " who wrote Dubliners ",
+    "golden_answers": ["James Joyce", "Joyce"],
+    "extra_info": {"split": "train", "index": 3},
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def put(*rows, name="train.parquet"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet"):
+            parquet.write_table(pa.Table.from_pylist(list(rows)), path)
+        else:
+            path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+        return str(path)
+
+    return put
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl"])
+def test_a_row_becomes_a_question(write, name):
+    assert load_questions([write(ROW, name=name)]) == [
+        Question(id="nq/train/3", text="who wrote Dubliners?", answers=("James Joyce", "Joyce"), category="nq")
+    ]
+
+
+def test_equal_indices_of_two_sources_are_two_questions(write):
+    hotpot = ROW | {"data_source": "hotpotqa"}
+    loaded = load_questions([write(ROW, hotpot), write(ROW, name="other.parquet")][:1])
+    assert [q.id for q in loaded] == ["nq/train/3", "hotpotqa/train/3"]
+
+
+def test_two_of_one_id_are_refused_because_they_would_be_one_group(write):
+    with pytest.raises(ConfigError, match="two questions have the id 'nq/train/3'"):
+        load_questions([write(ROW), write(ROW, name="again.parquet")])
+
+
+def test_several_sources_are_one_dataset(write):
+    other = ROW | {"data_source": "hotpotqa"}
+    loaded = load_questions(["atlas", write(ROW, name="a.parquet"), write(other, name="b.jsonl")])
+    assert [q.id for q in loaded[-2:]] == ["nq/train/3", "hotpotqa/train/3"]
+    assert len(loaded) > 1000
+
+
+def test_the_answers_of_reward_model_do_when_there_are_no_golden_answers(write):
+    row = {k: v for k, v in ROW.items() if k != "golden_answers"}
+    row["reward_model"] = {"style": "rule", "ground_truth": {"target": ["Joyce"]}}
+    assert load_questions([write(row)])[0].answers == ("Joyce",)
+
+
+def test_rows_without_a_place_are_named_after_their_file_and_line(write):
+    path = write(*({"question": f"q{i}", "golden_answers": ["a"]} for i in range(2)), name="mine.jsonl")
+    assert [q.id for q in load_questions([path])] == ["mine/0", "mine/1"]
+
+
+def test_what_is_written_is_search_r1s_schema_and_is_read_back(tmp_path, write):
+    before = load_questions([write(ROW, ROW | {"data_source": "hotpotqa"})])
+    path = tmp_path / "out" / "test.parquet"
+    write_parquet(before, path, "test")
+    (first, _) = parquet.read_table(path).to_pylist()
+    assert first["prompt"][0]["role"] == "user"
+    assert "who wrote Dubliners?" in first["prompt"][0]["content"]
+    assert first["reward_model"] == {"style": "rule", "ground_truth": {"target": ["James Joyce", "Joyce"]}}
+    assert first["extra_info"] == {"split": "test", "index": 0}
+    after = load_questions([str(path)])
+    assert [(q.text, q.answers, q.category) for q in after] == [(q.text, q.answers, q.category) for q in before]
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("a", "a?"), (" a? ", "a?"), ("a ? ", "a ?"), ("ä.", "ä.?")])
+def test_questions_are_tidied_as_search_r1_does(text, wanted):
+    assert tidy(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"question": " "}, "row 1: 'question' must be non-blank text, got ' '"),
+        ({"question": None}, "row 1: 'question' must be non-blank text, got None"),
+        ({"golden_answers": []}, r"row 1: 'golden_answers' must be a list of non-blank texts, got \[\]"),
+        ({"golden_answers": [" "]}, "row 1: 'golden_answers' must be"),
+        ({"golden_answers": None}, "row 1: 'golden_answers' must be"),
+    ],
+)
+def test_a_wrong_row_of_a_parquet_file_is_named(write, change, said):
+    with pytest.raises(ConfigError, match=said):
+        load_questions([write(ROW, ROW | change)])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2: is not JSON"),
+        ("[1]", "line 2: must be a JSON object, got list"),
+        (json.dumps(ROW | {"golden_answers": 3}), "line 2: 'golden_answers' must be"),
+        (json.dumps(ROW | {"data_source": 3}), "line 2: 'data_source' must be text, got 3"),
+        (json.dumps(ROW | {"extra_info": "x"}), "line 2: 'extra_info' must hold split and index"),
+    ],
+)
+def test_a_wrong_line_of_a_json_file_is_named(write, line, said):
+    with pytest.raises(ConfigError, match=said):
+        load_questions([write(ROW, line, name="train.jsonl")])
+
+
+def test_wrong_columns_are_named(write):
+    path = write({"query": "q", "answer": "a"})
+    with pytest.raises(ConfigError, match="has the columns answer, query; it needs 'question'"):
+        load_questions([path])
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("nowhere.parquet", "there is no such file"),
+        ("hf:only-an-owner", "must look like hf:OWNER/NAME/FILE.parquet"),
+    ],
+)
+def test_a_source_that_is_not_there_is_named(source, said):
+    with pytest.raises(ConfigError, match=rf"data\.source.*{said}"):
+        load_questions([source])
+
+
+def test_a_file_that_is_no_parquet_or_empty_is_named(tmp_path):
+    for text, said in (("not parquet", "cannot read"), ("", "cannot read")):
+        (tmp_path / "x.parquet").write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            load_questions([str(tmp_path / "x.parquet")])
+    (tmp_path / "x.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="holds no questions"):
+        load_questions([str(tmp_path / "x.jsonl")])
+
+
+def test_a_hub_file_is_downloaded_once_by_its_library(monkeypatch, write):
+    asked = []
+
+    def download(repo, file, repo_type):
+        asked.append((repo, file, repo_type))
+        return write(ROW)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert load_questions(["hf:owner/name/nq/train.parquet"])[0].id == "nq/train/3"
+    assert asked == [("owner/name", "nq/train.parquet", "dataset")]
+
+
+def test_a_hub_that_cannot_be_reached_is_named(monkeypatch):
+    def fail(*_, **__):
+        raise OSError("no route to host\nand more")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+    with pytest.raises(ConfigError, match=r"data\.source: cannot get hf:a/b/c\.jsonl: no route to host$"):
+        load_questions(["hf:a/b/c.jsonl"])
+
+
+# Held-out questions.
+
+
+@pytest.fixture
+def suite(write, tmp_path, atlas_config):
+    for name in ("nq", "bamboogle"):
+        file, _ = SUITE[name]
+        rows = ({"id": f"{name}_{i}", "question": f"{name} {i}", "golden_answers": ["a"]} for i in range(50))
+        write(*rows, name=f"suite/{file}")
+
+    def config(*overrides):
+        return load_config(atlas_config, ["--eval.folder", str(tmp_path / "suite"), *overrides])
+
+    return config
+
+
+def test_benchmarks_are_taken_by_name(suite):
+    found = load_eval_questions(suite("--eval.suite", '["bamboogle", "nq"]'))
+    assert [q.category for q in found] == ["bamboogle"] * 50 + ["nq"] * 50
+    assert found[50].id == "nq/nq_0"
+    assert found[50].text == "nq 0?"
+
+
+def test_a_limit_takes_the_same_questions_for_a_seed_in_their_order(suite):
+    some = [load_eval_questions(suite("--eval.suite", '["nq"]', "--eval.limit", "7", *seed)) for seed in ((), ())]
+    assert some[0] == some[1]
+    numbers = [int(q.id.rpartition("_")[2]) for q in some[0]]
+    assert numbers == sorted(numbers)
+    assert len(numbers) == 7
+    assert some[0] != load_eval_questions(suite("--eval.suite", '["nq"]', "--eval.limit", "7", "--run.seed", "1"))
+
+
+def test_without_a_suite_atlas_has_questions_of_its_own_and_others_are_asked_for_one(suite, write):
+    assert len(load_eval_questions(suite("--eval.questions_per_category", "2"))) == 10
+    with pytest.raises(ConfigError, match=r"eval\.suite must name benchmarks \(nq, triviaqa"):
+        load_eval_questions(suite("--data.source", write(ROW)))
+
+
+def test_the_seven_benchmarks_have_their_published_sizes():
+    assert list(SUITE) == ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"]
+    assert sum(count for _, count in module.SUITE.values()) == 51_713
+
+
+def test_rows_are_read_lazily(write):
+    path = write(*(ROW for _ in range(10)))
+    from pathlib import Path
+
+    first = next(iter(read_rows(Path(path), "data.source")))
+    assert first.where.endswith("train.parquet, row 0")

@@ -1,0 +1,166 @@
+"""A corpus in a file, and the BM25 index that is made of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cusearch_async.config import RetrieverConfig
+from cusearch_async.errors import ConfigError
+from cusearch_async.retrieval import bm25, indexing
+from cusearch_async.retrieval.bm25 import Bm25Index
+from cusearch_async.retrieval.corpus import Corpus
+
+ROWS = [
+    {"id": "0", "contents": '"Peru"\nThe capital of Peru is Lima.'},
+    {"id": 1, "contents": '"Łódź"\nThe country of Łódź is Poland.', "more": [1, 2]},
+    {"id": "2", "contents": "no title"},
+]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def put(*lines, name="corpus.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+        return path
+
+    return put
+
+
+def lines(rows):
+    return [json.dumps(row).encode() + b"\n" for row in rows]
+
+
+def test_passages_are_read_where_they_lie(write):
+    corpus = Corpus(write(*lines(ROWS[:2]), b"\n  \n", json.dumps(ROWS[2]).encode()))
+    assert list(corpus) == [{"id": str(row["id"]), "contents": row["contents"]} for row in ROWS]
+    assert corpus[-1]["id"] == "2"
+    assert [p["id"] for p in corpus[1:]] == ["1", "2"]
+    with pytest.raises(IndexError):
+        corpus[3]
+
+
+def test_it_is_opened_again_without_reading_it(write):
+    path = write(*lines(ROWS))
+    corpus = Corpus(path)
+    again = Corpus.opened(path, corpus.starts)
+    assert list(again) == list(corpus)
+    assert again.fingerprint == corpus.fingerprint
+
+
+def test_the_fingerprint_tells_corpora_apart(write):
+    one = Corpus(write(*lines(ROWS), name="a")).fingerprint
+    assert one == Corpus(write(*lines(ROWS), name="b")).fingerprint
+    assert one != Corpus(write(*lines(ROWS[:2]), name="c")).fingerprint
+    assert one != Corpus(write(*lines([ROWS[0], ROWS[1], {"id": "2", "contents": "no tITle"}]), name="d")).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{", "line 2: is not JSON"),
+        (b"\xff\xfe", "line 2: is not JSON"),
+        (b"[1]", "line 2: must be a JSON object, got list"),
+        (b'{"id": "1"}', "line 2: 'contents' must be non-blank text, got None"),
+        (b'{"id": "1", "contents": " \\n"}', "line 2: 'contents' must be non-blank text"),
+        (b'{"contents": "x"}', "line 2: has no 'id'"),
+        (b"[" * 100_000, "line 2: is not JSON"),
+    ],
+)
+def test_a_wrong_line_is_named(write, line, said):
+    with pytest.raises(ConfigError, match=r"corpus\.jsonl, " + said):
+        Corpus(write(*lines(ROWS[:1]), line))
+
+
+@pytest.mark.parametrize("text", [b"", b"\n\n"])
+def test_a_corpus_without_passages_is_named(write, text):
+    with pytest.raises(ConfigError, match=r"retriever\.corpus"):
+        Corpus(write(text))
+
+
+def test_a_corpus_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.jsonl"):
+        Corpus(tmp_path / "nowhere.jsonl")
+
+
+# The index of a corpus.
+
+MANY = [{"id": str(i), "contents": f'"City {i}"\nThe number of city{i} is n{i % 7}.'} for i in range(200)]
+
+
+@pytest.fixture
+def settings(write, tmp_path):
+    return RetrieverConfig(corpus=str(write(*lines(MANY))), index=tmp_path / "index")
+
+
+def made(settings, on_progress=lambda done, total: None):
+    indexing.build(Corpus(Path(settings.corpus)), settings.index, settings, on_progress)
+    return indexing.load(Path(settings.corpus), settings.index, settings)
+
+
+QUERIES = ["number of city7", "n3", "city150 number", "zebra", ""]
+
+
+def test_an_index_in_a_folder_finds_what_one_in_memory_finds(settings):
+    index = made(settings)
+    assert index.search(QUERIES, 5) == Bm25Index.in_memory(MANY).search(QUERIES, 5)
+    assert isinstance(index._index.scores["data"], np.memmap)
+
+
+def test_an_interrupted_index_goes_on_where_it_stopped(settings, monkeypatch):
+    monkeypatch.setattr(bm25, "_CHUNK", 50)
+
+    def stop(done, total):
+        if done == 100:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(settings, stop)
+    with pytest.raises(ConfigError, match="no finished index; make it with `cusearch index"):
+        indexing.load(Path(settings.corpus), settings.index, settings)
+    tokenized = []
+    tokenize = bm25.bm25s.tokenize
+    monkeypatch.setattr(bm25.bm25s, "tokenize", lambda texts, **how: tokenized.append(texts) or tokenize(texts, **how))
+    index = made(settings)
+    assert [len(texts) for texts in tokenized] == [50, 50], "only the pieces that were missing"
+    assert index.search(QUERIES, 5) == Bm25Index.in_memory(MANY).search(QUERIES, 5)
+
+
+def test_pieces_of_another_corpus_are_not_gone_on_with(settings, write, monkeypatch):
+    monkeypatch.setattr(bm25, "_CHUNK", 50)
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(settings, stop)
+    write(*lines(MANY[::-1]))
+    assert made(settings).search(QUERIES, 5) == Bm25Index.in_memory(MANY[::-1]).search(QUERIES, 5)
+
+
+def test_an_index_of_another_corpus_is_named(settings, write):
+    made(settings)
+    write(*lines([*MANY[:-1], {"id": "x", "contents": "another one altogether"}]))
+    with pytest.raises(ConfigError, match=r"is of another corpus than retriever\.corpus"):
+        indexing.load(Path(settings.corpus), settings.index, settings)
+
+
+def test_a_damaged_index_is_named(settings):
+    made(settings)
+    (settings.index / "bm25" / "params.index.json").write_text("{")
+    with pytest.raises(ConfigError, match="is damaged"):
+        indexing.load(Path(settings.corpus), settings.index, settings)
+
+
+def test_a_backend_without_index_is_named(settings):
+    with pytest.raises(ConfigError, match="'serper' has no index; bm25 and dense have"):
+        indexing.build(
+            Corpus(Path(settings.corpus)),
+            settings.index,
+            settings.model_copy(update={"backend": "serper"}),
+            lambda done, total: None,
+        )

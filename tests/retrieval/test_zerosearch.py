@@ -1,0 +1,216 @@
+"""The simulated search engine: its prompts, its noise, its failures, and the stand-in over atlas facts."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cusearch_async.atlas.simulator import Simulator
+from cusearch_async.config import ZeroSearchConfig
+from cusearch_async.host import free_port
+from cusearch_async.retrieval.backend import Context, Query, SearchFailed
+from cusearch_async.retrieval.server import Retriever
+from cusearch_async.retrieval.zerosearch import ZeroSearch, build_prompt, noise_probability, parse_documents
+
+PERU = Context("What is the currency of Peru?", ("Sol", "Peruvian sol"), 0)
+
+
+class Model:
+    """A chat server that remembers what it was asked."""
+
+    def __init__(self, answer="Doc 1: one\nDoc 2: two\nDoc 3: three", status=200):
+        self.answer, self.status = answer, status
+        self.asked: list[dict] = []
+
+    async def handle(self, http):
+        self.asked.append({**(await http.json()), "key": http.headers.get("Authorization")})
+        if not isinstance(self.answer, str):
+            return web.json_response(self.answer, status=self.status)
+        return web.json_response({"choices": [{"message": {"content": self.answer}}]}, status=self.status)
+
+
+@asynccontextmanager
+async def engine_on(server_of, steps=100, **settings):
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server_of.handle)
+    async with TestServer(app) as server:
+        engine = ZeroSearch(ZeroSearchConfig(url=f"http://127.0.0.1:{server.port}/v1", **settings), steps, seed=3)
+        yield engine
+        await engine.close()
+
+
+async def test_it_asks_for_documents_of_the_one_who_searches():
+    model = Model()
+    async with engine_on(model, p_end=0.0, model="simulator") as engine:
+        found = await engine.search([Query("currency of Peru", 7, PERU)], 2)
+    assert [passage["contents"] for passage, _ in found[0]] == ["one", "two"], "topk of them"
+    (asked,) = model.asked
+    prompt = asked["messages"][0]["content"]
+    assert (asked["seed"], asked["model"], asked["max_tokens"], asked["temperature"]) == (7, "simulator", 600, 0.8)
+    assert "generate two useful documents" in prompt
+    assert "the question: What is the currency of Peru? whose answer is Sol." in prompt
+    assert prompt.endswith("Query: currency of Peru\nUseful Output:")
+
+
+async def test_each_query_of_a_request_gets_its_own_context():
+    model = Model()
+    chile = Context("What is the capital of Chile?", ("Santiago",), 0)
+    async with engine_on(model, p_end=0.0) as engine:
+        await engine.search([Query("a", 1, PERU), Query("", 2, PERU), Query("b", 3, chile)], 3)
+    told = {asked["seed"]: asked["messages"][0]["content"] for asked in model.asked}
+    assert set(told) == {1, 3}, "a blank query is not asked"
+    assert "Sol" in told[1]
+    assert "Santiago" not in told[1]
+    assert "Santiago" in told[3]
+
+
+def test_noise_grows_from_p_start_to_p_end():
+    settings = ZeroSearchConfig(p_start=0.1, p_end=0.7, base=4)
+    grown = [noise_probability(i, settings, 200) for i in range(0, 300, 10)]
+    assert grown[0] == pytest.approx(0.1)
+    assert grown[10] == pytest.approx(0.1 + (4**0.5 - 1) / 3 * 0.6), "the published formula, halfway"
+    assert grown[20:] == [pytest.approx(0.7)] * 10
+    assert grown == sorted(grown)
+
+
+def test_the_draw_decides_and_nothing_else_does():
+    engine = ZeroSearch(ZeroSearchConfig(p_start=0.5, p_end=0.5), 10, seed=1)
+    drawn = [engine.is_noisy(Query("q", draw), 3) for draw in range(2000)]
+    assert drawn == [engine.is_noisy(Query("another", draw), 3) for draw in range(2000)]
+    assert 0.45 < sum(drawn) / 2000 < 0.55
+    other = ZeroSearch(ZeroSearchConfig(p_start=0.5, p_end=0.5), 10, seed=2)
+    assert drawn != [other.is_noisy(Query("q", draw), 3) for draw in range(2000)]
+
+
+@pytest.mark.parametrize(("p", "kind"), [(0.0, "useful"), (1.0, "noisy")])
+async def test_useful_and_noisy_are_counted_and_asked_for(p, kind):
+    model = Model()
+    async with engine_on(model, p_start=p, p_end=p) as engine:
+        await engine.search([Query("q", draw, PERU) for draw in range(4)], 3)
+        assert engine.facts() == {"useful": 0, "noisy": 0, "failures": 0} | {kind: 4}
+    assert all(f"three {kind} documents" in asked["messages"][0]["content"] for asked in model.asked)
+
+
+def test_a_noisy_few_shot_prompt_does_not_know_the_answer():
+    noisy, useful = (build_prompt("q", PERU, is_noisy, 5, "prompt") for is_noisy in (True, False))
+    assert "Sol" not in noisy
+    assert "currency of Peru" not in noisy
+    assert "whose answer is Sol" in useful
+    assert "five noisy documents" in noisy
+    assert "12 noisy documents" in build_prompt("q", PERU, True, 12, "sft")
+
+
+@pytest.mark.parametrize(
+    ("text", "topk", "documents"),
+    [
+        ("Doc 1: a\nDoc 2: b\nDoc 3: c", 2, ["a", "b"]),
+        ("Doc 1:  a \n b\n\n\nDoc 2:\n\nDoc 3: c", 5, ["a b", "c"]),
+        ("Sure!\nDocument 1: a\ndoc 2 : b", 5, ["a", "b"]),
+        ("no numbers at all", 5, ["no numbers at all"]),
+        ("", 5, []),
+        ("Doc 1:", 5, []),
+        ("Doc 1: see Doc 2: within a line", 5, ["see Doc 2: within a line"]),
+    ],
+)
+def test_documents_are_taken_from_the_text(text, topk, documents):
+    assert parse_documents(text, topk) == documents
+
+
+@given(st.text(), st.integers(1, 10))
+def test_any_text_gives_at_most_topk_tidy_documents(text, topk):
+    found = parse_documents(text, topk)
+    assert len(found) <= topk
+    assert all(document == " ".join(document.split()) != "" for document in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Model({"error": "overloaded"}, 503), "answers 503: .*overloaded"),
+        (Model({"error": "no such model"}, 404), "answers 404"),
+        (Model({"choices": []}), "no chat completion"),
+        (Model(["x"]), "no chat completion"),
+        (Model({"choices": [{"message": {"content": None}}]}), "without text"),
+    ],
+)
+async def test_a_failure_is_no_document(model, said):
+    async with engine_on(model) as engine:
+        with pytest.raises(SearchFailed, match=said) as failed:
+            await engine.search([Query("q", 1, PERU)], 3)
+        assert failed.value.status == 502
+        assert engine.facts()["failures"] == 1
+
+
+async def test_a_simulator_that_is_not_there_is_named():
+    engine = ZeroSearch(ZeroSearchConfig(url=f"http://127.0.0.1:{free_port()}/v1"), 10, 0)
+    with pytest.raises(SearchFailed, match=r"the simulator at http://127\.0\.0\.1:\d+/v1 fails: ClientConnector"):
+        await engine.search([Query("q", 1, PERU)], 3)
+    await engine.close()
+
+
+async def test_a_search_of_nobody_is_refused():
+    engine = ZeroSearch(ZeroSearchConfig(), 10, 0)
+    with pytest.raises(SearchFailed, match="send 'contexts'") as failed:
+        await engine.search([Query("q", 1)], 3)
+    assert failed.value.status == 400
+
+
+async def test_the_key_is_sent_and_not_told(monkeypatch):
+    monkeypatch.setenv("CUSEARCH_SIMULATOR_KEY", "hunter2")
+    model = Model({"error": "no"}, 500)
+    async with engine_on(model) as engine:
+        with pytest.raises(SearchFailed) as failed:
+            await engine.search([Query("q", 1, PERU)], 3)
+    assert model.asked[0]["key"] == "Bearer hunter2"
+    assert "hunter2" not in str(failed.value)
+
+
+# The stand-in over atlas facts, behind the project's own retriever.
+
+MINSK = {"question": "What is the currency of Belarus?", "answers": ["Belarusian ruble"], "step": 0}
+
+
+@asynccontextmanager
+async def simulated_atlas(**settings):
+    async with TestServer(Simulator().application()) as simulator:
+        engine = ZeroSearch(ZeroSearchConfig(url=f"http://127.0.0.1:{simulator.port}/v1", **settings), 10, 0)
+        async with TestClient(TestServer(Retriever(engine).application())) as client:
+            yield client
+        await engine.close()
+
+
+async def ask(client, draw=5, query="currency of Belarus"):
+    body = {"queries": [query], "topk": 2, "draws": [draw], "contexts": [MINSK]}
+    async with client.post("/retrieve", json=body) as response:
+        assert response.status == 200, await response.text()
+        ((*documents,),) = (await response.json())["result"]
+        return [document["contents"] for document in documents]
+
+
+@pytest.mark.parametrize("mode", ["sft", "prompt"])
+async def test_useful_documents_of_the_atlas_answer_the_query(mode):
+    async with simulated_atlas(p_end=0.0, mode=mode) as client:
+        found = await ask(client)
+    assert found[0] == "The currency of Belarus is Belarusian ruble."
+    assert len(found) == 2
+
+
+async def test_noisy_documents_of_the_atlas_are_others_and_depend_on_the_draw():
+    async with simulated_atlas(p_start=1.0, p_end=1.0) as client:
+        found, again, other = await ask(client), await ask(client), await ask(client, draw=6)
+    assert found == again != other
+    assert "The currency of Belarus is Belarusian ruble." not in found
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "{}", json.dumps({"messages": [{"content": "Tell me a joke."}]})])
+async def test_the_stand_in_refuses_what_is_no_search(body):
+    simulator = TestClient(TestServer(Simulator().application()))
+    async with simulator as client, client.post("/v1/chat/completions", data=body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["message"]

@@ -1,0 +1,89 @@
+"""Other models and other search engines than the demo's, each through the whole loop."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
+
+from cusearch_async import host
+from cusearch_async.config import STARTER
+from tests.conftest import wait_until
+from tests.system.conftest import Run
+from tests.system.test_run import finish
+
+pytestmark = pytest.mark.system
+
+CHAT = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|model|>{% endif %}"
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 2048,
+}
+
+
+def make_model(folder: Path, kind: type[Any], tied: bool, template: str | None) -> None:
+    """A random policy with the starter's tokenizer."""
+    shutil.copytree(STARTER, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = kind(vocab_size=len(tokenizer), tie_word_embeddings=tied, **ids, **SHAPE)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tied", "template"),
+    [(Qwen2Config, True, CHAT), (LlamaConfig, True, None), (LlamaConfig, False, CHAT)],
+    ids=["qwen2-tied-chat", "llama-tied-raw", "llama-untied-chat"],
+)
+def test_each_architecture_goes_through_the_whole_loop(run: Run, tmp_path: Path, kind: Any, tied: bool, template: str):
+    """Played, put, trained, published, and loaded again: the engine then computes what the learner computes. (The
+    demo's policy is the fourth: Qwen2, untied, without a chat template.)"""
+    folder = tmp_path / "model"
+    make_model(folder, kind, tied, template)
+    changes = {"model__path": folder, "run__steps": 2, "pool__max_staleness": 0, "pool__questions": 4}
+    small = {"method__budget": 4, "episode__max_turn_tokens": 24, "learner__lr": 1e-3}
+    status, output = finish(run.cusearch("launch", **changes, **small))
+    assert status == 0, output
+    first, second = run.metrics()
+    assert first["train/tokens"] > 0
+    assert first["off_policy/logprob_difference_max"] < 1e-3
+    assert second["off_policy/logprob_difference_max"] < 1e-3, "on the weights that came back"
+    assert "loaded weights v000001-e1" in run.log("rollout-0")
+    saved = AutoModelForCausalLM.from_pretrained(run.folder / "checkpoints" / "step000002" / "model")
+    assert saved.config.tie_word_embeddings is tied
+
+
+def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
+    simulator = f"http://127.0.0.1:{host.free_port()}/v1"
+    engine = {"retriever__backend": "zerosearch", "retriever__zerosearch__url": simulator}
+    launched = run.cusearch("launch", run__steps=3, eval__every=2, retriever__zerosearch__p_start=0.5, **engine)
+    wait_until(lambda: len(run.metrics()) >= 2 or launched.poll() is not None, 200)
+    with urlopen(f"{run.overrides['retriever.url']}/health") as response:
+        figures = json.load(response)
+    assert figures["useful"] > 0
+    assert figures["noisy"] > 0
+    assert figures["failures"] == 0
+    status, output = finish(launched)
+    assert status == 0, output
+    assert max(row["depth/mean"] for row in run.metrics()) > 0
+    scored = [json.loads(line) for line in (run.folder / "eval.jsonl").read_text().splitlines()]
+    assert scored[0]["step"] == 0
+    assert scored[-1]["step"] == 3, "the last version is scored before the run is over"
+    for row in scored:
+        low, high = row["all"]["em_interval"]
+        assert 0 <= low <= row["all"]["em"] <= high <= 1
+        assert row["all"]["count"] == 10
+    assert run.processes() == []

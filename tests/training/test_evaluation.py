@@ -1,0 +1,141 @@
+"""Scores of held-out questions: means, intervals, and the pages made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cusearch_async.cli import trace
+from cusearch_async.cli.evaluate import markdown, table
+from cusearch_async.processes.evaluator import is_due
+from cusearch_async.training.evaluation import FIGURES, bootstrap, summarize
+from cusearch_async.transport.contract import RunState
+from cusearch_async.types import Question
+from tests.fakes import ChatTokenizer
+from tests.strategies import make_trajectory
+
+
+def question(number: int, category: str) -> Question:
+    return Question(id=f"{category}/{number}", text="?", answers=("Ruble",), category=category)
+
+
+QUESTIONS = [question(i, "nq" if i < 10 else "bamboogle") for i in range(30)]
+EPISODES = [
+    make_trajectory(
+        i,
+        0,
+        em=float(i % 2),
+        f1=0.5,
+        depth=i % 3,
+        prediction="the Ruble it is" if i % 5 else None,
+        question=f"Question {i} <b>?",
+    )
+    for i in range(30)
+]
+
+
+def test_scores_are_means_by_category_and_over_all():
+    scores = summarize(EPISODES, QUESTIONS)
+    assert list(scores) == ["nq", "bamboogle", "all"]
+    assert [scores[c]["count"] for c in scores] == [10, 20, 30]
+    assert scores["all"]["em"] == 0.5
+    assert scores["all"]["f1"] == 0.5
+    assert scores["nq"]["depth"] == pytest.approx(np.mean([i % 3 for i in range(10)]))
+    assert scores["nq"]["answered"] == scores["nq"]["sub_em"] == 0.8
+
+
+def test_the_interval_is_the_bootstraps():
+    rng = np.random.default_rng(5)
+    values = (rng.random((400, 1)) < 0.3).astype(np.float64)
+    low, high = bootstrap(values)[:, 0]
+    mean = values.mean()
+    normal = 1.96 * np.sqrt(mean * (1 - mean) / 400)
+    assert low == pytest.approx(mean - normal, abs=0.008)
+    assert high == pytest.approx(mean + normal, abs=0.008)
+    assert np.array_equal(bootstrap(values), bootstrap(values)), "the same numbers give the same interval"
+
+
+def test_every_figure_has_an_interval_around_it():
+    for score in summarize(EPISODES, QUESTIONS).values():
+        for name in FIGURES:
+            low, high = score[f"{name}_interval"]
+            assert low <= score[name] <= high
+
+
+def test_one_question_has_an_interval_of_no_width():
+    score = summarize(EPISODES[:1], QUESTIONS[:1])["all"]
+    assert score["em_interval"] == [score["em"], score["em"]]
+
+
+def test_tables_name_categories_counts_and_intervals():
+    scores = summarize(EPISODES, QUESTIONS)
+    text = markdown(scores, "a model, greedy")
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows] == ["| category", "| ---", "| nq", "| bamboogle", "| all"]
+    assert rows[-1][1] == "30"
+    assert rows[-1][2].startswith("0.500 [0.")
+    assert len({len(row) for row in rows}) == 1
+    assert table(scores, "x").row_count == 3
+
+
+class Letters(ChatTokenizer):
+    def decode(self, ids, skip_special_tokens):
+        return "".join(map(chr, ids))
+
+
+def test_a_page_shows_each_episode_and_colours_each_block():
+    texts = ("ask <search>", "<think>hm</think><search>a & b</search>", "\n<information>x</information>\n", "<answer>y")
+    ids = [ord(c) for text in texts for c in text]
+    sampled = np.array([place % 2 == 1 for place, text in enumerate(texts) for _ in text])
+    count = int(sampled.sum())
+    one = replace(
+        make_trajectory(question="Is <b> bold?"),
+        token_ids=np.array(ids, dtype=np.int32),
+        sampled=sampled,
+        logprobs=np.zeros(count, np.float32),
+        versions=np.zeros(count, np.int32),
+    )
+    text = trace.page([one], Letters(), [["category", "n"], ["all", "1"]], "a <title>")
+    assert trace.stretches(one, Letters()) == [
+        ("prompt", texts[0]),
+        ("model", texts[1]),
+        ("environment", texts[2]),
+        ("model", texts[3]),
+    ]
+    assert '<span class="search">&lt;search&gt;a &amp; b&lt;/search&gt;</span>' in text
+    assert '<span class="information">&lt;information&gt;x' in text
+    assert '<span class="answer">&lt;answer&gt;y</span>' in text, "an answer that was cut off is one all the same"
+    assert '<div class="prompt">ask &lt;search&gt;</div>' in text, "what the prompt explains is no search"
+    assert "Is &lt;b&gt; bold?" in text
+    assert "<title>a &lt;title&gt;</title>" in text
+
+
+def test_a_page_holds_at_most_so_many_episodes_evenly_taken(monkeypatch):
+    monkeypatch.setattr(trace, "MOST", 10)
+    text = trace.page(EPISODES, Letters(), [["x"]], "t")
+    shown = [i for i in range(30) if f"Question {i} &lt;" in text]
+    assert shown == list(range(0, 30, 3))
+    assert "10 of 30 episodes" in text
+
+
+@pytest.mark.parametrize(
+    ("published", "scored", "due"),
+    [
+        (0, -1, True),
+        (0, 0, False),
+        (4, 0, False),
+        (5, 0, True),
+        (7, 5, False),
+        (11, 5, True),
+        (12, 11, True),
+        (-1, -1, False),
+    ],
+)
+def test_a_version_is_due_every_so_many_steps_and_at_the_end(atlas_config, published, scored, due):
+    from cusearch_async.config import load_config
+
+    config = load_config(atlas_config, ["--eval.every", "5", "--steps", "12"])
+    state = RunState(published=published, weights=f"v{published}" if published >= 0 else "")
+    assert is_due(state, scored, config) is due
