@@ -133,7 +133,8 @@ def test_an_interrupted_index_goes_on_where_it_stopped(settings, monkeypatch):
     tokenize = bm25.bm25s.tokenize
     monkeypatch.setattr(bm25.bm25s, "tokenize", lambda texts, **how: tokenized.append(texts) or tokenize(texts, **how))
     index = made(settings)
-    assert [len(texts) for texts in tokenized] == [50, 50], "only the pieces that were missing"
+    pieces = [len(texts) for texts in tokenized if len(texts) > 1]  # loading makes one search
+    assert pieces == [50, 50], "only those that were missing"
     assert found(index) == found(Bm25Index.in_memory(MANY))
 
 
