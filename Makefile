@@ -17,7 +17,7 @@ $(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
 	touch $@
 
 demo: setup
-	$(BIN)/cusearch demo
+	$(BIN)/cusearch demo $(ARGS)
 
 test: test-fast lint
 	$(BIN)/python -m pytest -m "system or gpu"
