@@ -55,6 +55,16 @@ def test_worker_totals_become_rates_of_the_step():
     assert second["rollout/weight_load_s"] == 0
 
 
+def test_failed_searches_are_counted_by_the_step_and_the_slowest_worker_is_told():
+    rates = WorkerRates()
+    first = {"alive_s": "10", "searches": "100", "search_failures": "3", "search_p99_s": "0.5"}
+    rates.since_last({"a": first, "b": first})
+    later = first | {"alive_s": "20", "searches": "160", "search_failures": "10"}
+    found = rates.since_last({"a": later, "b": later | {"search_p99_s": "2.5"}})
+    assert (found["rollout/searches"], found["rollout/search_failures"]) == (120, 14)
+    assert found["rollout/search_p99_s"] == 2.5
+
+
 def test_a_resumed_log_forgets_the_steps_that_are_run_again(tmp_path):
     row = {
         "reward/all": 0.5,
