@@ -104,14 +104,16 @@ def write(output: Path, scores: Scores, episodes: Sequence[Trajectory], model: s
 
 
 def table(scores: Scores, title: str) -> Table:
-    """Means with their 95 % intervals."""
-    shown = Table(title=title, caption="95 % bootstrap intervals in brackets", caption_justify="right")
-    shown.add_column("category")
-    shown.add_column("n", justify="right")
-    for name in COLUMNS.values():
-        shown.add_column(name, justify="right")
-    for cells in _cells(scores):
-        shown.add_row(*cells, style="bold" if cells[0] == "all" else None)
+    """Means; in brackets the 95 % interval of EM (--output has those of all)."""
+    shown = Table(title=title, box=None, pad_edge=False)
+    shown.add_column("category", no_wrap=True)
+    for name in ("n", *COLUMNS.values()):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for category, s in scores.items():
+        low, high = s["em_interval"]
+        others = (f"{s[name]:.2f}" for name in COLUMNS if name != "em")
+        em = f"{s['em']:.2f} [{low:.2f}, {high:.2f}]"
+        shown.add_row(category, str(s["count"]), em, *others, style="bold" if category == "all" else None)
     return shown
 
 

@@ -35,7 +35,7 @@ def page(episodes: Sequence[Trajectory], tokenizer: Any, table: Sequence[Sequenc
     step = max(1, -(-len(episodes) // MOST))
     shown = episodes[::step]
     template = (resources.files("cusearch_async.cli") / "trace.html").read_text(encoding="utf-8")
-    header, *rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in table)
+    header, *rows = ("".join(f"<td>{_cell(cell)}</td>" for cell in row) for row in table)
     return Template(template).substitute(
         title=html.escape(title),
         header=header,
@@ -45,6 +45,11 @@ def page(episodes: Sequence[Trajectory], tokenizer: Any, table: Sequence[Sequenc
         count=len(episodes),
         depths="".join(f'<option value="{s}">{s}</option>' for s in sorted({t.depth for t in shown})),
     )
+
+
+def _cell(text: str) -> str:
+    """An interval stays on a line of its own."""
+    return html.escape(text).replace(", ", ",&nbsp;")
 
 
 def _episode(number: int, trajectory: Trajectory, tokenizer: Any) -> str:
