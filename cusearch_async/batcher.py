@@ -28,17 +28,28 @@ class Batcher(Generic[Item, Answer]):
         return await answer
 
     async def _do_all(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting[: self._at_once], self._waiting[self._at_once :]
-            waits = [answer for _, answer in batch]
-            try:
-                answers = await self._do([item for item, _ in batch])
-            except Exception as error:  # whatever it is, those who wait must hear of it
-                for wait in waits:
-                    if not wait.cancelled():
-                        wait.set_exception(error)
-                continue
-            for wait, found in zip(waits, answers, strict=True):
-                if not wait.cancelled():
-                    wait.set_result(found)
-        self._doing = None
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[: self._at_once], self._waiting[self._at_once :]
+                wanted = [one for one in batch if not one[1].cancelled()]
+                if wanted:
+                    await self._do_batch(wanted)
+        finally:
+            self._doing = None
+
+    async def _do_batch(self, batch: Sequence[tuple[Item, asyncio.Future[Answer]]]) -> None:
+        try:
+            answers = await self._do([item for item, _ in batch])
+            if len(answers) != len(batch):
+                raise ValueError(f"{len(batch)} were asked for and {len(answers)} answered")
+        except BaseException as error:  # whatever it is, those who wait must hear of it
+            for _, wait in batch:
+                if isinstance(error, Exception) and not wait.cancelled():
+                    wait.set_exception(error)
+                wait.cancel()
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, wait), answer in zip(batch, answers, strict=True):
+            if not wait.cancelled():
+                wait.set_result(answer)

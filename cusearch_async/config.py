@@ -285,7 +285,7 @@ class ZeroSearchConfig(Section):
     """m; None for run.steps."""
     temperature: float = Field(0.8, ge=0)
     max_tokens: int = Field(600, ge=1)
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: float = Field(25.0, gt=0)
 
     @model_validator(mode="after")
     def _address(self) -> ZeroSearchConfig:
@@ -304,7 +304,7 @@ class WebConfig(Section):
     """Requests that a retriever process may spend, cached answers not counted; None for no cap."""
     attempts: int = Field(3, ge=1)
     timeout_s: float = Field(8.0, gt=0)
-    """For one attempt; all of them should fit into retriever.timeout_s, after which a worker asks again."""
+    """For one attempt."""
     cache: Path | None = None
     """A folder that keeps answers; None (the default, as training wants fresh noise) asks every time."""
     cache_ttl_s: float = Field(86400.0, gt=0)
@@ -351,6 +351,18 @@ class RetrieverConfig(Section):
                 f"latency_p99_s ({self.latency_p99_s}) must be >= latency_median_s ({self.latency_median_s})"
             )
         _check_url(self.url, ("http", "https"), "http://127.0.0.1:8000")
+        if self.index is not None and self.corpus == "atlas":
+            raise ValueError("index must not be set for the corpus 'atlas', which is indexed in memory")
+        web_s = self.web.attempts * self.web.timeout_s
+        for backends, name, takes_s in (
+            (("zerosearch",), "zerosearch.timeout_s", self.zerosearch.timeout_s),
+            (("serper", "serpapi"), "web.attempts x web.timeout_s", web_s),
+        ):
+            if self.backend in backends and takes_s >= self.timeout_s:
+                raise ValueError(
+                    f"timeout_s ({self.timeout_s:g}) must be more than {name} ({takes_s:g}): a worker would ask again "
+                    "while its first search still runs"
+                )
         return self
 
 
@@ -366,6 +378,8 @@ class EvalConfig(Section):
     """Of atlas, by number of links."""
     every: int = Field(0, ge=0)
     """The evaluator scores a version every so many learner steps; 0 starts none."""
+    at_once: int = Field(16, ge=1)
+    """Episodes that the evaluator plays at once: it shares the retriever with the run."""
     cores: tuple[int, ...] = ()
     """CPU cores of the evaluator; empty for all."""
     gpus: tuple[int, ...] = ()

@@ -11,6 +11,7 @@ CusearchError
 ├── InvalidTrajectory      a trajectory that nothing may be learned from; also a ValueError
 ├── NonFiniteUpdate        the update of a step holds NaN or infinity; it was not made
 ├── RetrievalUnavailable   the retriever failed; not to be confused with finding nothing
+├── SearchRefused          the retriever answers others, and this one search never
 ├── EngineDied             vLLM's engine process ended by itself
 ├── WeightsUnavailable     a published version is missing or torn
 ├── WeightsMismatch        the engine does not compute what the learner computes
@@ -59,6 +60,10 @@ class NonFiniteUpdate(CusearchError):
 
 
 class RetrievalUnavailable(CusearchError):
+    pass
+
+
+class SearchRefused(CusearchError):
     pass
 
 

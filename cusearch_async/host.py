@@ -100,13 +100,16 @@ def stop_on_signals() -> asyncio.Event:
 
 
 async def unless_stopped(work: asyncio.Future[Any], stop: asyncio.Event) -> bool:
-    """Wait for `work`, or cancel it when `stop` is set; whether it was done."""
+    """Wait for `work`, or end it when `stop` is set; whether it was done."""
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not work.done():
-        work.cancel()
-    return work.done() and not work.cancelled()
+    try:
+        await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+        return work.done()
+    finally:
+        stopped.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait((work,))
 
 
 async def serve(application: web.Application, url: str, key: str) -> None:
@@ -114,7 +117,8 @@ async def serve(application: web.Application, url: str, key: str) -> None:
 
     Raises: ConfigError when the port is taken."""
     stop = stop_on_signals()
-    runner = web.AppRunner(application, access_log=None)
+    # who has gone away is not worked for, and none of those who wait may hold up the end
+    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=5)
     await runner.setup()
     port = urlsplit(url).port or 80
     try:

@@ -58,3 +58,33 @@ async def test_one_that_is_cancelled_takes_no_other_with_it():
     assert await asyncio.gather(*tasks[1:]) == [2, 4, 6]
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]
+
+
+async def test_a_batch_that_is_cancelled_or_answered_short_hangs_nobody():
+    outcomes = iter([asyncio.CancelledError(), None])
+
+    async def do(items):
+        outcome = next(outcomes, items)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return list(outcome or [])
+
+    batcher = Batcher(do, at_once=4)
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.gather(batcher(1), batcher(2))
+        with pytest.raises(ValueError, match="2 were asked for and 0 answered"):
+            await asyncio.gather(batcher(1), batcher(2))
+        assert await batcher(5) == 5
+
+
+async def test_what_nobody_waits_for_any_more_is_not_done():
+    double = Doubler()
+    double.go.clear()
+    batcher = Batcher(double, at_once=1)
+    tasks = [asyncio.create_task(batcher(i)) for i in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    double.go.set()
+    assert await tasks[2] == 4
+    assert double.batches == [[0], [2]]

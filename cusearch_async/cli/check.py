@@ -21,7 +21,10 @@ from rich.text import Text
 from cusearch_async import sizing
 from cusearch_async.algorithm import methods
 from cusearch_async.config import Config, load_config
+from cusearch_async.data.questions import file_of
+from cusearch_async.data.rows import HUB, hub_place
 from cusearch_async.errors import ConfigError
+from cusearch_async.retrieval.websearch import key_variable
 from cusearch_async.sizing import GIB, LearnerMemory, ModelShape
 from cusearch_async.transport.server import is_listening
 
@@ -32,7 +35,6 @@ TIGHT = 0.9
 """An estimate above this share of a GPU may turn out too small."""
 MEAN_LENGTH = 0.5
 """Of the longest episode; most end with an answer well before."""
-KEYS = {"serper": "SERPER_API_KEY", "serpapi": "SERPAPI_API_KEY"}
 WHOLE_GROUPS = (methods.whole_pool, methods.dapo, methods.ar3po_adaptive)
 """Methods that train on groups as they are; `method.budget` chooses nothing."""
 
@@ -273,6 +275,8 @@ def _gpus(config: Config) -> Finding:
     if bool(learner) != bool(rollout):
         empty = "rollout.gpus" if learner else "learner.gpus"
         return Finding("warning", "GPUs", f"{empty} is empty, which means all, also those that the other names")
+    if named and config.eval.every and not evaluator:
+        return Finding("warning", "GPUs", "eval.gpus is empty, which means all, also those that the others name")
     if not named:
         return Finding("ok", "GPUs", "none named: every process sees what the machine has")
     return Finding("ok", "GPUs", f"learner {list(learner)}, rollout {list(rollout)}, evaluator {list(evaluator)}")
@@ -283,7 +287,9 @@ def _gpus(config: Config) -> Finding:
 
 def _files(config: Config) -> Iterator[Finding]:
     for source in config.data.source:
-        yield _hub_file("data.source", source) if source.startswith("hf:") else _file("data.source", source)
+        yield _file("data.source", source)
+    for source in config.eval.suite:
+        yield _file("eval.suite", file_of(source, config.eval.folder))
     retriever = config.retriever
     if retriever.backend in ("bm25", "dense"):
         yield _file("retriever.corpus", retriever.corpus)
@@ -292,6 +298,8 @@ def _files(config: Config) -> Iterator[Finding]:
 
 
 def _file(key: str, name: str) -> Finding:
+    if name.startswith(HUB):
+        return _hub_file(key, name)
     if name == "atlas":
         return Finding("ok", key, "atlas, embedded")
     if Path(name).exists():
@@ -301,14 +309,11 @@ def _file(key: str, name: str) -> Finding:
 
 def _hub_file(key: str, name: str) -> Finding:
     """`hf:OWNER/NAME/FILE`: in the local cache, or to be downloaded."""
-    owner, _, rest = name.removeprefix("hf:").partition("/")
-    dataset, _, file = rest.partition("/")
     try:
-        cached = try_to_load_from_cache(f"{owner}/{dataset}", file, repo_type="dataset")
-    except ValueError:
-        file = ""
-    if not file:
-        return Finding("error", key, f"{name!r} must look like hf:OWNER/NAME/FILE")
+        repository, file = hub_place(name, key)
+        cached = try_to_load_from_cache(repository, file, repo_type="dataset")
+    except (ConfigError, ValueError) as error:
+        return Finding("error", key, str(error))
     if isinstance(cached, str):
         return Finding("ok", key, f"{name} is in the local cache")
     return Finding("not reachable", key, f"{name} is not on this machine; it is downloaded at the start")
@@ -320,9 +325,9 @@ def _services(config: Config) -> Iterator[Finding]:
     yield _service("retriever.url", retriever.url)
     if retriever.backend == "zerosearch":
         yield _service("retriever.zerosearch.url", retriever.zerosearch.url)
-    key = KEYS.get(retriever.backend)
-    if key is not None:
-        is_set = bool(os.environ.get(key))
+    if retriever.backend in ("serper", "serpapi"):
+        key = key_variable(retriever.backend)
+        is_set = bool(os.environ.get(key, "").strip())
         text = f"{key} is {'set' if is_set else 'missing'} here; the retriever process needs it"
         yield Finding("ok" if is_set else "warning", f"{retriever.backend} key", text)
 

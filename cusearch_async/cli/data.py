@@ -27,7 +27,6 @@ def add(commands: Any) -> None:
     convert = actions.add_parser("convert", help="write questions as parquet in Search-R1's schema")
     convert.add_argument("sources", nargs="+", metavar="FILE", help="as for check, or `atlas`")
     convert.add_argument("--output", type=Path, required=True)
-    convert.add_argument("--split", default="train")
     convert.set_defaults(run=convert_files)
 
 
@@ -80,5 +79,5 @@ def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
     from cusearch_async.data.rows import write_parquet  # noqa: PLC0415
 
     questions = load_questions(arguments.sources)
-    write_parquet(questions, arguments.output, arguments.split)
+    write_parquet(questions, arguments.output)
     Console().print(f"{len(questions)} questions in {arguments.output}")

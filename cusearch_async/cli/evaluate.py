@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cusearch_async import host
 from cusearch_async.cli import trace
 from cusearch_async.config import Config, load_config
+from cusearch_async.errors import ConfigError
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.episode import Search
@@ -48,6 +50,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.suite:
         overrides = [*overrides, "--eval.suite", json.dumps(arguments.suite.split(","))]
     config = load_config(arguments.config, overrides)
+    if arguments.output:
+        prepare(arguments.output)
     host.settle([])
     model = arguments.checkpoint or config.model.location
     questions, episodes = asyncio.run(play(config, model, arguments.temperature))
@@ -55,9 +59,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
     scores = summarize(episodes, questions)
     how = "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
-    if arguments.output:
-        write(arguments.output, scores, episodes, model, f"{model}, {how}", config)
     Console().print(table(scores, f"held-out questions, {how}"))
+    if arguments.output:
+        write(arguments.output, scores, episodes, model, f"{model}, {how}")
 
 
 async def play(config: Config, model: str, temperature: float) -> tuple[list[Question], list[Trajectory]]:
@@ -92,11 +96,21 @@ async def play_with(
         engine.close()
 
 
-def write(output: Path, scores: Scores, episodes: Sequence[Trajectory], model: str, title: str, config: Config) -> None:
+def prepare(output: Path) -> None:
+    """Before hours of playing: can it be written? Raises: ConfigError."""
+    if output.suffix != ".json":
+        raise ConfigError(f"--output must be a .json file, got {output}; a .md and a .html go beside it")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.touch()
+    except OSError as error:
+        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
+
+
+def write(output: Path, scores: Scores, episodes: Sequence[Trajectory], model: str, title: str) -> None:
     """The scores as JSON, as a table in Markdown, and episodes as a page."""
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415
 
-    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(scores, indent=1), encoding="utf-8")
     output.with_suffix(".md").write_text(markdown(scores, title), encoding="utf-8")
     page = trace.page(episodes, load_tokenizer(model), [["category", "n", *COLUMNS.values()], *_cells(scores)], title)
@@ -113,7 +127,7 @@ def table(scores: Scores, title: str) -> Table:
         low, high = s["em_interval"]
         others = (f"{s[name]:.2f}" for name in COLUMNS if name != "em")
         em = f"{s['em']:.2f} [{low:.2f}, {high:.2f}]"
-        shown.add_row(category, str(s["count"]), em, *others, style="bold" if category == "all" else None)
+        shown.add_row(escape(category), str(s["count"]), em, *others, style="bold" if category == "all" else None)
     return shown
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from cusearch_async import host
 from cusearch_async.config import Config, redis_password, save_config
 from cusearch_async.errors import BufferUnavailable, ProcessDied, RetrievalUnavailable
 from cusearch_async.transport.server import is_listening, server_command
+
+log = logging.getLogger(__name__)
 
 STOP_S = 20.0
 POLL_S = 0.1
@@ -50,13 +53,13 @@ class Fleet:
         if not is_listening(config.redis.url):
             self._start("redis", server_command(config.redis.url, config.folder / "redis", redis_password()))
         if not is_listening(config.retriever.url):
-            if urlsplit(config.retriever.url).hostname not in ("127.0.0.1", "localhost", "::1"):
-                raise RetrievalUnavailable(f"nothing listens at retriever.url {config.retriever.url}; start it first")
+            _refuse_elsewhere("retriever.url", config.retriever.url)
             self.start_worker("retriever", "retriever")
         urls = [config.redis.url, config.retriever.url]
         if config.retriever.backend == "zerosearch" and "atlas" in config.data.source:
             urls.append(config.retriever.zerosearch.url)
             if not is_listening(urls[-1]):
+                _refuse_elsewhere("retriever.zerosearch.url", urls[-1])
                 self.start_command("simulator", "atlas", "simulate")
         self.wait(lambda: all(map(is_listening, urls)), config.run.wait_s)
 
@@ -85,7 +88,7 @@ class Fleet:
             self.check()
             if deadline and time.monotonic() > deadline:
                 raise BufferUnavailable(
-                    f"Redis or the retriever did not start within {timeout_s:g} s, see {self._logs}"
+                    f"Redis, the retriever or the simulator did not start within {timeout_s:g} s, see {self._logs}"
                 )
             time.sleep(poll_s)
 
@@ -97,11 +100,19 @@ class Fleet:
         return status == 0
 
     def is_run_over(self) -> bool:
-        """Whether the learner has ended well, and the evaluator too if there is one. Raises: ProcessDied."""
-        return all(self.has_ended(name) for name in ("learner", "evaluator") if name in self.processes)
+        """Whether the learner has ended well, and the evaluator in any way. Raises: ProcessDied."""
+        evaluator = self.processes.get("evaluator")
+        return self.has_ended("learner") and (evaluator is None or evaluator.poll() is not None)
 
     def check(self) -> None:
-        """Raises: ProcessDied when any process has failed, or one has ended that serves until it is stopped."""
+        """Raises: ProcessDied when any process has failed, or one has ended that serves until it is stopped. A run
+        goes on without its evaluator."""
+        evaluator = self.processes.get("evaluator")
+        if evaluator is not None and evaluator.poll():
+            log.warning(
+                "the run goes on without its evaluator: %s", self._last_words("evaluator", evaluator.returncode)
+            )
+            del self.processes["evaluator"]
         for name in self.processes:
             if self.has_ended(name) and name.startswith(_SERVING):
                 raise ProcessDied(self._last_words(name, 0))
@@ -127,6 +138,12 @@ class Fleet:
         lines = [line for line in _read(path).splitlines() if line.strip()]
         said = f": {lines[-1][:500]}" if lines else ""
         return f"{name} ended with status {status}{said} (log: {path})"
+
+
+def _refuse_elsewhere(key: str, url: str) -> None:
+    """Raises: RetrievalUnavailable unless we could start a server at this address."""
+    if urlsplit(url).hostname not in ("127.0.0.1", "localhost"):
+        raise RetrievalUnavailable(f"nothing listens at {key} {url}; start it first")
 
 
 def _read(path: Path) -> str:

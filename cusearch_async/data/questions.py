@@ -53,7 +53,7 @@ def load_eval_questions(config: Config) -> list[Question]:
             raise ConfigError(str(error)) from error
     questions: list[Question] = []
     for name in settings.suite:
-        found = _unique(list(_questions_of(_file_of(name, settings.folder), "eval.suite", name)))
+        found = _unique(list(_questions_of(file_of(name, settings.folder), "eval.suite", name)))
         questions += _subset(found, settings.limit, config.run.seed)
     return questions
 
@@ -65,7 +65,8 @@ def load_corpus(corpus: str) -> Sequence[Passage]:
     return load_facts().passages() if corpus == "atlas" else Corpus(Path(corpus))
 
 
-def _file_of(name: str, folder: str) -> str:
+def file_of(name: str, folder: str) -> str:
+    """The source of a benchmark's questions; a name that is no benchmark is a file itself."""
     return f"{folder}/{SUITE[name][0]}" if name in SUITE else name
 
 

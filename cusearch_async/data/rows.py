@@ -42,16 +42,22 @@ def locate(source: str, key: str) -> Path:
         if not path.is_file():
             raise ConfigError(f"{key}: cannot read {path}: there is no such file")
         return path
-    owner, _, rest = source.removeprefix(HUB).partition("/")
-    name, _, file = rest.partition("/")
-    if not file:
-        raise ConfigError(f"{key}: {source!r} must look like hf:OWNER/NAME/FILE.parquet")
+    repository, file = hub_place(source, key)
     from huggingface_hub import hf_hub_download  # noqa: PLC0415  (slow to import, and seldom needed)
 
     try:
-        return Path(hf_hub_download(f"{owner}/{name}", file, repo_type="dataset"))
+        return Path(hf_hub_download(repository, file, repo_type="dataset"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: cannot get {source}: {str(error).strip().splitlines()[0]}") from error
+
+
+def hub_place(source: str, key: str) -> tuple[str, str]:
+    """ "hf:OWNER/NAME/FILE" -> ("OWNER/NAME", "FILE"). Raises: ConfigError."""
+    owner, _, rest = source.removeprefix(HUB).partition("/")
+    name, _, file = rest.partition("/")
+    if not (owner and name and file):
+        raise ConfigError(f"{key}: {source!r} must look like hf:OWNER/NAME/FILE.parquet")
+    return f"{owner}/{name}", file
 
 
 def read_rows(path: Path, key: str) -> Iterator[Row]:
@@ -72,7 +78,8 @@ def parse_row(row: Row, stem: str, number: int) -> Question:
     values = row.values
     text, answers = values.get("question"), values.get("golden_answers")
     if answers is None and isinstance(values.get("reward_model"), dict):
-        answers = (values["reward_model"].get("ground_truth") or {}).get("target")
+        truth = values["reward_model"].get("ground_truth")
+        answers = truth.get("target") if isinstance(truth, dict) else truth
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{row.where}: 'question' must be non-blank text, got {text!r:.200}")
     if isinstance(answers, str):
@@ -85,7 +92,7 @@ def parse_row(row: Row, stem: str, number: int) -> Question:
     place = values.get("extra_info") or {}
     if not isinstance(place, dict):
         raise ConfigError(f"{row.where}: 'extra_info' must hold split and index, got {place!r:.200}")
-    index = place.get("index", values.get("id", number))
+    index = next(index for index in (place.get("index"), values.get("id"), number) if index is not None)
     parts = [source, *([str(place["split"])] if place.get("split") else []), str(index)]
     return Question(id="/".join(parts), text=tidy(text), answers=tuple(answers), category=source)
 
@@ -96,21 +103,24 @@ def tidy(text: str) -> str:
     return text if text.endswith("?") else f"{text}?"
 
 
-def write_parquet(questions: Sequence[Question], path: Path, split: str) -> None:
-    """Search-R1's schema, the paper's template in `prompt`; `read_rows` reads it back."""
-    rows = [
-        {
-            "id": f"{split}_{index}",
-            "question": question.text,
-            "golden_answers": list(question.answers),
-            "data_source": question.category,
-            "prompt": [{"role": "user", "content": TEMPLATES["paper"].format(question=question.text)}],
-            "ability": "fact-reasoning",
-            "reward_model": {"style": "rule", "ground_truth": {"target": list(question.answers)}},
-            "extra_info": {"split": split, "index": index},
-        }
-        for index, question in enumerate(questions)
-    ]
+def write_parquet(questions: Sequence[Question], path: Path) -> None:
+    """Search-R1's schema, the paper's template in `prompt`; `read_rows` reads the same questions back."""
+    rows = []
+    for question in questions:
+        # an id is source[/split]/index
+        split, _, index = question.id.removeprefix(f"{question.category}/").rpartition("/")
+        rows.append(
+            {
+                "id": index,
+                "question": question.text,
+                "golden_answers": list(question.answers),
+                "data_source": question.category,
+                "prompt": [{"role": "user", "content": TEMPLATES["paper"].format(question=question.text)}],
+                "ability": "fact-reasoning",
+                "reward_model": {"style": "rule", "ground_truth": {"target": list(question.answers)}},
+                "extra_info": {"split": split, "index": index},
+            }
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(pa.Table.from_pylist(rows), path)
 

@@ -54,7 +54,7 @@ async def run(config: Config) -> None:
                     await asyncio.sleep(POLL_S)
                     continue
                 started = time.monotonic()
-                scoring = asyncio.ensure_future(evaluate(player, questions, 0.0, config.rollout.max_episodes))
+                scoring = asyncio.ensure_future(evaluate(player, questions, 0.0, config.eval.at_once))
                 if not await host.unless_stopped(scoring, stop):
                     break
                 scores = summarize(scoring.result(), questions)

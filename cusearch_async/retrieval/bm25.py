@@ -46,7 +46,7 @@ class Bm25Index:
         """An index that `build` has made, memory-mapped.
 
         Raises: ConfigError when there is none, or it is of another corpus, or damaged."""
-        _check_manifest(folder, fingerprint)
+        _check_manifest(folder, fingerprint, len(passages))
         try:
             index = bm25s.BM25.load(folder / "bm25", mmap=True, show_progress=False)
             index.backend = "numba"  # on a million passages six times as fast; a small corpus is not worth its start
@@ -92,7 +92,13 @@ def build(passages: Sequence[Passage], folder: Path, fingerprint: str, on_progre
             _save_chunk(file, tokens)
         ids += _load_chunk(file, vocabulary)
         on_progress(min(first + _CHUNK, len(passages)), len(passages))
-    _index_of(ids, vocabulary).save(folder / "bm25", show_progress=False)
+    unfinished, finished = folder / "bm25.part", folder / "bm25"
+    _index_of(ids, vocabulary).save(unfinished, show_progress=False)
+    if finished.exists():  # moved away, not written over: a retriever may be reading it
+        shutil.rmtree(folder / "bm25.old", ignore_errors=True)
+        finished.rename(folder / "bm25.old")
+    unfinished.rename(finished)
+    shutil.rmtree(folder / "bm25.old", ignore_errors=True)
     manifest = {"format": FORMAT, "corpus": fingerprint, "passages": len(passages)}
     _write(folder / "manifest.json", json.dumps(manifest, indent=1))
     shutil.rmtree(chunks)
@@ -111,8 +117,8 @@ def _begin(folder: Path, chunks: Path, fingerprint: str) -> None:
     """Chunks of the same corpus are kept, others are dropped."""
     source = chunks / "corpus"
     if source.exists() and source.read_text(encoding="utf-8") != fingerprint:
-        log.warning("%s holds pieces of another corpus; starting over", folder)
-        shutil.rmtree(folder)
+        log.warning("%s holds pieces of another corpus; starting over", chunks)
+        shutil.rmtree(chunks)
     (folder / "manifest.json").unlink(missing_ok=True)
     chunks.mkdir(parents=True, exist_ok=True)
     _write(source, fingerprint)
@@ -140,14 +146,15 @@ def _load_chunk(file: Path, vocabulary: dict[str, int]) -> list[list[int]]:
     return [row.tolist() for row in np.split(renumbered[flat], np.cumsum(lengths)[:-1])]
 
 
-def _check_manifest(folder: Path, fingerprint: str) -> None:
+def _check_manifest(folder: Path, fingerprint: str, passages: int) -> None:
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"retriever.index {folder} holds no finished index; make it with `cusearch index CONFIG`"
         ) from error
-    if manifest.get("format") != FORMAT or manifest.get("corpus") != fingerprint:
+    wanted = {"format": FORMAT, "corpus": fingerprint, "passages": passages}
+    if manifest != wanted:
         raise ConfigError(
             f"retriever.index {folder} is of another corpus than retriever.corpus (or of another version); delete it "
             "and run `cusearch index CONFIG`"

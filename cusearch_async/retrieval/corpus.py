@@ -67,7 +67,8 @@ class Corpus(Sequence[Passage]):
 
     @property
     def fingerprint(self) -> str:
-        """Of its size and of 64 pieces of it; another corpus has another."""
+        """Of its size and of 64 pieces of 1 MiB. Of a corpus of over 64 MiB it does not see an edit between the pieces
+        that keeps the size."""
         digest = xxhash.xxh3_128(str(len(self._text)).encode())
         for place in np.linspace(0, max(0, len(self._text) - _BLOCK), _BLOCKS, dtype=np.int64).tolist():
             digest.update(self._text[place : place + _BLOCK])

@@ -35,6 +35,10 @@ def in_memory(passages: Sequence[Passage], settings: RetrieverConfig) -> Index:
 def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: Callable[[int, int], None]) -> None:
     """Make the index of a corpus in `folder`; goes on where it was interrupted. Raises: ConfigError."""
     folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f".{STARTS}"
+    with unfinished.open("wb") as file:
+        np.save(file, corpus.starts)
+    unfinished.replace(folder / STARTS)
     if settings.backend == "bm25":
         try:
             bm25.build(corpus, folder, corpus.fingerprint, on_progress)
@@ -46,7 +50,6 @@ def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: 
         dense.build(corpus, folder, settings.dense, corpus.fingerprint, on_progress)
     else:
         raise ConfigError(f"retriever.backend {settings.backend!r} has no index; bm25 and dense have")
-    np.save(folder / STARTS, corpus.starts)
 
 
 def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:

@@ -12,6 +12,7 @@ GET /health says what is served, GET /metrics the same as Prometheus figures.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from cusearch_async.retrieval.backend import Backend, Context, Query, Scored, SearchFailed
+
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 << 20
 MAX_QUERIES = 1024
@@ -96,7 +99,11 @@ class Retriever:
 
     async def retrieve(self, http: web.Request) -> web.Response:
         began = time.perf_counter()
-        status, answer = await self._answer(http)
+        try:
+            status, answer = await self._answer(http)
+        except Exception as error:  # the engine's own; whoever asked must be told, and others still be served
+            log.exception("a search failed")
+            status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
         self._seconds.observe(time.perf_counter() - began)
         self._statuses.labels(str(status)).inc()
         return web.json_response(answer, status=status)

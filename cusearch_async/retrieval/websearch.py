@@ -69,13 +69,18 @@ class _Failure:
 
 def web_search(engine: Engine, settings: WebConfig) -> WebSearch:
     """Raises: ConfigError when the key is not in the environment or cannot be one, or the cache cannot be made."""
-    variable = _SERVICES[engine].key_variable
+    variable = key_variable(engine)
     key = os.environ.get(variable, "").strip()
     if not key:
         raise ConfigError(f"retriever.backend {engine!r} needs a key: set the environment variable {variable}")
     if not re.fullmatch(r"[!-~]+", key):  # said without the key
         raise ConfigError(f"{variable} must be one word of ASCII characters; what it holds cannot be a key")
     return WebSearch(engine, settings, key)
+
+
+def key_variable(engine: Engine) -> str:
+    """The environment variable that holds the service's key."""
+    return _SERVICES[engine].key_variable
 
 
 def tidy_query(text: str) -> str:
@@ -266,7 +271,7 @@ class WebSearch:
         status = response.status
         reason = f"it answers {status}: {self._short(body.decode('utf-8', 'replace'))}"
         if status in (401, 403):
-            variable = _SERVICES[self._engine].key_variable
+            variable = key_variable(self._engine)
             return _Failure(f"{reason}; it refuses the key, mend {variable}", status=403, is_final=True)
         if status == 429 or status >= 500:
             return _Failure(reason, 429 if status == 429 else 502, retry_after_s=_retry_after_s(response))

@@ -153,7 +153,10 @@ class ZeroSearch:
             key = os.environ.get("CUSEARCH_SIMULATOR_KEY")
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
-            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
+            # as many at once as ask: the worker and the simulator have their own limits
+            self._session = aiohttp.ClientSession(
+                headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+            )
         try:
             async with self._session.post(f"{settings.url}/chat/completions", json=body) as response:
                 if response.status != 200:
@@ -172,6 +175,6 @@ def _text_of(answer: Any) -> str:
         text = answer["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(f"no chat completion: {answer!r:.200}") from error
-    if not isinstance(text, str):
+    if not isinstance(text, str) or not text.strip():
         raise ValueError(f"a chat completion without text: {answer!r:.200}")
     return text

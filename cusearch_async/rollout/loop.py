@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cusearch_async.algorithm.staleness import question_index, ticket_limit
 from cusearch_async.config import Config
-from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.errors import SearchRefused, WeightsUnavailable
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.retrieval import SearchClient
@@ -142,9 +142,10 @@ class RolloutLoop:
         try:
             async with asyncio.timeout(self._config.episode.timeout_s):
                 trajectory = await self._player.play(self._questions[index], place.ticket, place.rollout, self._name)
-        except TimeoutError:
-            self._activity.timeouts += 1
-            log.warning("episode %d:%d ran out of time; its ticket goes back", place.ticket, place.rollout)
+        except (TimeoutError, SearchRefused) as error:
+            self._activity.timeouts += isinstance(error, TimeoutError)
+            why = str(error) or "it ran out of time"
+            log.warning("episode %d:%d failed, its ticket goes back: %s", place.ticket, place.rollout, why)
             self._forget(place)
             await self._buffer.release(self._name, [place.ticket], failed=True)
             return

@@ -1,7 +1,8 @@
 """The search client of a rollout worker: Search-R1's protocol, over one aiohttp session.
 
 A retriever that fails is not a search that finds nothing: failures are retried until the retriever has been down for
-`outage_s`, then raised as RetrievalUnavailable. They never become documents.
+`outage_s`, then raised as RetrievalUnavailable. They never become documents. A search that fails for so long while
+others are answered is SearchRefused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import aiohttp
 import numpy as np
 
 from cusearch_async.config import Config, RetrieverConfig
-from cusearch_async.errors import RetrievalUnavailable
+from cusearch_async.errors import RetrievalUnavailable, SearchRefused
 from cusearch_async.types import Question
 
 _FIRST_PAUSE_S = 0.1
@@ -70,8 +71,8 @@ class SearchClient:
         """Contents of the documents found, best first; empty when there are none. `draw` is the search's own random
         number; `question` and `ticket` say whose search it is.
 
-        Raises: RetrievalUnavailable when the retriever does not answer properly for `outage_s`, or refuses
-        the request as wrong."""
+        Raises: RetrievalUnavailable when the retriever answers nobody properly for `outage_s`, or refuses the request
+        as wrong; SearchRefused when it answers others."""
         body = self._body(query, draw, question, ticket)
         if not self._settings.is_deterministic:
             return await self._insist(body, self._settings.outage_s)
@@ -118,11 +119,16 @@ class SearchClient:
                 self.failures[_kind(error)] += 1
                 self._failed_in_a_row += 1
                 self._down_since = self._down_since or time.monotonic()
-                if time.monotonic() - began + self._pause_s > outage_s:
+                if self.down_s + self._pause_s > outage_s:
                     raise RetrievalUnavailable(
                         f"the retriever at {self._settings.url} has not answered properly for "
-                        f"{outage_s:g} s ({type(error).__name__}: {error}); start it "
-                        "(`python -m workers.retriever CONFIG`) or mend retriever.url"
+                        f"{outage_s:g} s ({_told(error)}); start it (`python -m workers.retriever CONFIG`) or mend "
+                        "retriever.url"
+                    ) from error
+                if time.monotonic() - began > outage_s:
+                    raise SearchRefused(
+                        f"the retriever at {self._settings.url} answers others, but for {outage_s:g} s not the search "
+                        f"for {body['queries'][0]!r:.200} ({_told(error)})"
                     ) from error
                 await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))
             else:
@@ -155,8 +161,17 @@ class SearchClient:
                 raise RetrievalUnavailable(
                     f"the retriever at {self._settings.url} refuses a search ({response.status}): {text}"
                 )
-            response.raise_for_status()
+            if response.status != 200:
+                text = (await response.text())[:200]
+                info, history = response.request_info, response.history
+                raise aiohttp.ClientResponseError(info, history, status=response.status, message=text)
             return _contents(await response.json(content_type=None))
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"it answers {error.status}: {error.message}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _kind(error: Exception) -> str:

@@ -29,7 +29,11 @@ found something. answered: the episode ended with an answer."""
 
 
 async def evaluate(player: Player, questions: Sequence[Question], temperature: float, at_once: int) -> list[Trajectory]:
-    """One episode per question, in their order; `temperature` 0 is greedy."""
+    """One episode per question, in their order; `temperature` 0 is greedy.
+
+    Raises: ConfigError before the first is played when a question does not fit."""
+    for question in questions:
+        player.prompt(question)
     room = asyncio.Semaphore(at_once)
 
     async def one(number: int, question: Question) -> Trajectory:

@@ -76,14 +76,24 @@ def test_rows_without_a_place_are_named_after_their_file_and_line(write):
 def test_what_is_written_is_search_r1s_schema_and_is_read_back(tmp_path, write):
     before = load_questions([write(ROW, ROW | {"data_source": "hotpotqa"})])
     path = tmp_path / "out" / "test.parquet"
-    write_parquet(before, path, "test")
+    write_parquet(before, path)
     (first, _) = parquet.read_table(path).to_pylist()
     assert first["prompt"][0]["role"] == "user"
     assert "who wrote Dubliners?" in first["prompt"][0]["content"]
     assert first["reward_model"] == {"style": "rule", "ground_truth": {"target": ["James Joyce", "Joyce"]}}
-    assert first["extra_info"] == {"split": "test", "index": 0}
-    after = load_questions([str(path)])
-    assert [(q.text, q.answers, q.category) for q in after] == [(q.text, q.answers, q.category) for q in before]
+    assert first["extra_info"] == {"split": "train", "index": "3"}
+    assert load_questions([str(path)]) == before, "of the same ids: the same groups"
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl"])
+def test_a_missing_index_is_the_id_or_the_row(write, name):
+    rows = [{**ROW, "id": f"x{i}", "extra_info": {"split": "train", "index": None}} for i in range(2)]
+    assert [q.id for q in load_questions([write(*rows, name=name)])] == ["nq/train/x0", "nq/train/x1"]
+
+
+def test_a_ground_truth_that_is_a_text_is_the_answer(write):
+    row = {"question": "q", "reward_model": {"style": "rule", "ground_truth": "Joyce"}}
+    assert load_questions([write(row)])[0].answers == ("Joyce",)
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("a", "a?"), (" a? ", "a?"), ("a ? ", "a ?"), ("ä.", "ä.?")])

@@ -150,6 +150,22 @@ def test_pieces_of_another_corpus_are_not_gone_on_with(settings, write, monkeypa
     assert found(made(settings)) == found(Bm25Index.in_memory(MANY[::-1]))
 
 
+def test_nothing_of_others_is_deleted_when_the_index_starts_over(write, tmp_path, monkeypatch):
+    """The index may be in the folder of the corpus."""
+    monkeypatch.setattr(bm25, "_CHUNK", 50)
+    settings = RetrieverConfig(corpus=str(write(*lines(MANY))), index=tmp_path)
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(settings, stop)
+    write(*lines(MANY[::-1]))
+    made(settings)
+    made(settings)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bm25", "corpus.jsonl", "manifest.json", "passages.npy"]
+
+
 def test_an_index_of_another_corpus_is_named(settings, write):
     made(settings)
     write(*lines([*MANY[:-1], {"id": "x", "contents": "another one altogether"}]))

@@ -261,8 +261,11 @@ def test_no_latency_is_none_and_a_flat_one_is_constant():
 
 
 class Failing:
+    def __init__(self, error):
+        self.error = error
+
     async def search(self, queries, topk):
-        raise SearchFailed("the engine is out of order", 504)
+        raise self.error
 
     def facts(self):
         return {"passages": 7, "engine": "a text"}
@@ -272,7 +275,8 @@ class Failing:
 
 
 async def test_an_engine_that_fails_is_answered_with_its_status_and_the_server_lives_on():
-    async with TestClient(TestServer(Retriever(Failing()).application())) as client:
+    failing = Failing(SearchFailed("the engine is out of order", 504))
+    async with TestClient(TestServer(Retriever(failing).application())) as client:
         assert await ask(client, queries=["x"]) == (504, {"error": "the engine is out of order"})
         async with client.get("/health") as response:
             assert await response.json() == {"status": "ok", "queries": 1, "passages": 7, "engine": "a text"}
@@ -281,6 +285,13 @@ async def test_an_engine_that_fails_is_answered_with_its_status_and_the_server_l
     assert 'retriever_requests_total{status="504"} 1.0' in figures
     assert "retriever_passages 7.0" in figures
     assert "retriever_request_seconds_count 1.0" in figures
+
+
+async def test_an_engine_that_breaks_is_a_500_with_its_reason():
+    async with TestClient(TestServer(Retriever(Failing(MemoryError("no room"))).application())) as client:
+        assert await ask(client, queries=["x"]) == (500, {"error": "MemoryError: no room"})
+        async with client.get("/metrics") as response:
+            assert 'retriever_requests_total{status="500"} 1.0' in await response.text()
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ def test_any_text_gives_at_most_topk_tidy_documents(text, topk):
         (Model({"choices": []}), "no chat completion"),
         (Model(["x"]), "no chat completion"),
         (Model({"choices": [{"message": {"content": None}}]}), "without text"),
+        (Model(" \n"), "without text"),
     ],
 )
 async def test_a_failure_is_no_document(model, said):

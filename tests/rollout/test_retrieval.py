@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from transformers import AutoTokenizer
 
 from cusearch_async.config import EpisodeConfig, RetrieverConfig
-from cusearch_async.errors import RetrievalUnavailable
+from cusearch_async.errors import RetrievalUnavailable, SearchRefused
 from cusearch_async.host import free_port
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.local import LocalSearch, Simulation
@@ -269,7 +269,7 @@ async def test_equal_searches_on_their_way_are_asked_once_of_a_deterministic_eng
     assert found[0] is not found[1], "each may do with its list what it wants"
 
 
-@pytest.mark.parametrize("noise", [{"noise": 0.5}, {"distractors": 1}, {"backend": "zerosearch"}])
+@pytest.mark.parametrize("noise", [{"noise": 0.5}, {"distractors": 1}, {"backend": "zerosearch", "timeout_s": 60}])
 async def test_an_engine_that_draws_is_asked_every_time(noise):
     service = Service(waits_for_more(5))
     async with client_of(service, **noise) as client:
@@ -293,7 +293,7 @@ async def test_only_a_simulated_engine_is_told_the_question_and_its_answers():
         ("zerosearch", [{"question": QUESTION.text, "answers": ["Lima"], "step": 3}]),
     ):
         service = Service(finds("Lima"))
-        async with client_of(service, backend=backend) as client:
+        async with client_of(service, backend=backend, timeout_s=60) as client:
             await client.search("capital of Peru", 1, QUESTION, 14)
         assert service.bodies[0].get("contexts") == contexts
 
@@ -373,3 +373,18 @@ async def test_an_episode_whose_retriever_stays_broken_makes_no_trajectory(failu
     async with client_of(Service(failure), timeout_s=0.1) as client:
         with pytest.raises(RetrievalUnavailable, match="has not answered properly"):
             await play(client)
+
+
+async def test_a_search_that_is_never_answered_while_others_are_is_refused_by_itself():
+    async def poisoned(service, request):
+        query = (await request.json())["queries"][0]
+        return await (answers("content filter", 502) if query == "poison" else finds("Lima"))(service, request)
+
+    async with client_of(Service(poisoned), outage_s=0.5) as client:
+        failing = asyncio.create_task(client.search("poison", 0, QUESTION, 0))
+        number = 0
+        while not failing.done():
+            assert await client.search(f"q{number}", number, QUESTION, 0) == ["Lima"]
+            number += 1
+        with pytest.raises(SearchRefused, match=r"answers others.*'poison'.*it answers 502: content filter"):
+            await failing
