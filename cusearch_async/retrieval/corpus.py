@@ -28,11 +28,7 @@ class Corpus(Sequence[Passage]):
 
         Raises: ConfigError naming the file, the line and the field."""
         self._path = path
-        try:
-            with path.open("rb") as file:
-                self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"retriever.corpus: cannot read {path}: {error}") from error
+        self._text = _mapped(path)
         starts: list[int] = []
         position = 0
         for number, line in enumerate(iter(self._text.readline, b""), start=1):
@@ -52,11 +48,7 @@ class Corpus(Sequence[Passage]):
         """A corpus that was read before; `starts` are its `starts` then."""
         corpus = cls.__new__(cls)
         corpus._path = path
-        try:
-            with path.open("rb") as file:
-                corpus._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"retriever.corpus: cannot read {path}: {error}") from error
+        corpus._text = _mapped(path)
         corpus._starts = starts
         return corpus
 
@@ -88,6 +80,14 @@ class Corpus(Sequence[Passage]):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
         return _read_line(self._text[self._starts[row] : self._starts[row + 1]], f"{self._path}, row {row}")
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise ConfigError(f"retriever.corpus: cannot read {path}: {error}") from error
 
 
 def _read_line(line: bytes, where: str) -> Passage:
