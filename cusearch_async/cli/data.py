@@ -57,7 +57,8 @@ def report(source: str, console: Console) -> bool:
         answers += len(question.answers)
         if ids[question.id] > 1:
             problems.append(f"{row.where.removeprefix(f'{path}, ')}: the id {question.id!r} was there before")
-    shown = Table(title=escape(str(path)))
+    console.print(str(path), style="bold", markup=False, highlight=False, soft_wrap=True)
+    shown = Table(box=None, pad_edge=False)
     shown.add_column("source")
     shown.add_column("questions", justify="right")
     for category, count in categories.items():

@@ -6,15 +6,17 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, Qwen2Config
 
 from cusearch_async import host
 from cusearch_async.config import STARTER
+from cusearch_async.transport.server import is_listening
 from tests.conftest import wait_until
+from tests.retrieval.test_dense import SMALL, save_model, sentences
 from tests.system.conftest import Run
 from tests.system.test_run import finish
 
@@ -64,6 +66,34 @@ def test_each_architecture_goes_through_the_whole_loop(run: Run, tmp_path: Path,
     assert "loaded weights v000001-e1" in run.log("rollout-0")
     saved = AutoModelForCausalLM.from_pretrained(run.folder / "checkpoints" / "step000002" / "model")
     assert saved.config.tie_word_embeddings is tied
+
+
+@pytest.mark.parametrize("backend", ["bm25", "dense"])
+def test_an_index_that_the_command_makes_is_served(run: Run, tmp_path: Path, backend: str):
+    corpus, index = tmp_path / "corpus.jsonl", tmp_path / "index"
+    texts = [f"the number of city {word} is {word[::-1]}" for word in sentences(300)]
+    rows = (json.dumps({"id": str(i), "contents": f'"City"\n{text}'}) + "\n" for i, text in enumerate(texts))
+    corpus.write_text("".join(rows))
+    settings = {"retriever.backend": backend, "retriever.corpus": corpus, "retriever.index": index}
+    if backend == "dense":
+        settings["retriever.dense.encoder"] = save_model(tmp_path / "encoder", BertModel, BertConfig(**SMALL))
+    run.overrides |= settings
+    too_early = run.worker("retriever")
+    status, output = finish(too_early, 60)
+    assert (status, "make it with `cusearch index CONFIG`" in output) == (1, True), output
+    status, output = finish(run.cusearch("index"), 120)
+    assert status == 0, output
+    assert "300 passages indexed" in output
+    retriever = run.worker("retriever", tmp_path / "log")
+    wait_until(lambda: is_listening(run.overrides["retriever.url"]) or retriever.poll() is not None, 60)
+    body = json.dumps({"queries": [f'"City"\n{texts[7]}', "", "zzz"], "topk": 2, "return_scores": False}).encode()
+    request = Request(f"{run.overrides['retriever.url']}/retrieve", body, {"Content-Type": "application/json"})
+    with urlopen(request) as response:
+        found, blank, _ = json.load(response)["result"]
+    assert len(found) == 2
+    assert blank == []
+    if backend == "bm25":
+        assert found[0]["id"] == "7"
 
 
 def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
