@@ -14,11 +14,11 @@ from pathlib import Path
 from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions
-from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.metrics import read_metrics
 from cusearch_async.models import check_model
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.loop import load_announced
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.training.evaluation import evaluate, summarize
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
@@ -78,13 +78,7 @@ async def load_due(buffer: RedisBuffer, engine: Engine, store: WeightStore, scor
     state = await buffer.state()
     if not is_due(state, scored, config):
         return None
-    try:
-        await engine.load(store, state.weights, check=False)
-    except WeightsUnavailable:
-        if (await buffer.state()).weights == state.weights:
-            raise
-        return None  # a newer one has replaced it
-    return engine.version
+    return engine.version if await load_announced(buffer, engine, store, state.weights, check=False) else None
 
 
 def is_due(state: RunState, scored: int, config: Config) -> bool:

@@ -39,6 +39,19 @@ class Activity:
     weight_load_s: float = 0.0
 
 
+async def load_announced(buffer: Buffer, engine: Engine, store: WeightStore, name: str, check: bool) -> bool:
+    """Load the version that was announced as `name`; False when a newer one has replaced it meanwhile.
+
+    Raises: WeightsUnavailable when it should be there and is not."""
+    try:
+        await engine.load(store, name, check)
+    except WeightsUnavailable:
+        if (await buffer.state()).weights == name:
+            raise
+        return False
+    return True
+
+
 class RolloutLoop:
     """Consumes tickets of `buffer`, produces trajectories in it. Waits for weights and for admission; unblocked
     by the learner's `announce`."""
@@ -72,7 +85,7 @@ class RolloutLoop:
         self._activity = Activity(weight_loads=1)
         try:
             async with asyncio.TaskGroup() as tasks:
-                helpers = [tasks.create_task(self._follow_weights()), tasks.create_task(self._beat())]
+                helpers = [tasks.create_task(self._follow_weights(stop)), tasks.create_task(self._beat(stop))]
                 episodes = await self._admit(tasks, stop)
                 for task in [*helpers, *episodes]:
                     task.cancel()
@@ -83,8 +96,8 @@ class RolloutLoop:
         while not stop.is_set() and not await self._pick_up():
             await asyncio.sleep(POLL_S)
 
-    async def _follow_weights(self) -> None:
-        while True:
+    async def _follow_weights(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():  # a library in between may swallow the one cancellation that ends this
             await self._pick_up()
             await asyncio.sleep(POLL_S)
 
@@ -95,13 +108,8 @@ class RolloutLoop:
             return bool(self._engine.loaded)
         check = self._activity.weight_loads % self._config.rollout.canary_every == 0
         started, before = time.monotonic(), self._engine.version
-        try:
-            await self._engine.load(self._store, state.weights, check)
-        except WeightsUnavailable:
-            newest = await self._buffer.state()
-            if newest.weights == state.weights:
-                raise
-            return bool(self._engine.loaded)  # a newer version has replaced it; the next poll takes that one
+        if not await load_announced(self._buffer, self._engine, self._store, state.weights, check):
+            return bool(self._engine.loaded)  # the next poll takes the newer one
         self._activity.weight_loads += 1
         self._activity.weight_load_s += time.monotonic() - started
         log.info("loaded weights %s", state.weights)
@@ -159,8 +167,8 @@ class RolloutLoop:
         if not self._in_flight[place.ticket]:
             del self._in_flight[place.ticket]
 
-    async def _beat(self) -> None:
-        while True:
+    async def _beat(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
             await self._buffer.heartbeat(self._name, list(self._in_flight), self._facts())
             await asyncio.sleep(HEARTBEAT_S)
 

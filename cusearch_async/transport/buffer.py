@@ -28,14 +28,7 @@ from redis import exceptions
 from cusearch_async.algorithm import methods
 from cusearch_async.batcher import Batcher
 from cusearch_async.config import Config
-from cusearch_async.errors import (
-    BufferLost,
-    ConfigError,
-    CorruptPayload,
-    EmptyPool,
-    Fenced,
-    InvalidTrajectory,
-)
+from cusearch_async.errors import BufferLost, ConfigError, CorruptPayload, EmptyPool, Fenced, InvalidTrajectory
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.contract import Ledger, Outcome, Place, Queues, RunState, Shape, shape_of

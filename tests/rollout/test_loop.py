@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -99,3 +100,25 @@ async def test_a_worker_that_is_stopped_gives_everything_back(parts):
     await working
     assert run.requeue == set(range(8))
     assert not player.playing
+
+
+async def test_a_worker_ends_though_its_engine_swallows_the_cancellation(parts):
+    run, buffer, player, loop = parts
+    await buffer.recover(0, State(), {})
+    await buffer.announce(0, "v000000-e1")
+    stop = asyncio.Event()
+    working = asyncio.create_task(loop.run(stop))
+    await until(lambda: len(player.playing) == 16)
+    loading = asyncio.Event()
+
+    async def load(store, name, check):
+        loading.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    loop._engine.load = load
+    await buffer.announce(1, "v000001-e1")
+    await loading.wait()
+    stop.set()
+    await asyncio.wait_for(working, 5)
+    assert not run.leases
