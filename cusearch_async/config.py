@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import write_whole
 from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel, Singleton
 
 _OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
@@ -494,9 +495,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved settings, every key, as TOML that `load_config` reads back."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
-    unfinished.replace(path)
+    write_whole(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
 
 
 def redis_password() -> str | None:

@@ -13,6 +13,7 @@ import bm25s
 import numpy as np
 
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import write_whole
 from cusearch_async.retrieval.backend import Passage, Scored
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def build(passages: Sequence[Passage], folder: Path, fingerprint: str, on_progre
     unfinished.rename(finished)
     shutil.rmtree(folder / "bm25.old", ignore_errors=True)
     manifest = {"format": FORMAT, "corpus": fingerprint, "passages": len(passages)}
-    _write(folder / "manifest.json", json.dumps(manifest, indent=1))
+    write_whole(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
     shutil.rmtree(chunks)
 
 
@@ -121,7 +122,7 @@ def _begin(folder: Path, chunks: Path, fingerprint: str) -> None:
         shutil.rmtree(chunks)
     (folder / "manifest.json").unlink(missing_ok=True)
     chunks.mkdir(parents=True, exist_ok=True)
-    _write(source, fingerprint)
+    write_whole(source, fingerprint.encode())
 
 
 def _save_chunk(file: Path, tokens: Any) -> None:
@@ -159,9 +160,3 @@ def _check_manifest(folder: Path, fingerprint: str, passages: int) -> None:
             f"retriever.index {folder} is of another corpus than retriever.corpus (or of another version); delete it "
             "and run `cusearch index CONFIG`"
         )
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

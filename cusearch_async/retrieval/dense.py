@@ -19,11 +19,13 @@ import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
 
 from cusearch_async.config import DenseConfig
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import write_whole
 from cusearch_async.models import first_line
+from cusearch_async.retrieval import pretrained
 from cusearch_async.retrieval.backend import Passage, Scored
 
 log = logging.getLogger(__name__)
@@ -93,7 +95,7 @@ class Encoder:
 
     def _embed(self, texts: Sequence[str], max_tokens: int) -> NDArray[np.float32]:
         """[n, dim] of one batch."""
-        whole = [text.encode("utf-8", "replace").decode() for text in texts]  # tokenizers refuse half a character
+        whole = pretrained.whole_characters(texts)
         batch = self._tokenizer(whole, truncation=True, max_length=max_tokens, padding=True, return_tensors="pt")
         batch = batch.to(self._settings.device)
         with torch.inference_mode():
@@ -111,29 +113,19 @@ class Encoder:
 
 def _load(settings: DenseConfig) -> tuple[Any, Any]:
     """Tokenizer and model. Raises: ConfigError."""
-    name, device = settings.encoder, settings.device
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        tokenizer.padding_side = "right"  # the first place is the cls token's
-        model, report = AutoModel.from_pretrained(
-            name, dtype=torch.float16 if device.startswith("cuda") else torch.float32, output_loading_info=True
-        )
-        if model.config.is_encoder_decoder:
-            model = model.get_encoder()
-        model = model.to(device).eval()
-    except Exception as error:  # what transformers and torch raise here has no common type
-        raise ConfigError(
-            f"retriever.dense.encoder {name!r} cannot be loaded on {device!r}: {first_line(error)}; "
-            "use a Hugging Face id or a local folder"
-        ) from error
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what is made up where there are no files
-        raise ConfigError(f"retriever.dense.encoder {name!r} has no tokenizer files; put tokenizer.json beside it")
-    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key and not key.startswith("decoder."))
+    setting = "retriever.dense.encoder"
+    tokenizer, model, missing = pretrained.load(AutoModel, settings.encoder, settings.device, setting, part=_encoder_of)
+    tokenizer.padding_side = "right"  # the first place is the cls token's
+    missing = [key for key in missing if "pooler" not in key and not key.startswith("decoder.")]
     if missing:
         raise ConfigError(
-            f"retriever.dense.encoder {name!r} lacks weights ({', '.join(missing[:3])}); its vectors would be random"
+            f"{setting} {settings.encoder!r} lacks weights ({', '.join(missing[:3])}); its vectors would be random"
         )
     return tokenizer, model
+
+
+def _encoder_of(model: Any) -> Any:
+    return model.get_encoder() if model.config.is_encoder_decoder else model
 
 
 class DenseIndex:
@@ -385,10 +377,4 @@ def _damaged(folder: Path, problem: str) -> ConfigError:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.part")
-    with unfinished.open("w", encoding="utf-8") as file:
-        json.dump(values, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    write_whole(path, json.dumps(values, indent=1).encode())

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 
 from cusearch_async.config import RerankConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import first_line
+from cusearch_async.retrieval import pretrained
 from cusearch_async.retrieval.backend import Passage, Scored
 
 _BATCH = 64
@@ -84,7 +85,7 @@ class Reranker:
     def _cut(self, texts: Sequence[str]) -> list[str]:
         """Each to as many tokens as a pair may have. Tokenizers make a piece of every two overflows of a pair: of two
         long texts, gigabytes."""
-        whole = [text.encode("utf-8", "replace").decode() for text in texts]  # they refuse half a character
+        whole = pretrained.whole_characters(texts)
         kept = self._tokenizer(
             whole,
             truncation=True,
@@ -97,28 +98,14 @@ class Reranker:
 
 def _load(name: str | None, device: str) -> tuple[Any, Any]:
     """Tokenizer and model. Raises: ConfigError."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model, report = AutoModelForSequenceClassification.from_pretrained(
-            name, dtype=torch.float16 if device.startswith("cuda") else torch.float32, output_loading_info=True
-        )
-        model = model.to(device).eval()
-    except Exception as error:  # what transformers and torch raise here has no common type
-        raise ConfigError(
-            f"retriever.rerank.model {name!r} cannot be loaded on {device!r}: {first_line(error)}; "
-            "use a Hugging Face id or a local folder"
-        ) from error
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what is made up where there are no files
-        raise ConfigError(f"retriever.rerank.model {name!r} has no tokenizer files; put tokenizer.json beside it")
-    if report["missing_keys"]:
-        raise ConfigError(
-            f"retriever.rerank.model {name!r} is no cross-encoder: it lacks weights "
-            f"({', '.join(sorted(report['missing_keys'])[:3])})"
-        )
+    setting = "retriever.rerank.model"
+    tokenizer, model, missing = pretrained.load(AutoModelForSequenceClassification, name, device, setting)
+    if missing:
+        raise ConfigError(f"{setting} {name!r} is no cross-encoder: it lacks weights ({', '.join(missing[:3])})")
     if model.config.num_labels not in (1, 2):
         raise ConfigError(
-            f"retriever.rerank.model {name!r} has {model.config.num_labels} labels; a cross-encoder has one, or two "
-            "of which the last is relevance"
+            f"{setting} {name!r} has {model.config.num_labels} labels; a cross-encoder has one, or two of which the "
+            "last is relevance"
         )
     return tokenizer, model
 

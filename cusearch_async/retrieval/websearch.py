@@ -15,7 +15,6 @@ import os
 import random
 import re
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import msgspec
 
 from cusearch_async.config import WebConfig
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import write_whole
 from cusearch_async.retrieval.backend import Passage, Query, Scored, SearchFailed
 
 log = logging.getLogger(__name__)
@@ -323,13 +323,10 @@ class _Cache:
         return documents if 0 <= time.time() - entry.written <= self._ttl_s else None
 
     def write(self, engine: Engine, query: str, topk: int, documents: list[Passage]) -> None:
-        path = self._path(engine, query, topk)
-        unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        entry = _Entry(engine, query, topk, time.time(), documents)
         try:
-            unfinished.write_bytes(msgspec.json.encode(_Entry(engine, query, topk, time.time(), documents)))
-            unfinished.replace(path)
+            write_whole(self._path(engine, query, topk), msgspec.json.encode(entry))
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             log.warning("the answer for %.100r is not cached: %s", query, error)
 
     def _path(self, engine: Engine, query: str, topk: int) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
+from cusearch_async.files import write_whole
 from cusearch_async.metrics import Metrics, read_metrics
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ class MetricsLog:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "metrics.jsonl"
         kept = [row for row in read_metrics(self._path) if row["step"] < from_step]
-        self._path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept).encode())
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=from_step)
 
     def write(self, step: int, metrics: Metrics) -> None:

@@ -1,0 +1,40 @@
+"""Models that a retriever uses: loaded from the Hub or a folder, checked, and on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from cusearch_async.errors import ConfigError
+from cusearch_async.models import first_line
+
+
+def load(
+    auto: Any, name: str | None, device: str, setting: str, part: Callable[[Any], Any] = lambda model: model
+) -> tuple[Any, Any, list[str]]:
+    """Tokenizer, model, and the weights that it needs and `name` lacks. Float16 on a GPU, float32 on a CPU.
+
+    `auto` is the transformers class that loads it, `part` what of the model is wanted, `setting` what the config calls
+    `name`. Raises: ConfigError when it cannot be loaded, or has no tokenizer."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model, report = auto.from_pretrained(
+            name, dtype=torch.float16 if device.startswith("cuda") else torch.float32, output_loading_info=True
+        )
+        model = part(model).to(device).eval()
+    except Exception as error:  # what transformers and torch raise here has no common type
+        raise ConfigError(
+            f"{setting} {name!r} cannot be loaded on {device!r}: {first_line(error)}; "
+            "use a Hugging Face id or a local folder"
+        ) from error
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what is made up where there are no files
+        raise ConfigError(f"{setting} {name!r} has no tokenizer files; put tokenizer.json beside it")
+    return tokenizer, model, sorted(report["missing_keys"])
+
+
+def whole_characters(texts: Sequence[str]) -> list[str]:
+    """Texts without the halves of characters (lone surrogates) that tokenizers refuse."""
+    return [text.encode("utf-8", "replace").decode() for text in texts]
