@@ -159,9 +159,9 @@ def start_child(
             output.close()
 
 
-def die_with_parent() -> None:
-    """The kernel sends this process SIGTERM when the one that started it ends, in whatever way."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """The kernel sends this process a signal when the one that started it ends, in whatever way."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
 
 
 @contextmanager
@@ -192,3 +192,10 @@ def _end_when_child_fails(rank: int, child: subprocess.Popen[bytes]) -> None:
     if status:
         log.error("rank %d ended with status %d; the learner ends too", rank, status)
         os._exit(1)
+
+
+if "__mp_main__" in sys.modules:
+    # This is a process that multiprocessing has spawned from one of ours, as vLLM does its engine: it imports what ours
+    # has, before all else. SIGTERM would not end an engine that waits for its dead worker to greet it. Not covered:
+    # a worker that ends before its engine has come this far (a fraction of a second); vLLM gives up after five minutes.
+    die_with_parent(signal.SIGKILL)

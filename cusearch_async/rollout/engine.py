@@ -76,7 +76,6 @@ class Engine:
             enable_prefix_caching=True,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
-            worker_extension_cls="cusearch_async.rollout.engine_process.EngineProcess",
             disable_log_stats=True,
             **{name: value for name, value in optional.items() if value is not None},
         )

@@ -109,13 +109,21 @@ def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(r
     assert psutil.wait_procs(family, timeout=20)[1] == []
 
 
-def test_an_engine_does_not_outlive_its_worker(run: Run):
+@pytest.mark.parametrize("when", ["while the engine starts", "when it is ready"])
+def test_an_engine_does_not_outlive_its_worker(run: Run, when: str):
     services = [run.cusearch("redis"), run.worker("retriever")]
-    rollout = run.worker("rollout", stdout=run.folder.parent / "rollout.log")
-    wait_until(lambda: "ready" in (run.folder.parent / "rollout.log").read_text(errors="replace"), START_S)
+    log = run.folder.parent / "rollout.log"
+    rollout = run.worker("rollout", stdout=log)
+
+    def engines() -> list[psutil.Process]:
+        return [p for p in psutil.Process(rollout.pid).children(recursive=True) if "VLLM" in p.name()]
+
+    wait_until(
+        engines if when == "while the engine starts" else lambda: "ready" in log.read_text(errors="replace"), START_S
+    )
     assert [service.poll() for service in services] == [None, None]
+    assert engines()
     family = psutil.Process(rollout.pid).children(recursive=True)
-    assert any("VLLM" in process.name() for process in family)
     rollout.kill()
     assert psutil.wait_procs(family, timeout=20)[1] == []
 
