@@ -20,10 +20,10 @@ demo: setup
 	$(BIN)/cusearch demo $(ARGS)
 
 test: test-fast lint
-	$(BIN)/python -m pytest -m "system or gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "system or gpu"
 
 test-fast: setup
-	$(BIN)/python -m pytest -n 2 -m "not system and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not system and not gpu"
 
 # kill -9 of each process twenty times; random interleavings of the buffer on both backends; mutated payloads
 test-chaos: setup

@@ -11,16 +11,19 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cusearch_async.algorithm.staleness import question_index, ticket_limit
 from cusearch_async.config import Config
 from cusearch_async.errors import SearchRefused, WeightsUnavailable
-from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.transport.contract import Buffer, Place
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question
+
+if TYPE_CHECKING:  # it brings vLLM
+    from cusearch_async.rollout.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -50,7 +50,9 @@ def launch(atlas_config, tmp_path):
         (["--method.budget", "1000"], ["K = 1000", "N G = 192"]),
         (["--loss.minibatch", "36"], ["K = 96", "M = 36"]),
         (["--method.name", "sgda"], ["sgda", "sdga_phase"]),
-        (["--episode.max_turn_tokens", "200"], ["1736", "1024", "max_turn_tokens"]),
+        pytest.param(
+            ["--episode.max_turn_tokens", "200"], ["1736", "1024", "max_turn_tokens"], marks=pytest.mark.system
+        ),
     ],
 )
 def test_an_impossible_setting_names_key_value_and_remedy(launch, overrides, parts):
@@ -58,6 +60,7 @@ def test_an_impossible_setting_names_key_value_and_remedy(launch, overrides, par
     assert all(part in line for part in parts), line
 
 
+@pytest.mark.system
 def test_a_model_folder_without_tokenizer_is_refused(launch, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -68,6 +71,7 @@ def test_a_model_folder_without_tokenizer_is_refused(launch, tmp_path):
     assert "tokenizer" in line
 
 
+@pytest.mark.system
 def test_a_model_that_does_not_exist_is_refused(launch, tmp_path):
     line = launch("--model.path", str(tmp_path / "nothing"))
     assert str(tmp_path / "nothing") in line
