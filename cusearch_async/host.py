@@ -28,6 +28,7 @@ from cusearch_async.errors import ConfigError, CusearchError
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_NICENESS = 10
 
 
 def run_worker(name: str, main: Callable[[Config], None]) -> None:
@@ -77,6 +78,20 @@ def settle(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
     if usable:
         os.sched_setaffinity(0, usable)
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+
+
+def give_way() -> None:
+    """Take of the cores what the run's other processes leave free, and a tenth of what they keep busy.
+
+    Where Linux shares cores among sessions (autogroup), a nice process in a session of its own gives way to nobody:
+    then the session has to be nice, if it is ours alone."""
+    os.nice(_NICENESS)
+    session = Path("/proc/self/autogroup")
+    if session.exists() and os.getsid(0) == os.getpid():
+        try:
+            session.write_text(str(_NICENESS), encoding="utf-8")
+        except OSError as error:
+            log.warning("%s cannot be set (%s); this process may slow the run", session, error.strerror)
 
 
 def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 from cusearch_async import host
 from cusearch_async.config import Config
@@ -13,7 +12,7 @@ from cusearch_async.errors import ConfigError
 def main(config: Config) -> None:
     if not config.eval.every:
         raise ConfigError("eval.every is 0: nothing is to be scored during the run; set it to a number of steps")
-    os.nice(10)  # it must not slow the run
+    host.give_way()
     host.settle(config.eval.cores, config.eval.gpus)
     from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)
 

@@ -47,6 +47,7 @@ async def run(config: Config) -> None:
         store = WeightStore(config.folder / "weights")
         player = Player(engine, search, tokenizer, config.episode, config.run.seed)
         scored = last_scored(output)
+        log.info("ready")
         try:
             while not stop.is_set() and scored < config.run.steps:
                 version = await load_due(buffer, engine, store, scored, config)

@@ -1,5 +1,5 @@
 """What asynchrony saves when searches take as long as on the web: the same config and number of steps, once with
-max_staleness = 0 and once asynchronously, one after the other on the same machine.
+max_staleness = 0, once asynchronously, and once so with an evaluator beside, one after the other on the same machine.
 
     python -m tests.bench.bench_async [--section.key value]...
 
@@ -40,8 +40,11 @@ def measure(name: str, overrides: list[str]) -> dict[str, float]:
     with Fleet(config) as fleet:
         fleet.start_services()
         asyncio.run(forget_keys(config))
-        fleet.start_worker("rollout-0", "rollout")
-        fleet.wait(lambda: "ready" in (config.folder / "logs" / "rollout-0.log").read_text(errors="replace"), 300)
+        beside = {"rollout-0": "rollout"} | ({"evaluator": "evaluator"} if config.eval.every else {})
+        for worker, module in beside.items():
+            fleet.start_worker(worker, module)
+        logs = [config.folder / "logs" / f"{worker}.log" for worker in beside]
+        fleet.wait(lambda: all("ready" in log.read_text(errors="replace") for log in logs), 300)
         fleet.start_worker("learner", "learner")
         fleet.wait(lambda: fleet.has_ended("learner"))
     return shares(config, read_metrics(config.folder / "metrics.jsonl"))
@@ -66,9 +69,12 @@ def main() -> None:
     overrides = sys.argv[1:]
     sync = measure("sync", [*overrides, "--pool.max_staleness", "0"])
     asynchronous = measure("async", overrides)
+    evaluated = measure("evaluated", [*overrides, "--eval.every", str(STEPS // 3)])
     speedup = sync["wall_s"] / asynchronous["wall_s"]
+    slowdown = evaluated["wall_s"] / asynchronous["wall_s"]
     figures = {
         "speedup": speedup,
+        "slowdown_by_evaluator": slowdown,
         "wall_sync_s": sync["wall_s"],
         "wall_async_s": asynchronous["wall_s"],
         "learner_idle_sync": sync["learner_idle"],
@@ -77,18 +83,22 @@ def main() -> None:
         "rollout_idle_async": asynchronous["rollout_idle"],
         "sync": sync,
         "async": asynchronous,
+        "evaluated": evaluated,
     }
     (FOLDER / "async.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
     table = Table(title=f"{STEPS} steps, search latency median 0.3 s, p99 2 s")
-    for heading in ("", "synchronous", "asynchronous"):
+    for heading in ("", "synchronous", "asynchronous", "and evaluated"):
         table.add_column(heading, justify="left" if not heading else "right")
     rows = {"wall s": "wall_s", "update s / step": "update_s", "learner idle": "learner_idle"}
     rows |= {"rollout idle": "rollout_idle", "staleness, mean": "staleness_mean"}
     rows |= {"episode s, mean": "episode_s", "of it searching": "search_s"}
     for label, key in rows.items():
-        table.add_row(label, f"{sync[key]:.2f}", f"{asynchronous[key]:.2f}")
+        table.add_row(label, *(f"{of_run[key]:.2f}" for of_run in (sync, asynchronous, evaluated)))
     Console().print(table)
-    Console().print(f"asynchronous is {speedup:.2f} times as fast; figures in {FOLDER / 'async.json'}")
+    Console().print(
+        f"asynchronous is {speedup:.2f} times as fast; with an evaluator it takes {slowdown:.2f} times as long"
+    )
+    Console().print(f"figures in {FOLDER / 'async.json'}")
 
 
 if __name__ == "__main__":
