@@ -99,7 +99,13 @@ def test_an_index_that_the_command_makes_is_served(run: Run, tmp_path: Path, bac
 def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
     simulator = f"http://127.0.0.1:{host.free_port()}/v1"
     engine = {"retriever__backend": "zerosearch", "retriever__zerosearch__url": simulator}
+    redis = run.cusearch("redis")
+    wait_until(lambda: is_listening(run.overrides["redis.url"]), 60)
+    assert finish(run.cusearch("pause"))[0] == 0
     launched = run.cusearch("launch", run__steps=3, eval__every=2, retriever__zerosearch__p_start=0.5, **engine)
+    scores = run.folder / "eval.jsonl"
+    wait_until(lambda: scores.exists() or launched.poll() is not None, 300)
+    assert finish(run.cusearch("resume"))[0] == 0
     wait_until(lambda: len(run.metrics()) >= 2 or launched.poll() is not None, 200)
     with urlopen(f"{run.overrides['retriever.url']}/health") as response:
         figures = json.load(response)
@@ -109,11 +115,13 @@ def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
     status, output = finish(launched)
     assert status == 0, output
     assert max(row["depth/mean"] for row in run.metrics()) > 0
-    scored = [json.loads(line) for line in (run.folder / "eval.jsonl").read_text().splitlines()]
+    scored = [json.loads(line) for line in scores.read_text().splitlines()]
     assert scored[0]["step"] == 0
     assert scored[-1]["step"] == 3, "the last version is scored before the run is over"
     for row in scored:
         low, high = row["all"]["em_interval"]
         assert 0 <= low <= row["all"]["em"] <= high <= 1
         assert row["all"]["count"] == 10
+    redis.terminate()
+    redis.wait(timeout=30)
     assert run.processes() == []
