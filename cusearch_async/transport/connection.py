@@ -82,6 +82,10 @@ class Connection:
         while True:
             try:
                 return await command()
+            except exceptions.InvalidResponse as error:
+                raise BufferUnavailable(
+                    f"what answers at {self._address} is no Redis ({_one_line(error)}); fix redis.url"
+                ) from error
             except (*_OUTAGE, exceptions.ResponseError) as error:
                 if _is_refusal(error):
                     raise self._refused(error) from error
@@ -112,7 +116,7 @@ class Connection:
             )
         return BufferUnavailable(
             f"Redis at {self._address} cannot be reached ({_one_line(error)}); start one (`cusearch redis CONFIG`) or "
-            "mend redis.url"
+            "fix redis.url"
         )
 
     @property
