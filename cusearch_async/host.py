@@ -145,8 +145,11 @@ def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
 
 def log_to_stderr(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
-    for noisy in ("httpx", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch"):
+    for noisy in ("httpx", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("huggingface_hub").setLevel(
+        logging.ERROR
+    )  # each retry is a warning; what fails in the end is said
 
 
 def stop_on_signals() -> asyncio.Event:
