@@ -7,8 +7,10 @@ import asyncio
 import logging
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from cusearch_async.config import Config, load_config
+from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
 
 log = logging.getLogger(__name__)
@@ -27,9 +29,15 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     asyncio.run(pause(config, arguments.paused))
-    log.info("run %s is %s", config.run.name, "paused" if arguments.paused else "admitting again")
+    log.info("run %s is %s", config.run.name, "paused" if arguments.paused else "resumed")
 
 
 async def pause(config: Config, paused: bool) -> None:
+    """Raises: ConfigError for a run that no learner has started."""
     async with open_buffer(config) as buffer:
+        if not (await buffer.state()).exists:
+            raise ConfigError(
+                f"Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]} knows no run {config.run.name!r}: "
+                "no learner has started it; see run.name and redis.url"
+            )
         await buffer.pause(paused)
