@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from cusearch_async import run_folder
 from cusearch_async.config import load_config, redis_password
-from cusearch_async.transport.server import server_command
+from cusearch_async.errors import ConfigError
+from cusearch_async.transport.server import is_listening, server_command
 
 
 def add(commands: Any) -> None:
@@ -19,5 +21,8 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
+    if is_listening(config.redis.url):
+        raise ConfigError(f"redis.url {config.redis.url}: something listens there already; choose another port")
+    run_folder.mark(config.folder, config.run.name)
     command = server_command(config.redis.url, config.folder / "redis", redis_password())
     os.execv(command[0], command)  # noqa: S606  (we become the server)

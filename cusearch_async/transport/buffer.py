@@ -291,13 +291,20 @@ class RedisBuffer:
     async def reset(self) -> int:
         """Delete every key of the run; returns how many there were."""
 
+        names = await self.key_names()
+
         async def delete(client: Any) -> int:
-            deleted = 0
-            async for key in client.scan_iter(match=_literal(self.keys.prefix) + "*", count=1000):
-                deleted += int(await client.unlink(key))
-            return deleted
+            return sum([int(await client.unlink(name)) for name in names])
 
         return int(await self.ask(delete))
+
+    async def key_names(self) -> list[bytes]:
+        """Every key of the run."""
+
+        async def scan(client: Any) -> list[bytes]:
+            return [key async for key in client.scan_iter(match=_literal(self.keys.prefix) + "*", count=1000)]
+
+        return await self.ask(scan)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------------------------------------------
 
