@@ -19,7 +19,7 @@ from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.cli.launch import add_accept_changes
 from cusearch_async.cli.reset import refuse_if_alive
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import BufferUnavailable, ProcessDied
 from cusearch_async.transport.server import is_listening
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("demo", help="train a small search agent on the embedded atlas world")
-    parser.add_argument("config", type=Path, nargs="?", default=Path("configs/atlas.toml"))
+    parser.add_argument("config", type=Path, nargs="?", default=Path("atlas"), help=CONFIG_HELP)
     add_accept_changes(parser)
     parser.set_defaults(run=run)
 

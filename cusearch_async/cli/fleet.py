@@ -154,7 +154,8 @@ class Fleet:
     def start_worker(
         self, name: str, module: str, env: dict[str, str] | None = None, options: Sequence[str] = ()
     ) -> None:
-        self._start(name, [sys.executable, "-m", f"workers.{module}", str(self._config_path), *options], env)
+        command = [sys.executable, "-m", "cusearch_async.processes.start", module, str(self._config_path), *options]
+        self._start(name, command, env)
 
     def start_command(self, name: str, *command: str, options: Sequence[str] = ()) -> None:
         """A `cusearch` sub-command on this run's config; `options` follow the config."""

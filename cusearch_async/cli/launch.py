@@ -14,7 +14,7 @@ from rich.console import Console
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.cli.reset import refuse_if_alive
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.metrics import read_metrics
 from cusearch_async.transport.server import is_listening
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("launch", help="start all processes of a run and watch them")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
     add_accept_changes(parser)
     parser.add_argument(
         "--take-over", action="store_true", help="replace the learner of a run that is alive, and add workers to it"

@@ -218,7 +218,7 @@ def say_where(config: Config, console: Console) -> None:
         lines += [
             ("model", model),
             ("next", f"cusearch eval {settings} --checkpoint {model}"),
-            ("", f"(it needs the retriever: python -m workers.retriever {settings})"),
+            ("", f"(it needs the retriever: python -m cusearch_async.processes.start retriever {settings})"),
         ]
     for name, text in lines:
         console.print(Text(f"{name:<8} {text}"), soft_wrap=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
 
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         ("resume", False, "start episodes again"),
     ):
         parser = commands.add_parser(name, help=text)
-        parser.add_argument("config", type=Path)
+        parser.add_argument("config", type=Path, help=CONFIG_HELP)
         parser.set_defaults(run=run, paused=paused)
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async import run_folder
-from cusearch_async.config import load_config, redis_password
+from cusearch_async.config import CONFIG_HELP, load_config, redis_password
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.server import is_listening, server_command
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("redis", help="start a Redis server for a run (every write is on disk)")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.set_defaults(run=run)
 
 

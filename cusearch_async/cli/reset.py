@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cusearch_async import run_folder
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.server import is_listening
@@ -24,7 +24,7 @@ ALIVE_S = 10.0
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("reset", help="delete a run: its keys in Redis, its checkpoints, weights and metrics")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.set_defaults(run=run)
 
