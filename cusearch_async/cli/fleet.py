@@ -86,20 +86,18 @@ class Fleet:
     """A context: whatever it started is stopped when it is left, in whatever way; a second ctrl-C meanwhile kills.
 
     Redis, the retriever and the atlas simulator are started only where nothing listens yet; then their address must be
-    on loopback. With `is_shared` another launch may run in the same folder: its learner is about to be replaced."""
+    on loopback. The run's folder is held meanwhile."""
 
-    def __init__(self, config: Config, is_shared: bool = False) -> None:
+    def __init__(self, config: Config) -> None:
         self._config = config
         self._config_path = config.folder / "launch.toml"
         self._logs = config.folder / "logs"
-        self._is_shared = is_shared
         self._exit = contextlib.ExitStack()
         self.children: dict[str, Child] = {}
 
     def __enter__(self) -> Fleet:
         run_folder.mark(self._config.folder, self._config.run.name)
-        if not self._is_shared:
-            self._exit.enter_context(run_folder.hold(self._config.folder))
+        self._exit.enter_context(run_folder.hold(self._config.folder))
         save_config(self._config, self._config_path)
         self._logs.mkdir(parents=True, exist_ok=True)
         signal.signal(signal.SIGTERM, _interrupt)

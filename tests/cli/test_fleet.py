@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from cusearch_async import host, run_folder
 from cusearch_async.cli import fleet as fleets
-from cusearch_async.cli import live
+from cusearch_async.cli import launch, live
 from cusearch_async.cli.fleet import Child, Fleet
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable
@@ -143,11 +144,12 @@ def test_a_retriever_that_does_not_start_is_waited_for_and_named(fleet, config, 
     assert f"waiting for the retriever at {config.retriever.url}: 0 s" in caplog.text
 
 
-def test_a_folder_has_one_launch_at_a_time_unless_it_is_shared(fleet, config):
+def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):
     with pytest.raises(ConfigError, match="is in use: a launch or a demo runs in it"), Fleet(config):
         pass
-    with Fleet(config, is_shared=True):
-        pass
+    overrides = ["--run.folder", str(config.folder)]
+    with pytest.raises(ConfigError, match="is in use: a launch or a demo runs in it"):
+        launch.run(Namespace(config=atlas_config, accept_changes=False, take_over=True), overrides)
     assert run_folder.read_marker(config.folder).run == config.run.name
 
 

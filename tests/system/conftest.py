@@ -44,11 +44,10 @@ class Run:
         values = self.overrides | {key.replace("__", "."): value for key, value in changes.items()}
         return [part for key, value in values.items() for part in (f"--{key}", str(value))]
 
-    def cusearch(self, command: str, **changes: Any) -> subprocess.Popen[str]:
-        """Start `cusearch COMMAND configs/atlas.toml` with this run's overrides."""
-        return self.start(
-            [sys.executable, "-m", "cusearch_async.cli.main", command, str(ATLAS), *self.arguments(**changes)]
-        )
+    def cusearch(self, command: str, *flags: str, **changes: Any) -> subprocess.Popen[str]:
+        """Start `cusearch COMMAND configs/atlas.toml` with flags and this run's overrides."""
+        program = [sys.executable, "-m", "cusearch_async.cli.main"]
+        return self.start([*program, command, str(ATLAS), *flags, *self.arguments(**changes)])
 
     def worker(self, name: str, stdout: Path | None = None, **changes: Any) -> subprocess.Popen[str]:
         """Start `python -m workers.NAME`; its output goes to a file if one is given."""

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import redis
 
+from cusearch_async import run_folder
 from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.transport.server import is_listening
 from tests.conftest import wait_until
@@ -68,6 +69,12 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     assert status == 0, output
     assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3, 4, 5]
     assert "loaded weights v000004-e" in run.log("rollout-0")
+    assert "cusearch eval" in output
+    assert "checkpoints/step000006" in output, "it ends with the model and what to do with it"
+    assert (run.folder / "plot.png").exists()
+    status, output = finish(run.cusearch("launch", run__steps=6), 60)
+    assert status == 0
+    assert "run atlas is complete: 6 steps are done" in " ".join(output.split())
 
 
 def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
@@ -136,7 +143,7 @@ def test_a_run_whose_launcher_was_killed_ends_by_itself(run: Run):
     assert psutil.wait_procs(family, timeout=40)[1] == []
 
 
-def test_launch_passes_a_signal_on_and_leaves_nothing_behind(run: Run):
+def test_launch_passes_a_signal_on_while_it_starts_and_leaves_nothing_behind(run: Run):
     launched = run.cusearch("launch", run__steps=50)
     wait_until(lambda: "ready" in run.log("rollout-0") or launched.poll() is not None, START_S)
     os.kill(launched.pid, signal.SIGTERM)
@@ -144,6 +151,45 @@ def test_launch_passes_a_signal_on_and_leaves_nothing_behind(run: Run):
     assert status == 130, output
     assert "Traceback" not in output
     assert run.processes() == []
+
+
+def test_a_launch_that_is_stopped_ends_its_workers_first_and_redis_last(run: Run):
+    """The learner ends its step, and says no word of a Redis that is gone; a second launch meanwhile is refused."""
+    launched = run.cusearch("launch", run__steps=50, learner__checkpoint_every=50)
+    wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
+    status, output = finish(run.cusearch("launch", run__steps=50), 60)
+    assert (status, "is in use: a launch or a demo runs in it" in output) == (1, True), output
+    os.kill(launched.pid, signal.SIGTERM)
+    status, output = finish(launched, 120)
+    assert status == 130, output
+    for name in ("learner", "rollout-0"):
+        assert "cannot be reached" not in run.log(name)
+        assert "Traceback" not in run.log(name)
+    assert "killed" not in output
+    assert run.processes() == []
+
+
+def test_only_when_told_to_a_launch_takes_over_a_run_that_is_alive(run: Run):
+    services = [run.cusearch("redis"), run.worker("retriever")]
+    learner = run.worker("learner", run__steps=1)
+    client = redis.Redis(port=run.redis_port, decode_responses=True)
+
+    def is_started() -> bool:
+        return is_listening(run.overrides["redis.url"]) and bool(client.hget("cusearch:{atlas}:state", "weights"))
+
+    wait_until(lambda: is_started() or learner.poll() is not None, START_S)
+    seconds, micros = client.time()
+    client.zadd("cusearch:{atlas}:workers", {"w1": seconds * 1000 + micros // 1000 + 60_000})
+    status, output = finish(run.cusearch("launch", run__steps=1), 60)
+    assert status == 1
+    assert "is alive: w1" in output
+    assert "add --take-over" in output
+    status, output = finish(run.cusearch("launch", "--take-over", run__steps=1))
+    assert status == 0, output
+    status, output = finish(learner, 60)
+    assert status == 1
+    assert "another learner has taken over" in output
+    assert [service.poll() for service in services] == [None, None]
 
 
 def test_a_run_in_bfloat16_trains_and_publishes(run: Run):
@@ -165,8 +211,13 @@ def test_two_ranks_with_zero_3_run_and_publish(run: Run):
 
 
 def test_the_demo_leaves_its_table_plot_checkpoint_and_summary(run: Run):
+    run_folder.mark(run.folder, "atlas")
+    (run.folder / "summary.json").write_text("of an earlier demo")
     status, output = finish(run.cusearch("demo", run__steps=2))
     assert status == 0, output
+    aside = run.folder.with_name("run-1")
+    assert f"the earlier demo is kept in {aside}" in output
+    assert (aside / "summary.json").read_text() == "of an earlier demo"
     assert "held-out cities, greedy: before → after" in output
     summary = json.loads((run.folder / "summary.json").read_text())
     assert summary["steps"] == 2
@@ -178,6 +229,10 @@ def test_the_demo_leaves_its_table_plot_checkpoint_and_summary(run: Run):
     assert (run.folder / "checkpoints" / "step000002" / "model" / "model.safetensors").exists()
     assert (run.folder / "config.toml").exists()
     assert run.processes() == []
+    status, output = finish(run.cusearch("reset", "--yes"), 60)
+    assert status == 0, output
+    assert not run.folder.exists(), "everything that a run writes is known and deleted"
+    assert aside.exists()
 
 
 def test_the_literal_method_says_that_its_phase_is_trapped(run: Run):
