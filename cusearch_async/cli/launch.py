@@ -59,6 +59,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         fleet.start_services()
         fleet.start_run(arguments.accept_changes)
         log.info("started %s; logs in %s", ", ".join(fleet.children), config.folder / "logs")
+        live.say_how_to_look(config, console)
         live.watch(fleet, config, console)
         ledger = asyncio.run(live.read_ledger(config))
     live.conclude(config, ledger, time.monotonic() - started, console)

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 
 from cusearch_async import host
 
@@ -36,9 +37,10 @@ class Run:
     overrides: dict[str, Any]
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    @property
-    def redis_port(self) -> int:
-        return int(str(self.overrides["redis.url"]).rsplit(":", 1)[1].split("/", maxsplit=1)[0])
+    def redis(self) -> redis.Redis[str]:
+        """A client of the Redis that was started for this run."""
+        password = (self.folder / "redis" / "password").read_text()
+        return redis.Redis.from_url(str(self.overrides["redis.url"]), password=password, decode_responses=True)
 
     def arguments(self, **changes: Any) -> list[str]:
         values = self.overrides | {key.replace("__", "."): value for key, value in changes.items()}

@@ -9,7 +9,6 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-import redis
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, Qwen2Config
 
@@ -101,13 +100,12 @@ def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
     simulator = f"http://127.0.0.1:{host.free_port()}/v1"
     engine = {"retriever__backend": "zerosearch", "retriever__zerosearch__url": simulator}
     launched = run.cusearch("launch", run__steps=3, eval__every=2, retriever__zerosearch__p_start=0.5, **engine)
-    client = redis.Redis(port=run.redis_port)
 
     def is_started() -> bool:
-        return is_listening(run.overrides["redis.url"]) and bool(client.hget("cusearch:{atlas}:state", "epoch"))
+        return is_listening(run.overrides["redis.url"]) and bool(run.redis().hget("cusearch:{atlas}:state", "epoch"))
 
-    wait_until(lambda: is_started() or launched.poll() is not None, 300)
-    client.hset("cusearch:{atlas}:state", "paused", 1)  # at once, so that version 0 is scored before step 1 begins
+    wait_until(lambda: is_started() or launched.poll() is not None, 400)
+    run.redis().hset("cusearch:{atlas}:state", "paused", 1)  # at once, so that version 0 is scored before step 1 begins
     scores = run.folder / "eval.jsonl"
     wait_until(lambda: scores.exists() or launched.poll() is not None, 300)
     assert finish(run.cusearch("resume"))[0] == 0
