@@ -36,6 +36,15 @@ _STAGES = (
 """Who is stopped one after the other, and how many seconds each stage is given: workers give their tickets back to
 Redis, then the learner saves its checkpoint, and only then the services end."""
 
+_SECRETS = {
+    "CUSEARCH_REDIS_PASSWORD": ("learner", "rollout", "evaluator"),
+    "CUSEARCH_SENTINEL_PASSWORD": ("learner", "rollout", "evaluator"),
+    "SERPER_API_KEY": ("retriever",),
+    "SERPAPI_API_KEY": ("retriever",),
+    "CUSEARCH_SIMULATOR_KEY": ("retriever",),
+}
+"""Of the environment, and who needs it: the other processes are started without."""
+
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d [\w-]+: (.+)")
 _ENDED = re.compile(r"(?:rollout|learner|retriever|evaluator|cusearch): .+")
 _ENGINE = re.compile(r"\(EngineCore[^)]*\).*?\b(\w+(?:Error|Exception): .+)")
@@ -227,7 +236,9 @@ class Fleet:
     def _start(self, name: str, command: list[str], env: dict[str, str] | None = None) -> None:
         path = self._logs / f"{name}.log"
         size = path.stat().st_size if path.exists() else 0
-        self.children[name] = Child(name, host.start_child(command, env, path), path, size, size)
+        withheld = {secret: "" for secret, users in _SECRETS.items() if not name.startswith(users)}
+        process = host.start_child(command, withheld | (env or {}), path)
+        self.children[name] = Child(name, process, path, size, size)
 
 
 def _refuse_elsewhere(key: str, url: str) -> None:

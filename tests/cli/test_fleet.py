@@ -135,6 +135,22 @@ def test_a_process_that_dies_is_quoted_by_its_last_error(fleet, tmp_path, log, q
     assert str(died.value) == f"rollout-0 ended with status 3: {quoted} (log: {child.log})"
 
 
+def test_each_process_gets_the_secrets_that_it_needs(fleet, monkeypatch):
+    for secret in ("CUSEARCH_REDIS_PASSWORD", "SERPER_API_KEY"):
+        monkeypatch.setenv(secret, "hush")
+    fleet.start_services()
+    assert read_environment(fleet.children["retriever"]) == {"SERPER_API_KEY": "hush"}
+    fleet.start_run()
+    for name in ("learner", "rollout-0"):
+        assert read_environment(fleet.children[name]) == {"CUSEARCH_REDIS_PASSWORD": "hush"}
+
+
+def read_environment(child: Child) -> dict[str, str]:
+    """Of a process's environment, what says hush."""
+    lines = Path(f"/proc/{child.process.pid}/environ").read_text().split("\0")
+    return {name: value for name, _, value in (line.partition("=") for line in lines) if value == "hush"}
+
+
 def test_a_retriever_that_does_not_start_is_waited_for_and_named(fleet, config, monkeypatch, caplog):
     monkeypatch.setattr(fleets, "SAY_S", 0.05)
     caplog.set_level("INFO")
