@@ -21,6 +21,7 @@ from cusearch_async.rollout.dialogue import TEMPLATES
 from cusearch_async.types import Question
 
 HUB = "hf:"
+SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,9 @@ def locate(source: str, key: str) -> Path:
     if not source.startswith(HUB):
         path = Path(source)
         if not path.is_file():
-            raise ConfigError(f"{key}: cannot read {path}: there is no such file")
+            raise ConfigError(f"{key}: cannot read {path}: there is no such file; give a .parquet or .jsonl file")
+        if path.suffix not in SUFFIXES:
+            raise ConfigError(f"{key}: {path} is a {path.suffix or 'nameless'} file; give .parquet or .jsonl")
         return path
     repository, file = hub_place(source, key)
     from huggingface_hub import hf_hub_download  # noqa: PLC0415  (slow to import, and seldom needed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 from collections.abc import Callable, Sequence
@@ -82,12 +83,21 @@ class Corpus(Sequence[Passage]):
         return _read_line(self._text[self._starts[row] : self._starts[row + 1]], f"{self._path}, row {row}")
 
 
+def read_start(path: Path, most: int) -> None:
+    """Read the first `most` lines. Raises: ConfigError naming the file, the line and the field."""
+    for number, line in enumerate(itertools.islice(iter(_mapped(path).readline, b""), most), start=1):
+        if line.strip():
+            _read_line(line, f"{path}, line {number}")
+
+
 def _mapped(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise ConfigError(f"retriever.corpus: cannot read {path}: {error}") from error
+    except ValueError as error:  # an empty file cannot be mapped
+        raise ConfigError(f'retriever.corpus {path} is empty; it needs lines of {{"id", "contents"}}') from error
+    except OSError as error:
+        raise ConfigError(f"retriever.corpus: cannot read {path}: {error.strerror}; choose another") from error
 
 
 def _read_line(line: bytes, where: str) -> Passage:
