@@ -196,7 +196,7 @@ async def test_two_servers_with_one_seed_agree_and_with_another_they_do_not(serv
     assert one != other
 
 
-async def test_without_draws_every_search_is_drawn_anew(serve):
+async def test_without_draws_every_search_is_drawn_again(serve):
     client = await serve(noise=1.0)
     results = [tuple((await found(client, queries=["Peru"], topk=5))[0]) for _ in range(5)]
     assert len(set(results)) == 5
