@@ -66,7 +66,7 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     source: tuple[str, ...] = Field(("atlas",), min_length=1)
-    """One or several of: `atlas`, a .parquet file in Search-R1's schema, a .jsonl file of {"question",
+    """One or several of: `atlas`, a .parquet file in the schema of Search-R1 or VERL, a .jsonl file of {"question",
     "golden_answers"}, or hf:OWNER/NAME/FILE for such a file on the Hugging Face Hub. All their questions together are
     one dataset; every epoch visits each of them once."""
 

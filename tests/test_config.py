@@ -72,6 +72,15 @@ def test_the_shipped_configs_load(path):
     assert load_config(path).run.name
 
 
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("paper/**/*.toml")), ids=lambda path: path.name)
+def test_the_papers_settings_are_its_table_and_else_zerosearchs(path):
+    config = load_config(path)
+    assert (config.pool.questions, config.pool.rollouts, config.loss.minibatch, config.episode.s_max) == (64, 3, 32, 5)
+    assert (config.learner.lr, config.loss.kl_coef, config.episode.format_weight) == (1e-6, 0.001, 0.2)
+    assert (config.run.steps, config.learner.warmup_steps, config.learner.weight_decay) == (203, 192, 0.01)
+    assert (config.episode.max_turn_tokens, config.loss.entropy_coef) == (500, 0.0), "the paper's loss has no bonus"
+
+
 def test_derived_numbers(write):
     config = load_config(write())
     assert config.folder == Path("runs/r")

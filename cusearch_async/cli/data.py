@@ -39,7 +39,7 @@ def check_files(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def report(source: str, console: Console) -> bool:
     """Print what a file holds and what is wrong with it; whether nothing is."""
-    from cusearch_async.data.rows import can_be_answered, locate, parse_row, read_rows  # noqa: PLC0415  (pyarrow only where it is used)
+    from cusearch_async.data.rows import can_be_answered, locate, parse_row, read_rows  # noqa: PLC0415  (pyarrow is slow)
 
     path = locate(source, "data check")
     problems: list[str] = []
@@ -77,8 +77,10 @@ def report(source: str, console: Console) -> bool:
         few = "; ".join(hopeless[:3]) + "; …" * (len(hopeless) > 3)
         console.print(
             f"  {len(hopeless)} can never be answered right, as scoring removes articles and punctuation ({few})",
-            style="yellow", markup=False, highlight=False,
-        )  # fmt: skip
+            style="yellow",
+            markup=False,
+            highlight=False,
+        )
     if not good:
         console.print("  no question can be used", style="red")
     return bool(good) and not problems
