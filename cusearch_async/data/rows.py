@@ -92,6 +92,9 @@ def parse_row(row: Row, stem: str, number: int) -> Question:
     if not isinstance(place, dict):
         raise ConfigError(f"{row.where}: 'extra_info' must hold split and index, got {place!r:.200}")
     index = next(index for index in (place.get("index"), values.get("id"), number) if index is not None)
+    for name, value in (("index", index), ("split", place.get("split"))):
+        if value is not None and not isinstance(value, str | int | float):
+            raise ConfigError(f"{row.where}: {name!r} (or 'id') must be text or a number, got {value!r:.200}")
     parts = [source, *([str(place["split"])] if place.get("split") else []), str(index)]
     question = Question(id="/".join(parts), text=tidy(text), answers=tuple(answers), category=source)
     for name, value in (("question", text), *(("golden_answers", answer) for answer in answers), ("id", question.id)):
@@ -214,7 +217,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
             where = f"{path}, line {number}"
             try:
                 values = json.loads(line.decode("utf-8"))
-            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits; nesting
                 yield Row(where, {}, f"is not JSON: {error}")
                 continue
             if isinstance(values, dict):
