@@ -33,9 +33,11 @@ class SampledLogprobs(nn.Module):
 
     Only positions that predict a sampled token go through the LM head."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, entropy_has_gradient: bool = False) -> None:
+        """`entropy_has_gradient` is for an entropy bonus; it keeps as many more logits for the backward pass."""
         super().__init__()
         self.model = model
+        self._entropy_has_gradient = entropy_has_gradient
 
     def forward(
         self,
@@ -48,7 +50,8 @@ class SampledLogprobs(nn.Module):
 
         `token_ids` [B, L] are padded on the right, so causal attention never sees the padding; or, with
         `positions` [1, L], one row holds several trajectories, each counting from 0 and seeing itself only. The
-        first token of a trajectory is never a sampled one. Entropy carries no gradient."""
+        first token of a trajectory is never a sampled one. Both are of the distribution at `temperature`, the one
+        that was sampled from."""
         hidden = self.model.base_model(input_ids=token_ids, position_ids=positions, use_cache=False).last_hidden_state
         predicting = hidden[:, :-1][sampled[:, 1:]]
         targets = token_ids[:, 1:][sampled[:, 1:]]
@@ -66,7 +69,7 @@ class SampledLogprobs(nn.Module):
         logits = self.model.get_output_embeddings()(hidden).float() / temperature
         log_all = torch.log_softmax(logits, dim=-1)
         chosen = log_all.gather(-1, targets[:, None]).squeeze(-1)
-        with torch.no_grad():
+        with torch.set_grad_enabled(self._entropy_has_gradient and torch.is_grad_enabled()):
             entropy = -(log_all.exp() * log_all).sum(-1)
         return chosen, entropy
 
