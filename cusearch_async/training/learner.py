@@ -26,7 +26,7 @@ from cusearch_async.metrics import Metrics
 from cusearch_async.models import load_tokenizer
 from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
-from cusearch_async.training.model import SampledLogprobs, load_causal_lm, save_model
+from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
 from cusearch_async.training.report import UpdateReport
 from cusearch_async.training.team import Team
 from cusearch_async.training.update import Scores, Update
@@ -60,9 +60,9 @@ class Learner:
         self._team = team
         self._tokenizer = load_tokenizer(config.model.location)
         model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
-        if config.learner.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
         self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None
+        if config.learner.gradient_checkpointing:
+            recompute_layers(model)
         self._hf_config = model.config
         self._module = SampledLogprobs(model)
         self._engine, *_ = deepspeed.initialize(
