@@ -15,9 +15,9 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from cusearch_async import host
-from cusearch_async.config import Config, redis_password, save_config
+from cusearch_async.config import Config, save_config
 from cusearch_async.errors import BufferUnavailable, ProcessDied, RetrievalUnavailable
-from cusearch_async.transport.server import is_listening, server_command
+from cusearch_async.transport.server import is_listening, own_server
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Fleet:
         """Redis, the retriever and what it needs, unless they run already. Returns when all accept connections."""
         config = self._config
         if not is_listening(config.redis.url):
-            self._start("redis", server_command(config.redis.url, config.folder / "redis", redis_password()))
+            self._start("redis", own_server(config))
         if not is_listening(config.retriever.url):
             _refuse_elsewhere("retriever.url", config.retriever.url)
             self.start_worker("retriever", "retriever")

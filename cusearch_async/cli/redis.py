@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
-from cusearch_async.config import load_config, redis_password
-from cusearch_async.transport.server import server_command
+from cusearch_async.config import load_config
+from cusearch_async.transport.server import own_server, redis_cli_line
+
+log = logging.getLogger(__name__)
 
 
 def add(commands: Any) -> None:
@@ -19,5 +22,6 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    command = server_command(config.redis.url, config.folder / "redis", redis_password())
+    command = own_server(config)
+    log.info("look in with: %s", redis_cli_line(config))
     os.execv(command[0], command)  # noqa: S606  (we become the server)
