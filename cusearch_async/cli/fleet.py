@@ -17,9 +17,9 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from cusearch_async import host, run_folder
-from cusearch_async.config import Config, redis_password, save_config
+from cusearch_async.config import Config, save_config
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
-from cusearch_async.transport.server import is_listening, server_command
+from cusearch_async.transport.server import is_listening, own_server
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Fleet:
         config = self._config
         wanted: list[tuple[str, str, type[CusearchError]]] = [("Redis", config.redis.url, BufferUnavailable)]
         if not is_listening(config.redis.url):
-            self._start("redis", server_command(config.redis.url, config.folder / "redis", redis_password()))
+            self._start("redis", own_server(config))
         wanted.append(("the retriever", config.retriever.url, RetrievalUnavailable))
         if not is_listening(config.retriever.url):
             _refuse_elsewhere("retriever.url", config.retriever.url)

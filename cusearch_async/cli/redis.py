@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from cusearch_async import run_folder
-from cusearch_async.config import CONFIG_HELP, load_config, redis_password
+from cusearch_async.config import CONFIG_HELP, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.transport.server import is_listening, server_command
+from cusearch_async.transport.server import is_listening, own_server, redis_cli_line
+
+log = logging.getLogger(__name__)
 
 
 def add(commands: Any) -> None:
@@ -24,5 +27,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if is_listening(config.redis.url):
         raise ConfigError(f"redis.url {config.redis.url}: something listens there already; choose another port")
     run_folder.mark(config.folder, config.run.name)
-    command = server_command(config.redis.url, config.folder / "redis", redis_password())
+    command = own_server(config)
+    log.info("look in with: %s", redis_cli_line(config))
     os.execv(command[0], command)  # noqa: S606  (we become the server)

@@ -27,7 +27,7 @@ from redis import exceptions
 
 from cusearch_async.algorithm import methods
 from cusearch_async.batcher import Batcher
-from cusearch_async.config import Config
+from cusearch_async.config import Config, redis_password
 from cusearch_async.errors import BufferLost, ConfigError, CorruptPayload, EmptyPool, Fenced, InvalidTrajectory
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
@@ -62,7 +62,7 @@ async def open_buffer(
 ) -> AsyncIterator[RedisBuffer]:
     """The buffer of a run, on a client of its own that rides out outages of `patience_s`, or until `stop` is set. No
     connection is made yet. Trajectories with tokens beyond `vocab_size` are refused."""
-    connection = Connection(config.redis, patience_s, stop)
+    connection = Connection(config.redis, patience_s, stop, functools.partial(redis_password, config))
     try:
         yield RedisBuffer(connection, config.run.name, shape_of(config, vocab_size))
     finally:
