@@ -133,6 +133,9 @@ class MethodConfig(Section):
     """K, trajectories trained on per step."""
     phase_reserve: float = Field(0.0, ge=0, lt=1)
     singleton: Singleton = "raw"
+    advantage_std: bool = True
+    """Divide advantages by the standard deviation of their group's rewards (GRPO); false only centres them (Dr. GRPO).
+    """
 
     @model_validator(mode="after")
     def _known_method(self) -> MethodConfig:
@@ -154,10 +157,23 @@ class LossConfig(Section):
     """Where π_prox comes from; `loglinear` saves its forward pass."""
     kl_coef: float = Field(0.001, ge=0)
     """β; 0 loads no reference model."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of an entropy bonus, the entropy of the policy where it sampled a token; the paper's loss has none,
+    ZeroSearch's is 0.001."""
     aggregation: Aggregation = "token-mean"
     correction: Correction = "tis"
+    """How the off-policy weight π_prox/μ is bounded: tis, icepop, mask, geometric or none."""
     correction_low: float = Field(0.5, ge=0)
-    correction_high: float = Field(2.0, gt=0)
+    """Lower bound of icepop (per token) and geometric (per trajectory)."""
+    correction_high: float | None = Field(None, gt=0)
+    """Upper bound of all of them; None for 5 with mask and 2 with the others."""
+
+    @property
+    def correction_bound(self) -> float:
+        """The upper bound of the off-policy weight: `correction_high`, or the correction's own."""
+        if self.correction_high is not None:
+            return self.correction_high
+        return 5.0 if self.correction == "mask" else 2.0
 
 
 class LearnerConfig(Section):
@@ -467,10 +483,10 @@ class Config(Section):
                 f"redis.max_trajectories ({self.redis.max_trajectories}) must be >= "
                 f"(pool.max_staleness + 2) N G = {least}"
             )
-        if self.loss.correction_low > self.loss.correction_high:
+        if self.loss.correction_low > self.loss.correction_bound:
             raise ValueError(
                 f"loss.correction_low ({self.loss.correction_low}) must be <= "
-                f"loss.correction_high ({self.loss.correction_high})"
+                f"loss.correction_high ({self.loss.correction_bound})"
             )
         return self
 
