@@ -17,7 +17,15 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.errors import ConfigError
@@ -39,12 +47,54 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Dtype = Literal["float32", "bfloat16"]
 
 
+_PATTERNS = {
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must be letters, digits, '_', '.' and '-', the first a letter or digit",
+    r"^(cpu|cuda(:\d+)?)$": "must be 'cpu', 'cuda' or 'cuda:N'",
+}
+"""What a text must match -> the same in words."""
+_NAME, _DEVICE = _PATTERNS
+
+_OTHER_NAMES = {
+    "trainer": "learner",
+    "training": "learner",
+    "actor": "rollout",
+    "learning_rate": "learner.lr",
+    "max_grad_norm": "learner.grad_clip",
+    "batch_size": "pool.questions",
+    "train_batch_size": "pool.questions",
+    "group_size": "pool.rollouts",
+    "num_generations": "pool.rollouts",
+    "beta": "loss.kl_coef",
+    "max_steps": "run.steps",
+    "total_steps": "run.steps",
+    "epochs": "run.steps",
+    "output_dir": "run.folder",
+    "model_name_or_path": "model.path",
+    "train_files": "data.source",
+}
+"""What other trainers call a key -> what it is called here."""
+_ALIKE = 0.75
+"""Share of two names that must agree for one to be a slip of the other."""
+
+
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, coerce_numbers_to_str=True, use_attribute_docstrings=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python's True is an integer; a config's `true` is none."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        parts = value if isinstance(value, list | tuple) else [value]
+        if kind is not bool and any(isinstance(part, bool) for part in parts):
+            raise ValueError(f"must not be true or false, got {str(value).lower()}")
+        return value
 
 
 class RunConfig(Section):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(pattern=_NAME)
     """Names the run's keys in Redis, `cusearch:{name}:…`."""
     steps: int = Field(203, ge=0)
     """Learner steps; each consumes one pool."""
@@ -71,7 +121,7 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     source: tuple[str, ...] = Field(("atlas",), min_length=1)
-    """One or several of: `atlas`, a .parquet file in Search-R1's schema, a .jsonl file of {"question",
+    """One or several of: `atlas`, a .parquet file in the schema of Search-R1 or VERL, a .jsonl file of {"question",
     "golden_answers"}, or hf:OWNER/NAME/FILE for such a file on the Hugging Face Hub. All their questions together are
     one dataset; every epoch visits each of them once."""
 
@@ -223,7 +273,7 @@ def _check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
     """Raises: ValueError naming the address and what one looks like."""
     try:
         parts = urlsplit(url)
-        is_good = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_good = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_good = False
     if not is_good:
@@ -275,7 +325,7 @@ class DenseConfig(Section):
     max_passage_tokens: int = Field(256, ge=1)
     batch: int = Field(128, ge=1)
     """Texts that are encoded at once."""
-    device: str = "cpu"
+    device: str = Field("cpu", pattern=_DEVICE)
     """Where the encoder and the reranker run: `cpu`, `cuda`, `cuda:1`, …"""
     kind: Literal["flat", "hnsw", "ivf"] = "flat"
     """Of the FAISS index."""
@@ -527,9 +577,14 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved settings, every key, as TOML that `load_config` reads back."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
+    """Write the resolved settings, every key, as TOML that `load_config` reads back.
+
+    Raises: ConfigError when the run's folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
+    except OSError as error:
+        raise ConfigError(f"run.folder {path.parent} cannot be written: {error.strerror}; choose another") from error
 
 
 def redis_password(config: Config) -> str | None:
@@ -571,9 +626,18 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             own.append(flag)
             continue
         overrides.append(flag)
-        if "=" not in flag and rest:
+        if "=" not in flag and rest and not rest[0].startswith("--"):
             overrides.append(rest.pop(0))
     return own, overrides
+
+
+def explain_unknown(arguments: Sequence[str]) -> str:
+    """What to say of arguments that are neither a command's own nor overrides."""
+    for argument in arguments:
+        if re.match(r"\w+\.[\w.]+=", argument):
+            return f"{argument!r} is no option; settings are written --section.key value, so --{argument}"
+    name = arguments[0].removeprefix("--").partition("=")[0].replace("-", "_")
+    return f"{arguments[0]!r} is no option; settings are written --section.key value{_hint('', name, '--')}"
 
 
 def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -583,10 +647,10 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
         flag = rest.pop(0)
         name, equals, value = flag.partition("=")
         if not name.startswith("--") or len(name) < 3:
-            raise ConfigError(f"{flag!r} is no override; write --section.key value")
+            raise ConfigError(f"{flag!r} is no setting; write --section.key value")
         if not equals:
-            if not rest:
-                raise ConfigError(f"{name} needs a value")
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"{name} needs a value: {name} VALUE")
             value = rest.pop(0)
         key = name[2:]
         yield ("run.steps" if key == "steps" else key), _parse(value)
@@ -606,15 +670,26 @@ def _explain(problem: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         section, _, name = key.rpartition(".")
-        siblings = {known.rpartition(".")[2]: known for known in known_keys() if known.rpartition(".")[0] == section}
-        near = [siblings[match] for match in difflib.get_close_matches(name, siblings, n=1)]
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{key}: unknown key{hint}"
+        return f"{key}: unknown key{_hint(section, name) or '; `cusearch config` lists all'}"
     if problem["type"] == "value_error":
         return f"{key}: {message}" if key else str(message)
     if problem["type"] == "missing":
-        return f"{key}: is missing"
+        return f'{key}: is missing; every config names its run: [run] name = "mine"'
+    if problem["type"] == "string_pattern_mismatch":
+        return f"{key}: {_PATTERNS[problem['ctx']['pattern']]}, got {problem['input']!r}"
     return f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+
+
+def _hint(section: str, name: str, prefix: str = "") -> str:
+    """ "; did you mean …?" for a key that is not in `section`, or nothing where no key is near."""
+    known = list(known_keys())
+    if name in _OTHER_NAMES:
+        return f"; did you mean {prefix}{_OTHER_NAMES[name]}?"
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
+    near = difflib.get_close_matches(name, siblings, n=1, cutoff=_ALIKE)
+    elsewhere = [key for key in known if "." in key and key.rpartition(".")[2] == name]
+    found = siblings[near[0]] if near else elsewhere[0] if len(elsewhere) == 1 else None
+    return f"; did you mean {prefix}{found}?" if found else ""
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

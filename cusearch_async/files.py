@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
 from pathlib import Path
+
+from cusearch_async.errors import ConfigError
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -22,3 +25,18 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def refuse_unwritable(path: Path, option: str) -> None:
+    """Before hours of work: can the file be written? Leaves nothing behind, folders that are missing are still to be
+    made.
+
+    Raises: ConfigError naming `option`, which gave the path."""
+    try:
+        if path.exists():
+            path.open("ab").close()
+        else:
+            folder = next(parent for parent in path.absolute().parents if parent.exists())
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be written: {error.strerror}; choose another") from error

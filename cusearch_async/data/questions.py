@@ -38,7 +38,7 @@ def load_questions(sources: Sequence[str]) -> list[Question]:
 
     Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
     questions = _unique([question for source in sources for question in _questions_of(source, "data.source")])
-    hopeless = [question.id for question in questions if not can_be_answered(question)]
+    hopeless = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
     if hopeless:
         log.warning(
             "%d of %d questions can never be answered right: scoring removes articles and punctuation, and nothing is "

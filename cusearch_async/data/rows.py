@@ -26,6 +26,7 @@ from cusearch_async.rollout.dialogue import TEMPLATES
 from cusearch_async.types import Question
 
 HUB = "hf:"
+SUFFIXES = (".parquet", ".jsonl", ".json")
 _MARKER = "Question:"
 """What the question follows in the prompts of Search-R1 and VERL."""
 _INSTRUCTIONS = re.compile(r"</?(?:think|search|information|answer)>")
@@ -48,7 +49,9 @@ def locate(source: str, key: str) -> Path:
     if not source.startswith(HUB):
         path = Path(source)
         if not path.is_file():
-            raise ConfigError(f"{key}: cannot read {path}: there is no such file")
+            raise ConfigError(f"{key}: cannot read {path}: there is no such file; give a .parquet or .jsonl file")
+        if path.suffix not in SUFFIXES:
+            raise ConfigError(f"{key}: {path} is a {path.suffix or 'nameless'} file; give .parquet or .jsonl")
         return path
     repository, file = hub_place(source, key)
     from huggingface_hub import hf_hub_download  # noqa: PLC0415  (slow to import, and seldom needed)
@@ -92,6 +95,9 @@ def parse_row(row: Row, stem: str, number: int) -> Question:
     if not isinstance(place, dict):
         raise ConfigError(f"{row.where}: 'extra_info' must hold split and index, got {place!r:.200}")
     index = next(index for index in (place.get("index"), values.get("id"), number) if index is not None)
+    for name, value in (("index", index), ("split", place.get("split"))):
+        if value is not None and not isinstance(value, str | int | float):
+            raise ConfigError(f"{row.where}: {name!r} (or 'id') must be text or a number, got {value!r:.200}")
     parts = [source, *([str(place["split"])] if place.get("split") else []), str(index)]
     question = Question(id="/".join(parts), text=tidy(text), answers=tuple(answers), category=source)
     for name, value in (("question", text), *(("golden_answers", answer) for answer in answers), ("id", question.id)):
@@ -214,7 +220,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
             where = f"{path}, line {number}"
             try:
                 values = json.loads(line.decode("utf-8"))
-            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits; nesting
                 yield Row(where, {}, f"is not JSON: {error}")
                 continue
             if isinstance(values, dict):

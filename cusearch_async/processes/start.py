@@ -5,16 +5,14 @@ A module of its own, because nothing heavy may be imported before `host.settle` 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from cusearch_async import host
-from cusearch_async.config import CONFIG_HELP, Config, load_config, split_overrides
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 
 MODULE = "cusearch_async.processes.start"
@@ -72,15 +70,14 @@ PROCESSES: dict[str, Callable[[Config], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = host.Parser(
         prog=f"python -m {MODULE}",
         description="One process of a run.",
         epilog="Settings of the config can be overridden: --section.key value",
     )
     parser.add_argument("name", choices=PROCESSES, help="which one")
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
-    own, overrides = split_overrides(sys.argv[1:])
-    arguments = parser.parse_args(own)
+    arguments, overrides = parser.parse()
     host.log_to_stderr(arguments.name)
     with host.last_words(arguments.name):
         PROCESSES[arguments.name](load_config(arguments.config, overrides))

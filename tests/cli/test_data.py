@@ -79,7 +79,7 @@ def test_each_of_several_files_is_reported(cusearch, write):
     status, output = cusearch("data", "check", write("{", name="bad.jsonl"), write(GOOD, name="good.jsonl"))
     assert status == 1
     assert "bad.jsonl" in output
-    assert "1 good rows" in output
+    assert "1 good row, " in output
 
 
 def test_convert_writes_what_is_read_back(cusearch, write, tmp_path):

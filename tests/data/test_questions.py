@@ -250,6 +250,13 @@ def test_a_wrong_row_of_a_parquet_file_is_named(write, change, said):
         ("[1]", "line 2: must be a JSON object, got list"),
         (json.dumps(ROW | {"golden_answers": 3}), "line 2: 'golden_answers' must be"),
         (json.dumps(ROW | {"data_source": 3}), "line 2: 'data_source' must be text, got 3"),
+        ('{"id": ' + "1" * 5000 + "}", "line 2: is not JSON"),
+        ("[" * 100_000, "line 2: is not JSON"),
+        (
+            json.dumps(ROW | {"extra_info": {"index": [3]}}),
+            r"line 2: 'index' .* must be text or a number, got \[3\]",
+        ),
+        (json.dumps(ROW | {"extra_info": {"index": 3, "split": ["a"]}}), "line 2: 'split' .* must be text"),
         (json.dumps(ROW | {"extra_info": "x"}), "line 2: 'extra_info' must hold split and index"),
     ],
 )

@@ -69,6 +69,7 @@ def test_the_fingerprint_tells_corpora_apart(write):
         (b'{"id": "1", "contents": " \\n"}', "line 2: 'contents' must be non-blank text"),
         (b'{"contents": "x"}', "line 2: has no 'id'"),
         (b"[" * 100_000, "line 2: is not JSON"),
+        (b'{"id": ' + b"1" * 5000 + b', "contents": "x"}', "line 2: is not JSON"),
         (
             b'{"id": "1", "contents": "a \\ude00 b"}',
             r"line 2: 'contents' holds half a character, \\ude00; write it whole",
