@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 
 from cusearch_async import host
 
@@ -39,6 +40,11 @@ class Run:
     @property
     def redis_port(self) -> int:
         return int(str(self.overrides["redis.url"]).rsplit(":", 1)[1].split("/", maxsplit=1)[0])
+
+    def redis(self, decode_responses: bool = True) -> redis.Redis:
+        """A client of the Redis that was started for this run."""
+        password = (self.folder / "redis" / "password").read_text()
+        return redis.Redis(port=self.redis_port, password=password, decode_responses=decode_responses)
 
     def arguments(self, **changes: Any) -> list[str]:
         values = self.overrides | {key.replace("__", "."): value for key, value in changes.items()}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import redis
 
 from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.transport.server import is_listening
@@ -45,11 +44,11 @@ def test_a_synchronous_run_is_on_policy_and_publishes_what_it_learned(run: Run):
 def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run):
     launched = run.cusearch("launch", run__steps=4)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
-    client = redis.Redis(port=run.redis_port, decode_responses=True)
+    client = run.redis()
     buckets = [client.zcard(f"cusearch:{{atlas}}:depth:{depth}") for depth in range(6)]
     assert sum(buckets) <= 3 * 16
     some = next(client.scan_iter(match="cusearch:{atlas}:traj:*", count=1000))
-    shown = redis.Redis(port=run.redis_port).hgetall(some)
+    shown = run.redis(decode_responses=False).hgetall(some)
     assert {b"depth", b"reward", b"question", b"answers", b"ticket", b"version", b"worker", b"state"} <= shown.keys()
     status, output = finish(launched)
     assert status == 0, output
@@ -85,7 +84,7 @@ def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
     rollout.send_signal(signal.SIGTERM)
     status, output = finish(rollout, 60)
     assert status == 0, output
-    client = redis.Redis(port=run.redis_port, decode_responses=True)
+    client = run.redis()
     ledger = {name: int(count) for name, count in client.hgetall("cusearch:{atlas}:ledger").items()}
     where = ("buffered", "claimed", "trained", "unselected", "expired")
     assert ledger["finished"] == sum(ledger.get(name, 0) for name in where)
