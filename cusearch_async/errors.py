@@ -13,6 +13,7 @@ CusearchError
 ├── RetrievalUnavailable   the retriever failed; not to be confused with finding nothing
 ├── SearchRefused          the retriever answers others, and this one search never
 ├── EngineDied             vLLM's engine process ended by itself
+├── WriteFailed            a file of the run cannot be written: disk full, read-only, gone
 ├── WeightsUnavailable     a published version is missing or torn
 ├── WeightsMismatch        the engine does not compute what the learner computes
 └── ProcessDied            a process of the run ended by itself
@@ -68,6 +69,10 @@ class SearchRefused(CusearchError):
 
 
 class EngineDied(CusearchError):
+    pass
+
+
+class WriteFailed(CusearchError):
     pass
 
 

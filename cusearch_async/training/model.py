@@ -43,9 +43,7 @@ class Head(nn.Linear):
         own.weight, own.bias = head.weight, head.bias
         return own
 
-    def forward(
-        self, hidden: torch.Tensor, targets: torch.Tensor | None = None, temperature: float = 1.0
-    ) -> Any:
+    def forward(self, hidden: torch.Tensor, targets: torch.Tensor | None = None, temperature: float = 1.0) -> Any:
         """Logits; with `targets` [S], the log-probability and the entropy [S], float32, of these tokens."""
         if targets is None:
             return super().forward(hidden)
