@@ -31,6 +31,10 @@ _SENTINEL = re.compile(r"redis\+sentinel://(\w+@)?[^:/,@]+:\d+(,[^:/,@]+:\d+)*/[
 STARTER = Path(__file__).parent / "atlas" / "starter"
 """The shipped policy of the atlas world."""
 
+SHIPPED = Path(__file__).parent / "configs"
+"""The configs that come with the package; each can be given by its name, like `atlas`."""
+CONFIG_HELP = "a TOML file, or the name of a config that comes with the package, like atlas"
+
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -467,13 +471,15 @@ class Config(Section):
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file and apply overrides like `["--learner.lr", "1e-6"]`.
+    """Read a TOML file, or a shipped config by its name, and apply overrides like `["--learner.lr", "1e-6"]`.
 
     Raises: ConfigError, one line per mistake."""
+    if not path.is_file():
+        path = shipped_configs().get(path.as_posix(), path)
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"config file {path} does not exist") from error
+        raise ConfigError(f"config file {path} does not exist; give {CONFIG_HELP}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
@@ -490,6 +496,13 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Name, like `atlas` or `paper/qwen2.5-3b-search-r1` -> file."""
+    return {
+        path.relative_to(SHIPPED).as_posix().removesuffix(".toml"): path for path in sorted(SHIPPED.rglob("*.toml"))
+    }
 
 
 def save_config(config: Config, path: Path) -> None:

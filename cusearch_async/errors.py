@@ -12,6 +12,7 @@ CusearchError
 ├── NonFiniteUpdate        the update of a step holds NaN or infinity; it was not made
 ├── RetrievalUnavailable   the retriever failed; not to be confused with finding nothing
 ├── SearchRefused          the retriever answers others, and this one search never
+├── EpisodeFailed          one episode cannot be played, because of its own data
 ├── EngineDied             vLLM's engine process ended by itself
 ├── WriteFailed            a file of the run cannot be written: disk full, read-only, gone
 ├── WeightsUnavailable     a published version is missing or torn
@@ -65,6 +66,10 @@ class RetrievalUnavailable(CusearchError):
 
 
 class SearchRefused(CusearchError):
+    pass
+
+
+class EpisodeFailed(CusearchError):
     pass
 
 

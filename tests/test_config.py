@@ -194,7 +194,20 @@ def test_a_budget_of_the_whole_pool_is_fine(write):
 
 
 def test_a_file_that_does_not_exist_is_named(tmp_path):
-    assert error_of(tmp_path / "no.toml") == f"config file {tmp_path / 'no.toml'} does not exist"
+    assert error_of(tmp_path / "no.toml").startswith(f"config file {tmp_path / 'no.toml'} does not exist; give a TOML")
+
+
+@pytest.mark.parametrize("name", ["atlas", "paper/qwen2.5-3b-search-r1", "paper/methods/dapo"])
+def test_a_shipped_config_is_found_by_its_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "atlas").mkdir()
+    assert load_config(Path(name)) == load_config(CONFIGS / f"{name}.toml")
+
+
+def test_a_file_of_a_shipped_configs_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "atlas").write_text('[run]\nname = "mine"\n', encoding="utf-8")
+    assert load_config(Path("atlas")).run.name == "mine"
 
 
 def test_a_folder_is_no_config_file(tmp_path):

@@ -19,7 +19,7 @@ from rich.table import Table
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.cli.plot import draw
 from cusearch_async.cli.reset import forget_folder, forget_keys, refuse_if_alive
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.metrics import read_metrics
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import Ledger
@@ -33,7 +33,7 @@ BAR = " ▁▂▃▄▅▆▇█"
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("demo", help="train a small search agent on the embedded atlas world")
-    parser.add_argument("config", type=Path, nargs="?", default=Path("configs/atlas.toml"))
+    parser.add_argument("config", type=Path, nargs="?", default=Path("atlas"), help=CONFIG_HELP)
     parser.set_defaults(run=run)
 
 

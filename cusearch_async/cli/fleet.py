@@ -72,7 +72,7 @@ class Fleet:
             self.start_worker(f"rollout-{index}", "rollout", {"CUSEARCH_WORKER_INDEX": str(index)})
 
     def start_worker(self, name: str, module: str, env: dict[str, str] | None = None) -> None:
-        self._start(name, [sys.executable, "-m", f"workers.{module}", str(self._config_path)], env)
+        self._start(name, [sys.executable, "-m", "cusearch_async.processes.start", module, str(self._config_path)], env)
 
     def start_command(self, name: str, *command: str, options: Sequence[str] = ()) -> None:
         """A `cusearch` sub-command on this run's config; `options` follow the config."""

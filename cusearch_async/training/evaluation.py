@@ -32,8 +32,7 @@ async def evaluate(player: Player, questions: Sequence[Question], temperature: f
     """One episode per question, in their order; `temperature` 0 is greedy.
 
     Raises: ConfigError before the first is played when a question does not fit."""
-    for question in questions:
-        player.prompt(question)
+    player.check(questions)
     room = asyncio.Semaphore(at_once)
 
     async def one(number: int, question: Question) -> Trajectory:
