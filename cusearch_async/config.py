@@ -2,7 +2,7 @@
 
 A file states only what differs from the defaults. Unknown keys, impossible combinations and lengths that do
 not fit are errors that name the key, the value and what would be right. Secrets are not settings: the Redis
-password comes from CUSEARCH_REDIS_PASSWORD.
+password comes from CUSEARCH_REDIS_PASSWORD, or from a private file of the Redis that was started for the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -34,6 +34,7 @@ STARTER = Path(__file__).parent / "atlas" / "starter"
 SHIPPED = Path(__file__).parent / "configs"
 """The configs that come with the package; each can be given by its name, like `atlas`."""
 CONFIG_HELP = "a TOML file, or the name of a config that comes with the package, like atlas"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -230,8 +231,12 @@ class RedisConfig(Section):
 
     @model_validator(mode="after")
     def _plain_url(self) -> RedisConfig:
-        if "@" in self.url and ":" in self.url.rpartition("@")[0].partition("//")[2]:
+        in_place = "@" in self.url and ":" in self.url.rpartition("@")[0].partition("//")[2]
+        asked = parse_qs(self.url.partition("?")[2], keep_blank_values=True)
+        if in_place or "password" in asked:
             raise ValueError("url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead")
+        if "username" in asked:
+            raise ValueError("url names its user before the host, as redis://USER@HOST:PORT/0")
         if self.url.startswith("redis+sentinel://"):
             if not _SENTINEL.fullmatch(self.url):
                 raise ValueError(f"url {self.url!r} must look like redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/0")
@@ -511,8 +516,32 @@ def save_config(config: Config, path: Path) -> None:
     write_whole(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
 
 
-def redis_password() -> str | None:
-    return os.environ.get("CUSEARCH_REDIS_PASSWORD") or None
+def redis_password(config: Config) -> str | None:
+    """CUSEARCH_REDIS_PASSWORD; else what `redis_password_file` holds; None where there is neither.
+
+    Raises: ConfigError when there is such a file, and only other users may read it."""
+    given = os.environ.get("CUSEARCH_REDIS_PASSWORD")
+    path = redis_password_file(config)
+    if given or path is None:
+        return given or None
+    try:
+        return path.read_text(encoding="utf-8") or None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}, the password of this run's Redis, cannot be read ({error.strerror}); be the user who started "
+            "that Redis, or set CUSEARCH_REDIS_PASSWORD"
+        ) from error
+
+
+def redis_password_file(config: Config) -> Path | None:
+    """Where the Redis that was started for this run has its password. None where redis.url cannot be that Redis: one
+    on another machine, or with a user of its own."""
+    parts = urlsplit(config.redis.url)
+    if parts.scheme != "redis" or parts.hostname not in LOOPBACK or parts.username:
+        return None
+    return config.folder / "redis" / "password"
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

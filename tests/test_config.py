@@ -143,6 +143,7 @@ def test_derived_numbers(write):
             '[redis]\nurl = "redis://user:hunter2@h:1/0"',
             "redis: url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead",
         ),
+        ('[redis]\nurl = "redis://h:1/0?username=u"', "redis: url names its user before the host, as redis://USER@H.*"),
         ('[retriever]\nurl = "h:8000"', "retriever: url 'h:8000' must look like http://127.0.0.1:8000"),
         ('[retriever]\nurl = "http://h:port"', "retriever: .*must look like http://127.0.0.1:8000"),
         (
@@ -158,9 +159,21 @@ def test_a_mistake_is_said_in_one_line(write, text, message):
     assert re.fullmatch(pattern_of(message) + ".*", found), found
 
 
-@pytest.mark.parametrize("url", ["redis://u:hunter2@h:1/0", "redis://:hunter2@h", "http://:hunter2@h", "//:hunter2@h"])
-def test_a_password_in_the_url_is_not_repeated(write, url):
-    assert "hunter2" not in error_of(write(), "--redis.url", url)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:hunter2@h:1/0",
+        "redis://:hunter2@h",
+        "http://:hunter2@h",
+        "//:hunter2@h",
+        "redis://h:1/0?password=hunter2",
+        "rediss://h:1/0?ssl_ca_certs=a.pem&password=hunter2",
+    ],
+)
+def test_a_password_in_the_url_is_refused_and_not_repeated(write, url):
+    said = error_of(write(), "--redis.url", url)
+    assert "CUSEARCH_REDIS_PASSWORD" in said
+    assert "hunter2" not in said
 
 
 @pytest.mark.parametrize("name", ["a b", "", "-x", "a/b", "a:b", "{a}", "ü"])
@@ -348,12 +361,13 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
 
 
 def test_the_password_comes_from_the_environment_and_is_not_saved(write, tmp_path, monkeypatch):
+    config = load_config(write(), ["--run.folder", str(tmp_path / "run")])
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
-    assert redis_password() is None
+    assert redis_password(config) is None
     monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "")
-    assert redis_password() is None
+    assert redis_password(config) is None
     monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "hunter2")
-    assert redis_password() == "hunter2"
+    assert redis_password(config) == "hunter2"
     path = tmp_path / "resolved.toml"
-    save_config(load_config(write()), path)
+    save_config(config, path)
     assert "hunter2" not in path.read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.contract import Ledger, Queues, RunState
 from cusearch_async.transport.inspection import heat
+from cusearch_async.transport.server import redis_cli_line
 
 REFRESH_S = 1.0
 SHADES = (
@@ -94,6 +95,7 @@ def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableTy
         ),
         Panel(workers(now.workers), title="workers"),
         Panel(ledger(now.ledger), title="ledger"),
+        Text(f"look in with: {redis_cli_line(config)}", no_wrap=True, overflow="ignore"),
     )
 
 

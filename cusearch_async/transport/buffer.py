@@ -27,7 +27,7 @@ from redis import exceptions
 
 from cusearch_async.algorithm import methods
 from cusearch_async.batcher import Batcher
-from cusearch_async.config import Config
+from cusearch_async.config import Config, redis_password
 from cusearch_async.errors import BufferLost, ConfigError, CorruptPayload, EmptyPool, Fenced, InvalidTrajectory
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
@@ -62,7 +62,7 @@ async def open_buffer(
 ) -> AsyncIterator[RedisBuffer]:
     """The buffer of a run, on a client of its own that rides out outages of `patience_s`, or until `stop` is set. No
     connection is made yet. Trajectories with tokens beyond `vocab_size` are refused."""
-    connection = Connection(config.redis, patience_s, stop)
+    connection = Connection(config.redis, patience_s, stop, functools.partial(redis_password, config))
     try:
         yield RedisBuffer(connection, config.run.name, shape_of(config, vocab_size))
     finally:
@@ -291,13 +291,20 @@ class RedisBuffer:
     async def reset(self) -> int:
         """Delete every key of the run; returns how many there were."""
 
+        names = await self.key_names()
+
         async def delete(client: Any) -> int:
-            deleted = 0
-            async for key in client.scan_iter(match=_literal(self.keys.prefix) + "*", count=1000):
-                deleted += int(await client.unlink(key))
-            return deleted
+            return sum([int(await client.unlink(name)) for name in names])
 
         return int(await self.ask(delete))
+
+    async def key_names(self) -> list[bytes]:
+        """Every key of the run."""
+
+        async def scan(client: Any) -> list[bytes]:
+            return [key async for key in client.scan_iter(match=_literal(self.keys.prefix) + "*", count=1000)]
+
+        return await self.ask(scan)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------------------------------------------
 
