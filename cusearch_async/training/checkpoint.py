@@ -61,7 +61,9 @@ class _Saved(msgspec.Struct):
     """state.json: `xxh3` is of the other two as they stand there. Checkpoints without an epoch have none."""
 
     state: msgspec.Raw
+    """CheckpointState"""
     files: msgspec.Raw
+    """dict[str, _File]"""
     xxh3: str = ""
 
 
@@ -109,9 +111,10 @@ class Checkpoints:
         return None
 
     def highest_epoch(self) -> int:
-        """Of all learners that have left something here, whole or not."""
+        """Of all learners that have started, or have left something here, whole or not."""
         names = (_NAME.fullmatch(path.name) for path in self._entries())
-        return max((int(name[2] or 0) for name in names if name), default=0)
+        left = (int(name[2] or 0) for name in names if name)
+        return max((*left, *(epoch for epoch, _ in self._starts)), default=0)
 
     # --- to write -------------------------------------------------------------------------------------
 
@@ -131,8 +134,8 @@ class Checkpoints:
 
     @contextmanager
     def write(self, state: CheckpointState) -> Iterator[Path]:
-        """A folder for the checkpoint of `state.step`, sealed with checksums at the end and safe on disk; it counts once
-        `finish` has renamed it. Raises: WriteFailed, and leaves nothing of it."""
+        """A folder for the checkpoint of `state.step`, at the end sealed with checksums and safe on disk; `finish` then
+        makes it count. Raises: WriteFailed, and leaves nothing of it."""
         folder = self._path(state.step, unfinished=True)
         with writing(folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -141,8 +144,8 @@ class Checkpoints:
             files = {
                 str(path.relative_to(folder)): _facts(path) for path in sorted(folder.rglob("*")) if path.is_file()
             }
-            parts = [msgspec.json.encode(part) for part in (state, files)]
-            saved = _Saved(*map(msgspec.Raw, parts), _checksum(*parts))
+            told, listed = msgspec.Raw(msgspec.json.encode(state)), msgspec.Raw(msgspec.json.encode(files))
+            saved = _Saved(told, listed, _checksum(told, listed))
             (folder / _STATE).write_bytes(msgspec.json.encode(saved))
             sync_tree(folder)
 
@@ -219,7 +222,7 @@ def _read(path: Path) -> Checkpoint:
     return Checkpoint(path, int(name[2] or 0), state, msgspec.json.decode(saved.files, type=dict[str, _File]))
 
 
-def _checksum(*parts: bytes | msgspec.Raw) -> str:
+def _checksum(*parts: msgspec.Raw) -> str:
     return xxhash.xxh3_64_hexdigest(b"".join(bytes(part) for part in parts))
 
 

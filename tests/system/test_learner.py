@@ -35,8 +35,10 @@ def train(
     ranks: int = 1,
     settings: tuple[str, ...] = (),
     refused: bool = False,
-) -> dict[str, torch.Tensor]:
-    """Run learner_script.py; returns the weights it ends with. `refused`: other ranks than 0 end with an error."""
+    status: int = 0,
+) -> Any:
+    """Run learner_script.py; returns the weights it ends with, or its output if it is to end with another `status`.
+    `refused`: other ranks than 0 end with an error."""
     script = [sys.executable, "-m", "tests.system.learner_script", str(folder), name, *arguments]
     command = [*script, *SETTINGS, "--learner.ranks", str(ranks), *settings]
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(host.free_port())}
@@ -52,16 +54,45 @@ def train(
     ]
     for rank, process in enumerate(running):
         output, _ = process.communicate(timeout=180)
-        assert process.returncode == (1 if refused and rank else 0), output
+        assert process.returncode == (1 if refused and rank else status), output
+    if status:
+        return output
     return {} if refused else load_file(folder / f"weights-{name}.safetensors")
 
 
-def test_a_resumed_learner_makes_the_same_updates_bit_for_bit(tmp_path):
-    whole = train(tmp_path, "whole", "--to-step", "4")
-    train(tmp_path, "first", "--to-step", "2", "--save", str(tmp_path / "checkpoint"))
-    resumed = train(tmp_path, "resumed", "--from-step", "2", "--to-step", "4", "--load", str(tmp_path / "checkpoint"))
+@pytest.mark.parametrize(("stage", "dtype"), [("0", "float32"), ("1", "float32"), ("3", "bfloat16")])
+def test_a_resumed_learner_makes_the_same_updates_bit_for_bit(tmp_path, stage, dtype):
+    settings = ("--learner.zero_stage", stage, "--model.dtype", dtype)
+    whole = train(tmp_path, "whole", "--to-step", "4", settings=settings)
+    train(tmp_path, "first", "--to-step", "2", "--save", str(tmp_path / "checkpoint"), settings=settings)
+    arguments = ("--from-step", "2", "--to-step", "4", "--load", str(tmp_path / "checkpoint"))
+    resumed = train(tmp_path, "resumed", *arguments, settings=settings)
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+class Planted:
+    """Pickled by who can write into a run's folder; unpickled it makes a file."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.made,)
+
+
+@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"])
+def test_a_checkpoint_is_loaded_without_running_what_is_in_it(tmp_path, name):
+    checkpoint, made = tmp_path / "checkpoint", tmp_path / "made"
+    train(tmp_path, "first", "--to-step", "1", "--save", str(checkpoint))
+    states = checkpoint / "deepspeed" / name
+    torch.save({"planted": Planted(made)}, states)
+    torch.load(states, weights_only=False)
+    assert made.exists(), "what is planted does run where it is unpickled"
+    made.unlink()
+    output = train(tmp_path, "second", "--load", str(checkpoint), status=1)
+    assert not made.exists()
+    assert f"checkpoint {checkpoint} holds what no learner writes" in output
 
 
 @pytest.fixture(scope="module")

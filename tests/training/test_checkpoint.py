@@ -160,13 +160,13 @@ def test_what_an_earlier_learner_wrote_beyond_a_step_gone_back_to_is_of_another_
 
 
 def test_a_learner_that_wakes_up_after_its_successor_finished_the_same_step_deletes_nothing_of_it(tmp_path):
-    """keep = 1, and it sleeps at each point: before it renames, before it asks what is superfluous, before it deletes."""
+    """keep = 1; it sleeps before it renames, and another one before it deletes what it found superfluous."""
     sleeper = learner(tmp_path, keep=1)
     save(sleeper, 2)
     write(sleeper, 4)
     successor = learner(tmp_path, keep=1, epoch=2, step=2, starts=[(1, 0)])
     save(successor, 4)
-    with pytest.raises(WriteFailed, match="cannot write .*step000004-e1"):
+    with pytest.raises(WriteFailed, match=r"cannot write .*step000004-e1"):
         sleeper.finish(4)
     assert names(tmp_path) == ["step000004-e2"]
 
