@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.rollout.dialogue import TEMPLATES
+from cusearch_async.rollout.dialogue import TEMPLATES, without_surrogates
 from cusearch_async.types import Question
 
 HUB = "hf:"
@@ -94,7 +94,8 @@ def parse_row(row: Row, stem: str, number: int) -> Question:
         raise ConfigError(f"{row.where}: 'extra_info' must hold split and index, got {place!r:.200}")
     index = next(index for index in (place.get("index"), values.get("id"), number) if index is not None)
     parts = [source, *([str(place["split"])] if place.get("split") else []), str(index)]
-    return Question(id="/".join(parts), text=tidy(text), answers=tuple(answers), category=source)
+    name, text, category, *answers = map(without_surrogates, ("/".join(parts), tidy(text), source, *answers))
+    return Question(id=name, text=text, answers=tuple(answers), category=category)
 
 
 def tidy(text: str) -> str:

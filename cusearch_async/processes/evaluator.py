@@ -39,9 +39,8 @@ async def run(config: Config) -> None:
     output = config.folder / FILE
     async with (
         open_buffer(config, config.redis.outage_s, stop) as buffer,
-        SearchClient.session(config.retriever) as session,
+        SearchClient.open(config) as search,
     ):
-        search = SearchClient.of(session, config)
         await search.wait_until_answering(config.run.wait_s)
         engine = Engine.start(config.model.location, tokenizer, config)
         store = WeightStore(config.folder / "weights")
