@@ -10,6 +10,7 @@ version (learner steps) and the epoch of the learner, so no name is ever used tw
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from cusearch_async.errors import WeightsUnavailable
+
+_NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-[0-9a-z]+)?", re.ASCII)
+"""What a version may be called. Names come from Redis, and must not lead out of the store."""
 
 TENSORS = "model.safetensors"
 MANIFEST = "manifest.json"
@@ -74,10 +78,12 @@ class WeightStore:
     def verify(self, name: str) -> Manifest:
         """The manifest of a version whose every tensor matches it.
 
-        Raises: WeightsUnavailable naming the directory, or the tensor."""
-        directory = self.folder / name
+        Raises: WeightsUnavailable naming the directory, or the tensor, or a name that is no version's."""
+        directory = self.directory(name)
         try:
             manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+            if name.split("-")[:2] != [f"v{manifest.version:06d}", f"e{manifest.epoch}"]:
+                raise WeightsUnavailable(f"{directory}: its manifest is of v{manifest.version:06d}-e{manifest.epoch}")
             with safe_open(directory / TENSORS, framework="pt") as file:
                 if set(file.keys()) != set(manifest.tensors):
                     raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
@@ -87,6 +93,16 @@ class WeightStore:
         except (OSError, msgspec.MsgspecError, SafetensorError) as error:
             raise WeightsUnavailable(f"{directory} is missing or torn: {error}") from error
         return manifest
+
+    def directory(self, name: str) -> Path:
+        """Where the version of this name is, or would be. Raises: WeightsUnavailable for a name that is no version's,
+        or that leads out of the store."""
+        if not _NAME.fullmatch(name):
+            raise WeightsUnavailable(f"{name!r:.200} is no name of a weight version (v000012-e3)")
+        found, store = (self.folder / name).resolve(), self.folder.resolve()
+        if found.parent != store:
+            raise WeightsUnavailable(f"{self.folder / name} leads out of the weight store, to {found}")
+        return found
 
     def _remove_old(self) -> None:
         versions = sorted(self.folder.glob("v*-e*"), key=lambda path: path.stat().st_mtime_ns)
