@@ -42,11 +42,6 @@ class Run:
         password = (self.folder / "redis" / "password").read_text()
         return redis.Redis.from_url(str(self.overrides["redis.url"]), password=password, decode_responses=True)
 
-    def redis(self, decode_responses: bool = True) -> redis.Redis:
-        """A client of the Redis that was started for this run."""
-        password = (self.folder / "redis" / "password").read_text()
-        return redis.Redis(port=self.redis_port, password=password, decode_responses=decode_responses)
-
     def arguments(self, **changes: Any) -> list[str]:
         values = self.overrides | {key.replace("__", "."): value for key, value in changes.items()}
         return [part for key, value in values.items() for part in (f"--{key}", str(value))]
