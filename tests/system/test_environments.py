@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertMo
 from cusearch_async import host
 from cusearch_async.config import STARTER
 from cusearch_async.transport.server import is_listening
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 from tests.retrieval.test_dense import SMALL, save_model, sentences
 from tests.system.conftest import Run
 from tests.system.test_run import finish
@@ -123,5 +123,5 @@ def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
         assert 0 <= low <= row["all"]["em"] <= high <= 1
         assert row["all"]["count"] == 10
     redis.terminate()
-    redis.wait(timeout=30)
+    redis.wait(timeout=30 * SLOW)
     assert run.processes() == []

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from cusearch_async import host
 from cusearch_async.config import STARTER
 from cusearch_async.training.model import load_causal_lm
+from tests.conftest import SLOW
 from tests.system.learner_script import fixed_trajectories
 
 pytestmark = pytest.mark.system
@@ -47,7 +48,7 @@ def train(
         for rank in range(ranks)
     ]
     for rank, process in enumerate(running):
-        output, _ = process.communicate(timeout=180)
+        output, _ = process.communicate(timeout=180 * SLOW)
         assert process.returncode == (1 if refused and rank else 0), output
     return {} if refused else load_file(folder / f"weights-{name}.safetensors")
 

@@ -26,11 +26,11 @@ QUIET_STEPS = 6
 """Learner steps after the last fault."""
 VOCABULARY = 384
 """Of the atlas tokenizer, which the tiny model has too."""
-SHARES = {"light": 0.86, "worker": 0.05, "servers": 0.05, "learner": 0.04, "forgetful": 0.04}
+SHARES = {"network": 0.43, "content": 0.43, "worker": 0.05, "servers": 0.05, "learner": 0.04, "forgetful": 0.04}
 """Of the faults, by lane: a learner that starts takes many seconds."""
 ATTEMPTS = 8
 """Times that a fault is tried which finds nothing to spoil."""
-GAP_S = {"light": 0.1, "worker": 2.0, "servers": 2.0, "learner": 2.0, "forgetful": 1.0}
+GAP_S = {"network": 0.1, "content": 0.1, "worker": 2.0, "servers": 2.0, "learner": 2.0, "forgetful": 1.0}
 """Longest pause between two faults of a lane."""
 
 
@@ -45,12 +45,12 @@ class Campaign:
     model: str = "tiny"
 
 
-EVERYTHING = ("light", "worker", "servers", "learner")
+EVERYTHING = ("network", "content", "worker", "servers", "learner")
 CAMPAIGNS = (
     Campaign("asynchronous", 0.55, ("light", "light"), EVERYTHING, {"pool.max_staleness": 2}),
     Campaign("synchronous", 0.2, ("light", "light"), EVERYTHING, {"pool.max_staleness": 0}),
     Campaign("engine", 0.15, ("vllm",), EVERYTHING, {"rollout.max_episodes": 16}, model="atlas"),
-    Campaign("forgetful", 0.1, ("light", "light"), ("light", "forgetful"), {"redis.outage_s": 60}),
+    Campaign("forgetful", 0.1, ("light", "light"), ("network", "content", "forgetful"), {"redis.outage_s": 60}),
 )
 
 

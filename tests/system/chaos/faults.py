@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from cusearch_async.transport import codec
-from cusearch_async.transport.buffer import RedisBuffer
-from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import shape_of
 from tests.conftest import SLOW
 from tests.system.chaos.gateway import HOSTILE
 from tests.system.chaos.scene import LEASE_S, STUCK_S, Scene
 
 Act = Callable[[Scene, random.Random], Awaitable[str | None]]
+RECENT_S = 20.0
+"""A script that was called so long ago is likely to be called again."""
 PAUSES = {"0.5 s": 0.5, "1 lease": LEASE_S, "2 leases": 2 * LEASE_S, "longer": 3.5 * LEASE_S}
 
 
@@ -343,17 +343,6 @@ async def flushed(scene: Scene, draw: random.Random) -> str:
 
 # --- the network ----------------------------------------------------------------------------------------
 
-SCRIPTS = {
-    "worker": ("admit", "put", "heartbeat", "release"),
-    "learner": ("claim", "commit", "announce", "checkpoint"),
-}
-
-
-def script_shas(scene: Scene) -> dict[str, bytes]:
-    config = scene.config()
-    buffer = RedisBuffer(Connection(config.redis, 0), config.run.name, shape_of(config))
-    return {name: script.sha.encode() for name, script in buffer._scripts.items()}
-
 
 def network(what: str) -> Act:
     async def act(scene: Scene, draw: random.Random) -> str | None:
@@ -378,13 +367,12 @@ def network(what: str) -> Act:
 
 def late_command(*, is_copy: bool) -> Act:
     async def act(scene: Scene, draw: random.Random) -> str | None:
-        whose = draw.choice(("worker", "learner"))
-        script = draw.choice(SCRIPTS[whose])
-        sha = script_shas(scene)[script]
-        after, most_s = draw.choice((1, 5, 40, 200)), draw.choice((0.5, 2.0, 6.0))
-        was_sent = await scene.links[whose].deliver_late(
-            frozenset((sha,)), after, most_s, is_copy=is_copy, patience_s=3
-        )
+        link = scene.links[draw.choice(("worker", "learner"))]
+        recent = sorted(name for name, at in link.seen.items() if time.monotonic() - at < RECENT_S)
+        if not recent:
+            return None
+        script, after, most_s = draw.choice(recent), draw.choice((1, 5, 40, 200)), draw.choice((0.5, 2.0, 6.0))
+        was_sent = await link.deliver_late(script, after, most_s, is_copy=is_copy, patience_s=5)
         return script if was_sent else None
 
     return act
@@ -394,11 +382,8 @@ async def late_recover(scene: Scene, draw: random.Random) -> str | None:
     """The command by which a learner has taken over comes once more, seconds later."""
     scene.end(scene.processes["learner"])
     scene.launch("learner")
-    sha = script_shas(scene)["recover"]
-    link, patience_s = scene.links["learner"], 30 * SLOW
-    was_sent = await link.deliver_late(
-        frozenset((sha,)), 1000, draw.choice((1.0, 4.0)), is_copy=True, patience_s=patience_s
-    )
+    link, most_s = scene.links["learner"], draw.choice((1.0, 4.0))
+    was_sent = await link.deliver_late("recover", 1000, most_s, is_copy=True, patience_s=40 * SLOW)
     return "recover, a second time" if was_sent else None
 
 
@@ -433,15 +418,15 @@ KINDS = (
     Kind("full disk learner", "learner", full_disk("learner")),
     Kind("full disk redis", "servers", full_disk("redis")),
     Kind("late recover", "learner", late_recover),
-    Kind("evicted", "light", evicted),
-    Kind("bad payload", "light", bad_payload),
-    Kind("clock step", "light", clock_step),
-    Kind("no memory", "light", no_memory),
-    Kind("scripts forgotten", "light", scripts_forgotten),
-    *(Kind(what, "light", network(what)) for what in ("cut", "answers lost", "half open", "slow", "partition")),
-    Kind("duplicated command", "light", late_command(is_copy=True)),
-    Kind("delayed command", "light", late_command(is_copy=False)),
-    *(Kind(f"retriever: {how}", "light", hostile(how)) for how in HOSTILE),
+    Kind("evicted", "content", evicted),
+    Kind("bad payload", "content", bad_payload),
+    Kind("clock step", "content", clock_step),
+    Kind("no memory", "content", no_memory),
+    Kind("scripts forgotten", "content", scripts_forgotten),
+    *(Kind(what, "network", network(what)) for what in ("cut", "answers lost", "half open", "slow", "partition")),
+    Kind("duplicated command", "network", late_command(is_copy=True)),
+    Kind("delayed command", "network", late_command(is_copy=False)),
+    *(Kind(f"retriever: {how}", "content", hostile(how)) for how in HOSTILE),
     Kind("flushed", "forgetful", flushed),
     Kind("evicted from a kept pool", "forgetful", evicted_from_kept_pool),
     Kind("another schema", "forgetful", another_schema),

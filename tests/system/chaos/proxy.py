@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
 class Late:
     """One command to be delivered `after` later commands, at most `most_s` seconds on."""
 
-    scripts: frozenset[bytes]
-    """SHA-1 of the scripts that it may call; empty for any."""
+    sha: bytes
+    """SHA-1 of the script that it calls."""
     after: int
     most_s: float
     is_copy: bool
@@ -41,6 +43,10 @@ class Link:
         self._commands = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.scripts: dict[bytes, str] = {}
+        """SHA-1 -> name of the scripts to look out for."""
+        self.seen: dict[str, float] = {}
+        """Script -> when it was last called."""
         self.port = 0
 
     async def start(self) -> None:
@@ -83,11 +89,10 @@ class Link:
         for gate in held:
             gate.set()
 
-    async def deliver_late(
-        self, scripts: frozenset[bytes], after: int, most_s: float, *, is_copy: bool, patience_s: float
-    ) -> bool:
-        """Whether a command of these scripts came by within `patience_s`; it is delivered late in the background."""
-        self._late = late = Late(scripts, after, most_s, is_copy, asyncio.Event())
+    async def deliver_late(self, script: str, after: int, most_s: float, *, is_copy: bool, patience_s: float) -> bool:
+        """Whether a call of `script` came by within `patience_s`; it is delivered late in the background."""
+        sha = next(sha for sha, name in self.scripts.items() if name == script)
+        self._late = late = Late(sha, after, most_s, is_copy, asyncio.Event())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(late.caught.wait(), patience_s)
         self._late = None
@@ -104,18 +109,11 @@ class Link:
         self._writers.add(writer)
         try:
             pumps = [self._commands_up(reader, server_writer), self._answers_down(server_reader, writer)]
-            await self._first_to_end(pumps)
+            await _until_one_ends(pumps)
         finally:
             self._writers.discard(writer)
             for one in (writer, server_writer):
                 one.close()
-
-    async def _first_to_end(self, pumps: list[Callable[[], None]]) -> None:  # type: ignore[type-arg]
-        tasks = [asyncio.create_task(pump) for pump in pumps]  # type: ignore[arg-type]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _commands_up(self, reader: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         unfinished = b""
@@ -126,11 +124,17 @@ class Link:
             whole = end_of_commands(unfinished + data)
             message, unfinished = (unfinished + data)[:whole], (unfinished + data)[whole:]
             self._commands += bool(message)
+            self._look(message)
             if message and not self._is_held(message):
                 server.write(message)
                 await server.drain()
         if unfinished:
             server.write(unfinished)
+
+    def _look(self, message: bytes) -> None:
+        for sha, name in self.scripts.items():
+            if sha in message:
+                self.seen[name] = time.monotonic()
 
     async def _answers_down(self, server: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await server.read(2**16):
@@ -147,11 +151,7 @@ class Link:
     def _is_held(self, message: bytes) -> bool:
         """Whether the message is the one to be late, and does not go now."""
         late = self._late
-        if (
-            late is None
-            or late.caught.is_set()
-            or not (not late.scripts or any(sha in message for sha in late.scripts))
-        ):
+        if late is None or late.caught.is_set() or late.sha not in message:
             return False
         late.caught.set()
         task = asyncio.create_task(self._deliver(message, self._commands + late.after, late.most_s))
@@ -169,6 +169,14 @@ class Link:
             writer.write(message)
             await asyncio.wait_for(reader.read(2**16), 5)
             writer.close()
+
+
+async def _until_one_ends(pumps: Iterable[Coroutine[Any, Any, None]]) -> None:
+    tasks = [asyncio.create_task(pump) for pump in pumps]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def end_of_commands(data: bytes) -> int:

@@ -23,6 +23,9 @@ from redis import exceptions
 
 from cusearch_async import host
 from cusearch_async.config import Config, load_config
+from cusearch_async.transport.buffer import RedisBuffer
+from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.contract import shape_of
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import SLOW
@@ -103,6 +106,9 @@ class Scene:
         for link in self.links.values():
             await link.start()
         await self.gateway.start()
+        scripts = script_shas(self.config())
+        for link in self.links.values():
+            link.scripts = scripts
         for name in (*SERVERS, "learner", *self.workers):
             self.launch(name)
 
@@ -276,6 +282,12 @@ class Scene:
             if time.monotonic() > deadline:
                 raise Stuck("Redis or the retriever does not listen")
             await asyncio.sleep(0.1)
+
+
+def script_shas(config: Config) -> dict[bytes, str]:
+    """SHA-1 -> name of every script of the buffer."""
+    buffer = RedisBuffer(Connection(config.redis, 0), config.run.name, shape_of(config))
+    return {script.sha.encode(): name for name, script in buffer._scripts.items()}
 
 
 def tiny_model(folder: Path) -> Path:
