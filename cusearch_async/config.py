@@ -2,7 +2,7 @@
 
 A file states only what differs from the defaults. Unknown keys, impossible combinations and lengths that do
 not fit are errors that name the key, the value and what would be right. Secrets are not settings: the Redis
-password comes from CUSEARCH_REDIS_PASSWORD.
+password comes from CUSEARCH_REDIS_PASSWORD, or from a private file of the Redis that was started for the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -30,6 +30,11 @@ _SENTINEL = re.compile(r"redis\+sentinel://(\w+@)?[^:/,@]+:\d+(,[^:/,@]+:\d+)*/[
 
 STARTER = Path(__file__).parent / "atlas" / "starter"
 """The shipped policy of the atlas world."""
+
+SHIPPED = Path(__file__).parent / "configs"
+"""The configs that come with the package; each can be given by its name, like `atlas`."""
+CONFIG_HELP = "a TOML file, or the name of a config that comes with the package, like atlas"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -128,6 +133,9 @@ class MethodConfig(Section):
     """K, trajectories trained on per step."""
     phase_reserve: float = Field(0.0, ge=0, lt=1)
     singleton: Singleton = "raw"
+    advantage_std: bool = True
+    """Divide advantages by the standard deviation of their group's rewards (GRPO); false only centres them (Dr. GRPO).
+    """
 
     @model_validator(mode="after")
     def _known_method(self) -> MethodConfig:
@@ -149,10 +157,23 @@ class LossConfig(Section):
     """Where π_prox comes from; `loglinear` saves its forward pass."""
     kl_coef: float = Field(0.001, ge=0)
     """β; 0 loads no reference model."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of an entropy bonus, the entropy of the policy where it sampled a token; the paper's loss has none,
+    ZeroSearch's is 0.001."""
     aggregation: Aggregation = "token-mean"
     correction: Correction = "tis"
+    """How the off-policy weight π_prox/μ is bounded: tis, icepop, mask, geometric or none."""
     correction_low: float = Field(0.5, ge=0)
-    correction_high: float = Field(2.0, gt=0)
+    """Lower bound of icepop (per token) and geometric (per trajectory)."""
+    correction_high: float | None = Field(None, gt=0)
+    """Upper bound of all of them; None for 5 with mask and 2 with the others."""
+
+    @property
+    def correction_bound(self) -> float:
+        """The upper bound of the off-policy weight: `correction_high`, or the correction's own."""
+        if self.correction_high is not None:
+            return self.correction_high
+        return 5.0 if self.correction == "mask" else 2.0
 
 
 class LearnerConfig(Section):
@@ -226,8 +247,12 @@ class RedisConfig(Section):
 
     @model_validator(mode="after")
     def _plain_url(self) -> RedisConfig:
-        if "@" in self.url and ":" in self.url.rpartition("@")[0].partition("//")[2]:
+        in_place = "@" in self.url and ":" in self.url.rpartition("@")[0].partition("//")[2]
+        asked = parse_qs(self.url.partition("?")[2], keep_blank_values=True)
+        if in_place or "password" in asked:
             raise ValueError("url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead")
+        if "username" in asked:
+            raise ValueError("url names its user before the host, as redis://USER@HOST:PORT/0")
         if self.url.startswith("redis+sentinel://"):
             if not _SENTINEL.fullmatch(self.url):
                 raise ValueError(f"url {self.url!r} must look like redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/0")
@@ -458,22 +483,24 @@ class Config(Section):
                 f"redis.max_trajectories ({self.redis.max_trajectories}) must be >= "
                 f"(pool.max_staleness + 2) N G = {least}"
             )
-        if self.loss.correction_low > self.loss.correction_high:
+        if self.loss.correction_low > self.loss.correction_bound:
             raise ValueError(
                 f"loss.correction_low ({self.loss.correction_low}) must be <= "
-                f"loss.correction_high ({self.loss.correction_high})"
+                f"loss.correction_high ({self.loss.correction_bound})"
             )
         return self
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file and apply overrides like `["--learner.lr", "1e-6"]`.
+    """Read a TOML file, or a shipped config by its name, and apply overrides like `["--learner.lr", "1e-6"]`.
 
     Raises: ConfigError, one line per mistake."""
+    if not path.is_file():
+        path = shipped_configs().get(path.as_posix(), path)
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"config file {path} does not exist") from error
+        raise ConfigError(f"config file {path} does not exist; give {CONFIG_HELP}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
@@ -492,14 +519,45 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
 
 
+def shipped_configs() -> dict[str, Path]:
+    """Name, like `atlas` or `paper/qwen2.5-3b-search-r1` -> file."""
+    return {
+        path.relative_to(SHIPPED).as_posix().removesuffix(".toml"): path for path in sorted(SHIPPED.rglob("*.toml"))
+    }
+
+
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved settings, every key, as TOML that `load_config` reads back."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
 
 
-def redis_password() -> str | None:
-    return os.environ.get("CUSEARCH_REDIS_PASSWORD") or None
+def redis_password(config: Config) -> str | None:
+    """CUSEARCH_REDIS_PASSWORD; else what `redis_password_file` holds; None where there is neither.
+
+    Raises: ConfigError when there is such a file, and only other users may read it."""
+    given = os.environ.get("CUSEARCH_REDIS_PASSWORD")
+    path = redis_password_file(config)
+    if given or path is None:
+        return given or None
+    try:
+        return path.read_text(encoding="utf-8") or None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}, the password of this run's Redis, cannot be read ({error.strerror}); be the user who started "
+            "that Redis, or set CUSEARCH_REDIS_PASSWORD"
+        ) from error
+
+
+def redis_password_file(config: Config) -> Path | None:
+    """Where the Redis that was started for this run has its password. None where redis.url cannot be that Redis: one
+    on another machine, or with a user of its own."""
+    parts = urlsplit(config.redis.url)
+    if parts.scheme != "redis" or parts.hostname not in LOOPBACK or parts.username:
+        return None
+    return config.folder / "redis" / "password"
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -12,6 +12,7 @@ CusearchError
 ├── NonFiniteUpdate        the update of a step holds NaN or infinity; it was not made
 ├── RetrievalUnavailable   the retriever failed; not to be confused with finding nothing
 ├── SearchRefused          the retriever answers others, and this one search never
+├── EpisodeFailed          one episode cannot be played, because of its own data
 ├── EngineDied             vLLM's engine process ended by itself
 ├── WeightsUnavailable     a published version is missing or torn
 ├── WeightsMismatch        the engine does not compute what the learner computes
@@ -64,6 +65,10 @@ class RetrievalUnavailable(CusearchError):
 
 
 class SearchRefused(CusearchError):
+    pass
+
+
+class EpisodeFailed(CusearchError):
     pass
 
 

@@ -9,12 +9,13 @@ import asyncio
 import ctypes
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError, CusearchError
 
 log = logging.getLogger(__name__)
@@ -31,28 +31,29 @@ _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
 
 
-def run_worker(name: str, main: Callable[[Config], None]) -> None:
-    """The entry point of a worker process: `python -m workers.NAME CONFIG [--section.key value]...`.
+@contextmanager
+def last_words(name: str) -> Iterator[None]:
+    """Around all that an entry point does: a failure with a name ends the process with one line and status 1.
 
-    A failure with a name ends the process with one line and exit status 1."""
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        sys.exit(f"usage: python -m workers.{name} CONFIG [--section.key value]...")
-    log_to_stderr(name)
+    Names are those of `errors`, and of a file or folder that the system refuses. Anything else is a bug of ours, and
+    keeps its traceback."""
     try:
-        main(load_config(Path(sys.argv[1]), sys.argv[2:]))
+        yield
     except KeyboardInterrupt:
         sys.exit(130)
-    except (CusearchError, ExceptionGroup) as error:
+    except (CusearchError, OSError, ExceptionGroup) as error:
         named = first_named(error)
         if named is None:
             raise
         sys.exit(f"{name}: {named}")
 
 
-def first_named(error: BaseException) -> CusearchError | None:
-    """The CusearchError that ended a process, also from within the group of a TaskGroup."""
+def first_named(error: BaseException) -> str | None:
+    """What to say of the error that ended a process, also from within the group of a TaskGroup; None for a bug."""
     if isinstance(error, CusearchError):
-        return error
+        return str(error)
+    if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
+        return f"{os.fsdecode(error.filename)}: {error.strerror}; check the path, its permissions and the disk"
     if isinstance(error, BaseExceptionGroup):
         found = (first_named(inner) for inner in error.exceptions)
         return next((inner for inner in found if inner is not None), None)
@@ -78,6 +79,26 @@ def settle(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
     if usable:
         os.sched_setaffinity(0, usable)
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+
+
+def require_gpus(key: str, gpus: Sequence[int]) -> None:
+    """After `settle`, which has made `gpus` the only ones that this process sees.
+
+    Raises: ConfigError when the config names GPUs that CUDA does not find: torch would go on without a word, on the
+    CPU."""
+    found = count_gpus() if gpus else 0
+    if found < len(gpus):
+        raise ConfigError(
+            f"{key} = {list(gpus)}, but CUDA finds {found} of them on this machine; name others (nvidia-smi lists "
+            "them), or none to run without a GPU"
+        )
+
+
+def count_gpus() -> int:
+    """CUDA devices that torch can use in this process."""
+    import torch  # noqa: PLC0415  (reads what `settle` sets when it is loaded)
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def give_way() -> None:
@@ -188,6 +209,7 @@ def other_ranks(module: str, count: int) -> Iterator[int]:
         yield int(os.environ.get("RANK", "0"))
         return
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared["CUSEARCH_TEAM_SECRET"] = secrets.token_hex(32)
     command = [sys.executable, "-m", module, *sys.argv[1:]]
     children = [start_child(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)]
     os.environ.update(shared | {"RANK": "0", "LOCAL_RANK": "0"})

@@ -9,25 +9,32 @@ We delete only what we made: a folder without a marker is left alone, and in one
 from __future__ import annotations
 
 import datetime
+import fcntl
+import logging
+import os
+import re
 import shutil
 import uuid
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.files import write_whole
+
+log = logging.getLogger(__name__)
 
 MARKER = "run.json"
 CHILDREN = (
     "config.toml",
+    "launch.toml",
     "starts",
     "checkpoints",
     "weights",
     "metrics.jsonl",
     "eval.jsonl",
-    "eval_before.json",
-    "eval_after.json",
+    *(f"eval_{when}.{kind}" for when in ("before", "after") for kind in ("json", "md", "html")),
     "tensorboard",
     "logs",
     "redis",
@@ -47,23 +54,35 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 def mark(folder: Path, run: str) -> Marker:
-    """Make `folder` the folder of run `run`, or find that it is.
+    """Make `folder` the folder of run `run`, or find that it is; several processes may do so at once.
 
-    Raises: ConfigError when it belongs to another run, holds what is not ours, or cannot be written."""
-    found = read_marker(folder)
-    if found is not None:
-        if found.run != run:
-            raise ConfigError(f"run.folder {folder} belongs to run {found.run!r}, not to {run!r}; choose another")
-        return found
+    Raises: ConfigError when it belongs to another run, holds what no run has made, or cannot be written."""
+    found = read_marker(folder) or _make_marker(folder, run)
+    if found.run != run:
+        raise ConfigError(f"run.folder {folder} belongs to run {found.run!r}, not to {run!r}; choose another")
+    return found
+
+
+def _make_marker(folder: Path, run: str) -> Marker:
+    unfinished = folder / f".{MARKER}.{uuid.uuid4().hex}"
+    made = Marker(run, uuid.uuid4().hex, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        strange = sorted(path.name for path in folder.iterdir() if path.name not in CHILDREN)
-        if strange or (folder / ".git").exists():
+        strange = sorted(path.name for path in folder.iterdir() if MARKER not in path.name)
+        if strange and (found := read_marker(folder)) is not None:
+            return found  # made by another process since we looked, and used already
+        if strange:
             raise ConfigError(
-                f"run.folder {folder} holds {', '.join(strange[:3])}, which no run has made; choose an empty folder"
+                f"run.folder {folder} holds {', '.join(strange[:3])} and no {MARKER}: no run has made it; "
+                "choose an empty folder"
             )
-        made = Marker(run, uuid.uuid4().hex, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
-        write_whole(folder / MARKER, msgspec.json.encode(made))
+        try:
+            unfinished.write_bytes(msgspec.json.encode(made))
+            os.link(unfinished, folder / MARKER)  # unlike a rename, this replaces nothing
+        except FileExistsError:
+            return read_marker(folder) or made
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"run.folder {folder} cannot be written: {error.strerror}; choose another") from error
     return made
@@ -79,24 +98,57 @@ def read_marker(folder: Path) -> Marker | None:
         raise ConfigError(f"{folder / MARKER} cannot be read ({error}); is {folder} a run's folder?") from error
 
 
-def forget(folder: Path) -> None:
-    """Delete what a run has written into its folder, and the folder if nothing else is in it.
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep a marked folder for this process: no other may launch in it, move it or delete it meanwhile.
+
+    Raises: ConfigError when another process holds it."""
+    with (folder / MARKER).open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{folder} is in use: a launch or a demo runs in it; stop that first") from error
+        except OSError as error:
+            log.warning("%s cannot be locked (%s): start no second run in it", folder, error.strerror)
+        yield
+
+
+def check_deletable(folder: Path) -> None:
+    """Raises: ConfigError for a folder without a marker, and for a home, root or repository folder."""
+    refuse_protected(folder)
+    if read_marker(folder) is None:
+        raise ConfigError(f"{folder} holds no {MARKER}, so it is no run's folder; nothing in it was deleted")
+
+
+def forget(folder: Path, keep: Collection[str] = ()) -> None:
+    """Delete what a run has written into its folder, and the folder if nothing else is in it; children in `keep` stay,
+    and the marker with them.
 
     Raises: ConfigError for a folder without a marker, and for a home, root or repository folder."""
     if not folder.exists():
         return
-    refuse_protected(folder)
-    if read_marker(folder) is None:
-        raise ConfigError(f"{folder} holds no {MARKER}, so it is no run's folder; nothing in it was deleted")
-    for name in CHILDREN:
-        child = folder / name
-        if child.is_dir() and not child.is_symlink():
-            shutil.rmtree(child)
-        else:
-            child.unlink(missing_ok=True)
+    check_deletable(folder)
+    for path in sorted(folder.iterdir()):
+        if _is_ours(path.name) and path.name not in keep:
+            _delete(path)
+    if any((folder / name).exists() for name in keep):
+        return
     (folder / MARKER).unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
+
+
+def _is_ours(name: str) -> bool:
+    """A child, or what a write of one has left unfinished."""
+    unfinished = re.fullmatch(r"\.(.+)\.[0-9a-f]{32}", name)
+    return unfinished[1] in (*CHILDREN, MARKER) if unfinished else name in CHILDREN
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def refuse_protected(folder: Path) -> None:
@@ -109,7 +161,7 @@ def refuse_protected(folder: Path) -> None:
 def move_aside(folder: Path) -> Path | None:
     """Rename the folder of an earlier run to FOLDER-1, FOLDER-2, …; where it is now, or None when there was none.
 
-    Raises: ConfigError for a folder that holds something and has no marker."""
+    Raises: ConfigError for a folder that holds something and has no marker, and for one that is in use."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
     refuse_protected(folder)
@@ -118,5 +170,6 @@ def move_aside(folder: Path) -> Path | None:
     number = 1
     while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
         number += 1
-    folder.rename(aside)
+    with hold(folder):
+        folder.rename(aside)
     return aside

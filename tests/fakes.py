@@ -85,6 +85,8 @@ class ChatTokenizer:
         assert add_generation_prompt
         return "".join(f"[{message['role']}]{message['content']}" for message in messages) + "[assistant]"
 
-    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+    def __call__(
+        self, text: str, *, add_special_tokens: bool, split_special_tokens: bool = False
+    ) -> dict[str, list[int]]:
         assert not add_special_tokens
         return {"input_ids": [ord(character) for character in text]}

@@ -135,6 +135,10 @@ def test_derived_numbers(write):
             "redis.max_trajectories (767) must be >= (pool.max_staleness + 2) N G = 768",
         ),
         ("[loss]\ncorrection_low = 3.0", "loss.correction_low (3.0) must be <= loss.correction_high (2.0)"),
+        (
+            '[loss]\ncorrection = "mask"\ncorrection_low = 6.0',
+            "loss.correction_low (6.0) must be <= loss.correction_high (5.0)",
+        ),
         ('[redis]\nurl = "http://h"', "redis: url 'http://h' must look like redis://127.0.0.1:6379/0"),
         ('[redis]\nurl = "redis://"', "redis: url 'redis://' must look like redis://127.0.0.1:6379/0"),
         ('[redis]\nurl = "redis://[::1"', "redis: .*must look like redis://127.0.0.1:6379/0"),
@@ -143,6 +147,7 @@ def test_derived_numbers(write):
             '[redis]\nurl = "redis://user:hunter2@h:1/0"',
             "redis: url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead",
         ),
+        ('[redis]\nurl = "redis://h:1/0?username=u"', "redis: url names its user before the host, as redis://USER@H.*"),
         ('[retriever]\nurl = "h:8000"', "retriever: url 'h:8000' must look like http://127.0.0.1:8000"),
         ('[retriever]\nurl = "http://h:port"', "retriever: .*must look like http://127.0.0.1:8000"),
         (
@@ -158,9 +163,21 @@ def test_a_mistake_is_said_in_one_line(write, text, message):
     assert re.fullmatch(pattern_of(message) + ".*", found), found
 
 
-@pytest.mark.parametrize("url", ["redis://u:hunter2@h:1/0", "redis://:hunter2@h", "http://:hunter2@h", "//:hunter2@h"])
-def test_a_password_in_the_url_is_not_repeated(write, url):
-    assert "hunter2" not in error_of(write(), "--redis.url", url)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:hunter2@h:1/0",
+        "redis://:hunter2@h",
+        "http://:hunter2@h",
+        "//:hunter2@h",
+        "redis://h:1/0?password=hunter2",
+        "rediss://h:1/0?ssl_ca_certs=a.pem&password=hunter2",
+    ],
+)
+def test_a_password_in_the_url_is_refused_and_not_repeated(write, url):
+    said = error_of(write(), "--redis.url", url)
+    assert "CUSEARCH_REDIS_PASSWORD" in said
+    assert "hunter2" not in said
 
 
 @pytest.mark.parametrize("name", ["a b", "", "-x", "a/b", "a:b", "{a}", "ü"])
@@ -194,7 +211,20 @@ def test_a_budget_of_the_whole_pool_is_fine(write):
 
 
 def test_a_file_that_does_not_exist_is_named(tmp_path):
-    assert error_of(tmp_path / "no.toml") == f"config file {tmp_path / 'no.toml'} does not exist"
+    assert error_of(tmp_path / "no.toml").startswith(f"config file {tmp_path / 'no.toml'} does not exist; give a TOML")
+
+
+@pytest.mark.parametrize("name", ["atlas", "paper/qwen2.5-3b-search-r1", "paper/methods/dapo"])
+def test_a_shipped_config_is_found_by_its_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "atlas").mkdir()
+    assert load_config(Path(name)) == load_config(CONFIGS / f"{name}.toml")
+
+
+def test_a_file_of_a_shipped_configs_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "atlas").write_text('[run]\nname = "mine"\n', encoding="utf-8")
+    assert load_config(Path("atlas")).run.name == "mine"
 
 
 def test_a_folder_is_no_config_file(tmp_path):
@@ -328,19 +358,26 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
     save_config(config, path)
     saved = tomllib.loads(path.read_text(encoding="utf-8"))
     unset = {"run.folder", "loss.dual_clip", "rollout.kv_cache_mib", "rollout.block_size", "redis.max_trajectories"}
-    unset |= {"retriever.index", "retriever.rerank.model", "retriever.zerosearch.steps", "eval.limit"}
+    unset |= {
+        "loss.correction_high",
+        "retriever.index",
+        "retriever.rerank.model",
+        "retriever.zerosearch.steps",
+        "eval.limit",
+    }
     unset |= {f"retriever.web.{key}" for key in ("url", "max_requests", "cache")}
     assert set(dotted(saved)) == {key for key in known_keys() if "." in key} - unset
     assert load_config(path) == config
 
 
 def test_the_password_comes_from_the_environment_and_is_not_saved(write, tmp_path, monkeypatch):
+    config = load_config(write(), ["--run.folder", str(tmp_path / "run")])
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
-    assert redis_password() is None
+    assert redis_password(config) is None
     monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "")
-    assert redis_password() is None
+    assert redis_password(config) is None
     monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "hunter2")
-    assert redis_password() == "hunter2"
+    assert redis_password(config) == "hunter2"
     path = tmp_path / "resolved.toml"
-    save_config(load_config(write()), path)
+    save_config(config, path)
     assert "hunter2" not in path.read_text(encoding="utf-8")

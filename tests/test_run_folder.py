@@ -1,6 +1,9 @@
 """We delete only what we made."""
 
 import os
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -26,6 +29,60 @@ def test_only_known_children_are_deleted(tmp_path):
     (folder / "thesis.txt").write_text("five years")
     run_folder.forget(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("name", ["config.toml", "weights", "logs"])
+def test_a_folder_with_names_like_ours_and_no_marker_becomes_no_run(tmp_path, name):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / name).write_text("mine")
+    with pytest.raises(ConfigError, match=f"holds {name} and no run.json: no run has made it"):
+        run_folder.mark(tmp_path / "site", "run")
+    assert [path.name for path in (tmp_path / "site").iterdir()] == [name]
+
+
+def test_processes_that_start_at_once_agree_on_one_marker(tmp_path):
+    for attempt in range(20):
+        folder = tmp_path / f"run-{attempt}"
+        barrier = threading.Barrier(6)
+
+        def start(folder=folder, barrier=barrier):
+            barrier.wait()
+            made = run_folder.mark(folder, "mine")
+            (folder / "logs").mkdir(exist_ok=True)
+            return made
+
+        with ThreadPoolExecutor(6) as pool:
+            ids = {future.result().id for future in [pool.submit(start) for _ in range(6)]}
+        assert ids == {run_folder.read_marker(folder).id}
+
+
+def test_what_an_interrupted_write_has_left_is_deleted_too(tmp_path):
+    folder = tmp_path / "run"
+    run_folder.mark(folder, "mine")
+    for name in ("config.toml", "run.json"):
+        (folder / f".{name}.{uuid.uuid4().hex}").write_text("half")
+    (folder / ".notes").write_text("not ours")
+    run_folder.forget(folder)
+    assert [path.name for path in folder.iterdir()] == [".notes"]
+
+
+def test_a_child_that_is_kept_keeps_the_marker(tmp_path):
+    folder = tmp_path / "run"
+    run_folder.mark(folder, "mine")
+    for name in ("redis", "checkpoints"):
+        (folder / name).mkdir()
+    run_folder.forget(folder, keep=("redis",))
+    assert sorted(path.name for path in folder.iterdir()) == ["redis", "run.json"]
+
+
+def test_a_folder_in_use_is_neither_moved_nor_held_twice(tmp_path):
+    folder = tmp_path / "run"
+    run_folder.mark(folder, "mine")
+    with run_folder.hold(folder):
+        for act in (run_folder.move_aside, lambda held: run_folder.hold(held).__enter__()):
+            with pytest.raises(ConfigError, match="is in use"):
+                act(folder)
+    assert run_folder.move_aside(folder) == tmp_path / "run-1"
 
 
 def test_a_symbolic_link_is_unlinked_and_not_followed(tmp_path):
@@ -64,7 +121,7 @@ def test_a_folder_belongs_to_one_run(tmp_path):
 
 def test_a_folder_with_strange_files_becomes_no_run(tmp_path):
     (tmp_path / "thesis.txt").write_text("five years")
-    with pytest.raises(ConfigError, match=r"holds thesis\.txt, which no run has made"):
+    with pytest.raises(ConfigError, match=r"holds thesis\.txt and no run\.json: no run has made it"):
         run_folder.mark(tmp_path, "mine")
 
 

@@ -1,19 +1,9 @@
-"""The retriever: serves searches over a corpus, `POST /retrieve`."""
+"""`python -m workers.retriever CONFIG [--section.key value]...` in a checkout; an installed package starts the same."""
 
-from __future__ import annotations
+import sys
 
-import asyncio
-
-from cusearch_async import host
-from cusearch_async.config import Config
-
-
-def main(config: Config) -> None:
-    host.settle([])
-    from cusearch_async.processes import retriever  # noqa: PLC0415  (libraries read the settings above when loaded)
-
-    asyncio.run(retriever.run(config))
-
+from cusearch_async.processes.start import main
 
 if __name__ == "__main__":
-    host.run_worker("retriever", main)
+    sys.argv.insert(1, "retriever")
+    main()

@@ -18,7 +18,15 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _INNER = r"(?:(?!</?(?:think|search|information|answer)>).)*"
 _TURN = re.compile(rf"\s*<think>{_INNER}</think>\s*<(search|answer)>({_INNER})</\1>\s*", re.DOTALL)
-_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+
+
+def block(*names: str) -> re.Pattern[str]:
+    """A complete block of one of these tags: group 1 is the name, group 2 the inside. Of a tag that is opened twice
+    the last opening counts. How turns are played and how they are judged both start from here."""
+    return re.compile(rf"<({'|'.join(names)})>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
+
+
+_ANSWER = block("answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ def last_answer(segments: Sequence[Segment]) -> str | None:
     """The last complete answer block that the model itself wrote; None if there is none.
 
     Blocks are looked for within one turn: passages and the prompt can hold answer tags too."""
-    blocks = [match[1] for s in segments if s.author == "model" for match in _ANSWER.finditer(s.text)]
+    blocks = [match[2] for s in segments if s.author == "model" for match in _ANSWER.finditer(s.text)]
     return blocks[-1].strip() if blocks else None
 
 

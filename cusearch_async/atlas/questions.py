@@ -43,7 +43,7 @@ class Chain:
             id=f"atlas/{len(self.facts)}/{self.city}",
             text=self.text,
             answers=(self.answer,),
-            category=f"{len(self.facts)} links",
+            category=f"{len(self.facts)} link{'s' if len(self.facts) > 1 else ''}",
         )
 
 

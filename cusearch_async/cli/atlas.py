@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cusearch_async import host
 from cusearch_async.cli.evaluate import play_with
-from cusearch_async.config import STARTER, load_config
+from cusearch_async.config import CONFIG_HELP, STARTER, load_config
 
 
 def add(commands: Any) -> None:
@@ -27,11 +27,11 @@ def add(commands: Any) -> None:
     warm.add_argument("--seed", type=int, default=0)
     warm.set_defaults(run=make_starter)
     check = actions.add_parser("check", help="what a policy can do on held-out cities")
-    check.add_argument("config", type=Path, nargs="?", default=Path("configs/atlas.toml"))
+    check.add_argument("config", type=Path, nargs="?", default=Path("atlas"), help=CONFIG_HELP)
     check.add_argument("--per-length", type=int, default=60, help="test questions of each number of links")
     check.set_defaults(run=check_policy)
     simulate = actions.add_parser("simulate", help="play ZeroSearch's language model at retriever.zerosearch.url")
-    simulate.add_argument("config", type=Path)
+    simulate.add_argument("config", type=Path, help=CONFIG_HELP)
     simulate.set_defaults(run=simulate_engine)
 
 

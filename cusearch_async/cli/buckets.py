@@ -16,10 +16,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.contract import Ledger, Queues, RunState
 from cusearch_async.transport.inspection import heat
+from cusearch_async.transport.server import redis_cli_line
 
 REFRESH_S = 1.0
 SHADES = (
@@ -37,7 +38,7 @@ _SILENT_S = 10.0
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("buckets", help="watch the depth buckets of a live run")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--once", action="store_true", help="print one view and end")
     parser.set_defaults(run=run)
 
@@ -94,6 +95,7 @@ def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableTy
         ),
         Panel(workers(now.workers), title="workers"),
         Panel(ledger(now.ledger), title="ledger"),
+        Text(f"look in with: {redis_cli_line(config)}", no_wrap=True, overflow="ignore"),
     )
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from cusearch_async import sizing
 from cusearch_async.algorithm import methods
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.data.questions import file_of
 from cusearch_async.data.rows import HUB, hub_place
 from cusearch_async.errors import ConfigError
@@ -48,7 +48,7 @@ class Finding:
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("check", help="check a config: lengths, memory, staleness, files, services")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--gpu-gib", type=_gib, default=80.0, help="memory of one GPU, in GiB (80)")
     parser.set_defaults(run=run)
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from cusearch_async import host
 from cusearch_async.cli import trace
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ COLUMNS = {
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("eval", help="score a policy on held-out questions")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--checkpoint", help="model folder or Hub id to score; default: model.path of the config")
     parser.add_argument("--suite", help="benchmarks or question files, by commas; default: eval.suite of the config")
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")

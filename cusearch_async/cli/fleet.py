@@ -5,155 +5,237 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from cusearch_async import host
-from cusearch_async.config import Config, redis_password, save_config
-from cusearch_async.errors import BufferUnavailable, ProcessDied, RetrievalUnavailable
-from cusearch_async.transport.server import is_listening, server_command
+from cusearch_async import host, run_folder
+from cusearch_async.config import Config, save_config
+from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
+from cusearch_async.transport.server import is_listening, own_server
 
 log = logging.getLogger(__name__)
 
-STOP_S = 20.0
 POLL_S = 0.1
+SAY_S = 5.0
+"""Whoever waits says for what, every so often."""
 _SERVING = ("redis", "retriever", "simulator", "rollout")
+_STAGES = (
+    (("rollout", "evaluator", "eval_"), 30.0),
+    (("learner",), 300.0),
+    (("retriever", "simulator"), 20.0),
+    (("redis",), 20.0),
+)
+"""Who is stopped one after the other, and how many seconds each stage is given: workers give their tickets back to
+Redis, then the learner saves its checkpoint, and only then the services end."""
+
+_LOGGED = re.compile(r"\d\d:\d\d:\d\d [\w-]+: (.+)")
+_ENDED = re.compile(r"(?:rollout|learner|retriever|evaluator|cusearch): .+")
+_ENGINE = re.compile(r"\(EngineCore[^)]*\).*?\b(\w+(?:Error|Exception): .+)")
+_RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
+
+
+@dataclass
+class Child:
+    """A process that was started, and what its log says since then."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    began: int
+    """Bytes that the log held before."""
+    read: int
+
+    def news(self) -> list[str]:
+        """What it has logged itself since the last call, without the noise of libraries."""
+        with self.log.open("rb") as file:
+            file.seek(self.read)
+            complete, _, _ = file.read().rpartition(b"\n")
+        self.read += len(complete) + bool(complete)
+        found = map(_LOGGED.fullmatch, complete.decode(errors="replace").splitlines())
+        return [match[1] for match in found if match]
+
+    def last_words(self) -> str:
+        """One line that says with which status and why it ended."""
+        with self.log.open("rb") as file:
+            file.seek(self.began)
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        said = f": {_reason(lines)[:500]}" if lines else ""
+        return f"{self.name} ended with status {self.process.returncode}{said} (log: {self.log})"
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """Of a log: the line a process of ours ends with, and what its engine died of; else the last error, else the last
+    line."""
+    ended = [line for line in lines if _ENDED.fullmatch(line)]
+    engine = [match[1] for match in map(_ENGINE.match, lines) if match]
+    raised = [line for line in lines if _RAISED.fullmatch(line)]
+    if ended and engine and engine[-1] not in ended[-1]:
+        return f"{ended[-1]} ({engine[-1]})"
+    return (ended or engine or raised or lines)[-1]
 
 
 class Fleet:
-    """A context: whatever it started is stopped when it is left, in whatever way.
+    """A context: whatever it started is stopped when it is left, in whatever way; a second ctrl-C meanwhile kills.
 
     Redis, the retriever and the atlas simulator are started only where nothing listens yet; then their address must be
-    on loopback."""
+    on loopback. With `is_shared` another launch may run in the same folder: its learner is about to be replaced."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, is_shared: bool = False) -> None:
         self._config = config
-        self._config_path = config.folder / "config.toml"
+        self._config_path = config.folder / "launch.toml"
         self._logs = config.folder / "logs"
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._is_shared = is_shared
+        self._exit = contextlib.ExitStack()
+        self.children: dict[str, Child] = {}
 
     def __enter__(self) -> Fleet:
+        run_folder.mark(self._config.folder, self._config.run.name)
+        if not self._is_shared:
+            self._exit.enter_context(run_folder.hold(self._config.folder))
         save_config(self._config, self._config_path)
         self._logs.mkdir(parents=True, exist_ok=True)
         signal.signal(signal.SIGTERM, _interrupt)
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self.stop(*self.processes)
+        with self._exit:
+            self.stop()
 
     def start_services(self) -> None:
-        """Redis, the retriever and what it needs, unless they run already. Returns when all accept connections."""
+        """Redis, the retriever and what it needs, unless they run already. Returns when all accept connections.
+
+        Raises: BufferUnavailable, RetrievalUnavailable or ProcessDied for the one that does not start."""
         config = self._config
+        wanted: list[tuple[str, str, type[CusearchError]]] = [("Redis", config.redis.url, BufferUnavailable)]
         if not is_listening(config.redis.url):
-            self._start("redis", server_command(config.redis.url, config.folder / "redis", redis_password()))
+            self._start("redis", own_server(config))
+        wanted.append(("the retriever", config.retriever.url, RetrievalUnavailable))
         if not is_listening(config.retriever.url):
             _refuse_elsewhere("retriever.url", config.retriever.url)
             self.start_worker("retriever", "retriever")
-        urls = [config.redis.url, config.retriever.url]
         if config.retriever.backend == "zerosearch" and "atlas" in config.data.source:
-            urls.append(config.retriever.zerosearch.url)
-            if not is_listening(urls[-1]):
-                _refuse_elsewhere("retriever.zerosearch.url", urls[-1])
+            wanted.append(("the simulator", config.retriever.zerosearch.url, RetrievalUnavailable))
+            if not is_listening(config.retriever.zerosearch.url):
+                _refuse_elsewhere("retriever.zerosearch.url", config.retriever.zerosearch.url)
                 self.start_command("simulator", "atlas", "simulate")
-        self.wait(lambda: all(map(is_listening, urls)), config.run.wait_s)
+        for what, url, failure in wanted:
+            self._wait_for_service(what, url, failure)
 
-    def start_run(self) -> None:
+    def _wait_for_service(self, what: str, url: str, failure: type[CusearchError]) -> None:
+        began = said = time.monotonic()
+        while not is_listening(url):
+            self.check()
+            now = time.monotonic()
+            if now - began > self._config.run.wait_s:
+                raise failure(
+                    f"{what} did not start at {url} within run.wait_s = {self._config.run.wait_s:g} s, see {self._logs}"
+                )
+            if now - said > SAY_S:
+                log.info("waiting for %s at %s: %.0f s", what, url, now - began)
+                said = now
+            time.sleep(POLL_S)
+
+    def start_run(self, accept_changes: bool = False) -> None:
         """The learner, the rollout workers, and the evaluator if there is to be one."""
-        self.start_worker("learner", "learner")
+        self.start_worker("learner", "learner", options=["--accept-changes"] if accept_changes else [])
         if self._config.eval.every:
             self.start_worker("evaluator", "evaluator")
         for index in range(self._config.rollout.workers):
             self.start_worker(f"rollout-{index}", "rollout", {"CUSEARCH_WORKER_INDEX": str(index)})
 
-    def start_worker(self, name: str, module: str, env: dict[str, str] | None = None) -> None:
-        self._start(name, [sys.executable, "-m", f"workers.{module}", str(self._config_path)], env)
+    def start_worker(
+        self, name: str, module: str, env: dict[str, str] | None = None, options: Sequence[str] = ()
+    ) -> None:
+        command = [sys.executable, "-m", "cusearch_async.processes.start", module, str(self._config_path), *options]
+        self._start(name, command, env)
 
     def start_command(self, name: str, *command: str, options: Sequence[str] = ()) -> None:
         """A `cusearch` sub-command on this run's config; `options` follow the config."""
         line = [sys.executable, "-m", "cusearch_async.cli.main", *command, str(self._config_path), *options]
         self._start(name, line)
 
-    def wait(self, is_done: Callable[[], bool], timeout_s: float | None = None, poll_s: float = POLL_S) -> None:
-        """Until `is_done`, watching all processes.
-
-        Raises: ProcessDied as soon as one has ended, BufferUnavailable after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s if timeout_s else None
+    def wait(self, is_done: Callable[[], bool], poll_s: float = POLL_S) -> None:
+        """Until `is_done`, watching all processes. Raises: ProcessDied as soon as one has failed."""
         while not is_done():
             self.check()
-            if deadline and time.monotonic() > deadline:
-                raise BufferUnavailable(
-                    f"Redis, the retriever or the simulator did not start within {timeout_s:g} s, see {self._logs}"
-                )
             time.sleep(poll_s)
 
     def has_ended(self, name: str) -> bool:
         """Whether a process has ended well. Raises: ProcessDied if it failed."""
-        status = self.processes[name].poll()
+        status = self.children[name].process.poll()
         if status:
-            raise ProcessDied(self._last_words(name, status))
+            raise ProcessDied(self.children[name].last_words())
         return status == 0
 
     def is_run_over(self) -> bool:
         """Whether the learner has ended well, and the evaluator in any way. Raises: ProcessDied."""
-        evaluator = self.processes.get("evaluator")
-        return self.has_ended("learner") and (evaluator is None or evaluator.poll() is not None)
+        evaluator = self.children.get("evaluator")
+        return self.has_ended("learner") and (evaluator is None or evaluator.process.poll() is not None)
 
     def check(self) -> None:
         """Raises: ProcessDied when any process has failed, or one has ended that serves until it is stopped. A run
         goes on without its evaluator."""
-        evaluator = self.processes.get("evaluator")
-        if evaluator is not None and evaluator.poll():
-            log.warning(
-                "the run goes on without its evaluator: %s", self._last_words("evaluator", evaluator.returncode)
-            )
-            del self.processes["evaluator"]
-        for name in self.processes:
+        evaluator = self.children.get("evaluator")
+        if evaluator is not None and evaluator.process.poll():
+            log.warning("the run goes on without its evaluator: %s", evaluator.last_words())
+            del self.children["evaluator"]
+        for name, child in self.children.items():
             if self.has_ended(name) and name.startswith(_SERVING):
-                raise ProcessDied(self._last_words(name, 0))
+                raise ProcessDied(child.last_words())
 
     def stop(self, *names: str) -> None:
-        """SIGTERM, in reverse order of starting; what has not ended after STOP_S is killed, children and all."""
-        stopping = [(name, self.processes.pop(name)) for name in reversed(names) if name in self.processes]
-        for _, process in stopping:
-            if process.poll() is None:
-                process.terminate()
-        deadline = time.monotonic() + STOP_S
-        for _, process in stopping:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(0.0, deadline - time.monotonic()))
-            _kill_group(process)
-            process.wait()
+        """SIGTERM, stage after stage (`_STAGES`), to the processes called so, or to all; what does not end in time is
+        killed, children and all. Interrupted, it kills all of them at once."""
+        stopping = [child for name, child in self.children.items() if not names or name in names]
+        try:
+            for prefixes, patience_s in _STAGES:
+                self._end([child for child in stopping if child.name.startswith(prefixes)], patience_s)
+        except KeyboardInterrupt:
+            self._kill(stopping)
+            raise
+
+    def _end(self, stage: Sequence[Child], patience_s: float) -> None:
+        for child in stage:
+            if child.process.poll() is None:
+                child.process.terminate()
+        began = said = time.monotonic()
+        while alive := [child for child in stage if child.process.poll() is None]:
+            now, names = time.monotonic(), ", ".join(child.name for child in alive)
+            if now - began > patience_s:
+                log.warning("%s did not end within %g s; killed", names, patience_s)
+                break
+            if now - said > SAY_S:
+                log.info("waiting for %s to end: %.0f s (ctrl-C again kills)", names, now - began)
+                said = now
+            time.sleep(POLL_S)
+        self._kill(stage)
+
+    def _kill(self, children: Sequence[Child]) -> None:
+        """End them and what they have left behind; each was started as the leader of its own group."""
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+            child.process.wait()
+            self.children.pop(child.name, None)
 
     def _start(self, name: str, command: list[str], env: dict[str, str] | None = None) -> None:
-        self.processes[name] = host.start_child(command, env, self._logs / f"{name}.log")
-
-    def _last_words(self, name: str, status: int) -> str:
         path = self._logs / f"{name}.log"
-        lines = [line for line in _read(path).splitlines() if line.strip()]
-        said = f": {lines[-1][:500]}" if lines else ""
-        return f"{name} ended with status {status}{said} (log: {path})"
+        size = path.stat().st_size if path.exists() else 0
+        self.children[name] = Child(name, host.start_child(command, env, path), path, size, size)
 
 
 def _refuse_elsewhere(key: str, url: str) -> None:
     """Raises: RetrievalUnavailable unless we could start a server at this address."""
     if urlsplit(url).hostname not in ("127.0.0.1", "localhost"):
         raise RetrievalUnavailable(f"nothing listens at {key} {url}; start it first")
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End what a process has left behind; it was started as the leader of its own group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _interrupt(*_: object) -> None:

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cusearch_async import host
-from cusearch_async.config import load_config
+from cusearch_async.config import CONFIG_HELP, load_config
 from cusearch_async.errors import ConfigError
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("index", help="make the index of retriever.corpus in the folder retriever.index")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.set_defaults(run=run)
 
 

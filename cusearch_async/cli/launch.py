@@ -3,30 +3,70 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
-from cusearch_async.config import load_config
+from cusearch_async.cli.reset import refuse_if_alive
+from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.metrics import read_metrics
+from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("launch", help="start all processes of a run and watch them")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    add_accept_changes(parser)
+    parser.add_argument(
+        "--take-over", action="store_true", help="replace the learner of a run that is alive, and add workers to it"
+    )
     parser.set_defaults(run=run)
+
+
+def add_accept_changes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="go on with settings that change what the run means"
+    )
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
+    console = Console()
+    started = time.monotonic()
+    if is_complete(config):
+        console.print(
+            f"run {config.run.name} is complete: {live.steps_done(config)} steps are done and run.steps is "
+            f"{config.run.steps}. Nothing is left to do; to go on, add --steps N"
+        )
+        live.say_where(config, console)
+        return
+    if is_listening(config.redis.url) and not arguments.take_over:
+        asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 
     check_model(config.model.location, config.episode.max_tokens)
-    with Fleet(config) as fleet:
+    with Fleet(config, is_shared=arguments.take_over) as fleet:
         fleet.start_services()
-        fleet.start_run()
-        log.info("started %s; logs in %s", ", ".join(fleet.processes), config.folder / "logs")
-        fleet.wait(fleet.is_run_over)
-        log.info("the run is complete; see %s", config.folder)
+        fleet.start_run(arguments.accept_changes)
+        log.info("started %s; logs in %s", ", ".join(fleet.children), config.folder / "logs")
+        live.watch(fleet, config, console)
+        ledger = asyncio.run(live.read_ledger(config))
+    live.conclude(config, ledger, time.monotonic() - started, console)
+    live.say_where(config, console)
+
+
+def is_complete(config: Config) -> bool:
+    """Whether every step has been done, and the last version scored if there is to be an evaluator."""
+    done = live.steps_done(config)
+    if done is None or done < config.run.steps:
+        return False
+    scored = read_metrics(config.folder / "eval.jsonl")
+    return not config.eval.every or (bool(scored) and scored[-1]["step"] >= done)

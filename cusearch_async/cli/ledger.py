@@ -13,14 +13,14 @@ import msgspec
 from rich.console import Console
 
 from cusearch_async.cli import buckets
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import Ledger
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("ledger", help="print and check the ledger of a run")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

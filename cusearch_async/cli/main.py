@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+import cusearch_async
 from cusearch_async import host
 from cusearch_async.cli import (
     atlas,
@@ -18,50 +19,52 @@ from cusearch_async.cli import (
     launch,
     ledger,
     pause,
+    plot,
     redis,
     reset,
     workers,
 )
 from cusearch_async.config import split_overrides
-from cusearch_async.errors import CusearchError
+
+COMMANDS = (
+    demo,
+    launch,
+    check,
+    evaluate,
+    index,
+    data,
+    buckets,
+    buffer,
+    ledger,
+    workers,
+    plot,
+    pause,
+    atlas,
+    redis,
+    reset,
+)
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cusearch",
         description="Asynchronous reinforcement learning for search agents (CuSearch).",
         epilog="Settings of a config can be overridden on the command line: --learner.lr 1e-6",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (
-        demo,
-        launch,
-        check,
-        evaluate,
-        index,
-        data,
-        buckets,
-        buffer,
-        ledger,
-        workers,
-        pause,
-        atlas,
-        redis,
-        reset,
-    ):
+    parser.add_argument("--version", action="version", version=f"cusearch {cusearch_async.__version__}")
+    parser.set_defaults(run=lambda *_: parser.print_help())
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for module in COMMANDS:
         module.add(commands)
+    return parser
+
+
+def main() -> None:
     own, overrides = split_overrides(sys.argv[1:])
-    arguments = parser.parse_args(own)
+    arguments = make_parser().parse_args(own)
     host.log_to_stderr("cusearch")
-    try:
+    with host.last_words("cusearch"):
         arguments.run(arguments, overrides)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (CusearchError, ExceptionGroup) as error:
-        named = host.first_named(error)
-        if named is None:
-            raise
-        sys.exit(f"cusearch: {named}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ import asyncio
 import logging
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
 
 log = logging.getLogger(__name__)
@@ -20,16 +22,22 @@ def add(commands: Any) -> None:
         ("resume", False, "start episodes again"),
     ):
         parser = commands.add_parser(name, help=text)
-        parser.add_argument("config", type=Path)
+        parser.add_argument("config", type=Path, help=CONFIG_HELP)
         parser.set_defaults(run=run, paused=paused)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     asyncio.run(pause(config, arguments.paused))
-    log.info("run %s is %s", config.run.name, "paused" if arguments.paused else "admitting again")
+    log.info("run %s is %s", config.run.name, "paused" if arguments.paused else "resumed")
 
 
 async def pause(config: Config, paused: bool) -> None:
+    """Raises: ConfigError for a run that no learner has started."""
     async with open_buffer(config) as buffer:
+        if not (await buffer.state()).exists:
+            raise ConfigError(
+                f"Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]} knows no run {config.run.name!r}: "
+                "no learner has started it; see run.name and redis.url"
+            )
         await buffer.pause(paused)

@@ -1,22 +1,50 @@
-"""The picture of a run, from its metrics.jsonl."""
+"""`cusearch plot RUN_FOLDER...`: the picture of a run, from its metrics.jsonl."""
 
 from __future__ import annotations
 
+import argparse
+import logging
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+from cusearch_async.errors import ConfigError
+from cusearch_async.metrics import read_metrics
+
+log = logging.getLogger(__name__)
 
 INK = "#333333"
 BLUE, ORANGE, GREEN = "#3b6ea5", "#d9822b", "#4c9a6a"
 
 
+def add(commands: Any) -> None:
+    parser = commands.add_parser("plot", help="draw plot.png of runs, finished or not")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="such as runs/demo")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Raises: ConfigError for a folder without metrics, or one that cannot be written."""
+    for folder in arguments.folders:
+        rows = read_metrics(folder / "metrics.jsonl")
+        if not rows:
+            raise ConfigError(f"{folder / 'metrics.jsonl'} holds no step yet; give the folder of a run, as runs/demo")
+        picture = folder / "plot.png"
+        try:
+            draw(rows, str(folder), picture)
+        except OSError as error:
+            raise ConfigError(f"{picture} cannot be written: {error.strerror}") from error
+        log.info("drew %s", picture)
+
+
 def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     """Reward and EM, depth, depth distribution, phase, staleness, time; one panel each, over learner steps."""
+    import matplotlib as mpl  # noqa: PLC0415  (a second to load; only this needs it)
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), constrained_layout=True)
     steps = np.array([row["step"] for row in rows])

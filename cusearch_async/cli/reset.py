@@ -1,17 +1,21 @@
-"""`cusearch reset CONFIG`: forget a run, in Redis and on disk."""
+"""`cusearch reset CONFIG`: delete a run, in Redis and on disk."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
-import shutil
+import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from cusearch_async.config import Config, load_config
+from cusearch_async import run_folder
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.buffer import RedisBuffer, open_buffer
+from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
 
@@ -20,35 +24,86 @@ ALIVE_S = 10.0
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("reset", help="delete a run: its keys in Redis, its checkpoints, weights and metrics")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Raises: ConfigError when the run is alive, the folder is no run's or another's, or nobody has agreed."""
     config = load_config(arguments.config, overrides)
-    asyncio.run(refuse_if_alive(config))
-    forget_folder(config.folder)
-    keys = asyncio.run(forget_keys(config))
-    log.info("deleted %d keys of run %s and %s", keys, config.run.name, config.folder)
+    folder = config.folder
+    with contextlib.ExitStack() as held:
+        if folder.exists():
+            check_folder(config)
+            held.enter_context(run_folder.hold(folder))
+        # a Redis of the run's own that is not running keeps its keys in the folder
+        is_in_folder = (folder / "redis").exists() and not is_listening(config.redis.url)
+        keys = 0 if is_in_folder else asyncio.run(count_keys(config))
+        what = _what(config, keys, is_in_folder)
+        if what is None:
+            log.info("run %s has no keys in Redis and no folder %s; nothing to delete", config.run.name, folder)
+            return
+        if not arguments.yes and not _agreed(f"delete run {config.run.name}: {what}?"):
+            log.info("nothing was deleted")
+            return
+        if not is_in_folder:
+            asyncio.run(forget_keys(config))
+        run_folder.forget(folder, keep=() if is_in_folder else ("redis",))
+    log.info("deleted run %s: %s", config.run.name, what)
 
 
-async def refuse_if_alive(config: Config) -> None:
-    """Raises: ConfigError while a worker of the run is alive."""
+def check_folder(config: Config) -> None:
+    """Raises: ConfigError unless the folder is this run's and may be deleted."""
+    run_folder.check_deletable(config.folder)
+    marker = run_folder.read_marker(config.folder)
+    if marker is not None and marker.run != config.run.name:
+        raise ConfigError(
+            f"{config.folder} belongs to run {marker.run!r}, not to {config.run.name!r}; nothing in it was deleted"
+        )
+
+
+def _what(config: Config, keys: int, is_in_folder: bool) -> str | None:
+    """In words, what there is to delete; None for nothing."""
+    files = sum(path.is_file() for path in config.folder.rglob("*"))
+    parts = [f"{keys} keys in Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]}"] if keys else []
+    if files:
+        parts.append(f"{files} files in {config.folder}{' (its Redis, which is not running, too)' * is_in_folder}")
+    return ", ".join(parts) or None
+
+
+def _agreed(question: str) -> bool:
+    """Raises: ConfigError when there is nobody to ask."""
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} Nobody is there to ask; add --yes to do it")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+async def count_keys(config: Config) -> int:
+    """Keys that Redis holds of the run. Raises: ConfigError while a worker or the learner of the run is alive."""
+    await refuse_if_alive(config)
+    async with open_buffer(config) as buffer:
+        return len(await buffer.key_names())
+
+
+async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None:
+    """Raises: ConfigError while a worker or the learner of the run is alive."""
     async with open_buffer(config) as buffer:
         alive = [n for n, facts in (await buffer.workers()).items() if float(facts["heartbeat_age_s"]) < ALIVE_S]
+        learner = await learner_facts(buffer)
+    if learner:
+        alive.append(f"the learner (process {learner['pid']} on {learner['host']})")
     if alive:
-        raise ConfigError(f"run {config.run.name!r} is alive: {', '.join(alive)}; stop it first")
+        raise ConfigError(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")
+
+
+async def learner_facts(buffer: RedisBuffer) -> dict[str, str]:
+    """What the run's learner says of itself; empty when none is alive: the key has a time to live."""
+    raw = await buffer.ask(lambda client: client.hgetall(buffer.keys.prefix + "learner"))
+    return {key.decode(): value.decode() for key, value in raw.items()}
 
 
 async def forget_keys(config: Config) -> int:
     """Delete what Redis holds of the run; returns how many keys that were."""
     async with open_buffer(config) as buffer:
         return await buffer.reset()
-
-
-def forget_folder(folder: Path) -> None:
-    """Raises: ConfigError when `folder` exists and holds something else than a run."""
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / "config.toml").exists():
-            raise ConfigError(f"{folder} holds no config.toml, so it is no run's folder; it is left alone")
-        shutil.rmtree(folder)

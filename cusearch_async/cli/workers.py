@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from cusearch_async.cli import buckets
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.buffer import open_buffer
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("workers", help="list the rollout workers of a run")
-    parser.add_argument("config", type=Path)
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.set_defaults(run=run)
 
 

@@ -8,6 +8,7 @@ from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_questions
 from cusearch_async.models import check_model
+from cusearch_async.rollout.dialogue import check_lengths
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loop import RolloutLoop
@@ -23,6 +24,7 @@ async def run(config: Config, name: str) -> None:
     stop = host.stop_on_signals()
     questions = load_questions(config.data.source)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
+    check_lengths(questions, tokenizer, config.episode)
     async with open_buffer(config, config.run.wait_s, stop) as buffer:
         await buffer.state()
     async with (

@@ -33,7 +33,9 @@ class Corpus(Sequence[Passage]):
         position = 0
         for number, line in enumerate(iter(self._text.readline, b""), start=1):
             if line.strip():
-                _read_line(line, f"{path}, line {number}")
+                where = f"{path}, line {number}"
+                if half := half_character(_read_line(line, where)["contents"]):
+                    raise ConfigError(f"{where}: 'contents' holds half a character, {half}; write it whole")
                 starts.append(position)
             position += len(line)
             if number % _EVERY == 0:
@@ -80,6 +82,17 @@ class Corpus(Sequence[Passage]):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
         return _read_line(self._text[self._starts[row] : self._starts[row + 1]], f"{self._path}, row {row}")
+
+
+def half_character(text: str) -> str | None:
+    """The first half of a character (a lone surrogate) in `text`, as JSON spells it: `\\ud83d`. None when it is whole.
+
+    JSON can spell one; no tokenizer takes it, and it cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(text[error.start]):04x}"
+    return None
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -8,6 +8,7 @@ docs/algorithm.md lists.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,9 +17,12 @@ from numpy.typing import NDArray
 
 from cusearch_async.algorithm import rewards
 from cusearch_async.config import EpisodeConfig
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.rollout import dialogue
 from cusearch_async.types import Question, Segment, Trajectory
+
+CHARACTERS_PER_TOKEN = 16
+"""More than a token of any text worth reading has. What lies beyond is not tokenised: a passage can be of any size."""
 
 
 class Sampled(Protocol):
@@ -74,7 +78,7 @@ class Player:
         self._seed = seed
         self._end_of_text = tokenizer.eos_token or ""
         self._notice = dialogue.NOTICES[settings.template]
-        self._notice_ids = self._ids(self._notice)
+        self._notice_ids = dialogue.encode_own(tokenizer, self._notice)
         if len(self._notice_ids) > settings.max_observation_tokens:
             raise ConfigError(
                 f"episode.max_observation_tokens ({settings.max_observation_tokens}) must be >= "
@@ -86,7 +90,8 @@ class Player:
     ) -> Trajectory:
         """Play one episode. `temperature` None is the configured one, 0 is greedy.
 
-        Raises: RetrievalUnavailable when the retriever fails; ConfigError when the prompt is too long."""
+        Raises: RetrievalUnavailable when the retriever fails, SearchRefused when it fails this search alone;
+        EpisodeFailed when the question does not fit."""
         settings = self._settings
         temperature = settings.temperature if temperature is None else temperature
         started = time.monotonic()
@@ -138,29 +143,31 @@ class Player:
             search_s=search_s,
         )
 
+    def check(self, questions: Sequence[Question]) -> None:
+        """Raises: ConfigError when one of them does not fit."""
+        dialogue.check_lengths(questions, self._tokenizer, self._settings)
+
     def prompt(self, question: Question) -> list[int]:
-        """Raises: ConfigError when the question does not fit."""
+        """Raises: EpisodeFailed when the question does not fit."""
         ids = dialogue.build_prompt(self._tokenizer, self._settings.template, question.text)
         if len(ids) > self._settings.max_prompt_tokens:
-            raise ConfigError(
-                f"question {question.id!r} makes a prompt of {len(ids)} tokens; raise episode.max_prompt_tokens "
-                f"({self._settings.max_prompt_tokens}) or leave it out"
+            raise EpisodeFailed(
+                f"question {question.id!r} makes a prompt of {len(ids)} tokens, more than episode.max_prompt_tokens "
+                f"({self._settings.max_prompt_tokens})"
             )
         return ids
 
     def observation(self, documents: list[str]) -> tuple[str, list[int]]:
         """The information block, its documents cut to the token limit inside the tags."""
-        opening = self._ids("\n\n<information>")
-        closing = self._ids("</information>\n\n")
-        room = self._settings.max_observation_tokens - len(opening) - len(closing)
-        shown = dialogue.render_documents(documents, self._settings.document_template)
-        inside = self._ids(shown)[: max(room, 0)]
-        ids = opening + inside + closing
+        opening = dialogue.encode_own(self._tokenizer, "\n\n<information>")
+        closing = dialogue.encode_own(self._tokenizer, "</information>\n\n")
+        room = max(self._settings.max_observation_tokens - len(opening) - len(closing), 0)
+        enough = room * CHARACTERS_PER_TOKEN
+        shown = dialogue.render_documents([text[:enough] for text in documents], self._settings.document_template)
+        if dialogue.STRIPPED[self._settings.template]:
+            shown = shown.strip()
+        ids = opening + dialogue.encode_foreign(self._tokenizer, shown[:enough])[:room] + closing
         return self._tokenizer.decode(ids, skip_special_tokens=False), ids
-
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
 
 
 def _draw(seed: int, ticket: int, rollout: int, turn: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +15,11 @@ from numpy.typing import NDArray
 from cusearch_async.algorithm.rewards import sub_exact_match
 from cusearch_async.rollout.episode import Player
 from cusearch_async.types import Question, Trajectory
+
+log = logging.getLogger(__name__)
+
+SAY_S = 5.0
+"""Between two lines that say how far the scoring is."""
 
 EVAL_TICKETS = 1 << 40
 """Evaluation episodes count from here, so that their random numbers are not those of training."""
@@ -32,13 +39,19 @@ async def evaluate(player: Player, questions: Sequence[Question], temperature: f
     """One episode per question, in their order; `temperature` 0 is greedy.
 
     Raises: ConfigError before the first is played when a question does not fit."""
-    for question in questions:
-        player.prompt(question)
+    player.check(questions)
     room = asyncio.Semaphore(at_once)
+    done, said = 0, time.monotonic()
 
     async def one(number: int, question: Question) -> Trajectory:
+        nonlocal done, said
         async with room:
-            return await player.play(question, EVAL_TICKETS + number, 0, "evaluation", temperature)
+            trajectory = await player.play(question, EVAL_TICKETS + number, 0, "evaluation", temperature)
+        done += 1
+        if time.monotonic() - said > SAY_S:
+            log.info("played %d of %d episodes", done, len(questions))
+            said = time.monotonic()
+        return trajectory
 
     async with asyncio.TaskGroup() as tasks:
         played = [tasks.create_task(one(number, question)) for number, question in enumerate(questions)]

@@ -26,7 +26,7 @@ from cusearch_async.metrics import Metrics
 from cusearch_async.models import load_tokenizer
 from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
-from cusearch_async.training.model import SampledLogprobs, load_causal_lm, save_model
+from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
 from cusearch_async.training.report import UpdateReport
 from cusearch_async.training.team import Team
 from cusearch_async.training.update import Scores, Update
@@ -60,11 +60,11 @@ class Learner:
         self._team = team
         self._tokenizer = load_tokenizer(config.model.location)
         model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
-        if config.learner.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
         self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None
+        if config.learner.gradient_checkpointing:
+            recompute_layers(model)
         self._hf_config = model.config
-        self._module = SampledLogprobs(model)
+        self._module = SampledLogprobs(model, entropy_has_gradient=config.loss.entropy_coef > 0)
         self._engine, *_ = deepspeed.initialize(
             model=self._module, model_parameters=self._module.parameters(), config=_deepspeed_config(config)
         )
@@ -167,10 +167,10 @@ class Learner:
                 self._engine.backward(0.0 * log_policy.sum(), scale_wrt_gas=False)
                 continue
             tokens = update.tokens(rows, shares, log_policy.detach())
-            loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate)
+            loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate, entropy)
             # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
             self._engine.backward(loss * self._team.size, scale_wrt_gas=False)
-            report.add([update.selected[row].depth for row in rows], tokens, terms, entropy)
+            report.add([update.selected[row].depth for row in rows], tokens, terms, entropy.detach())
 
     def _refuse_faults(self, update: Update) -> None:
         """Let no NaN or infinity reach the optimizer. Raises on every rank: NonFiniteUpdate, if one of them met any."""

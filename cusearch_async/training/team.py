@@ -1,37 +1,62 @@
 """The learner's ranks. Rank 0 alone talks to Redis and tells the others what to do.
 
-It tells them through the process group's key-value store, where the others poll, and not inside a collective:
-a collective that waits longer than the group's timeout for trajectories would kill the run.
+It tells them through a key-value store, where the others poll, and not inside a collective: a collective that waits
+longer than the group's timeout for trajectories would kill the run.
+
+The store has no password of its own. It listens at MASTER_ADDR only, orders stand under names that nobody guesses who
+lacks CUSEARCH_TEAM_SECRET, and an order that is not signed with it is not obeyed. Not covered: a process that reaches
+the store can delete what is in it, and so hold the ranks up; and collectives themselves are not signed.
 """
 
 from __future__ import annotations
 
+import hmac
+import logging
 import os
+import socket
 import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported, but not declared
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not declared
 
+from cusearch_async.config import LOOPBACK
+from cusearch_async.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+SECRET = "CUSEARCH_TEAM_SECRET"  # noqa: S105  (the variable's name)
 _POLL_S = 0.01
+_REPORT_S = 1.0
 _MESSAGES_KEPT = 4
 _LONGEST = 512
+_SIGNED = 32
 
 
 class Team:
-    """Rank and size from RANK and WORLD_SIZE (as torchrun sets them); one rank without them."""
+    """Rank and size from RANK and WORLD_SIZE (as torchrun sets them); one rank without them.
+
+    Raises: ConfigError when MASTER_ADDR and MASTER_PORT are nothing that rank 0 can listen at."""
 
     def __init__(self) -> None:
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it
         self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
-        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        port = int(os.environ.get("MASTER_PORT", "0"))
-        self._store = TCPStore(host, port, self.size, is_master=self.rank == 0, timeout=timedelta(minutes=10))
+        self._secret = os.environ.get(SECRET, "").encode()
+        if os.environ.get("MASTER_ADDR", "127.0.0.1") in LOOPBACK:  # else they choose what the host's name stands for
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        if self.size > 1 and self.is_leader and not self._secret:
+            log.warning("orders to the other ranks are not signed; set %s to one random text for all ranks", SECRET)
+        store = _store(self.rank, self.size)
+        # a connection of its own: the group's may be busy waiting for a rank
+        self._store: Store = store.clone()  # type: ignore[attr-defined]
         self._count = 0
+        self._reports = 0
+        self._heard: dict[int, tuple[bytes, float]] = {}
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        group_store = PrefixStore("group", self._store)
+        group_store = PrefixStore(self._name("group"), store)
         dist.init_process_group(backend, store=group_store, rank=self.rank, world_size=self.size)
         self._cpu_group = dist.new_group(backend="gloo")
 
@@ -43,18 +68,35 @@ class Team:
         """Rank 0: send a message to every other rank; returns at once."""
         if self.size == 1:
             return
-        self._store.set(f"message/{self._count}", message)  # type: ignore[arg-type]  # bytes are fine
+        signed = self._sign(self._count, message) + message
+        self._store.set(self._name(f"message/{self._count}"), signed)  # type: ignore[arg-type]  # bytes are fine
         if self._count >= _MESSAGES_KEPT:
-            self._store.delete_key(f"message/{self._count - _MESSAGES_KEPT}")
+            self._store.delete_key(self._name(f"message/{self._count - _MESSAGES_KEPT}"))
         self._count += 1
 
     def listen(self) -> bytes:
-        """Other ranks: wait for the next message, however long that takes."""
-        key = f"message/{self._count}"
-        while not self._store.check([key]):
+        """Other ranks: wait for the next message of rank 0, however long that takes; who else speaks is not heard."""
+        reported = -_REPORT_S
+        while True:
+            if time.monotonic() - reported >= _REPORT_S:
+                self._report()
+                reported = time.monotonic()
+            said = self._read(f"message/{self._count}")
+            if hmac.compare_digest(said[:_SIGNED], self._sign(self._count, said[_SIGNED:])):
+                self._count += 1
+                return said[_SIGNED:]
             time.sleep(_POLL_S)
-        self._count += 1
-        return bytes(self._store.get(key))
+
+    def silent(self, after_s: float) -> list[int]:
+        """Rank 0, from any thread: the ranks that have not asked for orders for `after_s` seconds, as far as calls of
+        this can tell. A rank asks every second while it waits, and when it has done what it was told; those that wait
+        for a silent one inside a collective are silent too."""
+        now = time.monotonic()
+        for rank in range(1, self.size):
+            said = self._read(f"report/{rank}")
+            if rank not in self._heard or self._heard[rank][0] != said:
+                self._heard[rank] = said, now
+        return [rank for rank, (_, since) in sorted(self._heard.items()) if now - since >= after_s]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum of a CPU tensor over ranks, in place."""
@@ -77,3 +119,42 @@ class Team:
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+    def _report(self) -> None:
+        self._reports += 1
+        self._store.set(self._name(f"report/{self.rank}"), str(self._reports))
+
+    def _read(self, name: str) -> bytes:
+        """What stands under a name; nothing where there is none."""
+        key = self._name(name)
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+
+    def _name(self, name: str) -> str:
+        return hmac.new(self._secret, name.encode(), "sha256").hexdigest()
+
+    def _sign(self, count: int, message: bytes) -> bytes:
+        return hmac.digest(self._secret, b"%d:" % count + message, "sha256")
+
+
+def _store(rank: int, size: int) -> Store:
+    """Where the ranks meet: nothing that listens for one rank; else at MASTER_ADDR and MASTER_PORT, where rank 0
+    listens, or torchrun itself."""
+    if size == 1:
+        return HashStore()
+    host, port, timeout = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(minutes=10)
+    if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return TCPStore(host, port, size, is_master=False, timeout=timeout)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen()
+    except OSError as error:
+        raise ConfigError(
+            f"rank 0 cannot listen at MASTER_ADDR {host}, MASTER_PORT {port} ({error.strerror}); give it an address of "
+            "this machine and a free port"
+        ) from error
+    return TCPStore(  # it would listen on all interfaces by itself; the socket is the store's now
+        host, port, size, is_master=True, timeout=timeout, master_listen_fd=listening.detach()
+    )

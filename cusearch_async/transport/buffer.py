@@ -27,7 +27,7 @@ from redis import exceptions
 
 from cusearch_async.algorithm import methods
 from cusearch_async.batcher import Batcher
-from cusearch_async.config import Config
+from cusearch_async.config import Config, redis_password
 from cusearch_async.errors import BufferLost, ConfigError, CorruptPayload, EmptyPool, Fenced, InvalidTrajectory
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
@@ -58,13 +58,13 @@ _STAGED_S = 600
 
 @asynccontextmanager
 async def open_buffer(
-    config: Config, patience_s: float = 0.0, stop: asyncio.Event | None = None
+    config: Config, patience_s: float = 0.0, stop: asyncio.Event | None = None, vocab_size: int | None = None
 ) -> AsyncIterator[RedisBuffer]:
     """The buffer of a run, on a client of its own that rides out outages of `patience_s`, or until `stop` is set. No
-    connection is made yet."""
-    connection = Connection(config.redis, patience_s, stop)
+    connection is made yet. Trajectories with tokens beyond `vocab_size` are refused."""
+    connection = Connection(config.redis, patience_s, stop, functools.partial(redis_password, config))
     try:
-        yield RedisBuffer(connection, config.run.name, shape_of(config))
+        yield RedisBuffer(connection, config.run.name, shape_of(config, vocab_size))
     finally:
         await connection.close()
 
@@ -162,10 +162,10 @@ class RedisBuffer:
     def epoch(self) -> int:
         return self._epoch
 
-    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int]) -> None:
+    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int], least_epoch: int = 0) -> None:
         try:
-            memory = _memory(state, state.visits, sizes)
-            self._epoch = await self._run("recover", step, self._shape.questions, memory)
+            memory, nonce = _memory(state, state.visits, sizes), uuid.uuid4().hex
+            self._epoch = await self._run("recover", step, self._shape.questions, memory, nonce, least_epoch)
         except exceptions.ResponseError as error:
             if not str(error).startswith("GONE"):
                 raise
@@ -174,7 +174,7 @@ class RedisBuffer:
                 f"the newest checkpoint is of step {step}; restore the checkpoint, or `cusearch reset` the run"
             ) from error
 
-    async def claim(self, step: int) -> Pool | None:
+    async def claim(self, step: int, question_of: Callable[[int], str] | None = None) -> Pool | None:
         shape = self._shape
         try:
             ids = await self._run("claim", self._epoch, step, shape.questions, shape.rollouts, shape.order, shape.s_max)
@@ -228,8 +228,12 @@ class RedisBuffer:
         return bool(await self._run("reopen", ticket, self._shape.rollouts))
 
     async def state(self) -> RunState:
-        raw = await self.ask(lambda client: client.hgetall(self.keys.state))
-        values: dict[str, Any] = {}
+        async def read(client: Any) -> Any:
+            async with client.pipeline(transaction=False) as pipe:
+                return await pipe.hgetall(self.keys.state).get(self.keys.next_ticket).execute()
+
+        raw, next_ticket = await self.ask(read)
+        values: dict[str, Any] = {"next_ticket": int(next_ticket or 0)}
         for key, value in raw.items():
             name = key.decode()
             if name in RunState.__dataclass_fields__:
@@ -287,13 +291,20 @@ class RedisBuffer:
     async def reset(self) -> int:
         """Delete every key of the run; returns how many there were."""
 
+        names = await self.key_names()
+
         async def delete(client: Any) -> int:
-            deleted = 0
-            async for key in client.scan_iter(match=_literal(self.keys.prefix) + "*", count=1000):
-                deleted += int(await client.unlink(key))
-            return deleted
+            return sum([int(await client.unlink(name)) for name in names])
 
         return int(await self.ask(delete))
+
+    async def key_names(self) -> list[bytes]:
+        """Every key of the run."""
+
+        async def scan(client: Any) -> list[bytes]:
+            return [key async for key in client.scan_iter(match=_literal(self.keys.prefix) + "*", count=1000)]
+
+        return await self.ask(scan)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------------------------------------------
 

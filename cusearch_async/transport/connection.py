@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import redis.asyncio as aioredis
 from redis import exceptions
 from redis.asyncio.sentinel import Sentinel
+from redis.credentials import CredentialProvider
 
-from cusearch_async.config import RedisConfig, redis_password
+from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferUnavailable
 
 log = logging.getLogger(__name__)
@@ -36,40 +38,65 @@ _OUTAGE_WORDS = ("READONLY", "OOM command", "MASTERDOWN", "LOADING", "MISCONF", 
 """What may pass by itself: no answer, not or no longer the master, no memory left, disk full, another script running.
 Redis 6 wraps such an answer in a script's error, so the text is looked at too."""
 _REFUSALS = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
-_REFUSAL_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM")
+_REFUSAL_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM", "user executing the script can't")
 
 
-def connect(settings: RedisConfig) -> Any:
+Password = Callable[[], str | None]
+"""Asked at every connection: a Redis that is started after its clients makes its password then."""
+
+
+class _Credentials(CredentialProvider):
+    def __init__(self, user: str | None, password: Password) -> None:
+        self._user, self._password = user, password
+
+    async def get_credentials_async(self) -> Any:
+        """User and password; nothing where there is neither. A Redis that asks for no password takes any."""
+        password = self._password()
+        return (self._user or "default", password or "") if self._user or password else ()
+
+
+def connect(settings: RedisConfig, password: Password = lambda: None) -> Any:
     """A client for one process; no connection is made yet. Callers beyond its connections wait for one.
 
     redis:// and rediss:// (TLS; `?ssl_ca_certs=FILE` names the authority) reach one server,
-    redis+sentinel://HOST:PORT[,HOST:PORT...]/SERVICE[/DB] the master that the sentinels name."""
+    redis+sentinel://HOST:PORT[,HOST:PORT...]/SERVICE[/DB] the master that the sentinels name; they themselves may ask
+    for CUSEARCH_SENTINEL_PASSWORD."""
+    parts = urlsplit(settings.url)
+    *_, hosts = parts.netloc.rpartition("@")
     options: dict[str, Any] = {
         "max_connections": _CONNECTIONS,
         "socket_timeout": settings.timeout_s,
         "socket_connect_timeout": settings.timeout_s,
         "retry": None,  # `Connection.run` does it
+        "credential_provider": _Credentials(parts.username, password),
     }
-    password = redis_password()
-    if password:
-        options["password"] = password
-    if settings.url.startswith("redis+sentinel://"):
-        parts = urlsplit(settings.url)
-        places = [place.rsplit(":", 1) for place in parts.netloc.rpartition("@")[2].split(",")]
+    if parts.scheme == "redis+sentinel":
+        places = [place.rsplit(":", 1) for place in hosts.split(",")]
         service, _, database = parts.path.strip("/").partition("/")
         sentinel = Sentinel(  # type: ignore[no-untyped-call]
-            [(host, int(port)) for host, port in places], socket_timeout=settings.timeout_s
+            [(host, int(port)) for host, port in places],
+            sentinel_kwargs={
+                "socket_timeout": settings.timeout_s,
+                "password": os.environ.get("CUSEARCH_SENTINEL_PASSWORD") or None,
+            },
         )
-        return sentinel.master_for(service, db=int(database or 0), username=parts.username, **options)
-    pool = aioredis.BlockingConnectionPool.from_url(settings.url, timeout=None, **options)
+        return sentinel.master_for(service, db=int(database or 0), **options)
+    without_user = urlunsplit(parts._replace(netloc=hosts))
+    pool = aioredis.BlockingConnectionPool.from_url(without_user, timeout=None, **options)
     return aioredis.Redis.from_pool(pool)
 
 
 class Connection:
     """Runs commands on a client, and rides out outages of up to `patience_s`; none once `stop` is set."""
 
-    def __init__(self, settings: RedisConfig, patience_s: float, stop: asyncio.Event | None = None) -> None:
-        self.client = connect(settings)
+    def __init__(
+        self,
+        settings: RedisConfig,
+        patience_s: float,
+        stop: asyncio.Event | None = None,
+        password: Password = lambda: None,
+    ) -> None:
+        self.client = connect(settings, password)
         self._settings = settings
         self._patience_s = patience_s
         self._stop = stop or asyncio.Event()
@@ -77,11 +104,16 @@ class Connection:
     async def run(self, command: Callable[[], Awaitable[T]]) -> T:
         """The answer to `command`, which must be idempotent: it is sent again when no answer comes.
 
-        Raises: BufferUnavailable when there is none within patience_s, or at once when Redis refuses us."""
+        Raises: BufferUnavailable when there is none within patience_s, or at once when Redis refuses us or what
+        answers is no Redis."""
         began, wait_s = time.monotonic(), _FIRST_RETRY_S
         while True:
             try:
                 return await command()
+            except exceptions.InvalidResponse as error:
+                raise BufferUnavailable(
+                    f"what listens at {self._address} does not answer as Redis does ({_one_line(error)}); fix redis.url"
+                ) from error
             except (*_OUTAGE, exceptions.ResponseError) as error:
                 if _is_refusal(error):
                     raise self._refused(error) from error
@@ -101,7 +133,8 @@ class Connection:
     def _refused(self, error: Exception) -> BufferUnavailable:
         return BufferUnavailable(
             f"Redis at {self._address} refuses us ({_one_line(error)}); set CUSEARCH_REDIS_PASSWORD, and the user name "
-            "in redis.url"
+            "in redis.url if it has users; a Redis that another run has started keeps its password in that run's "
+            "folder, redis/password"
         )
 
     def _unavailable(self, error: Exception) -> BufferUnavailable:
@@ -112,7 +145,7 @@ class Connection:
             )
         return BufferUnavailable(
             f"Redis at {self._address} cannot be reached ({_one_line(error)}); start one (`cusearch redis CONFIG`) or "
-            "mend redis.url"
+            "fix redis.url"
         )
 
     @property

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -42,10 +42,15 @@ class RunState:
     paused: bool = False
     """Whether an operator has stopped admission."""
 
+    @property
+    def exists(self) -> bool:
+        """Whether a learner has ever taken this run over."""
+        return self.epoch > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Where every finished trajectory is. It closes: finished = the sum of the next five."""
+    """Where every finished trajectory is. It closes: finished = the sum of the next six."""
 
     finished: int = 0
     buffered: int = 0
@@ -53,7 +58,9 @@ class Ledger:
     trained: int = 0
     unselected: int = 0
     quarantined: int = 0
-    """Payloads that could not be read, or that an operator has taken out."""
+    """What must not be trained on, or what an operator has taken out."""
+    lost: int = 0
+    """What has gone from Redis without our doing."""
     bytes: int = 0
     """Payload bytes of what is buffered."""
     requeued: int = 0
@@ -67,7 +74,8 @@ class Ledger:
 
     @property
     def closes(self) -> bool:
-        return self.finished == self.buffered + self.claimed + self.trained + self.unselected + self.quarantined
+        taken = self.claimed + self.trained + self.unselected
+        return self.finished == self.buffered + taken + self.quarantined + self.lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +111,8 @@ class Shape:
     """Most buffered payload bytes beyond the pool that is waited for."""
     max_tokens: int
     """Longest possible trajectory."""
+    vocab_size: int | None = None
+    """Token ids are below this; None where the model's config has not been read."""
 
     def check(self, trajectory: Trajectory) -> None:
         """Raises: InvalidTrajectory naming what no worker of this run can have made."""
@@ -112,9 +122,14 @@ class Shape:
         ):
             if value > most:
                 raise InvalidTrajectory(f"trajectory {trajectory.id}: {name} must be at most {most}, got {value}")
+        lowest, highest = int(trajectory.token_ids.min()), int(trajectory.token_ids.max())
+        if lowest < 0 or (self.vocab_size is not None and highest >= self.vocab_size):
+            below = "" if self.vocab_size is None else f" and below {self.vocab_size} (the model's vocabulary)"
+            wrong = lowest if lowest < 0 else highest
+            raise InvalidTrajectory(f"trajectory {trajectory.id}: token ids must be at least 0{below}, got {wrong}")
 
 
-def shape_of(config: Config) -> Shape:
+def shape_of(config: Config, vocab_size: int | None = None) -> Shape:
     return Shape(
         questions=config.questions_per_step,
         rollouts=config.pool.rollouts,
@@ -126,6 +141,7 @@ def shape_of(config: Config) -> Shape:
         limit=config.buffer_limit,
         limit_bytes=config.redis.max_mib * 2**20,
         max_tokens=config.episode.max_tokens,
+        vocab_size=vocab_size,
     )
 
 
@@ -160,17 +176,20 @@ class Buffer(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Number of this learner's reign; 0 before `recover`."""
+        """This learner's fencing epoch; 0 before `recover`."""
         ...
 
-    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int]) -> None:
+    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int], least_epoch: int = 0) -> None:
         """Take over the run at `step`, with the method's state and the group sizes by ticket that the checkpoint
         holds; earlier learners are fenced off. Pools trained after that step are claimed again, each by its step.
+
+        The new epoch is above Redis' own and above `least_epoch`, the highest that the run folder knows of, so it
+        never goes back though Redis may have forgotten it. Delivered twice, it takes over once.
 
         Raises: ConfigError when pools that the checkpoint needs are forgotten."""
         ...
 
-    async def claim(self, step: int) -> Pool | None:
+    async def claim(self, step: int, question_of: Callable[[int], str] | None = None) -> Pool | None:
         """The pool of a step, or None while it is not complete; asking again gives the same pool. What cannot be
         read is quarantined and left out. Raises: EmptyPool when nothing of it is left."""
         ...

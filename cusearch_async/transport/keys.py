@@ -15,8 +15,18 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """Hash: epoch, step, version, phase, published, weights, next_ticket, checkpoint, paused."""
+        """Hash: epoch, step, version, phase, published, weights, checkpoint, paused. Workers only read it."""
         return self.prefix + "state"
+
+    @property
+    def next_ticket(self) -> str:
+        """String: the first ticket that has not been granted yet."""
+        return self.prefix + "next_ticket"
+
+    @property
+    def learners(self) -> str:
+        """Hash: nonce of a learner's start -> the epoch that it was given."""
+        return self.prefix + "learners"
 
     @property
     def ledger(self) -> str:

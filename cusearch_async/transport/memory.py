@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cusearch_async.algorithm import methods
@@ -121,7 +121,7 @@ class MemoryBuffer:
     def epoch(self) -> int:
         return self._epoch
 
-    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int]) -> None:
+    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int], least_epoch: int = 0) -> None:
         run = self._run
         if step < run.state.checkpoint:
             raise ConfigError(
@@ -136,14 +136,14 @@ class MemoryBuffer:
         run.sizes = {**sizes, **run.sizes}
         run.state = replace(
             run.state,
-            epoch=run.state.epoch + 1,
+            epoch=max(run.state.epoch, least_epoch) + 1,
             step=step,
             phase=state.phase,
             next_ticket=max(run.state.next_ticket, step * self._shape.questions),
         )
         self._epoch = run.state.epoch
 
-    async def claim(self, step: int) -> Pool | None:
+    async def claim(self, step: int, question_of: Callable[[int], str] | None = None) -> Pool | None:
         run, shape = self._run, self._shape
         self._refuse_if_fenced()
         if step not in run.pools:

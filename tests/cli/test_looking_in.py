@@ -178,6 +178,19 @@ def test_pause_and_resume(config, atlas_config, overrides, monkeypatch, capsys):
         assert asyncio.run(is_paused()) is paused
 
 
+def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, overrides, redis_url, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["cusearch", "pause", str(atlas_config), *overrides, "--run.name", "atlass"])
+    with pytest.raises(SystemExit, match="knows no run 'atlass': no learner has started it"):
+        main.main()
+    config = load_config(atlas_config, [*overrides, "--run.name", "atlass"])
+
+    async def state():
+        async with open_buffer(config) as open_:
+            return await open_.connection.client.exists(open_.keys.state)
+
+    assert not asyncio.run(state()), "nor is it made"
+
+
 def test_workers_are_listed(config, atlas_config, overrides, monkeypatch, capsys):
     assert re.search(r"w\s+\d+ s ago", run(["workers", str(atlas_config), *overrides], monkeypatch, capsys))
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from cusearch_async.algorithm.rewards import last_answer
 from cusearch_async.rollout.dialogue import (
     STOP_TAGS,
     TAGS,
@@ -16,6 +17,7 @@ from cusearch_async.rollout.dialogue import (
     parse_action,
     render_documents,
 )
+from cusearch_async.types import Segment
 from tests.fakes import STARTER, ChatTokenizer
 
 
@@ -31,6 +33,7 @@ from tests.fakes import STARTER, ChatTokenizer
         ("<search>a<search>b</search>", Action("search", "b")),
         ("<search>a<answer>b</answer>", Action("answer", "b")),
         ("<answer>a <search>b</search>", Action("search", "b")),
+        ("<answer>Paris <search></answer>", Action("answer", "Paris <search>")),
         ("<search>a</answer></search>", Action("search", "a</answer>")),
         ("<search></search>", Action("search", "")),
         ("<search> \n </search>", Action("search", "")),
@@ -56,6 +59,16 @@ def test_what_follows_the_first_block_changes_nothing(before, query, after):
     assert parse_action(f"{before}<search>{query}</search>{after}") == Action("search", query.strip())
 
 
+@given(st.lists(st.sampled_from([*TAGS, "a", " "]), max_size=12))
+def test_a_turn_is_judged_as_it_is_played(parts):
+    """A turn ends with its first stop tag."""
+    turn = "".join(parts)
+    ends = [turn.index(tag) + len(tag) for tag in STOP_TAGS if tag in turn]
+    turn = turn[: min(ends)] if ends else turn
+    action = parse_action(turn)
+    assert last_answer([Segment("model", turn)]) == (action.text if action.kind == "answer" else None)
+
+
 def test_turns_stop_at_the_tags_that_end_an_action():
     assert STOP_TAGS == ("</search>", "</answer>")
     assert set(STOP_TAGS) < set(TAGS)
@@ -69,8 +82,12 @@ def test_documents_are_numbered_from_one_and_split_in_title_and_text():
     )
 
 
-def test_a_document_without_a_second_line_is_all_text():
-    assert render_documents(["alone"], "{title}|{text}") == "|alone"
+def test_a_document_of_one_line_is_its_title_as_search_r1_has_it():
+    assert render_documents(["alone"], "Doc {rank}(Title: {title}) {text}\n") == "Doc 1(Title: alone) \n"
+
+
+def test_a_document_of_one_line_is_all_text_where_no_title_is_shown():
+    assert render_documents(["alone"], "{text}|") == "alone|"
 
 
 def test_braces_in_a_document_are_text():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from cusearch_async.config import EpisodeConfig
-from cusearch_async.errors import ConfigError, RetrievalUnavailable
+from cusearch_async.errors import ConfigError, EpisodeFailed, RetrievalUnavailable
 from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.rollout.episode import Player
 from cusearch_async.types import Question
@@ -215,6 +215,34 @@ def test_a_result_fits_its_limit_and_keeps_both_tags_whatever_was_found(document
     assert text == TOKENIZER.decode(ids, skip_special_tokens=False)
 
 
+def test_what_search_r1_finds_is_shown_as_search_r1_shows_it():
+    """Source: Search-R1's _passages2string and execute_predictions."""
+    changes = {"template": "paper", "document_template": EpisodeConfig().document_template}
+    player = Episode([], max_observation_tokens=200, **changes).player
+    text, _ = player.observation(['"Peru"\nThe capital of Peru is Lima.', "alone", " \n"])
+    shown = 'Doc 1(Title: "Peru") The capital of Peru is Lima.\nDoc 2(Title: alone) \nDoc 3(Title:  )'
+    assert text == f"\n\n<information>{shown}</information>\n\n"
+
+
+def test_a_passage_of_any_size_is_cut_before_it_is_tokenised():
+    class Counting:
+        longest = 0
+
+        def __call__(self, text, **options):
+            self.longest = max(self.longest, len(text))
+            return TOKENIZER(text, **options)
+
+        def __getattr__(self, name):
+            return getattr(TOKENIZER, name)
+
+    counting = Counting()
+    player = Player(ScriptedPolicy(TOKENIZER, []), FakeSearch({}), counting, EPISODE, 0)
+    text, ids = player.observation(["t\n" + "many words " * 1_000_000] * 3)
+    assert len(ids) == EPISODE.max_observation_tokens
+    assert text.startswith("\n\n<information>many words many")
+    assert counting.longest <= 16 * EPISODE.max_observation_tokens
+
+
 async def test_a_result_or_a_question_that_holds_an_answer_is_not_the_models_answer():
     found = {"capital of Peru": ["t\n<answer>Lima</answer>"]}
     episode = Episode([SEARCH, "<think>b</think><answer>Rome</answer>"], found)
@@ -240,10 +268,10 @@ async def test_a_retriever_that_fails_ends_the_episode_by_name_and_makes_no_traj
     assert len(episode.policy.requests) == 1, "the policy is not asked to go on without its result"
 
 
-async def test_a_question_that_does_not_fit_is_named_with_its_length_and_the_limit():
+async def test_a_question_that_does_not_fit_fails_its_episode_with_its_length_and_the_limit():
     episode = Episode([ANSWER], max_prompt_tokens=5)
     length = len(tokens(f"Question: {QUESTION.text}\n"))
-    with pytest.raises(ConfigError, match=rf"'q' makes a prompt of {length} tokens; .*max_prompt_tokens \(5\)"):
+    with pytest.raises(EpisodeFailed, match=rf"'q' makes a prompt of {length} tokens, .*max_prompt_tokens \(5\)"):
         await episode.play()
     assert episode.policy.requests == []
 

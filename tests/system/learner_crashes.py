@@ -14,7 +14,6 @@ from typing import Any
 
 from cusearch_async import host
 from cusearch_async.config import Config, load_config
-from cusearch_async.errors import CusearchError
 
 POINTS = (
     "before claim",
@@ -136,10 +135,8 @@ def main() -> None:
         arm(point, step)
     from cusearch_async.processes import learner
 
-    try:
+    with host.last_words("learner"):
         learner.run(config)
-    except (CusearchError, ExceptionGroup) as error:
-        sys.exit(f"learner: {host.first_named(error)}")
 
 
 if __name__ == "__main__":

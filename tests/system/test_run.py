@@ -98,7 +98,7 @@ def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
 def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(run: Run):
     launched = run.cusearch("launch", run__steps=50)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
-    worker = next(p for p in run.processes() if "workers.rollout" in p.cmdline())
+    worker = next(p for p in run.processes() if "rollout" in p.cmdline())
     family = psutil.Process(launched.pid).children(recursive=True)
     assert any("VLLM" in process.name() for process in family)
     worker.kill()

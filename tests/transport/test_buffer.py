@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from cusearch_async.algorithm.methods import State
 from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferUnavailable, EmptyPool
 from cusearch_async.transport.buffer import RedisBuffer
@@ -14,6 +16,19 @@ from cusearch_async.transport.contract import Place
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_shape
 from tests.transport.test_contract import G, N, fill, start
+
+
+def recorded(buffer: RedisBuffer) -> dict[str, Any]:
+    """By script: its newest call, to be delivered again."""
+    sent: dict[str, Any] = {}
+    run = buffer._run
+
+    async def record(script: str, *arguments: Any) -> Any:
+        sent[script] = lambda: run(script, *arguments)
+        return await run(script, *arguments)
+
+    buffer._run = record  # type: ignore[method-assign]
+    return sent
 
 
 @pytest.mark.parametrize(
@@ -155,3 +170,16 @@ async def test_a_put_that_is_cancelled_takes_no_other_with_it(redis_backend):
     ledger = await buffer.ledger()
     assert ledger.closes
     assert ledger.finished >= len(puts[1::2])
+
+
+async def test_a_recover_that_is_delivered_again_takes_over_once(redis_backend):
+    """Redis gets the very same command again after the learner has gone on."""
+    buffer = redis_backend.make(max_staleness=0)
+    sent = recorded(buffer)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories, State(), {})
+    before = await buffer.state()
+    assert await sent["recover"]() == buffer.epoch
+    assert await buffer.state() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from cusearch_async.algorithm.methods import State
@@ -458,3 +459,30 @@ async def test_a_rollout_that_its_group_does_not_have_is_refused(backend):
     await buffer.admit("w", 0, G)
     assert await buffer.put(make_trajectory(0, G)) == "late"
     assert (await buffer.ledger()).finished == 0
+
+
+async def test_an_epoch_never_goes_back_though_the_buffer_has_forgotten_it(backend):
+    buffer = backend.make()
+    await buffer.recover(0, State(), {}, least_epoch=7)
+    assert buffer.epoch == 8
+    heir = backend.make()
+    await heir.recover(0, State(), {}, least_epoch=3)
+    assert heir.epoch == 9
+
+
+@pytest.mark.parametrize("token", [-1, 100])
+async def test_a_token_outside_the_vocabulary_is_refused_at_the_put(backend, token):
+    buffer = backend.make(vocab_size=100)
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    tokens = np.array([1, 2, 3, 4, 5, 6, 7, token, 9], np.int32)
+    with pytest.raises(InvalidTrajectory, match=rf"token ids must be at least 0 and below 100 .*, got {token}"):
+        await buffer.put(make_trajectory(0, 0, token_ids=tokens))
+
+
+async def test_a_run_that_no_learner_has_taken_over_does_not_exist(backend):
+    buffer = backend.make()
+    await buffer.pause(True)
+    assert not (await buffer.state()).exists
+    await start(buffer)
+    assert (await buffer.state()).exists

@@ -45,10 +45,10 @@ for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), '-inf', '(' 
   if not has_room then break end
   redis.call('ZREM', key('requeue'), ticket)
 end
-local next_ticket = of_state('next_ticket', '0')
+local next_ticket = next_ticket_of()
 while has_room and next_ticket < limit and take(tostring(next_ticket)) do
   next_ticket = next_ticket + 1
 end
-redis.call('HSET', state, 'next_ticket', next_ticket)
+redis.call('SET', key('next_ticket'), next_ticket)
 redis.call('HSET', worker, 'admit_token', token, 'admit_tickets', table.concat(tickets, ','))
 return granted

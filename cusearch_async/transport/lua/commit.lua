@@ -23,7 +23,7 @@ count('claimed', -#ids)
 count('trained', selected)
 count('unselected', #ids - selected)
 for question, history in pairs(memory.visits) do redis.call('HSET', key('visits'), question, history) end
-local next_ticket = of_state('next_ticket', '0')
+local next_ticket = next_ticket_of()
 for ticket, size in pairs(memory.sizes) do  -- a group that is being played keeps the size it was granted with
   if tonumber(ticket) >= next_ticket then redis.call('HSETNX', key('sizes'), ticket, size) end
 end

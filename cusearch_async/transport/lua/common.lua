@@ -6,6 +6,7 @@ local function traj(id) return prefix .. 'traj:' .. id end
 local function payload(id) return prefix .. 'payload:' .. id end
 local function count(name, by) redis.call('HINCRBY', key('ledger'), name, by) end
 local function of_state(name, default) return tonumber(redis.call('HGET', state, name) or default) end
+local function next_ticket_of() return tonumber(redis.call('GET', key('next_ticket')) or '0') end
 local function is_fenced(epoch) return redis.call('HGET', state, 'epoch') ~= epoch end
 local function now()
   local time = redis.call('TIME')

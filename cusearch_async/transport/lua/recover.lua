@@ -1,7 +1,10 @@
 -- A learner takes over at `step` with what its method remembered at the checkpoint. Pools trained after it are
 -- claimed again, so the same steps will get the same pools. Returns the new epoch; every older learner is fenced off.
--- ARGV step questions memory(JSON: phase, visits, sizes)
+-- Delivered again, however late, it changes nothing: its nonce has an epoch already.
+-- ARGV step questions memory(JSON: phase, visits, sizes) nonce least_epoch
 local step, questions, memory = tonumber(ARGV[1]), tonumber(ARGV[2]), cjson.decode(ARGV[3])
+local given = redis.call('HGET', key('learners'), ARGV[4])
+if given then return tonumber(given) end
 local forgotten = of_state('checkpoint', '0')
 if step < forgotten then return redis.error_reply('GONE ' .. forgotten) end
 local reached = of_state('step', tostring(step))
@@ -15,7 +18,9 @@ end
 redis.call('UNLINK', key('visits'))
 for question, history in pairs(memory.visits) do redis.call('HSET', key('visits'), question, history) end
 for ticket, size in pairs(memory.sizes) do redis.call('HSETNX', key('sizes'), ticket, size) end
-local next_ticket = math.max(of_state('next_ticket', '0'), step * questions)
+redis.call('SET', key('next_ticket'), math.max(next_ticket_of(), step * questions))
+local epoch = math.max(of_state('epoch', '0'), tonumber(ARGV[5])) + 1
 redis.call('HSET', state, 'step', step, 'version', step, 'phase', memory.phase, 'checkpoint', forgotten,
-           'next_ticket', next_ticket)
-return redis.call('HINCRBY', state, 'epoch', 1)
+           'epoch', epoch)
+redis.call('HSET', key('learners'), ARGV[4], epoch)
+return epoch

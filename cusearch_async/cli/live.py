@@ -1,0 +1,224 @@
+"""What `demo` and `launch` show of a run: what its processes say, the last steps as a table, what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from cusearch_async.cli.fleet import SAY_S, Fleet
+from cusearch_async.cli.plot import draw
+from cusearch_async.config import Config
+from cusearch_async.metrics import read_metrics
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.contract import Ledger
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 0.5
+BAR = " ▁▂▃▄▅▆▇█"
+_FAR = ("waiting for", "played ", "step ", "loaded weights", "version ")
+"""How lines begin that say how far a process is: on a terminal the newest is shown in place."""
+
+
+class Screen:
+    """On a terminal one place that changes, with what is new above it; else a log, a line whenever something is new and
+    one every SAY_S when nothing is."""
+
+    def __init__(self, fleet: Fleet, console: Console) -> None:
+        self._fleet = fleet
+        self._console = console
+        self._newest: dict[str, str] = {}
+
+    def wait(
+        self, what: Callable[[], str], is_done: Callable[[], bool], body: Callable[[], Sequence[RenderableType]]
+    ) -> None:
+        """Until `is_done`, showing `what` is waited for and `body`. Raises: ProcessDied."""
+        began = said = time.monotonic()
+        self._newest.clear()
+        with self._live() as live:
+
+            def show() -> bool:
+                nonlocal said
+                now = time.monotonic()
+                has_spoken = self._relay(live)
+                if live is not None:
+                    newest = [Text(f"{name}: {line}", style="dim") for name, line in self._newest.items()]
+                    live.update(Group(*body(), Text(f"{what()}: {now - began:.0f} s"), *newest), refresh=True)
+                elif not has_spoken and now - said > SAY_S:
+                    log.info("%s: %.0f s", what(), now - began)
+                said = now if has_spoken or now - said > SAY_S else said
+                return is_done()
+
+            self._fleet.wait(show, poll_s=REFRESH_S)
+            self._relay(live)
+
+    @contextlib.contextmanager
+    def _live(self) -> Iterator[Live | None]:
+        if not self._console.is_terminal:
+            yield None
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop") as live:
+            yield live
+
+    def _relay(self, live: Live | None) -> bool:
+        """Pass on what the processes have said since the last call; whether it was anything."""
+        has_spoken = False
+        for name, child in self._fleet.children.items():
+            for line in child.news():
+                self._newest[name] = line
+                if live is not None and not line.startswith(_FAR):
+                    live.console.print(Text(f"{name}: {line}"))
+                elif live is None and not line.startswith("loaded weights"):
+                    log.info("%s: %s", name, line)
+                    has_spoken = True
+        return has_spoken
+
+
+def watch(fleet: Fleet, config: Config, console: Console) -> None:
+    """Show the run until the learner is done."""
+    progress = Progress(TextColumn("learner step"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    task = progress.add_task("steps", total=config.run.steps)
+    metrics = MetricsFile(config.folder / "metrics.jsonl")
+
+    def body() -> list[RenderableType]:
+        rows = metrics.rows()
+        progress.update(task, completed=len(rows))
+        return [progress, *([progress_table(rows)] if rows else [])]
+
+    def what() -> str:
+        done = len(metrics.rows())
+        return f"waiting for step {done}" if done < config.run.steps else "waiting for the learner and the evaluator"
+
+    Screen(fleet, console).wait(what, fleet.is_run_over, body)
+
+
+class MetricsFile:
+    """The rows of a metrics.jsonl, read again only when it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._rows: list[dict[str, Any]] = []
+
+    def rows(self) -> list[dict[str, Any]]:
+        facts = self._path.stat() if self._path.exists() else None
+        seen = (facts.st_size, facts.st_mtime_ns) if facts else None
+        if seen != self._seen:
+            self._seen, self._rows = seen, read_metrics(self._path)
+        return self._rows
+
+
+def progress_table(rows: list[dict[str, Any]]) -> Table:
+    """The last steps, one row each; 80 columns wide at most while there are no more than eight depths."""
+    depths = "".join(str(depth % 10) for depth in range(len(rows[-1]["depth/generated"])))
+    shown = Table(box=None, pad_edge=False)
+    names = ("step", "reward", "EM", "depth", f"pool\n{depths}", f"trained\n{depths}", "phase", "stale-\nness")
+    for name in (*names, "wait\ns", "update\ns"):
+        shown.add_column(name, justify="left" if depths in name else "right", no_wrap=True, vertical="bottom")
+    for row in rows[-12:]:
+        shown.add_row(
+            str(row["step"]),
+            f"{row['reward/all']:.3f}",
+            f"{row['reward/em']:.3f}",
+            f"{row['depth/mean']:.2f}",
+            bars(row["depth/generated"]),
+            bars(row["depth/selected"]),
+            f"{row.get('sdga/phase', 0):g}",
+            f"{row['staleness/min']:g}-{row['staleness/max']:g}",
+            f"{row['time/wait_s']:.1f}",
+            f"{row['time/update_s']:.1f}",
+        )
+    return shown
+
+
+def bars(counts: list[int]) -> str:
+    """A small bar per depth: the tallest is full."""
+    most = max([*counts, 1])
+    return "".join(BAR[-(-count * (len(BAR) - 1) // most)] for count in counts)
+
+
+async def read_ledger(config: Config) -> Ledger:
+    async with open_buffer(config) as buffer:
+        return await buffer.ledger()
+
+
+def conclude(config: Config, ledger: Ledger, wall_s: float, console: Console) -> dict[str, Any]:
+    """Print the table and what became of the trajectories, draw plot.png; returns the run's part of summary.json."""
+    rows = read_metrics(config.folder / "metrics.jsonl")
+    title = f"{config.run.name}: {config.method.name}, staleness ≤ {config.pool.max_staleness}"
+    draw(rows, title, config.folder / "plot.png")
+    staleness_max = max(row["staleness/max"] for row in rows)
+    trapped = sum(row.get("sdga/phase_trapped", 0.0) > 0 for row in rows)
+    console.print(progress_table(rows))
+    console.print(
+        f"{len(rows)} steps in {wall_s:.0f} s with start-up; {ledger.trained} trajectories trained, staleness at most "
+        f"{staleness_max:g} (bound {config.pool.max_staleness}); "
+        f"the ledger {'closes' if ledger.closes else 'DOES NOT CLOSE'}"
+    )
+    if trapped:
+        console.print(
+            f"the phase was trapped in {trapped} of {len(rows)} steps: one depth alone filled the budget and nothing "
+            "deeper was trained on; consider method.phase_reserve",
+            style="yellow",
+        )
+    return {
+        "staleness_max": staleness_max,
+        "staleness_mean": sum(row["staleness/mean"] for row in rows) / len(rows),
+        "staleness_bound": config.pool.max_staleness,
+        "phase_after": rows[-1].get("sdga/phase"),
+        "phase_trapped_steps": trapped,
+        "steps": len(rows),
+        "wall_s": round(wall_s, 1),
+        "trajectories_trained": ledger.trained,
+        "ledger": {name: getattr(ledger, name) for name in Ledger.__dataclass_fields__} | {"closes": ledger.closes},
+    }
+
+
+_CHECKPOINT = re.compile(r"step(\d+)(?:-e(\d+))?")
+
+
+def newest_checkpoint(config: Config) -> tuple[int, Path] | None:
+    """Steps done and folder of the newest checkpoint, by its name: whether it is whole is looked at when it is
+    loaded."""
+    found = []
+    for path in (config.folder / "checkpoints").glob("step*"):
+        match = _CHECKPOINT.fullmatch(path.name)
+        if match and (path / "model").exists():
+            found.append((int(match[1]), int(match[2] or 0), path))
+    return (max(found)[0], max(found)[2]) if found else None
+
+
+def steps_done(config: Config) -> int | None:
+    """Up to the newest checkpoint; None without one."""
+    newest = newest_checkpoint(config)
+    return newest[0] if newest else None
+
+
+def say_where(config: Config, console: Console) -> None:
+    """Where the results are, and what to do with them; each path whole on a line of its own."""
+    settings, newest = config.folder / "config.toml", newest_checkpoint(config)
+    lines = [
+        ("plot", config.folder / "plot.png"),
+        ("metrics", config.folder / "metrics.jsonl"),
+        ("curves", f"tensorboard --logdir {config.folder / 'tensorboard'}"),
+    ]
+    if newest is not None:
+        model = newest[1] / "model"
+        lines += [
+            ("model", model),
+            ("next", f"cusearch eval {settings} --checkpoint {model}"),
+            ("", f"(it needs the retriever: python -m cusearch_async.processes.start retriever {settings})"),
+        ]
+    for name, text in lines:
+        console.print(Text(f"{name:<8} {text}"), soft_wrap=True)

@@ -1,0 +1,90 @@
+"""The processes of a run: `python -m cusearch_async.processes.start NAME CONFIG [--section.key value]...`.
+
+A module of its own, because nothing heavy may be imported before `host.settle` has run, and not `__main__`, because
+`multiprocessing` does not import that one in the engine's process (see the end of `host`)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from cusearch_async import host
+from cusearch_async.config import CONFIG_HELP, Config, load_config, split_overrides
+from cusearch_async.errors import ConfigError
+
+MODULE = "cusearch_async.processes.start"
+
+
+def learner(config: Config) -> None:
+    """Pulls pools, selects, trains, publishes weights.
+
+    With learner.ranks > 1 it starts the other ranks itself; under torchrun it is the rank that RANK says."""
+    with host.other_ranks(MODULE, config.learner.ranks) as rank:
+        host.settle(host.share_of(config.learner.cores, rank, config.learner.ranks), config.learner.gpus)
+        host.require_gpus("learner.gpus", config.learner.gpus)
+        from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
+
+        learner.run(config)
+
+
+def rollout(config: Config) -> None:
+    """Plays search episodes with the newest weights and streams them into the buffer."""
+    index = int(os.environ.get("CUSEARCH_WORKER_INDEX", "0"))
+    gpus = config.rollout.gpus[index : index + 1]
+    host.settle(host.share_of(config.rollout.cores, index, config.rollout.workers), gpus)
+    host.require_gpus("rollout.gpus", gpus)
+    from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
+
+    asyncio.run(rollout.run(config, f"{socket.gethostname()}-{os.getpid()}"))
+
+
+def evaluator(config: Config) -> None:
+    """Scores published versions on held-out questions, beside the run."""
+    if not config.eval.every:
+        raise ConfigError("eval.every is 0: nothing is to be scored during the run; set it to a number of steps")
+    host.give_way()
+    host.settle(config.eval.cores, config.eval.gpus)
+    host.require_gpus("eval.gpus", config.eval.gpus)
+    from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)
+
+    asyncio.run(evaluator.run(config))
+
+
+def retriever(config: Config) -> None:
+    """Serves searches over a corpus, `POST /retrieve`."""
+    host.settle([])
+    from cusearch_async.processes import retriever  # noqa: PLC0415  (libraries read the settings above when loaded)
+
+    asyncio.run(retriever.run(config))
+
+
+PROCESSES: dict[str, Callable[[Config], None]] = {
+    "retriever": retriever,
+    "learner": learner,
+    "rollout": rollout,
+    "evaluator": evaluator,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {MODULE}",
+        description="One process of a run.",
+        epilog="Settings of the config can be overridden: --section.key value",
+    )
+    parser.add_argument("name", choices=PROCESSES, help="which one")
+    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    own, overrides = split_overrides(sys.argv[1:])
+    arguments = parser.parse_args(own)
+    host.log_to_stderr(arguments.name)
+    with host.last_words(arguments.name):
+        PROCESSES[arguments.name](load_config(arguments.config, overrides))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Starting, quoting and stopping the processes of a run; small scripts stand in for the large ones."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cusearch_async import host, run_folder
+from cusearch_async.cli import fleet as fleets
+from cusearch_async.cli import live
+from cusearch_async.cli.fleet import Child, Fleet
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable
+from tests.conftest import wait_until
+
+GOODBYE = """
+import signal, sys, time
+def end(*_):
+    print(sys.argv[1], file=open(sys.argv[2], "a"), flush=True)
+    time.sleep(float(sys.argv[3]))
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.fixture
+def config(atlas_config, tmp_path, redis_url):
+    return load_config(
+        atlas_config,
+        [
+            "--run.folder",
+            str(tmp_path / "run"),
+            "--redis.url",
+            redis_url,
+            "--retriever.url",
+            f"http://127.0.0.1:{host.free_port()}",
+        ],
+    )
+
+
+@pytest.fixture
+def fleet(config):
+    handler = signal.getsignal(signal.SIGTERM)
+    with Fleet(config) as fleet:
+        yield fleet
+    signal.signal(signal.SIGTERM, handler)
+
+
+def start(fleet: Fleet, folder: Path, name: str, script: str, *arguments: object) -> Child:
+    log = folder / f"{name}.log"
+    began = log.stat().st_size if log.exists() else 0
+    process = host.start_child([sys.executable, "-c", script, *map(str, arguments)], log_file=log)
+    fleet.children[name] = Child(name, process, log, began, began)
+    return fleet.children[name]
+
+
+def test_workers_end_before_the_learner_and_the_services_last(fleet, tmp_path):
+    said = tmp_path / "said"
+    names = ["redis", "retriever", "learner", "evaluator", "rollout-0", "rollout-1"]
+    children = [start(fleet, tmp_path, name, GOODBYE, name, said, 0.3) for name in names]
+    wait_until(lambda: all("ready" in child.log.read_text() for child in children), 20)
+    fleet.stop()
+    order = said.read_text().split()
+    assert set(order[:3]) == {"rollout-0", "rollout-1", "evaluator"}
+    assert order[3:] == ["learner", "retriever", "redis"]
+    assert [child.process.returncode for child in children] == [0] * 6, "each ended by itself"
+    assert fleet.children == {}
+
+
+def test_a_second_interrupt_kills_at_once(fleet, tmp_path):
+    said = tmp_path / "said"
+    children = [start(fleet, tmp_path, name, GOODBYE, name, said, 600) for name in ("redis", "rollout-0")]
+    wait_until(lambda: all("ready" in child.log.read_text() for child in children), 20)
+
+    def interrupt_again():
+        wait_until(said.exists, 20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_again)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        fleet.stop()
+    thread.join()
+    assert [child.process.returncode for child in children] == [-signal.SIGKILL] * 2
+
+
+def test_what_does_not_end_in_time_is_killed_and_named(fleet, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(fleets, "_STAGES", ((("rollout",), 0.2),))
+    child = start(fleet, tmp_path, "rollout-0", GOODBYE, "rollout-0", tmp_path / "said", 600)
+    wait_until(lambda: "ready" in child.log.read_text(), 20)
+    fleet.stop()
+    assert child.process.returncode == -signal.SIGKILL
+    assert "rollout-0 did not end within 0.2 s; killed" in caplog.text
+
+
+ENGINE = "(EngineCore pid=7) ERROR 11-21 [core.py:9] RuntimeError: Unsupported CPU attention configuration: head_dim=16"
+
+
+@pytest.mark.parametrize(
+    ("log", "quoted"),
+    [
+        (
+            ["10:00:00 learner: step 1", "learner: Redis at x cannot be reached", "UserWarning: leaked semaphores"],
+            "learner: Redis at x cannot be reached",
+        ),
+        (
+            ["Traceback (most recent call last):", '  File "x.py"', "torch.OutOfMemoryError: CUDA", "[W] sockets.cpp"],
+            "torch.OutOfMemoryError: CUDA",
+        ),
+        (
+            [ENGINE, "  warnings.warn(", "rollout: the vLLM engine died", "leaked semaphores"],
+            "rollout: the vLLM engine died (RuntimeError: Unsupported CPU attention configuration: head_dim=16)",
+        ),
+        (["something else", "Segmentation fault"], "Segmentation fault"),
+    ],
+)
+def test_a_process_that_dies_is_quoted_by_its_last_error(fleet, tmp_path, log, quoted):
+    (tmp_path / "rollout-0.log").write_text("rollout: the error of an earlier start\n")
+    script = "import sys; print(*sys.argv[1:], sep='\\n'); sys.exit(3)"
+    child = start(fleet, tmp_path, "rollout-0", script, *log)
+    child.process.wait()
+    with pytest.raises(ProcessDied) as died:
+        fleet.check()
+    assert str(died.value) == f"rollout-0 ended with status 3: {quoted} (log: {child.log})"
+
+
+def test_a_retriever_that_does_not_start_is_waited_for_and_named(fleet, config, monkeypatch, caplog):
+    monkeypatch.setattr(fleets, "SAY_S", 0.05)
+    caplog.set_level("INFO")
+    fleet._config = config.model_copy(update={"run": config.run.model_copy(update={"wait_s": 0.3})})
+    with pytest.raises(RetrievalUnavailable, match=f"the retriever did not start at {config.retriever.url} within"):
+        fleet.start_services()
+    assert f"waiting for the retriever at {config.retriever.url}: 0 s" in caplog.text
+
+
+def test_a_folder_has_one_launch_at_a_time_unless_it_is_shared(fleet, config):
+    with pytest.raises(ConfigError, match="is in use: a launch or a demo runs in it"), Fleet(config):
+        pass
+    with Fleet(config, is_shared=True):
+        pass
+    assert run_folder.read_marker(config.folder).run == config.run.name
+
+
+SPEAKING = """
+import time
+print("10:00:00 learner: resuming from step 10", flush=True)
+print("FutureWarning: noise", flush=True)
+print("10:00:01 learner: waiting for the pool of step 10: 34 of 64 groups", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_the_processes_say_is_shown_and_their_noise_is_not(fleet, tmp_path, is_terminal, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(live, "SAY_S", 0.05)
+    monkeypatch.setattr(live, "REFRESH_S", 0.02)
+    (tmp_path / "learner.log").write_text("09:00:00 learner: from an earlier start\n")
+    child = start(fleet, tmp_path, "learner", SPEAKING)
+    wait_until(lambda: "34 of 64" in child.log.read_text(), 20)
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
+    looks = iter(range(8))
+    live.Screen(fleet, console).wait(lambda: "waiting for step 10", lambda: next(looks, None) == 7, list)
+    shown = console.file.getvalue() if is_terminal else caplog.text
+    for part in ("learner: resuming from step 10", "34 of 64 groups", "waiting for step 10: 0 s"):
+        assert part in shown
+    assert "noise" not in shown
+    assert "earlier start" not in shown

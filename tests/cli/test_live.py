@@ -1,0 +1,98 @@
+"""What `launch`, `demo`, `plot` and `pause` show, without a run."""
+
+from __future__ import annotations
+
+import io
+import json
+from argparse import Namespace
+
+import pytest
+from rich.console import Console
+
+from cusearch_async.atlas.questions import test_chains as held_out_chains
+from cusearch_async.cli import demo, launch, live, main, plot
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
+
+
+def row(step: int, depths: int = 6, **changes) -> dict:
+    figures = {"reward/all": 0.5, "reward/em": 0.25, "depth/mean": 2.0, "sdga/phase": 12.0}
+    figures |= {"staleness/min": 0, "staleness/mean": 1.5, "staleness/max": 12, "time/wait_s": 104.2}
+    figures |= {"time/update_s": 101.25, "depth/generated": list(range(1, depths + 1))}
+    return {"step": step, **figures, "depth/selected": [0] * (depths - 1) + [96], **changes}
+
+
+def shown_on_80_columns(renderable) -> list[str]:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(renderable)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("depths", [2, 6, 8])
+def test_the_table_of_steps_fits_80_columns_and_names_the_depths(depths):
+    lines = shown_on_80_columns(live.progress_table([row(step, depths) for step in range(990, 1010)]))
+    assert len(lines) == 2 + 12
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    axis = "01234567"[:depths]
+    assert lines[1].count(axis) == 2
+    assert lines[-1].index("█") == lines[1].index(axis) + depths - 1, "a bar stands under the number of its depth"
+    assert lines[-1].split()[0] == "1009"
+
+
+def test_the_comparison_fits_80_columns_and_counts_links_in_english():
+    categories = list(dict.fromkeys(chain.question().category for chain in held_out_chains(1)))
+    assert categories == ["1 link", "2 links", "3 links", "4 links", "5 links"]
+    scores = {name: {"count": 1000.0, "reward": 0.5, "em": 0.5, "depth": 2.0} for name in [*categories, "all"]}
+    lines = shown_on_80_columns(demo.comparison(scores, scores))
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+
+
+def test_plot_draws_each_run_and_names_one_without_steps(tmp_path, monkeypatch):
+    extra = {"reward/trained": 0.5, "depth/mean_trained": 2.0, "learner/idle_share": 0.1, "rollout/idle_share": 0.2}
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        rows = [json.dumps(row(step, **extra)) for step in range(3)]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    monkeypatch.setattr("sys.argv", ["cusearch", "plot", str(tmp_path / "a"), str(tmp_path / "b")])
+    main.main()
+    assert all((tmp_path / name / "plot.png").read_bytes().startswith(b"\x89PNG") for name in ("a", "b"))
+    with pytest.raises(ConfigError, match=r"c/metrics\.jsonl holds no step yet"):
+        plot.run(Namespace(folders=[tmp_path / "c"]), [])
+
+
+@pytest.fixture
+def complete(atlas_config, tmp_path):
+    """A run that has done its steps; nothing can be started, as nothing may listen at a port like this."""
+    overrides = ["--run.folder", str(tmp_path / "run"), "--steps", "8", "--redis.url", "redis://127.0.0.1:1/0"]
+    for step in (6, 8):
+        (tmp_path / "run" / "checkpoints" / f"step{step:06d}" / "model").mkdir(parents=True)
+    return atlas_config, overrides
+
+
+def test_launching_a_complete_run_says_so_at_once(complete, capsys):
+    config, overrides = complete
+    launch.run(Namespace(config=config, accept_changes=False, take_over=False), overrides)
+    said = capsys.readouterr().out
+    assert "run atlas is complete: 8 steps are done and run.steps is 8" in " ".join(said.split())
+    assert "checkpoints/step000008/model" in said
+    assert "cusearch eval" in said
+
+
+def test_a_run_with_steps_left_or_a_version_to_score_is_not_complete(complete, tmp_path):
+    path, overrides = complete
+    assert not launch.is_complete(load_config(path, [*overrides, "--steps", "9"]))
+    evaluated = load_config(path, [*overrides, "--eval.every", "2"])
+    assert not launch.is_complete(evaluated)
+    (tmp_path / "run" / "eval.jsonl").write_text('{"step": 8}\n')
+    assert launch.is_complete(evaluated)
+
+
+def test_the_newest_checkpoint_is_of_the_highest_step_and_then_the_highest_epoch(complete, tmp_path):
+    path, overrides = complete
+    folder = tmp_path / "run" / "checkpoints"
+    for name in ("step000008-e2", "step000008-e10", "step000007-e11"):
+        (folder / name / "model").mkdir(parents=True)
+    (folder / ".unfinished-step000009-e11").mkdir()
+    assert live.newest_checkpoint(load_config(path, overrides)) == (8, folder / "step000008-e10")

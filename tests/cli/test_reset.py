@@ -1,0 +1,159 @@
+"""`cusearch reset` deletes what the run has made, after asking, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import redis
+
+from cusearch_async import host, run_folder
+from cusearch_async.algorithm.methods import State
+from cusearch_async.cli import reset
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.server import is_listening, server_command
+from tests.conftest import wait_until
+
+
+@pytest.fixture
+def overrides(redis_url, tmp_path, request):
+    return [
+        "--run.name",
+        f"reset-{abs(hash(request.node.name))}",
+        "--run.folder",
+        str(tmp_path / "run"),
+        "--redis.url",
+        redis_url,
+    ]
+
+
+@pytest.fixture
+def config(atlas_config, overrides):
+    """A run with keys in Redis, two files of its own, and one that is the user's."""
+    config = load_config(atlas_config, overrides)
+    run_folder.mark(config.folder, config.run.name)
+    (config.folder / "metrics.jsonl").write_text("")
+    (config.folder / "thesis.txt").write_text("five years")
+    asyncio.run(fill(config))
+    return config
+
+
+async def fill(config):
+    async with open_buffer(config) as buffer:
+        await buffer.recover(0, State(), {})
+
+
+def keys_of(config) -> set[bytes]:
+    client = redis.Redis.from_url(config.redis.url)
+    return {key for key in client.scan_iter() if config.run.name.encode() in key}
+
+
+def run_reset(atlas_config: Path, overrides: list[str], yes: bool = False) -> None:
+    reset.run(Namespace(config=atlas_config, yes=yes), overrides)
+
+
+def test_with_yes_keys_and_known_children_go_and_the_rest_stays(config, atlas_config, overrides):
+    assert keys_of(config)
+    run_reset(atlas_config, overrides, yes=True)
+    assert keys_of(config) == set()
+    assert [path.name for path in config.folder.iterdir()] == ["thesis.txt"]
+
+
+def test_without_yes_and_without_a_terminal_it_says_what_it_would_delete(config, atlas_config, overrides):
+    here, command = config.folder, ["-m", "cusearch_async.cli.main", "reset", str(atlas_config), *overrides]
+    done = subprocess.run(
+        [sys.executable, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    count = len(keys_of(config))
+    where = config.redis.url.removeprefix("redis://").removesuffix("/0")
+    assert f"delete run {config.run.name}: {count} keys in Redis at {where}, 3 files in {here}?" in done.stderr
+    assert "add --yes" in done.stderr
+    assert count > 0
+    assert (here / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(("answer", "is_deleted"), [("", False), ("n", False), ("y", True)])
+def test_on_a_terminal_it_asks(config, atlas_config, overrides, answer, is_deleted, monkeypatch):
+    asked = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer)
+    run_reset(atlas_config, overrides)
+    (question,) = asked
+    assert question.endswith("? [y/N] ")
+    assert (keys_of(config) == set()) is is_deleted
+    assert (config.folder / "metrics.jsonl").exists() is not is_deleted
+
+
+@pytest.mark.parametrize("who", ["worker", "learner"])
+def test_a_run_with_a_live_process_is_not_deleted(config, atlas_config, overrides, who):
+    client = redis.Redis.from_url(config.redis.url)
+
+    async def beat():
+        async with open_buffer(config) as buffer:
+            await buffer.heartbeat("w1", [], {"version": 0})
+
+    if who == "worker":
+        asyncio.run(beat())
+    else:
+        client.hset(f"cusearch:{{{config.run.name}}}:learner", mapping={"host": "here", "pid": 17, "step": 3})
+        client.expire(f"cusearch:{{{config.run.name}}}:learner", 60)
+    named = "w1" if who == "worker" else r"the learner \(process 17 on here\)"
+    with pytest.raises(ConfigError, match=f"is alive: {named}; stop it first"):
+        run_reset(atlas_config, overrides, yes=True)
+    assert keys_of(config)
+    assert (config.folder / "metrics.jsonl").exists()
+
+
+def test_a_folder_in_use_is_not_deleted(config, atlas_config, overrides):
+    with run_folder.hold(config.folder), pytest.raises(ConfigError, match="is in use"):
+        run_reset(atlas_config, overrides, yes=True)
+    assert keys_of(config)
+
+
+def test_the_folder_of_another_run_is_not_deleted(config, atlas_config, overrides):
+    with pytest.raises(ConfigError, match=f"belongs to run '{config.run.name}', not to 'another'"):
+        run_reset(atlas_config, [*overrides, "--run.name", "another"], yes=True)
+    assert (config.folder / "metrics.jsonl").exists()
+
+
+def test_the_current_folder_is_never_deleted(atlas_config, overrides, tmp_path, monkeypatch):
+    (tmp_path / "config.toml").write_text("title = 'my blog'")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="the current folder; nothing in it was deleted"):
+        run_reset(atlas_config, [*overrides, "--run.folder", "."], yes=True)
+    assert (tmp_path / "config.toml").exists()
+
+
+def test_a_run_that_never_was_is_nothing_to_delete(atlas_config, overrides, caplog):
+    caplog.set_level("INFO")
+    run_reset(atlas_config, overrides)
+    assert "nothing to delete" in caplog.text
+
+
+def test_a_redis_of_the_runs_own_goes_with_the_folder_unless_it_is_running(atlas_config, overrides, tmp_path):
+    url = f"redis://127.0.0.1:{host.free_port()}/0"
+    overrides = [*overrides, "--redis.url", url]
+    config = load_config(atlas_config, overrides)
+    run_folder.mark(config.folder, config.run.name)
+    (config.folder / "metrics.jsonl").write_text("")
+    server = host.start_child(server_command(url, config.folder / "redis", None), log_file=tmp_path / "log")
+    try:
+        wait_until(lambda: is_listening(url), 20)
+        asyncio.run(fill(config))
+        run_reset(atlas_config, overrides, yes=True)
+        assert keys_of(config) == set()
+        assert sorted(path.name for path in config.folder.iterdir()) == ["redis", "run.json"]
+        asyncio.run(fill(config))
+        assert keys_of(config), "the server lives on, on its own files"
+    finally:
+        server.terminate()
+        server.wait()
+    run_reset(atlas_config, overrides, yes=True)
+    assert not config.folder.exists()

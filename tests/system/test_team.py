@@ -1,0 +1,214 @@
+"""The ranks of the learner: who hears whom, and who listens where. Real processes, real sockets."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from cusearch_async import host
+from tests.conftest import wait_until
+from tests.sockets import ANYWHERE, listening
+
+pytestmark = pytest.mark.system
+
+ORDERS = 200
+RANK = f"""
+import json, logging, sys
+import torch
+from cusearch_async.training.team import Team
+
+logging.basicConfig(level=logging.WARNING)
+team = Team()
+said = lambda **facts: print(json.dumps(facts), flush=True)
+said(ready=team.rank, sum=team.sum(torch.ones(1)).item(), gathered=team.gather(str(team.rank)))
+for line in sys.stdin:  # rank 0 is told by the test what to do, the others by rank 0
+    word = line.strip()
+    if word == "orders":
+        for number in range({ORDERS}):
+            team.tell(b"order %d" % number)
+            team.sum(torch.ones(1))  # as after each order of the learner
+        said(told={ORDERS})
+    elif word == "listen":
+        heard = []
+        for _ in range({ORDERS}):
+            heard.append(team.listen().decode())
+            team.sum(torch.ones(1))
+        said(heard=heard)
+    elif word == "silent":
+        said(silent=team.silent(1.5))
+    elif word == "wait":
+        team.listen()
+    else:
+        break
+team.close()
+"""
+
+
+class Ranks:
+    def __init__(self, command: Callable[[int], tuple[list[str], dict[str, str]]], size: int, folder: Path) -> None:
+        self.port = host.free_port()
+        self._folder = folder
+        self.processes = []
+        for rank in range(size):
+            line, env = command(rank)
+            env = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(self.port)} | env
+            process = subprocess.Popen(
+                line,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=(folder / f"out{rank}").open("w"),
+                stderr=(folder / f"err{rank}").open("w"),
+                text=True,
+            )
+            self.processes.append(process)
+
+    def say(self, rank: int, *words: str) -> None:
+        stream = self.processes[rank].stdin
+        assert stream
+        stream.write("".join(f"{word}\n" for word in words))
+        stream.flush()
+
+    def facts(self, rank: int) -> list[dict[str, Any]]:
+        assert self.processes[rank].poll() in (None, 0), (self._folder / f"err{rank}").read_text()
+        return [json.loads(line) for line in (self._folder / f"out{rank}").read_text().splitlines()]
+
+    def answer(self, rank: int, key: str, timeout_s: float = 120) -> Any:
+        """The newest answer that has this key, once there is one more than now."""
+        count = sum(key in fact for fact in self.facts(rank))
+        wait_until(lambda: sum(key in fact for fact in self.facts(rank)) > count, timeout_s)
+        return [fact[key] for fact in self.facts(rank) if key in fact][-1]
+
+    def ready(self) -> None:
+        for rank in range(len(self.processes)):
+            wait_until(lambda rank=rank: bool(self.facts(rank)), 120)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
+    made: list[Ranks] = []
+
+    def start(size: int, **env: str) -> Ranks:
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "CUSEARCH_TEAM_SECRET": "s"} | env
+
+        def command(rank: int) -> tuple[list[str], dict[str, str]]:
+            return [sys.executable, "-c", RANK], shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+        made.append(Ranks(command, size, tmp_path))
+        made[-1].ready()
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()
+
+
+def test_one_rank_listens_nowhere_but_for_gloo_on_loopback(ranks):
+    team = ranks(1)
+    assert team.facts(0)[0] == {"ready": 0, "sum": 1.0, "gathered": ["0"]}
+    places = listening(team.processes[0].pid)
+    assert all(not place.address.is_unspecified and place.address.is_loopback for place in places), places
+    assert team.port not in {place.port for place in places}
+
+
+def test_several_ranks_listen_on_loopback_only(ranks):
+    team = ranks(2)
+    assert [team.facts(rank)[0] for rank in range(2)] == [
+        {"ready": rank, "sum": 2.0, "gathered": ["0", "1"]} for rank in range(2)
+    ]
+    places = [place for process in team.processes for place in listening(process.pid)]
+    assert team.port in {place.port for place in places}
+    assert all(place.address.is_loopback for place in places), places
+    for address in ANYWHERE:
+        with pytest.raises(OSError, match=r"refused|unreachable|Cannot assign"):
+            socket.create_connection((address, team.port), timeout=2)
+
+
+def test_who_does_not_know_the_secret_is_not_obeyed_and_ends_nothing(ranks):
+    """Before: 500 messages of a stranger, under the names of the next orders, ended both ranks."""
+    team = ranks(2)
+    for noise in (b"\0" * 4096, b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
+        with socket.create_connection(("127.0.0.1", team.port)) as stranger:
+            stranger.sendall(noise)
+    store = TCPStore("127.0.0.1", team.port, 2, is_master=False)
+    team.say(1, "listen")
+    for number in range(ORDERS):
+        store.set(f"message/{number}", "order to stop")
+    team.say(0, "orders")
+    for number in range(ORDERS):
+        store.set(f"message/{number}", "order to stop")
+    assert team.answer(0, "told") == ORDERS
+    wait_until(lambda: len(team.facts(1)) == 2, 60)
+    assert team.facts(1)[1]["heard"] == [f"order {number}" for number in range(ORDERS)]
+    assert not [key for key in store.list_keys() if "message" in key and not key.startswith("message/")]
+
+
+def test_an_order_that_is_forged_under_its_true_name_is_not_obeyed(ranks):
+    team = ranks(2)
+    store = TCPStore("127.0.0.1", team.port, 2, is_master=False)
+    for number in range(2 * ORDERS):
+        name = hmac.new(b"s", f"message/{number}".encode(), "sha256").hexdigest()
+        store.set(name, b"\0" * 32 + b"order to stop")
+    team.say(1, "listen")
+    team.say(0, "orders")
+    wait_until(lambda: len(team.facts(1)) == 2, 60)
+    assert team.facts(1)[1]["heard"] == [f"order {number}" for number in range(ORDERS)]
+
+
+def test_a_rank_that_hangs_is_named_and_one_that_waits_is_not(ranks):
+    team = ranks(3)
+    team.say(1, "wait")
+    team.say(2, "wait")
+
+    def silent() -> list[int]:
+        team.say(0, "silent")
+        return team.answer(0, "silent")
+
+    wait_until(lambda: silent() == [], 60)
+    team.processes[2].send_signal(signal.SIGSTOP)
+    wait_until(lambda: silent() == [2], 60)
+    team.processes[2].send_signal(signal.SIGCONT)
+    wait_until(lambda: silent() == [], 60)
+
+
+@pytest.mark.parametrize("store", ["--standalone", "--master_addr=127.0.0.1"])
+def test_torchrun_starts_the_ranks_too(tmp_path, store):
+    """With a store of torchrun's own, and with the store that rank 0 makes."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", store]
+    command += [f"--master_port={host.free_port()}"] if "addr" in store else []
+    done = subprocess.run(
+        [*command, str(script)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUSEARCH_TEAM_SECRET": "s"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert {json.loads(line)["sum"] for line in done.stdout.splitlines()} == {2.0}
+
+
+def test_an_address_that_is_not_this_machines_is_refused_in_one_line(tmp_path):
+    env = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "29511"}
+    done = subprocess.run(
+        [sys.executable, "-c", RANK], env=os.environ | env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "ConfigError: rank 0 cannot listen at MASTER_ADDR 203.0.113.1, MASTER_PORT 29511" in done.stderr

@@ -1,0 +1,71 @@
+"""The wheel works in an empty folder: it needs no checkout, and takes nothing that lies there for its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the unpacked wheel, built from a copy of the tree without a network."""
+    tree, unpacked = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("unpacked")
+    shutil.copytree(ROOT / "cusearch_async", tree / "cusearch_async", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "workers", tree / "workers", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(tree / "dist")]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(tree)], check=True, timeout=120)
+    (built,) = (tree / "dist").glob("*.whl")
+    zipfile.ZipFile(built).extractall(unpacked)
+    return unpacked
+
+
+@pytest.fixture
+def start(wheel: Path, tmp_path: Path):
+    """`python -m ...` in an empty folder with the wheel alone."""
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        env = os.environ | {"PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = (sys.executable, "-m", *command)
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    return run
+
+
+def test_a_wheel_has_one_name_at_the_top_level_and_every_file_of_the_package(wheel: Path):
+    assert {path.name.split("-")[0] for path in wheel.iterdir()} == {"cusearch_async"}
+    package = ROOT / "cusearch_async"
+    files = {path.relative_to(package) for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert files == {path.relative_to(wheel / "cusearch_async") for path in (wheel / "cusearch_async").rglob("*.*")}
+
+
+def test_an_installed_package_checks_a_shipped_config_in_an_empty_folder(start, tmp_path: Path):
+    done = start("cusearch_async.cli.main", "check", "atlas")
+    assert done.returncode == 0, done.stderr
+    assert "1024" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["learner", "rollout", "evaluator", "retriever"])
+def test_a_users_own_folders_shadow_nothing(start, tmp_path: Path, name: str):
+    for folder in ("workers", "configs", "atlas"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("raise SystemExit('this is not yours')")
+    (tmp_path / "configs" / "atlas.toml").write_text("this is not TOML")
+    done = start("cusearch_async.processes.start", name, "atlas", "--run.wait_s", "nothing")
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == f"{name}: run.wait_s: input should be a valid number, unable to parse string as a number, got 'nothing'\n"
+    )
