@@ -148,8 +148,8 @@ async def soak(out: Path, minutes: float, every_s: float, with_vllm: bool) -> di
         await scene.wait_for_steps(1, STUCK_S)
     except (Stuck, psutil.Error, TypeError) as error:  # a process, or Redis, is not there any more
         stuck = str(error)
-    supervisor.cancel()
     audited = await audit(scene)
+    supervisor.cancel()
     await scene.stop()
     lines = second_half(samples)
     red = [line.name for line in lines if line.is_red]

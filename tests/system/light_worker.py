@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async import host
 from cusearch_async.config import Config
+from cusearch_async.processes import start
+from tests.system.chaos.record import Record, record_worker
 
 TURN_S = float(os.environ.get("LIGHT_TURN_S", "0.1"))
 """Longest turn; the soak makes them longer, so that it leaves the machine to others."""
@@ -69,18 +69,14 @@ class Engine:
         pass
 
 
-def main(config: Config) -> None:
-    host.settle([])
+def main() -> None:
     # the real module brings vLLM; what uses it finds ours in its place
     sys.modules["cusearch_async.rollout.engine"] = sys.modules[__name__]
-    from cusearch_async.processes import rollout
-
     if "CHAOS_RECORD" in os.environ:
-        from tests.system.chaos.record import Record, record_worker
-
         record_worker(Record("light"))
-    asyncio.run(rollout.run(config, f"{socket.gethostname()}-{os.getpid()}"))
+    sys.argv.insert(1, "rollout")
+    start.main()
 
 
 if __name__ == "__main__":
-    host.run_worker("rollout", main)
+    main()

@@ -207,6 +207,8 @@ def test_what_is_half_written_is_found(tmp_path: Path):
     _, wrong = judge_files(tmp_path, 0)
     assert "weights/.unfinished-v000003-e1" in wrong[0]
     assert "checkpoints/step000002 (no state.json)" in wrong[0]
+    _, wrong = judge_files(tmp_path, 0, {"step000002"})
+    assert "step000002" not in wrong[0]
 
 
 def test_a_process_that_grew_too_large_is_found():

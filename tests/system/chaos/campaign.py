@@ -85,30 +85,39 @@ class Play:
         self.stuck = ""
 
     async def run(self) -> dict[str, Any]:
-        began, scene = time.monotonic(), self.scene
+        began, scene, lanes = time.monotonic(), self.scene, list[asyncio.Task[None]]()
         await scene.start()
         supervisor = asyncio.create_task(scene.supervise())
         try:
             await scene.wait_for_steps(2, 2 * STUCK_S)
             lanes = [asyncio.create_task(self._lane(lane, kinds)) for lane, kinds in self.plan.items()]
-            watch = asyncio.create_task(self._watch())
-            await asyncio.wait([asyncio.gather(*lanes), watch], return_when=asyncio.FIRST_COMPLETED)
-            for task in (*lanes, watch):
-                task.cancel()
-            for result in await asyncio.gather(*lanes, watch, return_exceptions=True):
-                if isinstance(result, Stuck):
-                    self.stuck = self.stuck or str(result)
-                elif isinstance(result, Exception):
-                    raise result
-            if not self.stuck:
-                await scene.wait_for_steps(QUIET_STEPS, STUCK_S)
+            await self._all_of(lanes, supervisor)
+            await scene.wait_for_steps(QUIET_STEPS, STUCK_S)
         except Stuck as error:
             self.stuck = str(error)
+        except Exception as error:  # a mistake of the harness must not hide what was found so far
+            (self.folder / "harness.log").write_text(traceback.format_exc())
+            self.stuck = f"the harness failed, see harness.log: {error!r}"
         finally:
-            supervisor.cancel()
+            for task in lanes:
+                task.cancel()
             summary = await self._judge(time.monotonic() - began)
+            supervisor.cancel()
             await scene.stop()
         return summary
+
+    async def _all_of(self, lanes: list[asyncio.Task[None]], supervisor: asyncio.Task[None]) -> None:
+        """Until every lane is through. Raises: Stuck when no step is committed for STUCK_S, whatever the lanes do."""
+        watch = asyncio.create_task(self._watch())
+        try:
+            waiting = set(lanes)
+            while waiting:
+                ended, _ = await asyncio.wait([*waiting, watch, supervisor], return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()
+                waiting -= ended
+        finally:
+            watch.cancel()
 
     async def _watch(self) -> None:
         """Raises: Stuck when no step is committed for STUCK_S, whatever the lanes do."""
@@ -160,6 +169,7 @@ async def audit(scene: Scene) -> dict[str, Any]:
     """End the run, and judge every pool, key and file of it."""
     config = scene.config()
     await scene.quiet()
+    await scene.wait_until_serving()
     steps = max(await scene.step(), 0)
     questions = await asyncio.to_thread(load_questions, config.data.source)
     expected = checker.Expected(
@@ -172,7 +182,7 @@ async def audit(scene: Scene) -> dict[str, Any]:
     events = checker.read_events(scene.record)
     verdict = checker.judge(events, steps, expected)
     facts, wrong_keys = checker.judge_keys(redis.Redis(port=scene.redis_port), scene.keys.prefix)
-    files, wrong_files = checker.judge_files(scene.run_folder, steps)
+    files, wrong_files = checker.judge_files(scene.run_folder, steps, scene.spoiled)
     return {
         "steps": steps,
         **{name: verdict.counts[name] for name in checker.WRONGS},
@@ -207,8 +217,4 @@ def is_clean(summary: dict[str, Any]) -> bool:
 
 def run(campaign: Campaign, folder: Path, model: Path, count: int, seed: int, only: set[str]) -> dict[str, Any]:
     folder.mkdir(parents=True)
-    try:
-        return asyncio.run(Play(campaign, folder, model, count, seed, only).run())
-    except Exception:
-        (folder / "harness.log").write_text(traceback.format_exc())
-        raise
+    return asyncio.run(Play(campaign, folder, model, count, seed, only).run())

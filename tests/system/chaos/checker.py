@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,10 +189,11 @@ def judge_keys(client: Any, prefix: str) -> tuple[dict[str, Any], list[str]]:
     return {"ledger": ledger, "keys": dict(kinds), "states": dict(states)}, wrong
 
 
-def judge_files(run_folder: Path, steps: int) -> tuple[dict[str, Any], list[str]]:
-    """Metrics rows 0..steps - 1 once each, and nothing half-written left."""
+def judge_files(run_folder: Path, steps: int, spoiled: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """Metrics rows 0..steps - 1 once each, and nothing half-written left but the checkpoints that we have `spoiled`."""
     wrong, rows = [], []
-    for line in (run_folder / "metrics.jsonl").read_bytes().splitlines():
+    metrics = run_folder / "metrics.jsonl"
+    for line in metrics.read_bytes().splitlines() if metrics.exists() else []:
         try:
             rows.append(json.loads(line)["step"])
         except (ValueError, KeyError, TypeError):
@@ -207,7 +208,7 @@ def judge_files(run_folder: Path, steps: int) -> tuple[dict[str, Any], list[str]
     left += [
         f"{p.relative_to(run_folder)} (no state.json)"
         for p in (run_folder / "checkpoints").glob("step*")
-        if not (p / "state.json").exists()
+        if not (p / "state.json").exists() and p.name not in spoiled
     ]
     if left:
         wrong.append(f"left over: {sorted(left)[:5]}")

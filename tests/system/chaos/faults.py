@@ -144,6 +144,7 @@ async def torn_checkpoint(scene: Scene, draw: random.Random) -> str | None:
     found = sorted(folder.glob("step*"))
     how = None
     if len(found) >= 2:
+        scene.spoiled.add(found[-1].name)
         how = spoil(draw.choice([path for path in sorted(found[-1].rglob("*")) if path.is_file()]), draw)
     scene.launch("learner")
     return how

@@ -63,31 +63,39 @@ class Link:
     async def lose_answers(self, seconds: float) -> None:
         """Commands are carried out, their answers never come."""
         self._loses_answers = True
-        await asyncio.sleep(seconds)
-        self._loses_answers = False
-        self.cut()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._loses_answers = False
+            self.cut()
 
     async def half_open(self, seconds: float) -> None:
         """The server's side is gone, the client is not told."""
         self._is_half_open = True
-        await asyncio.sleep(seconds)
-        self._is_half_open = False
-        self.cut()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._is_half_open = False
+            self.cut()
 
     async def delay(self, seconds: float, most_s: float) -> None:
         """Every piece of data takes up to `most_s`, either way."""
         self._delay_s = most_s
-        await asyncio.sleep(seconds)
-        self._delay_s = 0.0
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._delay_s = 0.0
 
     async def partition(self, seconds: float, *, up: bool, down: bool) -> None:
         """Commands, answers or both wait until the partition heals."""
         held = [gate for gate, is_held in ((self._up, up), (self._down, down)) if is_held]
         for gate in held:
             gate.clear()
-        await asyncio.sleep(seconds)
-        for gate in held:
-            gate.set()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            for gate in held:
+                gate.set()
 
     async def deliver_late(self, script: str, after: int, most_s: float, *, is_copy: bool, patience_s: float) -> bool:
         """Whether a call of `script` came by within `patience_s`; it is delivered late in the background."""

@@ -1,6 +1,6 @@
-"""A process of the run that writes down what it does: python -m tests.system.chaos.record MODULE CONFIG ...
+"""A process of the run that writes down what it does: python -m tests.system.chaos.record NAME CONFIG ...
 
-MODULE is `learner` or `rollout`; the process is the real one. CHAOS_RECORD names a folder; each process appends to a
+NAME is `learner` or `rollout`; the process is the real one. CHAOS_RECORD names a folder; each process appends to a
 file of its own there, one JSON line an event, before it goes on: what every pool held when the learner took it, what
 was committed, and a digest of every trajectory that a worker was about to put. The judge (checker.py) reads nothing
 else of the run's own bookkeeping."""
@@ -8,7 +8,6 @@ else of the run's own bookkeeping."""
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import os
 import sys
@@ -18,8 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from cusearch_async import host
-from cusearch_async.config import Config
+from cusearch_async.processes import start
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.types import Trajectory
 
@@ -98,13 +96,9 @@ def record_worker(record: Record) -> None:
 
 
 def main() -> None:
-    module = sys.argv.pop(1)
-
-    def run(config: Config) -> None:
-        (record_learner if module == "learner" else record_worker)(Record(module))
-        importlib.import_module(f"workers.{module}").main(config)
-
-    host.run_worker(module, run)
+    name = sys.argv[1]
+    (record_learner if name == "learner" else record_worker)(Record(name))
+    start.main()
 
 
 if __name__ == "__main__":

@@ -89,6 +89,8 @@ class Scene:
         """Processes that are not started again: an old learner, a worker with another config."""
         self.stopped: Counter[str] = Counter()
         """How many faults hold a process by SIGSTOP now."""
+        self.spoiled: set[str] = set()
+        """Checkpoints that a fault has torn."""
         self.restarts: Counter[str] = Counter()
         self.ended_alone: list[dict[str, Any]] = []
         self.most_mib: dict[str, float] = {}
@@ -131,7 +133,7 @@ class Scene:
         if name == "redis":
             return server_command(f"redis://127.0.0.1:{self.redis_port}/0", self.folder / "redis", None)
         if name == "retriever":
-            return [*python, "workers.retriever", *self.arguments(name)]
+            return [*python, "cusearch_async.processes.start", "retriever", *self.arguments(name)]
         if name.startswith("learner"):
             return [*python, "tests.system.chaos.record", "learner", *self.arguments(name, **changes)]
         if self._engines.get(name, "light") == "light":
