@@ -33,8 +33,8 @@ class Turn:
 
 
 class Engine:
-    """Samples searches and answers of random words, a function of the seed; labels tokens by the version that is
-    loaded, also where one is loaded in the middle of a turn."""
+    """Samples searches and answers of random words, a function of the seed, most of them in a valid format, so that
+    rewards differ; labels tokens by the version that is loaded, also where one is loaded in the middle of a turn."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -51,8 +51,9 @@ class Engine:
     async def generate(self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None) -> Turn:
         draw, began, first = random.Random(seed), time.monotonic(), self.version
         words = " ".join(draw.choices(WORDS, k=draw.randint(1, 3)))
-        tag = draw.choices(("search", "answer", "think"), (6, 3, 1))[0]
-        ids = self._tokenizer(f"<{tag}>{words}</{tag}>", add_special_tokens=False)["input_ids"][:max_tokens]
+        tag = draw.choices(("search", "answer", "question"), (6, 3, 1))[0]
+        thought = f"<think>{draw.choice(WORDS)}</think>" if draw.random() < 0.9 else ""
+        ids = self._tokenizer(f"{thought}<{tag}>{words}</{tag}>", add_special_tokens=False)["input_ids"][:max_tokens]
         await asyncio.sleep(draw.uniform(0, TURN_S))
         half = len(ids) // 2
         versions = np.array([first] * half + [self.version] * (len(ids) - half), dtype=np.int32)
