@@ -161,6 +161,11 @@ class EpisodeConfig(Section):
         response = (self.s_max + 1) * self.max_turn_tokens + self.s_max * self.max_observation_tokens
         return self.max_prompt_tokens + response
 
+    @property
+    def max_observation_characters(self) -> int:
+        """How much of what a search finds is looked at; no token of ordinary text is longer than 16 characters."""
+        return 16 * self.max_observation_tokens
+
     @model_validator(mode="after")
     def _known_fields(self) -> EpisodeConfig:
         try:
@@ -453,7 +458,9 @@ class RetrieverConfig(Section):
     max_connections: int = Field(256, ge=1)
     """Searches that one worker has on their way at once."""
     outage_s: float = Field(300.0, gt=0)
-    """How long a worker retries a retriever that is down before it exits with RetrievalUnavailable."""
+    """How long a worker retries a retriever that is down before it ends with RetrievalUnavailable."""
+    max_answer_mib: int = Field(16, ge=1)
+    """Longest answer to a search; one that is longer fails its episode."""
     distractors: int = Field(0, ge=0)
     """Of the topk documents, how many are replaced by random ones (never the first); bm25 and dense."""
     noise: float = Field(0.0, ge=0, le=1)
@@ -471,6 +478,12 @@ class RetrieverConfig(Section):
     def is_deterministic(self) -> bool:
         """Equal queries get equal documents, whoever asks."""
         return self.backend in ("bm25", "dense") and not self.noise and not self.distractors
+
+    @property
+    def draws_by_request(self) -> bool:
+        """Whether the retriever is ours and takes the random numbers of its noise and latency from the request. Other
+        servers of the protocol may refuse a field that they do not know."""
+        return self.backend == "zerosearch" or bool(self.noise or self.distractors or self.latency_median_s)
 
     @model_validator(mode="after")
     def _fits_together(self) -> RetrieverConfig:
