@@ -166,6 +166,8 @@ CASES = [
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": '{"id": 1, "contents": "où"}'.encode("latin-1")}),
     Case("an empty corpus", "cusearch index mine.toml", r"retriever\.corpus c\.jsonl is empty; it needs lines of",
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": ""}),
+    Case("a passage without text", f"{RETRIEVER} --retriever.corpus c.jsonl", r"c\.jsonl, line 2: 'contents' must be",
+         files={"c.jsonl": lines({"id": 1, "contents": "x"}, {"id": 2})}),
     Case("no index", f"{RETRIEVER} --retriever.corpus c.jsonl --retriever.index i", r"i holds no .*cusearch index",
          files={"c.jsonl": lines({"id": 1, "contents": "x"})}),
     Case("an index of atlas's own", "cusearch index atlas", r"retriever\.index must name the folder to make"),
