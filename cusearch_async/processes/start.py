@@ -6,6 +6,7 @@ A module of its own, because nothing heavy may be imported before `host.settle` 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from cusearch_async.errors import ConfigError
 MODULE = "cusearch_async.processes.start"
 
 
-def learner(config: Config) -> None:
+def learner(config: Config, accept_changes: bool = False) -> None:
     """Pulls pools, selects, trains, publishes weights.
 
     With learner.ranks > 1 it starts the other ranks itself; under torchrun it is the rank that RANK says."""
@@ -27,7 +28,7 @@ def learner(config: Config) -> None:
         host.require_gpus("learner.gpus", config.learner.gpus)
         from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
 
-        learner.run(config)
+        learner.run(config, accept_changes)
 
 
 def rollout(config: Config) -> None:
@@ -77,10 +78,16 @@ def main() -> None:
     )
     parser.add_argument("name", choices=PROCESSES, help="which one")
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="learner: go on with settings that change what the run means"
+    )
     arguments, overrides = parser.parse()
     host.log_to_stderr(arguments.name)
+    process = PROCESSES[arguments.name]
+    if arguments.name == "learner":
+        process = functools.partial(learner, accept_changes=arguments.accept_changes)
     with host.last_words(arguments.name):
-        PROCESSES[arguments.name](load_config(arguments.config, overrides))
+        process(load_config(arguments.config, overrides))
 
 
 if __name__ == "__main__":
