@@ -121,7 +121,7 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     source: tuple[str, ...] = Field(("atlas",), min_length=1)
-    """One or several of: `atlas`, a .parquet file in Search-R1's schema, a .jsonl file of {"question",
+    """One or several of: `atlas`, a .parquet file in the schema of Search-R1 or VERL, a .jsonl file of {"question",
     "golden_answers"}, or hf:OWNER/NAME/FILE for such a file on the Hugging Face Hub. All their questions together are
     one dataset; every epoch visits each of them once."""
 
@@ -151,6 +151,11 @@ class EpisodeConfig(Section):
         """The longest possible episode."""
         response = (self.s_max + 1) * self.max_turn_tokens + self.s_max * self.max_observation_tokens
         return self.max_prompt_tokens + response
+
+    @property
+    def max_observation_characters(self) -> int:
+        """How much of what a search finds is looked at; no token of ordinary text is longer than 16 characters."""
+        return 16 * self.max_observation_tokens
 
     @model_validator(mode="after")
     def _known_fields(self) -> EpisodeConfig:
@@ -183,6 +188,9 @@ class MethodConfig(Section):
     """K, trajectories trained on per step."""
     phase_reserve: float = Field(0.0, ge=0, lt=1)
     singleton: Singleton = "raw"
+    advantage_std: bool = True
+    """Divide advantages by the standard deviation of their group's rewards (GRPO); false only centres them (Dr. GRPO).
+    """
 
     @model_validator(mode="after")
     def _known_method(self) -> MethodConfig:
@@ -204,10 +212,23 @@ class LossConfig(Section):
     """Where π_prox comes from; `loglinear` saves its forward pass."""
     kl_coef: float = Field(0.001, ge=0)
     """β; 0 loads no reference model."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of an entropy bonus, the entropy of the policy where it sampled a token; the paper's loss has none,
+    ZeroSearch's is 0.001."""
     aggregation: Aggregation = "token-mean"
     correction: Correction = "tis"
+    """How the off-policy weight π_prox/μ is bounded: tis, icepop, mask, geometric or none."""
     correction_low: float = Field(0.5, ge=0)
-    correction_high: float = Field(2.0, gt=0)
+    """Lower bound of icepop (per token) and geometric (per trajectory)."""
+    correction_high: float | None = Field(None, gt=0)
+    """Upper bound of all of them; None for 5 with mask and 2 with the others."""
+
+    @property
+    def correction_bound(self) -> float:
+        """The upper bound of the off-policy weight: `correction_high`, or the correction's own."""
+        if self.correction_high is not None:
+            return self.correction_high
+        return 5.0 if self.correction == "mask" else 2.0
 
 
 class LearnerConfig(Section):
@@ -386,7 +407,9 @@ class RetrieverConfig(Section):
     timeout_s: float = Field(30.0, gt=0)
     max_connections: int = Field(256, ge=1)
     outage_s: float = Field(300.0, gt=0)
-    """How long a worker retries a retriever that is down before it gives up by name."""
+    """How long a worker retries a retriever that is down before it ends with RetrievalUnavailable."""
+    max_answer_mib: int = Field(16, ge=1)
+    """Longest answer to a search; one that is longer fails its episode."""
     distractors: int = Field(0, ge=0)
     """Of the topk documents, how many are replaced by random ones (never the first); bm25 and dense."""
     noise: float = Field(0.0, ge=0, le=1)
@@ -403,6 +426,12 @@ class RetrieverConfig(Section):
     def is_deterministic(self) -> bool:
         """Equal queries get equal documents, whoever asks."""
         return self.backend in ("bm25", "dense") and not self.noise and not self.distractors
+
+    @property
+    def draws_by_request(self) -> bool:
+        """Whether the retriever is ours and takes the random numbers of its noise and latency from the request. Other
+        servers of the protocol may refuse a field that they do not know."""
+        return self.backend == "zerosearch" or bool(self.noise or self.distractors or self.latency_median_s)
 
     @model_validator(mode="after")
     def _fits_together(self) -> RetrieverConfig:
@@ -517,10 +546,10 @@ class Config(Section):
                 f"redis.max_trajectories ({self.redis.max_trajectories}) must be >= "
                 f"(pool.max_staleness + 2) N G = {least}"
             )
-        if self.loss.correction_low > self.loss.correction_high:
+        if self.loss.correction_low > self.loss.correction_bound:
             raise ValueError(
                 f"loss.correction_low ({self.loss.correction_low}) must be <= "
-                f"loss.correction_high ({self.loss.correction_high})"
+                f"loss.correction_high ({self.loss.correction_bound})"
             )
         return self
 

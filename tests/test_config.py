@@ -72,6 +72,15 @@ def test_the_shipped_configs_load(path):
     assert load_config(path).run.name
 
 
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("paper/**/*.toml")), ids=lambda path: path.name)
+def test_the_papers_settings_are_its_table_and_else_zerosearchs(path):
+    config = load_config(path)
+    assert (config.pool.questions, config.pool.rollouts, config.loss.minibatch, config.episode.s_max) == (64, 3, 32, 5)
+    assert (config.learner.lr, config.loss.kl_coef, config.episode.format_weight) == (1e-6, 0.001, 0.2)
+    assert (config.run.steps, config.learner.warmup_steps, config.learner.weight_decay) == (203, 192, 0.01)
+    assert (config.episode.max_turn_tokens, config.loss.entropy_coef) == (500, 0.0), "the paper's loss has no bonus"
+
+
 def test_derived_numbers(write):
     config = load_config(write())
     assert config.folder == Path("runs/r")
@@ -141,6 +150,10 @@ def test_derived_numbers(write):
             "redis.max_trajectories (767) must be >= (pool.max_staleness + 2) N G = 768",
         ),
         ("[loss]\ncorrection_low = 3.0", "loss.correction_low (3.0) must be <= loss.correction_high (2.0)"),
+        (
+            '[loss]\ncorrection = "mask"\ncorrection_low = 6.0',
+            "loss.correction_low (6.0) must be <= loss.correction_high (5.0)",
+        ),
         ('[redis]\nurl = "http://h"', "redis: url 'http://h' must look like redis://127.0.0.1:6379/0"),
         ('[redis]\nurl = "redis://"', "redis: url 'redis://' must look like redis://127.0.0.1:6379/0"),
         ('[redis]\nurl = "redis://[::1"', "redis: .*must look like redis://127.0.0.1:6379/0"),
@@ -361,7 +374,13 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
     save_config(config, path)
     saved = tomllib.loads(path.read_text(encoding="utf-8"))
     unset = {"run.folder", "loss.dual_clip", "rollout.kv_cache_mib", "rollout.block_size", "redis.max_trajectories"}
-    unset |= {"retriever.index", "retriever.rerank.model", "retriever.zerosearch.steps", "eval.limit"}
+    unset |= {
+        "loss.correction_high",
+        "retriever.index",
+        "retriever.rerank.model",
+        "retriever.zerosearch.steps",
+        "eval.limit",
+    }
     unset |= {f"retriever.web.{key}" for key in ("url", "max_requests", "cache")}
     assert set(dotted(saved)) == {key for key in known_keys() if "." in key} - unset
     assert load_config(path) == config

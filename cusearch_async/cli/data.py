@@ -40,12 +40,13 @@ def check_files(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def report(source: str, console: Console) -> bool:
     """Print what a file holds and what is wrong with it; whether nothing is."""
-    from cusearch_async.data.rows import locate, parse_row, read_rows  # noqa: PLC0415  (pyarrow only where it is used)
+    from cusearch_async.data.rows import can_be_answered, locate, parse_row, read_rows  # noqa: PLC0415  (pyarrow is slow)
 
     path = locate(source, "data check")
     problems: list[str] = []
     ids: Counter[str] = Counter()
     categories: Counter[str] = Counter()
+    hopeless: list[str] = []
     answers = 0
     for number, row in enumerate(read_rows(path, "data check")):
         try:
@@ -56,6 +57,8 @@ def report(source: str, console: Console) -> bool:
         ids[question.id] += 1
         categories[question.category] += 1
         answers += len(question.answers)
+        if not can_be_answered(question):
+            hopeless.append(f"{row.where.removeprefix(f'{path}, ')}: {question.answers[0]!r:.40}")
         if ids[question.id] > 1:
             problems.append(f"{row.where.removeprefix(f'{path}, ')}: the id {question.id!r} was there before")
     console.print(str(path), style="bold", markup=False, highlight=False, soft_wrap=True)
@@ -72,6 +75,14 @@ def report(source: str, console: Console) -> bool:
         console.print(plain(f"  {problem}", "red"))
     if len(problems) > SHOWN:
         console.print(f"  … and {len(problems) - SHOWN} more")
+    if hopeless:
+        few = "; ".join(hopeless[:3]) + "; …" * (len(hopeless) > 3)
+        console.print(
+            f"  {len(hopeless)} can never be answered right, as scoring removes articles and punctuation ({few})",
+            style="yellow",
+            markup=False,
+            highlight=False,
+        )
     if not good:
         console.print("  no question can be used", style="red")
     return bool(good) and not problems

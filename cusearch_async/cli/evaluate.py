@@ -75,8 +75,7 @@ async def play(config: Config, model: str, temperature: float) -> tuple[list[Que
     from cusearch_async.rollout.retrieval import SearchClient  # noqa: PLC0415
 
     questions = load_eval_questions(config)
-    async with SearchClient.session(config.retriever) as session:
-        search = SearchClient.of(session, config)
+    async with SearchClient.open(config) as search:
         await search.wait_until_answering(config.run.wait_s)
         (episodes,) = await play_with(search, config, model, questions, [temperature])
     return questions, episodes

@@ -34,7 +34,9 @@ class Corpus(Sequence[Passage]):
         position = 0
         for number, line in enumerate(iter(self._text.readline, b""), start=1):
             if line.strip():
-                _read_line(line, f"{path}, line {number}")
+                where = f"{path}, line {number}"
+                if half := half_character(_read_line(line, where)["contents"]):
+                    raise ConfigError(f"{where}: 'contents' holds half a character, {half}; write it whole")
                 starts.append(position)
             position += len(line)
             if number % _EVERY == 0:
@@ -90,6 +92,17 @@ def read_start(path: Path, most: int) -> None:
             _read_line(line, f"{path}, line {number}")
 
 
+def half_character(text: str) -> str | None:
+    """The first half of a character (a lone surrogate) in `text`, as JSON spells it: `\\ud83d`. None when it is whole.
+
+    JSON can spell one; no tokenizer takes it, and it cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(text[error.start]):04x}"
+    return None
+
+
 def _mapped(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
@@ -104,7 +117,7 @@ def _read_line(line: bytes, where: str) -> Passage:
     """Raises: ConfigError naming the line and the field."""
     try:
         row = json.loads(line.decode("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits; nesting
         raise ConfigError(f"{where}: is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
