@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from cusearch_async import host
+from cusearch_async.metrics import read_metrics
 
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
 SMALL = {
@@ -62,8 +62,7 @@ class Run:
         return process
 
     def metrics(self) -> list[dict[str, Any]]:
-        path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_metrics(self.folder / "metrics.jsonl")
 
     def log(self, name: str) -> str:
         path = self.folder / "logs" / f"{name}.log"

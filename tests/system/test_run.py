@@ -175,7 +175,7 @@ def test_the_demo_leaves_its_table_plot_checkpoint_and_summary(run: Run):
     assert 0 <= summary["staleness_max"] <= summary["staleness_bound"] == 2
     assert summary["em_before"] <= 0.35
     assert (run.folder / "plot.png").stat().st_size > 10_000
-    assert (run.folder / "checkpoints" / "step000002" / "model" / "model.safetensors").exists()
+    assert (run.folder / "checkpoints" / "step000002-e1" / "model" / "model.safetensors").exists()
     assert (run.folder / "config.toml").exists()
     assert run.processes() == []
 
@@ -215,7 +215,7 @@ def test_ar3po_moves_rollouts_by_history_and_goes_on_after_a_restart(run: Run, t
     rows = run.metrics()
     assert [row["step"] for row in rows] == list(range(6))
     assert all(sum(row["depth/generated"]) == sum(row["depth/selected"]) == 12 for row in rows), "always N G"
-    checkpoint = json.loads((run.folder / "checkpoints" / "step000006" / "state.json").read_text())["state"]
+    checkpoint = json.loads((run.folder / "checkpoints" / "step000006-e2" / "state.json").read_text())["state"]
     visits = checkpoint["method"]["visits"]
     assert sorted(visits) == [f"questions/{i}" for i in range(6)]
     assert all(passed == 0 for i in (0, 2, 4) for passed, _ in visits[f"questions/{i}"])
