@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from cusearch_async.errors import WriteFailed
+from cusearch_async.errors import ConfigError, WriteFailed
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -32,6 +33,21 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
         sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def refuse_unwritable(path: Path, option: str) -> None:
+    """Before hours of work: can the file be written? Leaves nothing behind, folders that are missing are still to be
+    made.
+
+    Raises: ConfigError naming `option`, which gave the path."""
+    try:
+        if path.exists():
+            path.open("ab").close()
+        else:
+            folder = next(parent for parent in path.absolute().parents if parent.exists())
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be written: {error.strerror}; choose another") from error
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:

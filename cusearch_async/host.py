@@ -5,6 +5,7 @@ Imports nothing heavy, because `settle` must run before torch is loaded.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import ctypes
 import logging
@@ -18,17 +19,34 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
+from cusearch_async.config import LOOPBACK, explain_unknown, split_overrides
 from cusearch_async.errors import ConfigError, CusearchError
 
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def parse(self) -> tuple[argparse.Namespace, list[str]]:
+        """The command line: a command's own arguments, and the settings that it overrides."""
+        own, overrides = split_overrides(sys.argv[1:])
+        arguments, unknown = self.parse_known_args(own)
+        if unknown:
+            self.error(explain_unknown(unknown))
+        return arguments, overrides
 
 
 @contextmanager
@@ -70,6 +88,9 @@ def settle(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
     os.environ.setdefault("KMP_BLOCKTIME", "0")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if os.environ.get("MASTER_ADDR", LOOPBACK[0]) in LOOPBACK:  # else they listen at what the host's name stands for
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # vLLM would bind to cores of its own choice
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # on CPU: the model lives in the engine's process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -92,6 +113,13 @@ def require_gpus(key: str, gpus: Sequence[int]) -> None:
             f"{key} = {list(gpus)}, but CUDA finds {found} of them on this machine; name others (nvidia-smi lists "
             "them), or none to run without a GPU"
         )
+
+
+def require_device(key: str, device: str) -> None:
+    """Raises: ConfigError when `device` is a GPU ("cuda", "cuda:1") that CUDA does not find."""
+    kind, _, index = device.partition(":")
+    if kind == "cuda" and count_gpus() <= int(index or 0):
+        raise ConfigError(f"{key} = {device!r}, but CUDA finds {count_gpus()} GPUs on this machine; set it to 'cpu'")
 
 
 def count_gpus() -> int:
@@ -122,8 +150,11 @@ def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
 
 def log_to_stderr(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
-    for noisy in ("httpx", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch"):
+    for noisy in ("httpx", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("huggingface_hub").setLevel(
+        logging.ERROR
+    )  # each retry is a warning; what fails in the end is said
 
 
 def stop_on_signals() -> asyncio.Event:
@@ -153,6 +184,7 @@ async def serve(application: web.Application, url: str, key: str) -> None:
 
     Raises: ConfigError when the port is taken."""
     stop = stop_on_signals()
+    application.middlewares.append(_only_asked_on_purpose(url))
     # who has gone away is not worked for, and none of those who wait may hold up the end
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=5)
     await runner.setup()
@@ -164,6 +196,32 @@ async def serve(application: web.Application, url: str, key: str) -> None:
     log.info("listening at %s", url)
     await stop.wait()
     await runner.cleanup()
+
+
+def _only_asked_on_purpose(url: str) -> Middleware:
+    """Refuses what a browser sends because some web page told it to: a name of that page's for our address, and a POST
+    of a type that browsers send anywhere without asking. Programs name the address and say that they send JSON."""
+    ours = {*LOOPBACK, urlsplit(url).hostname}
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if _name_of(request.host) not in ours:
+            said = f"this is not {request.host!r}; ask at {url}, or at a loopback address"
+            return web.json_response({"error": said}, status=421)
+        if request.method == "POST" and request.content_type != "application/json":
+            said = f"Content-Type must be application/json, got {request.content_type}"
+            return web.json_response({"error": said}, status=415)
+        return await handler(request)
+
+    return check
+
+
+def _name_of(host: str) -> str | None:
+    """Of a Host header, without the port."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
 
 
 def free_port() -> int:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from cusearch_async import host
 from cusearch_async.errors import ConfigError
+from cusearch_async.transport.server import is_listening
+from tests.conftest import wait_until_async
 
 AUTOGROUP = Path("/proc/self/autogroup")
 GIVE_WAY = """
@@ -42,8 +50,11 @@ def test_help_of_a_process_is_no_failure(module: str):
 
 def test_gpus_that_are_not_there_are_named():
     host.require_gpus("learner.gpus", ())
-    with pytest.raises(ConfigError, match=r"learner.gpus = \[7, 997\], but CUDA finds \d of them"):
-        host.require_gpus("learner.gpus", [7, 997])
+    with pytest.raises(ConfigError, match=r"learner.gpus = \[0, 1, .*996\], but CUDA finds \d+ of them"):
+        host.require_gpus("learner.gpus", range(997))
+    with pytest.raises(ConfigError, match=r"retriever.dense.device = 'cuda:997', but CUDA finds \d+ GPUs"):
+        host.require_device("retriever.dense.device", "cuda:997")
+    host.require_device("retriever.dense.device", "cpu")
 
 
 @pytest.mark.system
@@ -88,3 +99,101 @@ def test_a_failure_with_a_name_is_one_line(error: Exception, line: str):
 def test_a_bug_keeps_its_traceback(error: Exception):
     with pytest.raises(type(error)), host.last_words("test"):
         raise error
+
+
+@pytest.mark.system
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path):
+    """Whatever the libraries say of their retries."""
+    command = [
+        sys.executable,
+        "-m",
+        "cusearch_async.cli.main",
+        "launch",
+        "atlas",
+        "--model.path",
+        "nobody/no-such-model",
+    ]
+    command += ["--run.folder", str(tmp_path / "run")]
+    env = os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{host.free_port()}", "HF_HOME": str(tmp_path / "hub")}
+    env.pop("HF_HUB_OFFLINE", None)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "model.path 'nobody/no-such-model'" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[str]:
+    """The address of a server that answers every POST /x with what it was sent, and GET /x."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(await request.json() if request.method == "POST" else "here")
+
+    application = web.Application()
+    application.router.add_post("/x", answer)
+    application.router.add_get("/x", answer)
+    url = f"http://retriever.test:{host.free_port()}"
+    address = url.replace("retriever.test", "127.0.0.1")
+    serving = asyncio.create_task(host.serve(application, url, "retriever.url"))
+    await wait_until_async(lambda: asyncio.to_thread(is_listening, address), 20)
+    yield address
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "application/json"}, 200),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Content-Type": "application/json", "Host": "localhost:1"}, 200),
+        ({"Content-Type": "application/json", "Host": "[::1]:8000"}, 200),
+        ({"Content-Type": "application/json", "Host": "retriever.test"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 415),
+        ({"Content-Type": ""}, 415),
+        ({"Content-Type": "application/json", "Host": "evil.example"}, 421),
+        ({"Content-Type": "application/json", "Host": "127.0.0.1.evil.example:8000"}, 421),
+        ({"Content-Type": "application/json", "Host": "[::1"}, 421),
+        ({"Content-Type": "application/json", "Host": ""}, 421),
+    ],
+)
+async def test_a_server_answers_nothing_that_a_web_page_can_make_a_browser_send(served, headers, status):
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{served}/x", data=b'{"queries": []}', headers=headers) as response:
+            assert response.status == status
+            answer = await response.json()
+        assert answer == ({"queries": []} if status == 200 else {"error": answer["error"]})
+        foreign = {"Host": headers["Host"]} if "Host" in headers else {}
+        async with session.get(f"{served}/x", headers=foreign) as response:
+            assert response.status == (421 if status == 421 else 200)
+
+
+PROBE = """
+import os, sys
+from pathlib import Path
+from cusearch_async import host
+
+if __name__ == "__main__":
+    with host.other_ranks("rank_probe", 3) as rank:
+        names = ("WORLD_SIZE", "MASTER_ADDR", "CUSEARCH_TEAM_SECRET")
+        Path(sys.argv[1], str(rank)).write_text(" ".join(os.environ[name] for name in names))
+"""
+
+
+def test_the_ranks_of_a_learner_share_a_secret_that_each_start_makes_anew(tmp_path: Path):
+    (tmp_path / "rank_probe.py").write_text(PROBE)
+    path = f"{tmp_path}:{Path(host.__file__).parents[1]}"
+    secrets = set()
+    for start in ("first", "second"):
+        folder = tmp_path / start
+        folder.mkdir()
+        command = [sys.executable, "-m", "rank_probe", str(folder)]
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, timeout=60)
+        (said,) = {(folder / str(rank)).read_text() for rank in range(3)}
+        assert said.startswith("3 127.0.0.1 ")
+        secrets.add(said.split()[-1])
+    assert len(secrets) == 2
+    assert all(len(secret) == 64 for secret in secrets)

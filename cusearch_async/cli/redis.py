@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
 from cusearch_async import run_folder
 from cusearch_async.config import CONFIG_HELP, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.transport.roles import ROLES, acl_file
 from cusearch_async.transport.server import is_listening, own_server, redis_cli_line
 
 log = logging.getLogger(__name__)
@@ -19,11 +21,15 @@ log = logging.getLogger(__name__)
 def add(commands: Any) -> None:
     parser = commands.add_parser("redis", help="start a Redis server for a run (every write is on disk)")
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("--acl", action="store_true", help="print users for a Redis >= 7 of your own, and end")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
+    if arguments.acl:
+        print(acl_file(config.run.name, {role: secrets.token_urlsafe(24) for role in ROLES}), end="")
+        return
     if is_listening(config.redis.url):
         raise ConfigError(f"redis.url {config.redis.url}: something listens there already; choose another port")
     run_folder.mark(config.folder, config.run.name)

@@ -5,17 +5,15 @@ A module of its own, because nothing heavy may be imported before `host.settle` 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import os
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from cusearch_async import host
-from cusearch_async.config import CONFIG_HELP, Config, load_config, split_overrides
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 
 MODULE = "cusearch_async.processes.start"
@@ -73,7 +71,7 @@ PROCESSES: dict[str, Callable[[Config], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = host.Parser(
         prog=f"python -m {MODULE}",
         description="One process of a run.",
         epilog="Settings of the config can be overridden: --section.key value",
@@ -83,8 +81,7 @@ def main() -> None:
     parser.add_argument(
         "--accept-changes", action="store_true", help="learner: go on with settings that change what the run means"
     )
-    own, overrides = split_overrides(sys.argv[1:])
-    arguments = parser.parse_args(own)
+    arguments, overrides = parser.parse()
     host.log_to_stderr(arguments.name)
     process = PROCESSES[arguments.name]
     if arguments.name == "learner":

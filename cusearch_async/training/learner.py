@@ -68,7 +68,7 @@ class Learner:
         if config.learner.gradient_checkpointing:
             recompute_layers(model)
         self._hf_config = model.config
-        self._module = SampledLogprobs(model)
+        self._module = SampledLogprobs(model, entropy_has_gradient=config.loss.entropy_coef > 0)
         self._engine, *_ = deepspeed.initialize(
             model=self._module, model_parameters=self._module.parameters(), config=_deepspeed_config(config)
         )
@@ -182,10 +182,10 @@ class Learner:
                 self._engine.backward(0.0 * log_policy.sum(), scale_wrt_gas=False)
                 continue
             tokens = update.tokens(rows, shares, log_policy.detach())
-            loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate)
+            loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate, entropy)
             # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
             self._engine.backward(loss * self._team.size, scale_wrt_gas=False)
-            report.add([update.selected[row].depth for row in rows], tokens, terms, entropy)
+            report.add([update.selected[row].depth for row in rows], tokens, terms, entropy.detach())
 
     def _refuse_faults(self, update: Update) -> None:
         """Let no NaN or infinity reach the optimizer. Raises on every rank: NonFiniteUpdate, if one of them met any."""

@@ -160,6 +160,7 @@ def advantages_of(selected: list[Trajectory], pool: Pool, config: Config) -> Adv
         np.array([t.reward for t in pool]),
         np.array([t.ticket for t in pool], dtype=np.int64),
         config.method.singleton,
+        config.method.advantage_std,
     )
 
 

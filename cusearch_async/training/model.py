@@ -35,6 +35,8 @@ class Head(nn.Linear):
     One call, because ZeRO-3 gathers the weight at each call, on all ranks together: ranks whose trajectories make
     different numbers of pieces would wait for each other for ever."""
 
+    entropy_has_gradient = False
+
     @classmethod
     def in_place_of(cls, head: nn.Linear) -> Head:
         """A head with the very parameters of `head`, tied ones included."""
@@ -61,7 +63,7 @@ class Head(nn.Linear):
         logits = functional.linear(hidden, self.weight, self.bias).float() / temperature
         log_all = torch.log_softmax(logits, dim=-1)
         chosen = log_all.gather(-1, targets[:, None]).squeeze(-1)
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.entropy_has_gradient and torch.is_grad_enabled()):
             entropy = -(log_all.exp() * log_all).sum(-1)
         return chosen, entropy
 
@@ -71,10 +73,13 @@ class SampledLogprobs(nn.Module):
 
     Only positions that predict a sampled token go through the LM head."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, entropy_has_gradient: bool = False) -> None:
+        """`entropy_has_gradient` is for an entropy bonus; it keeps as many more logits for the backward pass."""
         super().__init__()
         self.model = model
-        model.set_output_embeddings(Head.in_place_of(model.get_output_embeddings()))
+        head = Head.in_place_of(model.get_output_embeddings())
+        head.entropy_has_gradient = entropy_has_gradient
+        model.set_output_embeddings(head)
 
     def forward(
         self,
@@ -87,7 +92,8 @@ class SampledLogprobs(nn.Module):
 
         `token_ids` [B, L] are padded on the right, so causal attention never sees the padding; or, with
         `positions` [1, L], one row holds several trajectories, each counting from 0 and seeing itself only. The
-        first token of a trajectory is never a sampled one. Entropy carries no gradient."""
+        first token of a trajectory is never a sampled one. Both are of the distribution at `temperature`, the one
+        that was sampled from."""
         hidden = self.model.base_model(input_ids=token_ids, position_ids=positions, use_cache=False).last_hidden_state
         predicting = hidden[:, :-1][sampled[:, 1:]]
         targets = token_ids[:, 1:][sampled[:, 1:]]

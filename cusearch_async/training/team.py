@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not declared
 
-from cusearch_async.config import LOOPBACK
 from cusearch_async.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -44,9 +43,6 @@ class Team:
         self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self._secret = os.environ.get(SECRET, "").encode()
-        if os.environ.get("MASTER_ADDR", "127.0.0.1") in LOOPBACK:  # else they choose what the host's name stands for
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         if self.size > 1 and self.is_leader and not self._secret:
             log.warning("orders to the other ranks are not signed; set %s to one random text for all ranks", SECRET)
         store = _store(self.rank, self.size)

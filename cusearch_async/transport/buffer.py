@@ -19,7 +19,6 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import msgspec
@@ -33,6 +32,7 @@ from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.contract import LEARNER_ALIVE_S, Ledger, Outcome, Place, Queues, RunState, Shape, shape_of
 from cusearch_async.transport.keys import Keys
+from cusearch_async.transport.scripts import script
 from cusearch_async.types import Pool, Trajectory
 
 log = logging.getLogger(__name__)
@@ -90,12 +90,7 @@ class RedisBuffer:
         self._life = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._puts: Batcher[_Put, Outcome] = Batcher(self._send_puts, _PUT_AT_ONCE)
-        folder = resources.files("cusearch_async.transport") / "lua"
-        common = (folder / "common.lua").read_text(encoding="utf-8")
-        self._scripts = {
-            name: connection.client.register_script(common + (folder / f"{name}.lua").read_text(encoding="utf-8"))
-            for name in _SCRIPTS
-        }
+        self._scripts = {name: connection.client.register_script(script(name)) for name in _SCRIPTS}
 
     # --- rollout worker -------------------------------------------------------------------------------
 

@@ -22,9 +22,12 @@ from safetensors.torch import save_file
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.files import remove, sync, sync_tree, writing
 
+_NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-[0-9a-z]+)?", re.ASCII)
+"""What a version may be called. Names come from Redis, and must not lead out of the store."""
+
 TENSORS = "model.safetensors"
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"(?:\.unfinished-)?v(\d+)-e(\d+)")
+_UNFINISHED = ".unfinished-"
 
 
 class Canary(msgspec.Struct):
@@ -71,7 +74,7 @@ class WeightStore:
         """Write a version; returns its directory name. The last `keep` versions stay on disk, and all that later
         learners have published. Raises: WriteFailed."""
         name = f"v{version:06d}-e{epoch}"
-        unfinished = self.folder / f".unfinished-{name}"
+        unfinished = self.folder / f"{_UNFINISHED}{name}"
         remove(unfinished)
         with writing(unfinished):
             unfinished.mkdir(parents=True)
@@ -89,10 +92,12 @@ class WeightStore:
     def verify(self, name: str) -> Manifest:
         """The manifest of a version whose every tensor matches it.
 
-        Raises: WeightsUnavailable naming the directory, or the tensor."""
-        directory = self.folder / name
+        Raises: WeightsUnavailable naming the directory, or the tensor, or a name that is no version's."""
+        directory = self.directory(name)
         try:
             manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+            if name.split("-")[:2] != [f"v{manifest.version:06d}", f"e{manifest.epoch}"]:
+                raise WeightsUnavailable(f"{directory}: its manifest is of v{manifest.version:06d}-e{manifest.epoch}")
             with safe_open(directory / TENSORS, framework="pt") as file:
                 if set(file.keys()) != set(manifest.tensors):
                     raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
@@ -103,6 +108,16 @@ class WeightStore:
             raise WeightsUnavailable(f"{directory} is missing or torn: {error}") from error
         return manifest
 
+    def directory(self, name: str) -> Path:
+        """Where the version of this name is, or would be. Raises: WeightsUnavailable for a name that is no version's,
+        or that leads out of the store."""
+        if not _NAME.fullmatch(name):
+            raise WeightsUnavailable(f"{name!r:.200} is no name of a weight version (v000012-e3)")
+        found, store = (self.folder / name).resolve(), self.folder.resolve()
+        if found.parent != store:
+            raise WeightsUnavailable(f"{self.folder / name} leads out of the weight store, to {found}")
+        return found
+
     def _remove_old(self, epoch: int) -> None:
         versions = [(int(name[2]), int(name[1]), path) for path, name in self._entries() if path.name.startswith("v")]
         for _, _, path in sorted(entry for entry in versions if entry[0] <= epoch)[: -self._keep]:
@@ -111,7 +126,7 @@ class WeightStore:
 
     def _entries(self) -> list[tuple[Path, re.Match[str]]]:
         paths = self.folder.iterdir() if self.folder.is_dir() else ()
-        return [(path, name) for path in paths if (name := _NAME.fullmatch(path.name))]
+        return [(path, name) for path in paths if (name := _NAME.fullmatch(path.name.removeprefix(_UNFINISHED)))]
 
 
 def _facts(tensor: torch.Tensor) -> TensorFacts:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
-import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from cusearch_async import host
 from cusearch_async.algorithm.methods import State
 from cusearch_async.cli import buckets, main
 from cusearch_async.config import load_config
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.codec import encode
+from cusearch_async.transport.server import find_redis_server, is_listening, own_server, redis_cli_line
 from cusearch_async.types import Trajectory
+from tests.conftest import wait_until
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
 
@@ -195,18 +199,47 @@ def test_workers_are_listed(config, atlas_config, overrides, monkeypatch, capsys
     assert re.search(r"w\s+\d+ s ago", run(["workers", str(atlas_config), *overrides], monkeypatch, capsys))
 
 
-async def test_every_redis_cli_line_of_the_docs_runs(atlas_config, redis_url):
-    """On a run called atlas with ticket 0 in the buffer; each line must answer, and not with nothing."""
-    config = load_config(atlas_config, ["--redis.url", redis_url])
-    await fill(config)
-    lines = []
-    for page in ("redis.md", "quickstart.md"):
-        lines += re.findall(r"^redis-cli (.+?)(?:\s+#.*)?$", (DOCS / page).read_text(), re.MULTILINE)
-    assert len(lines) >= 12
-    async with open_buffer(config) as open_:
-        empty = ("ready", "requeue", "pool:0", "quarantine")  # of this little run
-        for line in lines:
-            words = [word for word in shlex.split(line.replace("$ID", "0:0")) if word != "--raw"]
-            answer = await open_.connection.client.execute_command(*words)
-            assert answer or words[1].endswith(empty), line
-        await open_.reset()
+@pytest.mark.parametrize("page", ["redis.md", "quickstart.md"])
+def test_the_redis_cli_lines_of_the_docs_can_be_pasted(atlas_config, tmp_path, monkeypatch, page):
+    """Into a shell, on a run called atlas with ticket 0 in the buffer; each line must answer, and not with nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
+    config = load_config(atlas_config, ["--redis.url", f"redis://127.0.0.1:{host.free_port()}/0"])
+    server = host.start_child(own_server(config), log_file=tmp_path / "log")
+    try:
+        wait_until(lambda: is_listening(config.redis.url), 20)
+        asyncio.run(fill(config))
+        lines = redis_cli_lines(page)
+        assert len(lines) >= 7
+        answers = pasted(lines, config.redis.url)
+    finally:
+        server.kill()
+        server.wait()
+    empty = ("ready'", "requeue' 0 -1", "pool:0' 0 -1", "quarantine'")  # of this little run
+    for line, answer in zip(lines, answers, strict=True):
+        silent = line.startswith(("export", "ID=")) or line.partition("#")[0].strip().endswith(empty)
+        assert silent or answer, line
+        assert not re.search(r"(?m)^\(?(error|ERR|NOAUTH|NOPERM|WRONG|Warning|AUTH)", answer), answer
+
+
+def redis_cli_lines(page):
+    """The lines of the block of a page that has redis-cli in it."""
+    blocks = re.findall(r"^```\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if "redis-cli" in block)
+    return [line for line in block.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def pasted(lines, url):
+    """What a shell answers to each line. The docs speak of the usual port, this Redis has another."""
+    script = [f'redis-cli() {{ command redis-cli -p {url.split(":")[2].split("/")[0]} "$@"; }}']
+    for line in lines:
+        script += [line, "echo ====="]
+    env = os.environ | {"PATH": f"{find_redis_server().parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash"], input="\n".join(script), capture_output=True, text=True, check=True, env=env)
+    assert not done.stderr
+    return [answer.strip() for answer in done.stdout.split("=====\n")[:-1]]
+
+
+def test_buckets_prints_the_line_that_looks_in(config, atlas_config, overrides, monkeypatch, capsys):
+    shown = run(["buckets", str(atlas_config), *overrides, "--once"], monkeypatch, capsys)
+    assert f"look in with: {redis_cli_line(config)}" in shown

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 
 from cusearch_async import host
 from cusearch_async.metrics import read_metrics
@@ -36,19 +37,19 @@ class Run:
     overrides: dict[str, Any]
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    @property
-    def redis_port(self) -> int:
-        return int(str(self.overrides["redis.url"]).rsplit(":", 1)[1].split("/", maxsplit=1)[0])
+    def redis(self) -> redis.Redis[str]:
+        """A client of the Redis that was started for this run."""
+        password = (self.folder / "redis" / "password").read_text()
+        return redis.Redis.from_url(str(self.overrides["redis.url"]), password=password, decode_responses=True)
 
     def arguments(self, **changes: Any) -> list[str]:
         values = self.overrides | {key.replace("__", "."): value for key, value in changes.items()}
         return [part for key, value in values.items() for part in (f"--{key}", str(value))]
 
-    def cusearch(self, command: str, **changes: Any) -> subprocess.Popen[str]:
-        """Start `cusearch COMMAND configs/atlas.toml` with this run's overrides."""
-        return self.start(
-            [sys.executable, "-m", "cusearch_async.cli.main", command, str(ATLAS), *self.arguments(**changes)]
-        )
+    def cusearch(self, command: str, *flags: str, **changes: Any) -> subprocess.Popen[str]:
+        """Start `cusearch COMMAND configs/atlas.toml` with flags and this run's overrides."""
+        program = [sys.executable, "-m", "cusearch_async.cli.main"]
+        return self.start([*program, command, str(ATLAS), *flags, *self.arguments(**changes)])
 
     def worker(self, name: str, stdout: Path | None = None, **changes: Any) -> subprocess.Popen[str]:
         """Start `python -m workers.NAME`; its output goes to a file if one is given."""

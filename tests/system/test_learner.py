@@ -196,18 +196,22 @@ def test_ranks_with_different_numbers_of_pieces_of_logits_agree_under_zero_3(tmp
     assert reports[1]["train/tokens/0"] == sum(loads)
 
 
-def test_on_policy_the_gradient_is_that_of_reinforce_with_a_baseline(tmp_path):
-    """r = 1 and w = 1: -1/T Σ A ∇ log π over all sampled tokens, by autograd of the model itself."""
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.5])
+def test_on_policy_the_gradient_is_that_of_reinforce_with_a_baseline(tmp_path, entropy_coef):
+    """r = 1 and w = 1: -1/T Σ (A ∇ log π + η ∇ H) over all sampled tokens, by autograd of the model itself."""
     settings = ("--loss.minibatch", "16", "--method.budget", "16", "--loss.correction", "none", "--loss.kl_coef", "0")
-    train(tmp_path, "learner", "--to-step", "1", settings=settings)
+    bonus = ("--loss.entropy_coef", str(entropy_coef))
+    train(tmp_path, "learner", "--to-step", "1", settings=(*settings, *bonus))
     model = load_causal_lm(str(STARTER), "float32").double().eval()
     selected, advantages = fixed_trajectories()
     total = sum(len(t.logprobs) for t in selected)
     for trajectory, advantage in zip(selected, advantages, strict=True):
         ids = torch.tensor(trajectory.token_ids[None].astype(np.int64))
         log_all = torch.log_softmax(model(ids).logits[0, :-1], -1)
-        chosen = log_all.gather(-1, ids[0, 1:, None]).squeeze(-1)[torch.tensor(trajectory.sampled[1:])]
-        (-advantage / total * chosen.sum()).backward()
+        sampled = torch.tensor(trajectory.sampled[1:])
+        chosen = log_all.gather(-1, ids[0, 1:, None]).squeeze(-1)[sampled]
+        entropy = -(log_all.exp() * log_all).sum(-1)[sampled]
+        (-(advantage * chosen.sum() + entropy_coef * entropy.sum()) / total).backward()
     expected = {f"model.{name}": p.grad.double().flatten() for name, p in model.named_parameters()}
     wanted = torch.cat([expected[name] for name in sorted(expected)])
     found = gradient(tmp_path, "learner")

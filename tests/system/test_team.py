@@ -25,6 +25,9 @@ pytestmark = pytest.mark.system
 ORDERS = 200
 RANK = f"""
 import json, logging, sys
+from cusearch_async import host
+
+host.settle([])
 import torch
 from cusearch_async.training.team import Team
 

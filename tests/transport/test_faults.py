@@ -194,6 +194,46 @@ async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
             process.wait()
 
 
+async def test_sentinels_with_a_password_of_their_own_are_asked_with_it(server, tmp_path, monkeypatch):
+    port = host.free_port()
+    settings = tmp_path / "sentinel.conf"
+    settings.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nrequirepass watch\n"
+        f"sentinel monitor runs 127.0.0.1 {server.port} 1\n"
+    )
+    sentinel = host.start_child([str(find_redis_server()), str(settings), "--sentinel"], log_file=tmp_path / "log")
+    try:
+        wait_until(lambda: is_listening(f"redis://127.0.0.1:{port}"), 20)
+        monkeypatch.setenv("CUSEARCH_SENTINEL_PASSWORD", "watch")
+        async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0") as buffer:
+            await start(buffer)
+            assert (await buffer.state()).epoch == 1
+        monkeypatch.setenv("CUSEARCH_SENTINEL_PASSWORD", "wrong")
+        async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0", patience_s=0) as buffer:
+            with pytest.raises(BufferUnavailable):
+                await buffer.state()
+    finally:
+        sentinel.kill()
+        sentinel.wait()
+
+
+async def test_what_is_no_redis_is_said_in_one_line_at_once():
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    web = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = web.sockets[0].getsockname()[1]
+    try:
+        async with buffer_on(f"redis://127.0.0.1:{port}/0", patience_s=1000) as buffer:
+            with pytest.raises(BufferUnavailable, match=rf"^what listens at 127.0.0.1:{port} .*fix redis.url$"):
+                await buffer.state()
+    finally:
+        web.close()
+
+
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A self-signed certificate for 127.0.0.1 and its key, in one file."""

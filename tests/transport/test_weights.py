@@ -101,3 +101,48 @@ def test_a_full_disk_is_one_line_and_its_space_is_free_again(tmp_path, monkeypat
     with pytest.raises(WriteFailed, match=r"^cannot write .*/\.unfinished-v000003-e1: .*No space left on device"):
         WeightStore(tmp_path).publish(3, 1, tensors(), CANARY)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../elsewhere",
+        "v000001-e1/../../elsewhere",
+        "/etc",
+        "v1-e1",
+        "v000001",
+        "v000001-e1\n",
+        "v000001-e1-../x",
+    ],
+)
+def test_a_name_that_is_no_versions_is_refused_before_anything_is_read(tmp_path, name):
+    store = WeightStore(tmp_path / "store")
+    WeightStore(tmp_path).publish(1, 1, tensors(), CANARY)
+    (tmp_path / "v000001-e1").rename(tmp_path / "elsewhere")
+    with pytest.raises(WeightsUnavailable, match="is no name of a weight version"):
+        store.verify(name)
+
+
+def test_a_version_that_is_a_link_out_of_the_store_is_refused(tmp_path):
+    WeightStore(tmp_path / "other").publish(1, 1, tensors(), CANARY)
+    store = WeightStore(tmp_path / "store")
+    store.folder.mkdir()
+    (store.folder / "v000001-e1").symlink_to(tmp_path / "other" / "v000001-e1")
+    with pytest.raises(WeightsUnavailable, match="leads out of the weight store"):
+        store.verify("v000001-e1")
+
+
+def test_a_store_may_be_a_link_itself(tmp_path):
+    name = WeightStore(tmp_path / "disk").publish(1, 1, tensors(), CANARY)
+    (tmp_path / "weights").symlink_to(tmp_path / "disk")
+    assert WeightStore(tmp_path / "weights").verify(name).version == 1
+
+
+def test_a_version_under_the_name_of_another_is_refused(tmp_path):
+    store = WeightStore(tmp_path)
+    (tmp_path / store.publish(3, 2, tensors(), CANARY)).rename(tmp_path / "v000004-e2")
+    with pytest.raises(WeightsUnavailable, match="its manifest is of v000003-e2"):
+        store.verify("v000004-e2")

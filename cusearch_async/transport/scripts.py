@@ -1,0 +1,11 @@
+"""The Lua scripts of the buffer, as Redis gets them."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+
+def script(name: str) -> str:
+    """What all scripts share, and then lua/NAME.lua."""
+    folder = resources.files("cusearch_async.transport") / "lua"
+    return "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))

@@ -1,0 +1,32 @@
+"""A whole run, and nothing of it can be reached from another machine."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from cusearch_async import host
+from tests.conftest import wait_until
+from tests.sockets import ANYWHERE, family, listening
+from tests.system.conftest import Run
+
+pytestmark = pytest.mark.system
+
+
+def test_no_process_of_a_run_listens_beyond_this_machine(run: Run):
+    """Redis, retriever, simulator, vLLM, and a learner of two ranks with their rendezvous."""
+    run.overrides["retriever.backend"] = "zerosearch"
+    run.overrides["retriever.zerosearch.url"] = f"http://127.0.0.1:{host.free_port()}/v1"
+    launched = run.cusearch("launch", run__steps=50, learner__ranks=2, learner__zero_stage=1)
+    wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, 300)
+    assert launched.poll() is None, launched.communicate()
+    places = listening(*family(launched.pid))
+    served = {int(str(run.overrides[key]).split(":")[2].split("/")[0]) for key in run.overrides if key.endswith("url")}
+    assert len(served) == 3
+    assert served < {place.port for place in places}, "and more: the ranks' rendezvous"
+    assert all(place.address.is_loopback for place in places), places
+    for address in ANYWHERE:
+        for place in places:
+            with pytest.raises(OSError, match=r"refused|unreachable|Cannot assign|Invalid argument"):
+                socket.create_connection((address, place.port), timeout=2)

@@ -1,0 +1,197 @@
+"""Users for worker, learner and operator on a real Redis: what each may do, and what it may not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from cusearch_async import host
+from cusearch_async.algorithm.methods import State
+from cusearch_async.config import Config, RedisConfig, load_config
+from cusearch_async.errors import BufferUnavailable
+from cusearch_async.transport.buffer import RedisBuffer
+from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.roles import ROLES, acl_file
+from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
+from tests.conftest import wait_until
+from tests.strategies import make_trajectory
+from tests.transport.conftest import make_shape
+
+PASSWORDS = {role: f"{role}-word" for role in ROLES}
+HAS_ROLES = redis_version(find_redis_server()) >= (7,)
+G = 2
+
+
+@dataclass
+class Server:
+    """A Redis with the users of run `r`."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.port = host.free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        users = self.folder / "users.acl"
+        users.write_text(acl_file("r", PASSWORDS))
+        command = [str(find_redis_server()), "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        self.process = host.start_child([*command, "--aclfile", str(users)], log_file=self.folder / "log")
+        wait_until(lambda: is_listening(self.url) or self.process.poll() is not None, 20)
+
+    def client(self, role: str) -> Any:
+        return redis.Redis(port=self.port, username=f"r-{role}", password=PASSWORDS[role])
+
+    @asynccontextmanager
+    async def buffer(self, role: str, run: str = "r") -> AsyncIterator[RedisBuffer]:
+        settings = RedisConfig(url=f"redis://r-{role}@127.0.0.1:{self.port}/0")
+        connection = Connection(settings, 0, password=lambda: PASSWORDS[role])
+        try:
+            yield RedisBuffer(connection, run, make_shape(questions=2, rollouts=G))
+        finally:
+            await connection.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+if not HAS_ROLES:
+
+    def test_redis_6_refuses_the_rules_instead_of_granting_something_else(server):
+        assert server.process.poll() is not None
+        assert "ACL" in (server.folder / "log").read_text()
+
+
+if HAS_ROLES:
+
+    async def test_a_run_goes_from_start_to_checkpoint_with_a_user_for_each_role(server):
+        async with server.buffer("worker") as worker, server.buffer("learner") as learner:
+            await learner.recover(0, State(), {})
+            await learner.announce(0, "v000000-e1")
+            for step in range(3):
+                places = await worker.admit("w", step, 2 * G)
+                assert len(places) == 2 * G
+                await worker.heartbeat("w", [place.ticket for place in places], {"version": step})
+                await worker.release("w", [places[0].ticket], failed=True)
+                await worker.release("w", [places[-1].ticket], failed=False)
+                for place in await worker.admit("w", step, 2 * G):
+                    assert await worker.put(make_trajectory(place.ticket, place.rollout)) == "stored"
+                pool = await learner.claim(step)
+                assert pool is not None
+                await learner.commit(pool, pool.trajectories[:1], State(), {})
+                await learner.announce(step + 1, f"v{step + 1:06d}-e1")
+            await learner.checkpoint(2)
+            await worker.leave("w", [])
+            async with server.buffer("learner") as next_life:
+                await next_life.recover(2, State(), {})
+            assert (await worker.ledger()).closes
+            assert (await worker.state()).step == 2
+
+    async def test_an_operator_looks_in_pauses_quarantines_reopens_and_resets(server):
+        async with (
+            server.buffer("worker") as worker,
+            server.buffer("learner") as learner,
+            server.buffer("operator") as me,
+        ):
+            await learner.recover(0, State(), {})
+            await learner.announce(0, "v000000-e1")
+            places = await worker.admit("w", 0, 2 * G)
+            await worker.put(make_trajectory(places[0].ticket, places[0].rollout))
+            assert sum(await me.capacities()) == 1
+            assert await me.quarantine(f"{places[0].ticket}:{places[0].rollout}", "odd")
+            assert await me.reopen(places[-1].ticket)
+            await me.pause(True)
+            assert (await worker.state()).paused
+            assert await worker.admit("w", 0, 2 * G) == []
+            await me.pause(False)
+            assert len(server.client("operator").client_list()) >= 3
+            assert await me.reset() > 0
+            assert (await worker.state()).epoch == 0
+
+    ATTACKS: dict[str, Callable[[RedisBuffer], Any]] = {
+        "take over": lambda b: b.recover(10**6, State(), {}),
+        "announce": lambda b: b.announce(7, "../../anything"),
+        "checkpoint": lambda b: b.checkpoint(1),
+        "claim": lambda b: b.claim(0),
+        "quarantine": lambda b: b.quarantine("0:0", "spite"),
+        "pause": lambda b: b.pause(True),
+        "reset": lambda b: b.reset(),
+    }
+
+    @pytest.mark.parametrize("attack", ATTACKS)
+    async def test_a_worker_is_refused_what_is_not_a_workers(server, attack):
+        async with server.buffer("worker") as worker, server.buffer("learner") as learner:
+            await learner.recover(0, State(), {})
+            await learner.announce(0, "v000000-e1")
+            for place in await worker.admit("w", 0, 2 * G):
+                await worker.put(make_trajectory(place.ticket, place.rollout))
+            before = await learner.state(), await learner.ledger(), await learner.capacities()
+            worker._epoch = learner.epoch  # it can read that much
+            with pytest.raises(BufferUnavailable, match="refuses us"):
+                await ATTACKS[attack](worker)
+            assert (await learner.state(), await learner.ledger(), await learner.capacities()) == before
+            assert await learner.claim(0) is not None
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "HSET cusearch:{r}:state epoch 99",
+            "DEL cusearch:{r}:state",
+            "RENAME cusearch:{r}:state cusearch:{r}:heat",
+            "RENAME cusearch:{r}:pool:0 cusearch:{r}:heat",
+            "COPY cusearch:{r}:heat cusearch:{r}:state",
+            "RPUSH cusearch:{r}:pool:0 9:9",
+            "HSET cusearch:{r}:sizes 0 9",
+            "UNLINK cusearch:{r}:traj:0:0",
+            "GETDEL cusearch:{r}:payload:0:0",
+            "EVAL redis.call('HSET',KEYS[1],'epoch',99) 1 cusearch:{r}:state",
+            "FUNCTION FLUSH",
+            "FLUSHALL",
+            "CONFIG SET dir /",
+            "ACL SETUSER r-worker +@all",
+            "HGETALL cusearch:{other}:state",
+        ],
+    )
+    def test_a_worker_is_refused_raw_commands_too(server, command):
+        with pytest.raises(redis.exceptions.ResponseError, match=r"no permissions|can't"):
+            server.client("worker").execute_command(*command.split(" "))
+
+    def test_a_worker_runs_no_script_of_its_own(server):
+        worker = server.client("worker")
+        script = worker.script_load("return redis.call('HGET', KEYS[1], 'epoch')")
+        with pytest.raises(redis.exceptions.NoPermissionError, match="evalsha"):
+            worker.evalsha(script, 1, "cusearch:{r}:state")
+
+    @pytest.mark.parametrize("role", ROLES)
+    async def test_nobody_reaches_another_run_and_strangers_reach_none(server, role):
+        async with server.buffer(role, run="other") as buffer:
+            with pytest.raises(BufferUnavailable, match="refuses us"):
+                await buffer.state()
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=server.port).ping()
+
+
+def test_the_users_are_printed_with_a_new_password_each(atlas_config):
+    def printed() -> list[str]:
+        command = [sys.executable, "-m", "cusearch_async.cli.main", "redis", str(atlas_config), "--acl"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    config: Config = load_config(atlas_config)
+    first, second = printed(), printed()
+    assert first[0] == "user default off"
+    assert [line.split()[1] for line in first[1:]] == [f"{config.run.name}-{role}" for role in ROLES]
+    words = {line.split()[3] for line in first[1:] + second[1:]}
+    assert len(words) == 2 * len(ROLES)
+    assert all(len(word) > 20 for word in words)
