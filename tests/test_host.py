@@ -144,3 +144,31 @@ async def test_a_server_answers_nothing_that_a_web_page_can_make_a_browser_send(
         foreign = {"Host": headers["Host"]} if "Host" in headers else {}
         async with session.get(f"{served}/x", headers=foreign) as response:
             assert response.status == (421 if status == 421 else 200)
+
+
+PROBE = """
+import os, sys
+from pathlib import Path
+from cusearch_async import host
+
+if __name__ == "__main__":
+    with host.other_ranks("rank_probe", 3) as rank:
+        names = ("WORLD_SIZE", "MASTER_ADDR", "CUSEARCH_TEAM_SECRET")
+        Path(sys.argv[1], str(rank)).write_text(" ".join(os.environ[name] for name in names))
+"""
+
+
+def test_the_ranks_of_a_learner_share_a_secret_that_each_start_makes_anew(tmp_path: Path):
+    (tmp_path / "rank_probe.py").write_text(PROBE)
+    path = f"{tmp_path}:{Path(host.__file__).parents[1]}"
+    secrets = set()
+    for start in ("first", "second"):
+        folder = tmp_path / start
+        folder.mkdir()
+        command = [sys.executable, "-m", "rank_probe", str(folder)]
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, timeout=60)
+        (said,) = {(folder / str(rank)).read_text() for rank in range(3)}
+        assert said.startswith("3 127.0.0.1 ")
+        secrets.add(said.split()[-1])
+    assert len(secrets) == 2
+    assert all(len(secret) == 64 for secret in secrets)

@@ -54,3 +54,15 @@ def test_vllm_and_deepspeed_are_known_to_one_module_each():
                 if name.split(".")[0] in users:
                     users[name.split(".")[0]].add(str(path.relative_to(ROOT)))
     assert users == {"vllm": {"rollout/engine.py"}, "deepspeed": {"training/learner.py"}}
+
+
+def test_two_modules_open_sockets_that_others_can_connect_to():
+    """Each binds to loopback, or to the address that it is given; system/test_listeners.py watches a whole run."""
+    opening = {"bind", "TCPSite", "SockSite", "start_server", "create_server", "run_app", "HTTPServer", "TCPServer"}
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+            if name in opening:
+                found.add(str(path.relative_to(ROOT)))
+    assert found == {"host.py", "training/team.py"}
