@@ -17,7 +17,15 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.errors import ConfigError
@@ -39,12 +47,54 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Dtype = Literal["float32", "bfloat16"]
 
 
+_PATTERNS = {
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must be letters, digits, '_', '.' and '-', the first a letter or digit",
+    r"^(cpu|cuda(:\d+)?)$": "must be 'cpu', 'cuda' or 'cuda:N'",
+}
+"""What a text must match -> the same in words."""
+_NAME, _DEVICE = _PATTERNS
+
+_OTHER_NAMES = {
+    "trainer": "learner",
+    "training": "learner",
+    "actor": "rollout",
+    "learning_rate": "learner.lr",
+    "max_grad_norm": "learner.grad_clip",
+    "batch_size": "pool.questions",
+    "train_batch_size": "pool.questions",
+    "group_size": "pool.rollouts",
+    "num_generations": "pool.rollouts",
+    "beta": "loss.kl_coef",
+    "max_steps": "run.steps",
+    "total_steps": "run.steps",
+    "epochs": "run.steps",
+    "output_dir": "run.folder",
+    "model_name_or_path": "model.path",
+    "train_files": "data.source",
+}
+"""What other trainers call a key -> what it is called here."""
+_ALIKE = 0.75
+"""Share of two names that must agree for one to be a slip of the other."""
+
+
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, coerce_numbers_to_str=True, use_attribute_docstrings=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python's True is an integer; a config's `true` is none."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        parts = value if isinstance(value, list | tuple) else [value]
+        if kind is not bool and any(isinstance(part, bool) for part in parts):
+            raise ValueError(f"must not be true or false, got {str(value).lower()}")
+        return value
 
 
 class RunConfig(Section):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(pattern=_NAME)
     """Names the run's keys in Redis, `cusearch:{name}:…`."""
     steps: int = Field(203, ge=0)
     """Learner steps; each consumes one pool."""
@@ -71,7 +121,7 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     source: tuple[str, ...] = Field(("atlas",), min_length=1)
-    """One or several of: `atlas`, a .parquet file in Search-R1's schema, a .jsonl file of {"question",
+    """One or several of: `atlas`, a .parquet file in the schema of Search-R1 or VERL, a .jsonl file of {"question",
     "golden_answers"}, or hf:OWNER/NAME/FILE for such a file on the Hugging Face Hub. All their questions together are
     one dataset; every epoch visits each of them once."""
 
@@ -101,6 +151,11 @@ class EpisodeConfig(Section):
         """The longest possible episode."""
         response = (self.s_max + 1) * self.max_turn_tokens + self.s_max * self.max_observation_tokens
         return self.max_prompt_tokens + response
+
+    @property
+    def max_observation_characters(self) -> int:
+        """How much of what a search finds is looked at; no token of ordinary text is longer than 16 characters."""
+        return 16 * self.max_observation_tokens
 
     @model_validator(mode="after")
     def _known_fields(self) -> EpisodeConfig:
@@ -133,6 +188,9 @@ class MethodConfig(Section):
     """K, trajectories trained on per step."""
     phase_reserve: float = Field(0.0, ge=0, lt=1)
     singleton: Singleton = "raw"
+    advantage_std: bool = True
+    """Divide advantages by the standard deviation of their group's rewards (GRPO); false only centres them (Dr. GRPO).
+    """
 
     @model_validator(mode="after")
     def _known_method(self) -> MethodConfig:
@@ -154,10 +212,23 @@ class LossConfig(Section):
     """Where π_prox comes from; `loglinear` saves its forward pass."""
     kl_coef: float = Field(0.001, ge=0)
     """β; 0 loads no reference model."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of an entropy bonus, the entropy of the policy where it sampled a token; the paper's loss has none,
+    ZeroSearch's is 0.001."""
     aggregation: Aggregation = "token-mean"
     correction: Correction = "tis"
+    """How the off-policy weight π_prox/μ is bounded: tis, icepop, mask, geometric or none."""
     correction_low: float = Field(0.5, ge=0)
-    correction_high: float = Field(2.0, gt=0)
+    """Lower bound of icepop (per token) and geometric (per trajectory)."""
+    correction_high: float | None = Field(None, gt=0)
+    """Upper bound of all of them; None for 5 with mask and 2 with the others."""
+
+    @property
+    def correction_bound(self) -> float:
+        """The upper bound of the off-policy weight: `correction_high`, or the correction's own."""
+        if self.correction_high is not None:
+            return self.correction_high
+        return 5.0 if self.correction == "mask" else 2.0
 
 
 class LearnerConfig(Section):
@@ -207,7 +278,7 @@ def _check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
     """Raises: ValueError naming the address and what one looks like."""
     try:
         parts = urlsplit(url)
-        is_good = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_good = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_good = False
     if not is_good:
@@ -259,7 +330,7 @@ class DenseConfig(Section):
     max_passage_tokens: int = Field(256, ge=1)
     batch: int = Field(128, ge=1)
     """Texts that are encoded at once."""
-    device: str = "cpu"
+    device: str = Field("cpu", pattern=_DEVICE)
     """Where the encoder and the reranker run: `cpu`, `cuda`, `cuda:1`, …"""
     kind: Literal["flat", "hnsw", "ivf"] = "flat"
     """Of the FAISS index."""
@@ -336,7 +407,9 @@ class RetrieverConfig(Section):
     timeout_s: float = Field(30.0, gt=0)
     max_connections: int = Field(256, ge=1)
     outage_s: float = Field(300.0, gt=0)
-    """How long a worker retries a retriever that is down before it gives up by name."""
+    """How long a worker retries a retriever that is down before it ends with RetrievalUnavailable."""
+    max_answer_mib: int = Field(16, ge=1)
+    """Longest answer to a search; one that is longer fails its episode."""
     distractors: int = Field(0, ge=0)
     """Of the topk documents, how many are replaced by random ones (never the first); bm25 and dense."""
     noise: float = Field(0.0, ge=0, le=1)
@@ -353,6 +426,12 @@ class RetrieverConfig(Section):
     def is_deterministic(self) -> bool:
         """Equal queries get equal documents, whoever asks."""
         return self.backend in ("bm25", "dense") and not self.noise and not self.distractors
+
+    @property
+    def draws_by_request(self) -> bool:
+        """Whether the retriever is ours and takes the random numbers of its noise and latency from the request. Other
+        servers of the protocol may refuse a field that they do not know."""
+        return self.backend == "zerosearch" or bool(self.noise or self.distractors or self.latency_median_s)
 
     @model_validator(mode="after")
     def _fits_together(self) -> RetrieverConfig:
@@ -467,10 +546,10 @@ class Config(Section):
                 f"redis.max_trajectories ({self.redis.max_trajectories}) must be >= "
                 f"(pool.max_staleness + 2) N G = {least}"
             )
-        if self.loss.correction_low > self.loss.correction_high:
+        if self.loss.correction_low > self.loss.correction_bound:
             raise ValueError(
                 f"loss.correction_low ({self.loss.correction_low}) must be <= "
-                f"loss.correction_high ({self.loss.correction_high})"
+                f"loss.correction_high ({self.loss.correction_bound})"
             )
         return self
 
@@ -511,9 +590,14 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved settings, every key, as TOML that `load_config` reads back."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
+    """Write the resolved settings, every key, as TOML that `load_config` reads back.
+
+    Raises: ConfigError when the run's folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
+    except OSError as error:
+        raise ConfigError(f"run.folder {path.parent} cannot be written: {error.strerror}; choose another") from error
 
 
 def redis_password(config: Config) -> str | None:
@@ -555,9 +639,18 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             own.append(flag)
             continue
         overrides.append(flag)
-        if "=" not in flag and rest:
+        if "=" not in flag and rest and not rest[0].startswith("--"):
             overrides.append(rest.pop(0))
     return own, overrides
+
+
+def explain_unknown(arguments: Sequence[str]) -> str:
+    """What to say of arguments that are neither a command's own nor overrides."""
+    for argument in arguments:
+        if re.match(r"\w+\.[\w.]+=", argument):
+            return f"{argument!r} is no option; settings are written --section.key value, so --{argument}"
+    name = arguments[0].removeprefix("--").partition("=")[0].replace("-", "_")
+    return f"{arguments[0]!r} is no option; settings are written --section.key value{_hint('', name, '--')}"
 
 
 def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -567,10 +660,10 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
         flag = rest.pop(0)
         name, equals, value = flag.partition("=")
         if not name.startswith("--") or len(name) < 3:
-            raise ConfigError(f"{flag!r} is no override; write --section.key value")
+            raise ConfigError(f"{flag!r} is no setting; write --section.key value")
         if not equals:
-            if not rest:
-                raise ConfigError(f"{name} needs a value")
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"{name} needs a value: {name} VALUE")
             value = rest.pop(0)
         key = name[2:]
         yield ("run.steps" if key == "steps" else key), _parse(value)
@@ -590,15 +683,26 @@ def _explain(problem: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         section, _, name = key.rpartition(".")
-        siblings = {known.rpartition(".")[2]: known for known in known_keys() if known.rpartition(".")[0] == section}
-        near = [siblings[match] for match in difflib.get_close_matches(name, siblings, n=1)]
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{key}: unknown key{hint}"
+        return f"{key}: unknown key{_hint(section, name) or '; `cusearch config` lists all'}"
     if problem["type"] == "value_error":
         return f"{key}: {message}" if key else str(message)
     if problem["type"] == "missing":
-        return f"{key}: is missing"
+        return f'{key}: is missing; every config names its run: [run] name = "mine"'
+    if problem["type"] == "string_pattern_mismatch":
+        return f"{key}: {_PATTERNS[problem['ctx']['pattern']]}, got {problem['input']!r}"
     return f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+
+
+def _hint(section: str, name: str, prefix: str = "") -> str:
+    """ "; did you mean …?" for a key that is not in `section`, or nothing where no key is near."""
+    known = list(known_keys())
+    if name in _OTHER_NAMES:
+        return f"; did you mean {prefix}{_OTHER_NAMES[name]}?"
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
+    near = difflib.get_close_matches(name, siblings, n=1, cutoff=_ALIKE)
+    elsewhere = [key for key in known if "." in key and key.rpartition(".")[2] == name]
+    found = siblings[near[0]] if near else elsewhere[0] if len(elsewhere) == 1 else None
+    return f"; did you mean {prefix}{found}?" if found else ""
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

@@ -14,6 +14,7 @@ CusearchError
 ├── SearchRefused          the retriever answers others, and this one search never
 ├── EpisodeFailed          one episode cannot be played, because of its own data
 ├── EngineDied             vLLM's engine process ended by itself
+├── WriteFailed            a file of the run cannot be written: disk full, read-only, gone
 ├── WeightsUnavailable     a published version is missing or torn
 ├── WeightsMismatch        the engine does not compute what the learner computes
 └── ProcessDied            a process of the run ended by itself
@@ -73,6 +74,10 @@ class EpisodeFailed(CusearchError):
 
 
 class EngineDied(CusearchError):
+    pass
+
+
+class WriteFailed(CusearchError):
     pass
 
 

@@ -5,6 +5,7 @@ Imports nothing heavy, because `settle` must run before torch is loaded.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import ctypes
 import logging
@@ -18,19 +19,34 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from cusearch_async.config import LOOPBACK
+from cusearch_async.config import LOOPBACK, explain_unknown, split_overrides
 from cusearch_async.errors import ConfigError, CusearchError
 
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def parse(self) -> tuple[argparse.Namespace, list[str]]:
+        """The command line: a command's own arguments, and the settings that it overrides."""
+        own, overrides = split_overrides(sys.argv[1:])
+        arguments, unknown = self.parse_known_args(own)
+        if unknown:
+            self.error(explain_unknown(unknown))
+        return arguments, overrides
 
 
 @contextmanager
@@ -99,6 +115,13 @@ def require_gpus(key: str, gpus: Sequence[int]) -> None:
         )
 
 
+def require_device(key: str, device: str) -> None:
+    """Raises: ConfigError when `device` is a GPU ("cuda", "cuda:1") that CUDA does not find."""
+    kind, _, index = device.partition(":")
+    if kind == "cuda" and count_gpus() <= int(index or 0):
+        raise ConfigError(f"{key} = {device!r}, but CUDA finds {count_gpus()} GPUs on this machine; set it to 'cpu'")
+
+
 def count_gpus() -> int:
     """CUDA devices that torch can use in this process."""
     import torch  # noqa: PLC0415  (reads what `settle` sets when it is loaded)
@@ -127,8 +150,11 @@ def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
 
 def log_to_stderr(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
-    for noisy in ("httpx", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch"):
+    for noisy in ("httpx", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("huggingface_hub").setLevel(
+        logging.ERROR
+    )  # each retry is a warning; what fails in the end is said
 
 
 def stop_on_signals() -> asyncio.Event:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import numpy as np
 from cusearch_async.algorithm import sdga
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.types import Pool, Trajectory
+
+log = logging.getLogger(__name__)
 
 Metrics = dict[str, float | list[int] | list[float | None]]
 """Lists have one entry per depth 0..S_max; None where a depth has nothing to speak of."""
@@ -92,11 +97,41 @@ class WorkerRates:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl, oldest first; none without the file. A line still being written does not count."""
+    """The rows of a metrics.jsonl or eval.jsonl in order of step, one a step; none without the file.
+
+    A learner that went back to a checkpoint writes its steps again, under a later epoch: from its first row on the
+    rows of earlier epochs do not count, however late they were written. A last line without its end is still being
+    written; any other line that is no row is skipped and named in the log."""
+    kept: dict[int, dict[str, Any]] = {}
+    for _, group in itertools.groupby(sorted(_rows(path), key=_epoch), key=_epoch):
+        of_epoch = {row["step"]: row for row in group}
+        kept = {step: row for step, row in kept.items() if step < min(of_epoch)} | of_epoch
+    return [kept[step] for step in sorted(kept)]
+
+
+def _epoch(row: dict[str, Any]) -> int:
+    return int(row.get("epoch", 0))
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
-        return []
-    complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    return [json.loads(line) for line in complete.splitlines()]
+        return
+    complete, _, _ = path.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(complete.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("epoch", 0), int):
+            yield row
+        else:
+            _name_skipped(path, number)
+
+
+@functools.cache
+def _name_skipped(path: Path, number: int) -> None:
+    """Once, however often the file is read."""
+    log.warning("%s, line %d is torn; it is skipped", path, number)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
@@ -9,36 +11,61 @@ from transformers import AutoConfig, AutoTokenizer
 from cusearch_async.errors import ConfigError
 
 
-def load_tokenizer(path: str) -> Any:
-    """Raises: ConfigError naming the model and what is missing."""
+def load_tokenizer(path: str, key: str = "model.path") -> Any:
+    """Raises: ConfigError naming the model, as `key`, and what is missing."""
+    refuse_missing_folder(path, key)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"model.path {path!r} has no tokenizer that can be loaded: {first_line(error)}") from error
+        raise ConfigError(f"{key} {path!r} has no tokenizer that can be loaded: {first_line(error)}") from error
     if len(tokenizer) == 0 or not tokenizer("a", add_special_tokens=False)["input_ids"]:
-        raise ConfigError(f"model.path {path!r} has no tokenizer files; put tokenizer.json beside the weights")
+        raise ConfigError(f"{key} {path!r} has no tokenizer files; put tokenizer.json beside the weights")
     return tokenizer
 
 
-def check_model(path: str, episode_tokens: int) -> Any:
+def check_model(path: str, episode_tokens: int, key: str = "model.path") -> Any:
     """What can be known of a model before its weights are loaded; returns its tokenizer.
 
     Raises: ConfigError when it has no tokenizer, or a context too short for an episode."""
-    check_context(path, episode_tokens)
-    return load_tokenizer(path)
+    check_context(path, episode_tokens, key)
+    return load_tokenizer(path, key)
 
 
-def check_context(path: str, needed: int) -> None:
+def check_context(path: str, needed: int, key: str = "model.path") -> None:
     """Raises: ConfigError when an episode can be longer than the model's context."""
+    refuse_missing_folder(path, key)
     try:
-        context = AutoConfig.from_pretrained(path).max_position_embeddings
+        config = AutoConfig.from_pretrained(path).get_text_config()  # a model that sees has one for its text alone
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path {path!r} has no config that can be read: {first_line(error)}") from error
+        raise ConfigError(f"{key} {path!r} has no config that can be read: {first_line(error)}") from error
+    context = getattr(config, "max_position_embeddings", None)
+    if context is None:
+        raise ConfigError(f"{key} {path!r} is a {config.model_type}, whose config names no context; use a causal LM")
     if needed > context:
         raise ConfigError(
             f"an episode can take {needed} tokens (episode.max_prompt_tokens + (s_max + 1) max_turn_tokens + "
             f"s_max max_observation_tokens), but {path!r} has a context of {context}; lower one of them"
         )
+
+
+def refuse_missing_folder(path: str, key: str) -> None:
+    """Raises: ConfigError for what can only be a folder of this machine, and is none: the Hub would be asked for it,
+    and answer about the names of repositories."""
+    place = Path(path)
+    if place.is_dir():
+        if not (place / "config.json").is_file():
+            raise ConfigError(f"{key} {path!r} holds no config.json, so it is no model's folder; choose another")
+    elif place.exists():
+        raise ConfigError(f"{key} {path!r} is a file; give a model's folder, or a Hub id like Qwen/Qwen2.5-3B")
+    elif is_local(path):
+        raise ConfigError(f"{key} {path!r} does not exist; give a model's folder, or a Hub id like Qwen/Qwen2.5-3B")
+
+
+def is_local(path: str) -> bool:
+    """Whether it can be no Hub id: NAME or OWNER/NAME, where no folder OWNER is here."""
+    parts = path.split("/")
+    is_name = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path, re.ASCII)
+    return not is_name or (len(parts) == 2 and Path(parts[0]).is_dir())
 
 
 def first_line(error: Exception) -> str:

@@ -113,6 +113,13 @@ def hold(folder: Path) -> Iterator[None]:
         yield
 
 
+def refuse_if_held(folder: Path) -> None:
+    """Raises: ConfigError when another process holds the folder."""
+    if read_marker(folder) is not None:
+        with hold(folder):
+            pass
+
+
 def check_deletable(folder: Path) -> None:
     """Raises: ConfigError for a folder without a marker, and for a home, root or repository folder."""
     refuse_protected(folder)

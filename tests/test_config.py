@@ -72,6 +72,15 @@ def test_the_shipped_configs_load(path):
     assert load_config(path).run.name
 
 
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("paper/**/*.toml")), ids=lambda path: path.name)
+def test_the_papers_settings_are_its_table_and_else_zerosearchs(path):
+    config = load_config(path)
+    assert (config.pool.questions, config.pool.rollouts, config.loss.minibatch, config.episode.s_max) == (64, 3, 32, 5)
+    assert (config.learner.lr, config.loss.kl_coef, config.episode.format_weight) == (1e-6, 0.001, 0.2)
+    assert (config.run.steps, config.learner.warmup_steps, config.learner.weight_decay) == (203, 192, 0.01)
+    assert (config.episode.max_turn_tokens, config.loss.entropy_coef) == (500, 0.0), "the paper's loss has no bonus"
+
+
 def test_derived_numbers(write):
     config = load_config(write())
     assert config.folder == Path("runs/r")
@@ -90,7 +99,13 @@ def test_derived_numbers(write):
         ("[loss]\nminibach = 16", "loss.minibach: unknown key; did you mean loss.minibatch?"),
         ("[lerner]\nlr = 1e-6", "lerner: unknown key; did you mean learner?"),
         ("[pool]\nmax_stalness = 1", "pool.max_stalness: unknown key; did you mean pool.max_staleness?"),
-        ("[qqq]\nx = 1", "qqq: unknown key"),
+        ("[qqq]\nx = 1", "qqq: unknown key; `cusearch config` lists all"),
+        ("[trainer]\nx = 1", "trainer: unknown key; did you mean learner?"),
+        ("[learner]\nlearning_rate = 1", "learner.learning_rate: unknown key; did you mean learner.lr?"),
+        ("[loss]\nlr = 1", "loss.lr: unknown key; did you mean learner.lr?"),
+        ("[pool]\nmax_staleness = true", "pool.max_staleness: must not be true or false, got true"),
+        ("[learner]\nlr = false", "learner.lr: must not be true or false, got false"),
+        ("[learner]\ncores = [0, true]", "learner.cores: must not be true or false, got [0, true]"),
         ("[pool]\nmax_staleness = -1", "pool.max_staleness: input should be greater than or equal to 0, got -1"),
         ("[pool]\nmax_staleness = 1.5", "pool.max_staleness: .*integer.*, got 1.5"),
         ('[pool]\norder = "random"', "pool.order: .*'ticket' or 'oldest_complete', got 'random'"),
@@ -135,6 +150,10 @@ def test_derived_numbers(write):
             "redis.max_trajectories (767) must be >= (pool.max_staleness + 2) N G = 768",
         ),
         ("[loss]\ncorrection_low = 3.0", "loss.correction_low (3.0) must be <= loss.correction_high (2.0)"),
+        (
+            '[loss]\ncorrection = "mask"\ncorrection_low = 6.0',
+            "loss.correction_low (6.0) must be <= loss.correction_high (5.0)",
+        ),
         ('[redis]\nurl = "http://h"', "redis: url 'http://h' must look like redis://127.0.0.1:6379/0"),
         ('[redis]\nurl = "redis://"', "redis: url 'redis://' must look like redis://127.0.0.1:6379/0"),
         ('[redis]\nurl = "redis://[::1"', "redis: .*must look like redis://127.0.0.1:6379/0"),
@@ -184,8 +203,8 @@ def test_a_run_name_that_is_no_plain_word_is_refused(write, name):
 
 
 def test_what_is_missing_is_named(write):
-    assert error_of(write(run="")) == "run: is missing"
-    assert error_of(write(run="[run]\nsteps = 3\n")) == "run.name: is missing"
+    assert error_of(write(run="")) == 'run: is missing; every config names its run: [run] name = "mine"'
+    assert error_of(write(run="[run]\nsteps = 3\n")).startswith("run.name: is missing")
 
 
 def test_two_mistakes_are_two_lines(write):
@@ -267,9 +286,10 @@ def test_an_override_replaces_the_files_value(write, overrides, key, value):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--learner.lr"], "--learner.lr needs a value"),
-        (["learner.lr", "1"], "'learner.lr' is no override; write --section.key value"),
-        (["--", "1"], "'--' is no override; write --section.key value"),
+        (["--learner.lr"], "--learner.lr needs a value: --learner.lr VALUE"),
+        (["--learner.lr", "--steps", "3"], "--learner.lr needs a value: --learner.lr VALUE"),
+        (["learner.lr", "1"], "'learner.lr' is no setting; write --section.key value"),
+        (["--", "1"], "'--' is no setting; write --section.key value"),
         (["--run.name.first", "x"], "--run.name.first: name is a value, not a section"),
         (["--learner.lr", "fast"], "learner.lr: .*, got 'fast'"),
         (["--loss.minibach", "16"], "loss.minibach: unknown key; did you mean loss.minibatch?"),
@@ -289,7 +309,7 @@ def test_a_wrong_override_is_said_in_one_line(write, overrides, message):
         (["launch", "--learner.lr", "1e-6", "a.toml"], ["launch", "a.toml"], ["--learner.lr", "1e-6"]),
         (["launch", "--learner.lr=1e-6", "a.toml"], ["launch", "a.toml"], ["--learner.lr=1e-6"]),
         (["--fresh", "--run.name", "x", "--help"], ["--fresh", "--help"], ["--run.name", "x"]),
-        (["--steps", "--fresh"], [], ["--steps", "--fresh"]),
+        (["--steps", "--fresh"], ["--fresh"], ["--steps"]),
         (["--stepsize", "3"], ["--stepsize", "3"], []),
         (["a", "--learner.lr"], ["a"], ["--learner.lr"]),
         (["--retriever.url", "-1"], [], ["--retriever.url", "-1"]),
@@ -354,7 +374,13 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
     save_config(config, path)
     saved = tomllib.loads(path.read_text(encoding="utf-8"))
     unset = {"run.folder", "loss.dual_clip", "rollout.kv_cache_mib", "rollout.block_size", "redis.max_trajectories"}
-    unset |= {"retriever.index", "retriever.rerank.model", "retriever.zerosearch.steps", "eval.limit"}
+    unset |= {
+        "loss.correction_high",
+        "retriever.index",
+        "retriever.rerank.model",
+        "retriever.zerosearch.steps",
+        "eval.limit",
+    }
     unset |= {f"retriever.web.{key}" for key in ("url", "max_requests", "cache")}
     assert set(dotted(saved)) == {key for key in known_keys() if "." in key} - unset
     assert load_config(path) == config

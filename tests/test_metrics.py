@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import time
 
 import numpy as np
 import pytest
@@ -65,24 +65,39 @@ def test_failed_searches_are_counted_by_the_step_and_the_slowest_worker_is_told(
     assert found["rollout/search_p99_s"] == 2.5
 
 
-def test_a_resumed_log_forgets_the_steps_that_are_run_again(tmp_path):
-    row = {
-        "reward/all": 0.5,
-        "reward/em": 0.5,
-        "depth/mean": 1.0,
-        "staleness/mean": 0.0,
-        "depth/generated": [1, 2],
-        "by_depth/ess": [None, 0.5],
-    }
-    first = MetricsLog(tmp_path, 0)
-    for step in range(4):
-        first.write(step, row)
+ROW = {
+    "reward/all": 0.5,
+    "reward/em": 0.5,
+    "depth/mean": 1.0,
+    "staleness/mean": 0.0,
+    "depth/generated": [1, 2],
+    "by_depth/ess": [None, 0.5],
+}
+
+
+def test_a_row_tells_its_epoch_and_when_it_was_written(tmp_path):
+    before = time.time()
+    first = MetricsLog(tmp_path, epoch=3, from_step=0)
+    first.write(0, ROW)
     first.close()
-    resumed = MetricsLog(tmp_path, 2)
-    resumed.write(2, row | {"reward/all": 0.75})
+    [row] = read_metrics(tmp_path / "metrics.jsonl")
+    assert (row["step"], row["epoch"], row["depth/generated"]) == (0, 3, [1, 2])
+    assert before - 1 < row["time"] <= time.time()
+
+
+def test_steps_that_are_run_again_replace_those_of_the_earlier_life(tmp_path):
+    first = MetricsLog(tmp_path, epoch=1, from_step=0)
+    for step in range(4):
+        first.write(step, ROW)
+    resumed = MetricsLog(tmp_path, epoch=2, from_step=2)
+    resumed.write(2, ROW | {"reward/all": 0.75})
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row["epoch"], row["reward/all"]) for row in rows] == [(0, 1, 0.5), (1, 1, 0.5), (2, 2, 0.75)]
+    first.write(4, ROW)
+    first.write(2, ROW)
+    assert read_metrics(tmp_path / "metrics.jsonl") == rows, "a late row of an older epoch counts for nothing"
+    first.close()
     resumed.close()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["reward/all"]) for line in lines] == [(0, 0.5), (1, 0.5), (2, 0.75)]
 
 
 def test_a_line_that_is_still_being_written_does_not_count(tmp_path):
@@ -90,3 +105,13 @@ def test_a_line_that_is_still_being_written_does_not_count(tmp_path):
     assert read_metrics(path) == []
     path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "rew')
     assert [row["step"] for row in read_metrics(path)] == [0, 1]
+
+
+def test_a_line_that_is_no_row_is_skipped_and_named_once(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n{"step": 1, "rew\n' + bytes(20) + b'\n7\n\xff\n{"step": 2}\n')
+    for _ in range(2):
+        assert [row["step"] for row in read_metrics(path)] == [0, 2]
+    assert [record.message.rpartition("metrics.jsonl, ")[2] for record in caplog.records] == [
+        f"line {number} is torn; it is skipped" for number in (2, 3, 4, 5)
+    ]

@@ -1,7 +1,7 @@
 """Group-relative advantages over the selected trajectories.
 
 Source: CuSearch, "CuSearch modification" (within-group reward normalisation over T); GRPO as VERL computes
-it: A = (r - mean) / (std + 1e-6) with the sample standard deviation.
+it: A = (r - mean) / (std + 1e-6) with the sample standard deviation. Without the division: Dr. GRPO (Liu et al. 2025).
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ def group_advantages(
     pool_rewards: NDArray[np.float64],
     pool_tickets: NDArray[np.int64],
     singleton: Singleton,
+    divide_by_std: bool = True,
 ) -> Advantages:
     """Advantages [K] of the selected trajectories.
 
     Groups of two or more are normalised by their selected members. A group with one selected member has no
     spread of its own; `singleton` says what it gets: `raw` its reward (VERL), `zero` nothing, `pool` the
-    statistics of the whole group [T], selected or not.
+    statistics of the whole group [T], selected or not. Without `divide_by_std` rewards are centred and not scaled.
     Raises: ValueError on non-finite rewards.
     """
     if not np.isfinite(rewards).all() or not np.isfinite(pool_rewards).all():
@@ -50,19 +51,26 @@ def group_advantages(
         group = rewards[members]
         if len(members) == 1:
             alone += 1
-            values[members] = _singleton(group, pool_rewards[pool_tickets == ticket], singleton)
+            values[members] = _singleton(group, pool_rewards[pool_tickets == ticket], singleton, divide_by_std)
         elif np.ptp(group) < EQUAL:
             flat += len(members)
         else:
-            values[members] = (group - group.mean()) / (group.std(ddof=1) + EPSILON)
+            values[members] = _relative(group, group, divide_by_std)
     count = max(len(rewards), 1)
     return Advantages(values, alone / count, flat / count)
 
 
-def _singleton(reward: NDArray[np.float64], group: NDArray[np.float64], rule: Singleton) -> NDArray[np.float64]:
+def _singleton(
+    reward: NDArray[np.float64], group: NDArray[np.float64], rule: Singleton, divide_by_std: bool
+) -> NDArray[np.float64]:
     if rule == "raw":
         return reward
     if rule == "zero" or np.ptp(group) < EQUAL:
         return np.zeros(1)
-    advantage: NDArray[np.float64] = (reward - group.mean()) / (group.std(ddof=1) + EPSILON)
-    return advantage
+    return _relative(reward, group, divide_by_std)
+
+
+def _relative(rewards: NDArray[np.float64], group: NDArray[np.float64], divide_by_std: bool) -> NDArray[np.float64]:
+    """`rewards` as seen from the mean of `group`, in its standard deviations or as they are."""
+    deviations: NDArray[np.float64] = rewards - group.mean()
+    return deviations / (group.std(ddof=1) + EPSILON) if divide_by_std else deviations

@@ -3,15 +3,17 @@
 Source: CuSearch, appendix "Comparison with Prompt-Level Adaptive Methods": the pass rate of each question over a
 sliding window moves the rollout budget towards intermediate pass rates, N G rollouts per step in all. The paper
 leaves window, rule and bounds open; here they are: the last WINDOW visits, p smoothed by Beta(1, 1), weight
-p (1 - p), 1 to 2 G rollouts each, G for a question without history.
+p (1 - p), 1 to 2 G rollouts each, G for a question without history. All of it is exact: in floating point p (1 - p)
+differs between p = 0.2 and p = 0.8, and a tie between a hopeless and a solved question would go to rounding noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 WINDOW = 4
 """Visits to a question that its pass rate is taken over."""
@@ -25,10 +27,10 @@ def add_visit(visits: Visits, passed: int, played: int) -> Visits:
     return (*visits, (passed, played))[-WINDOW:]
 
 
-def pass_rate(visits: Visits) -> float:
+def pass_rate(visits: Visits) -> Fraction:
     """Posterior mean of the pass rate under a Beta(1, 1) prior, in (0, 1): 1/2 without any visit."""
     passed, played = (sum(column) for column in zip(*visits, strict=True)) if visits else (0, 0)
-    return (1 + passed) / (2 + played)
+    return Fraction(1 + passed, 2 + played)
 
 
 def divide_rollouts(histories: Sequence[Visits], rollouts: int) -> list[int]:
@@ -39,31 +41,43 @@ def divide_rollouts(histories: Sequence[Visits], rollouts: int) -> list[int]:
     Raises: ValueError unless rollouts >= 1."""
     if rollouts < 1:
         raise ValueError(f"rollouts must be >= 1, got {rollouts}")
-    sizes = np.full(len(histories), rollouts)
+    sizes = [rollouts] * len(histories)
     known = [i for i, visits in enumerate(histories) if visits]
     if known:
-        rates = np.array([pass_rate(histories[i]) for i in known])
-        sizes[known] = _bounded_shares(rates * (1 - rates), len(known) * rollouts, 1, 2 * rollouts)
-    return [int(size) for size in sizes]
+        rates = [pass_rate(histories[i]) for i in known]
+        shares = _bounded_shares([p * (1 - p) for p in rates], len(known) * rollouts, 1, 2 * rollouts)
+        for i, share in zip(known, shares, strict=True):
+            sizes[i] = share
+    return sizes
 
 
-def _bounded_shares(weights: NDArray[np.float64], total: int, low: int, high: int) -> NDArray[np.int64]:
+def _bounded_shares(weights: Sequence[Fraction], total: int, low: int, high: int) -> list[int]:
     """Whole numbers in [low, high], summing to `total`, as nearly in proportion to `weights` > 0 as that allows."""
-    exact = np.clip(weights * _scale(weights, total, low, high), low, high)
-    shares = np.floor(exact + 1e-9).astype(np.int64)
-    for i in np.argsort(shares - exact, kind="stable")[: total - int(shares.sum())]:
+    scale = _scale(Counter(weights), total, low, high)
+    exact = [_clip(scale * weight, low, high) for weight in weights]
+    shares = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])  # stable: ties stay in order
+    for i in by_remainder[: total - sum(shares)]:
         shares[i] += 1
     return shares
 
 
-def _scale(weights: NDArray[np.float64], total: int, low: int, high: int) -> float:
-    """The x at which the sum of clip(x w, low, high) is `total`. The sum is piecewise linear in x, bent where a
-    weight meets a bound: find the bend at or above `total`, then go back along the line."""
-    bends = np.unique(np.concatenate([low / weights, high / weights]))
-    sums = np.array([np.clip(x * weights, low, high).sum() for x in bends])
-    right = min(int(np.searchsorted(sums, total)), len(bends) - 1)
+def _scale(weights: Mapping[Fraction, int], total: int, low: int, high: int) -> Fraction:
+    """The x at which the sum of clip(x w, low, high) is `total`, `weights` saying how often each w occurs.
+
+    The sum is piecewise linear in x, bent where a weight meets a bound: find the first bend at which it reaches
+    `total`, then go back along the line."""
+
+    def sum_at(x: Fraction) -> Fraction:
+        return sum((count * _clip(x * weight, low, high) for weight, count in weights.items()), Fraction())
+
+    bends = sorted({Fraction(bound) / weight for weight in weights for bound in (low, high)})
+    right = bisect_left(bends, Fraction(total), key=sum_at)
     if right == 0:
-        return float(bends[0])
-    rise = sums[right] - sums[right - 1]
-    share = (total - sums[right - 1]) / rise if rise > 0 else 0.0
-    return float(bends[right - 1] + share * (bends[right] - bends[right - 1]))
+        return bends[0]
+    before, after = sum_at(bends[right - 1]), sum_at(bends[right])
+    return bends[right - 1] + (total - before) / (after - before) * (bends[right] - bends[right - 1])
+
+
+def _clip(value: Fraction, low: int, high: int) -> Fraction:
+    return min(max(value, Fraction(low)), Fraction(high))

@@ -1,12 +1,13 @@
 """The policy loss: decoupled, clipped, token-level GRPO with a k3 KL penalty.
 
-    L = Σ_t a_t ( -w_t min(r_t A_t, clip(r_t, 1-ε_low, 1+ε_high) A_t) + β k3_t )
+    L = Σ_t a_t ( -w_t min(r_t A_t, clip(r_t, 1-ε_low, 1+ε_high) A_t) + β k3_t - η H_t )
     r_t = π_θ / π_prox,   w_t = sg(π_prox / μ),   k3 = exp(π_ref - π_θ) - (π_ref - π_θ) - 1  (log-probabilities)
 
 t runs over the sampled tokens of a mini-batch; a_t are the aggregation weights. They are fixed for the whole
 mini-batch before it is split over ranks and micro-batches, so the sum does not depend on the split.
 Sources: CuSearch Eq. "grpo-cusearch"; decoupled PPO and the log-linear π_prox (AReaL); dual clip (Ye et al. 2020);
-sequence ratio (GSPO, Zheng et al. 2025); k3 (Schulman); aggregation names as in VERL.
+sequence ratio (GSPO, Zheng et al. 2025); k3 (Schulman); entropy bonus η H_t, off by default, and the names of the
+aggregations as in VERL.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def aggregation_weights(lengths: Sequence[int], mode: Aggregation, max_tokens: i
     """a_t for the tokens of each trajectory of a mini-batch: one number per trajectory [M].
 
     `lengths` are sampled tokens per trajectory. token-mean: 1 / Σ lengths. seq-mean-token-mean:
-    1 / (M length). seq-mean-token-sum-norm: 1 / (M max_tokens), `max_tokens` being the most an episode can hold.
+    1 / (M length). seq-mean-token-sum-norm: 1 / (M max_tokens), `max_tokens` being the most tokens that an episode can
+    sample (TRL's dr_grpo). VERL divides by the padded length of a response instead, and older versions of it do not
+    divide by M: their loss is M times as large.
     """
     if mode == "token-mean":
         return [1 / sum(lengths)] * len(lengths)
@@ -82,6 +85,8 @@ class Surrogate:
     ratio: RatioLevel = "token"
     kl_coef: float = 0.0
     """β."""
+    entropy_coef: float = 0.0
+    """η."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +120,15 @@ class TokenTerms:
     kl_reference: torch.Tensor
 
 
-def policy_loss(log_policy: torch.Tensor, tokens: Tokens, settings: Surrogate) -> tuple[torch.Tensor, TokenTerms]:
+def policy_loss(
+    log_policy: torch.Tensor, tokens: Tokens, settings: Surrogate, entropy: torch.Tensor | None = None
+) -> tuple[torch.Tensor, TokenTerms]:
     """The loss summed over the given tokens, whose current log-probabilities are `log_policy` [T], float32.
-    Gradients flow through `log_policy` only."""
+
+    `entropy` [T], H_t of the policy where it sampled each token, is needed for an entropy bonus only. Gradients flow
+    through these two. The bonus has no weight w_t: it is of the policy, whichever token was sampled (as in VERL).
+
+    Raises: ValueError for an entropy bonus without entropies."""
     advantages = tokens.advantages
     log_ratio = log_policy - tokens.log_prox
     if settings.ratio == "sequence":
@@ -134,6 +145,10 @@ def policy_loss(log_policy: torch.Tensor, tokens: Tokens, settings: Surrogate) -
     if tokens.log_reference is not None:
         kl = k3_kl(log_policy, tokens.log_reference)
         per_token = per_token + settings.kl_coef * kl
+    if settings.entropy_coef:
+        if entropy is None:
+            raise ValueError("an entropy bonus needs the entropy of every token")
+        per_token = per_token - settings.entropy_coef * entropy
     weighted = tokens.aggregation * per_token
     terms = TokenTerms(weighted.detach(), (surrogate != free).detach(), kl.detach())
     return weighted.sum(), terms

@@ -40,7 +40,8 @@ def allocate(capacities: Sequence[int], targets: Sequence[int], priorities: Sequ
     Overflow of a bucket goes to the buckets after it in priority order, what is left then to those before it,
     nearest first. Equal priorities are served in order of depth, shallower first.
     Raises: ValueError on unequal lengths or negative entries.
-    Source: CuSearch, Algorithm "SDGA: Detailed Version" (with the `spare > 0` guard).
+    Source: CuSearch, Algorithm "SDGA: Detailed Version". Its guard `spare > 0` is needed here, where nothing stops the
+    loop once the overflow is used up; the main text's version stops there, and comes to the same without the guard.
     """
     if not len(capacities) == len(targets) == len(priorities):
         raise ValueError(

@@ -17,7 +17,10 @@ from cusearch_async.atlas.facts import load_facts
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.zerosearch import NUMBERS
 
-_ASKED = re.compile(r"need to generate (\w+) (useful|noisy) documents.*^Query: (.*)\n\w+ Output:\Z", re.DOTALL | re.M)
+_ASKED = re.compile(
+    r"need to generate (\w+) (?:related but )?(useful|noisy) documents.*^Query: (.*)\n\w+ Output:\s*\Z",
+    re.DOTALL | re.M,
+)
 
 
 class Simulator:
@@ -32,8 +35,7 @@ class Simulator:
     async def complete(self, http: web.Request) -> web.Response:
         try:
             body = await http.json()
-            prompt, seed = body["messages"][-1]["content"], int(body.get("seed") or 0)
-            text = self.answer(prompt, seed)
+            text = self.answer(_prompt_of(body["messages"][-1]["content"]), int(body.get("seed") or 0))
         except (json.JSONDecodeError, KeyError, IndexError, TypeError, ValueError) as error:
             return web.json_response({"error": {"message": f"{type(error).__name__}: {error}"}}, status=400)
         message = {"role": "assistant", "content": text}
@@ -53,3 +55,8 @@ class Simulator:
             found = [passages[i] for i in np.random.default_rng(seed).integers(len(passages), size=count).tolist()]
         texts = (passage["contents"].partition("\n")[2] for passage in found)
         return "\n".join(f"Doc {rank}: {text}" for rank, text in enumerate(texts, 1)) or "Doc 1:"
+
+
+def _prompt_of(content: Any) -> str:
+    """The text of a message, which may come in parts."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.contract import Ledger, Queues, RunState
@@ -49,6 +50,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 async def show(config: Config, once: bool) -> None:
+    async with open_buffer(config) as buffer:
+        await buffer.state()  # a Redis that is not there is said at once; an outage of a live one is waited out below
     async with open_buffer(config, config.redis.outage_s) as buffer:
         before = await look(buffer)
         if once:
@@ -110,7 +113,7 @@ def buckets(now: Snapshot, config: Config) -> Table:
     shown = Table(box=None, pad_edge=False)
     shown.add_column("depth", justify="right")
     for age in range(oldest + 1):
-        shown.add_column(f"{age} old" if age else "fresh", justify="right")
+        shown.add_column(str(age), justify="right")
     shown.add_column("all", justify="right")
     shown.add_column("")
     fullest = max(sum(row) for row in counts)
@@ -131,8 +134,8 @@ def groups(now: Snapshot, before: Snapshot | None, config: Config) -> Table:
     shown.add_row("next pool", f"{queues.ready_of_pool} of {config.questions_per_step} groups ready")
     shown.add_row("ready", f"{queues.ready} groups")
     shown.add_row("leased", f"{queues.leased} tickets")
-    shown.add_row("queued again", f"{queues.requeued} tickets")
-    shown.add_row("closed short", f"{now.ledger.incomplete_groups} groups, {now.ledger.failed_rollouts} rollouts")
+    shown.add_row("requeued", f"{queues.requeued} tickets")
+    shown.add_row("incomplete", f"{now.ledger.incomplete_groups} groups, {now.ledger.failed_rollouts} rollouts")
     shown.add_row("waiting", f"{now.ledger.buffered} of {config.buffer_limit}, {now.ledger.bytes / 2**20:.1f} MiB")
     if before is not None:
         seconds = now.at - before.at
@@ -141,15 +144,17 @@ def groups(now: Snapshot, before: Snapshot | None, config: Config) -> Table:
 
 
 def workers(found: dict[str, dict[str, str]]) -> Table:
-    shown = Table(box=None, pad_edge=False)
-    for name in ("worker", "heartbeat", "version", "in flight", "episodes", "tokens/s busy", "retriever"):
-        shown.add_column(name, justify="left" if name == "worker" else "right")
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("worker", "heartbeat", "version", "in flight", "episodes", "tokens/s", "retriever"):
+        shown.add_column(
+            name, justify="left" if name == "worker" else "right", no_wrap=name != "worker", overflow="fold"
+        )
     for name, facts in sorted(found.items()):
         age = max(0.0, float(facts["heartbeat_age_s"]))
         busy = float(facts.get("busy_s", 0))
         down = float(facts.get("retriever_down_s", 0))
         shown.add_row(
-            name,
+            plain(name),
             Text(f"{age:.0f} s ago", style="red" if age > _SILENT_S else "green"),
             facts.get("version", "?"),
             facts.get("in_flight", "?"),

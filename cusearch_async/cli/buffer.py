@@ -19,15 +19,19 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cusearch_async.config import Config, load_config
+from cusearch_async.cli.runs import open_run
+from cusearch_async.cli.terminal import plain, visible
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.files import refuse_unwritable
 from cusearch_async.transport.inspection import Filter, Row, fetch, quarantined, rows
 from cusearch_async.types import Trajectory
 
 log = logging.getLogger(__name__)
 
 MODEL, ENVIRONMENT, PROMPT = "white", "cyan", "grey62"
+HALF = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers decode the first bytes of a character to."""
 UNLIKELY = -2.0
 """Sampled tokens below this log-probability are marked."""
 
@@ -38,21 +42,21 @@ def add(commands: Any) -> None:
     listing = actions.add_parser("ls", help="list buffered trajectories")
     export = actions.add_parser("export", help="write buffered trajectories as JSON lines")
     for action in (listing, export):
-        action.add_argument("config", type=Path)
+        action.add_argument("config", type=Path, help=CONFIG_HELP)
         _add_filter(action)
         action.set_defaults(run=run)
     listing.add_argument("--limit", type=int, default=20, help="most rows to show (20)")
-    export.add_argument("--output", type=Path, required=True)
+    export.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
     peek = actions.add_parser("peek", help="show one trajectory: turns, passages, mask, log-probabilities")
-    peek.add_argument("config", type=Path)
+    peek.add_argument("config", type=Path, help=CONFIG_HELP)
     peek.add_argument("trajectory", help="its id, TICKET:ROLLOUT")
-    requeue = actions.add_parser("requeue", help="take a ticket from its worker, or reopen a group that closed short")
-    requeue.add_argument("config", type=Path)
-    requeue.add_argument("ticket", type=int)
+    requeue = actions.add_parser("requeue", help="take a ticket from its worker, or reopen an incomplete group")
+    requeue.add_argument("config", type=Path, help=CONFIG_HELP)
+    requeue.add_argument("ticket", type=int, help="its number")
     out = actions.add_parser("quarantine", help="list what was taken out; with an id, take that one out")
-    out.add_argument("config", type=Path)
+    out.add_argument("config", type=Path, help=CONFIG_HELP)
     out.add_argument("trajectory", nargs="?", help="id of a buffered trajectory, TICKET:ROLLOUT")
-    out.add_argument("--reason", default="by an operator")
+    out.add_argument("--reason", default="by an operator", help="kept with it")
     for action in (peek, requeue, out):
         action.set_defaults(run=run)
 
@@ -60,9 +64,9 @@ def add(commands: Any) -> None:
 def _add_filter(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depth", type=int, help="of this search depth")
     parser.add_argument("--min-staleness", type=int, help="at least so many steps behind the learner")
-    parser.add_argument("--min-reward", type=float)
-    parser.add_argument("--max-reward", type=float)
-    parser.add_argument("--text", help="that have this in their question")
+    parser.add_argument("--min-reward", type=float, help="at least this reward")
+    parser.add_argument("--max-reward", type=float, help="at most this reward")
+    parser.add_argument("--text", help="in the question, upper and lower case alike")
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
@@ -77,7 +81,7 @@ def _filter(arguments: argparse.Namespace) -> Filter:
 
 async def ls(config: Config, arguments: argparse.Namespace) -> None:
     shown: list[Row] = []
-    async with open_buffer(config) as buffer:
+    async with open_run(config) as buffer:
         async for row in rows(buffer, _filter(arguments), config.episode.s_max):
             shown.append(row)
             if len(shown) == arguments.limit:
@@ -88,20 +92,21 @@ async def ls(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def table(found: list[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("id", "depth", "old", "reward", "turns", "tokens", "worker", "question", "answered"):
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("id", "depth", "staleness", "reward", "turns", "tokens", "worker", "question", "answered"):
         is_text = name in ("worker", "question", "answered")
-        table.add_column(name, justify="left" if is_text else "right", overflow="ellipsis", no_wrap=name != "question")
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     for row in found:
         f = row.fields
         numbers = (f["depth"], str(row.staleness), f"{float(f['reward']):.2f}", f["turns"], f["tokens"])
-        table.add_row(row.id, *numbers, f["worker"], Text(f["question"]), Text(f["prediction"] or "–"))
+        table.add_row(row.id, *numbers, *(plain(f[name] or "–") for name in ("worker", "question", "prediction")))
     return table
 
 
 async def export(config: Config, arguments: argparse.Namespace) -> None:
     count = 0
-    async with open_buffer(config) as buffer:
+    refuse_unwritable(arguments.output, "--output")
+    async with open_run(config) as buffer:
         with arguments.output.open("wb") as file:
             async for row in rows(buffer, _filter(arguments), config.episode.s_max):
                 found = await fetch(buffer, row.id, config.episode.max_tokens)
@@ -120,10 +125,12 @@ def as_json(trajectory: Trajectory) -> dict[str, Any]:
 async def peek(config: Config, arguments: argparse.Namespace) -> None:
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
 
-    async with open_buffer(config) as buffer:
+    async with open_run(config) as buffer:
         found = await fetch(buffer, arguments.trajectory, config.episode.max_tokens)
     if found is None:
-        raise ConfigError(f"run {config.run.name!r} has no trajectory {arguments.trajectory!r} (any more)")
+        raise ConfigError(
+            f"run {config.run.name!r} holds no trajectory {arguments.trajectory!r}; `cusearch buffer ls` lists them"
+        )
     trajectory, fields = found
     tokenizer = load_tokenizer(config.model.location)
     console = Console()
@@ -146,7 +153,7 @@ def facts(trajectory: Trajectory, fields: dict[str, str]) -> Table:
         ("tokens", f"{len(trajectory.token_ids)}, {len(trajectory.logprobs)} sampled, by versions {versions}"),
         ("time", f"{trajectory.episode_s:.1f} s, {trajectory.search_s:.1f} s of it searching"),
     ):
-        shown.add_row(Text(name, style="bold"), Text(value))
+        shown.add_row(Text(name, style="bold"), plain(value))
     return shown
 
 
@@ -164,7 +171,7 @@ def turns(trajectory: Trajectory, tokenizer: Any) -> list[Panel]:
             sampled_before += length
         else:
             style, who = (PROMPT, "prompt") if place == 0 else (ENVIRONMENT, "environment")
-            text = Text(tokenizer.decode(ids, skip_special_tokens=False).strip(), style=style)
+            text = plain(tokenizer.decode(ids, skip_special_tokens=False).strip(), style)
             panels.append(Panel(text, title=f"{who}: {length} tokens, masked", border_style=style))
         place += length
     return panels
@@ -172,33 +179,38 @@ def turns(trajectory: Trajectory, tokenizer: Any) -> list[Panel]:
 
 def _marked(ids: list[int], logprobs: np.ndarray[Any, Any], tokenizer: Any) -> Text:
     """The turn's text, unlikely tokens underlined."""
-    text = Text()
-    for place, logprob in enumerate(logprobs):
-        # a piece is what the text grows by: single byte-level tokens need not be whole characters
-        before = tokenizer.decode(ids[:place], skip_special_tokens=False)
-        piece = tokenizer.decode(ids[: place + 1], skip_special_tokens=False)[len(before) :]
-        text.append(piece, style=f"underline bold {MODEL}" if logprob < UNLIKELY else MODEL)
+    text, before, is_unlikely = Text(), "", False
+    for count, logprob in enumerate(logprobs, start=1):
+        # a piece is what the text grows by; tokens that end within a character wait for the rest of it
+        now = tokenizer.decode(ids[:count], skip_special_tokens=False)
+        is_unlikely = is_unlikely or logprob < UNLIKELY
+        if now.endswith(HALF) and count < len(ids):
+            continue
+        text.append(visible(now[len(before) :]), style=f"underline bold {MODEL}" if is_unlikely else MODEL)
+        before, is_unlikely = now, False
     text.rstrip()
     return text
 
 
 async def requeue(config: Config, arguments: argparse.Namespace) -> None:
-    async with open_buffer(config) as buffer:
+    async with open_run(config) as buffer:
         is_reopened = await buffer.reopen(arguments.ticket)
     if not is_reopened:
-        raise ConfigError(f"ticket {arguments.ticket} is neither leased nor a waiting group that closed short")
-    log.info("ticket %d is queued again", arguments.ticket)
+        raise ConfigError(
+            f"ticket {arguments.ticket} is neither leased nor an incomplete group; `cusearch buckets` shows the groups"
+        )
+    log.info("ticket %d is requeued", arguments.ticket)
 
 
 async def quarantine(config: Config, arguments: argparse.Namespace) -> None:
-    async with open_buffer(config) as buffer:
+    async with open_run(config) as buffer:
         if arguments.trajectory is None:
             taken_out = await quarantined(buffer)
             for id_, reason in sorted(taken_out.items()):
-                Console().print(Text(f"{id_}  {reason}"))
+                Console().print(plain(f"{id_}  {reason}"))
             log.info("%d trajectories are in quarantine", len(taken_out))
             return
         is_out = await buffer.quarantine(arguments.trajectory, arguments.reason)
     if not is_out:
-        raise ConfigError(f"trajectory {arguments.trajectory!r} is not in the buffer (any more)")
+        raise ConfigError(f"trajectory {arguments.trajectory!r} is not in the buffer; `cusearch buffer ls` lists all")
     log.info("trajectory %s is in quarantine", arguments.trajectory)

@@ -18,13 +18,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cusearch_async import sizing
+from cusearch_async import host, sizing
 from cusearch_async.algorithm import methods
-from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.data.questions import file_of
+from cusearch_async.config import CONFIG_HELP, Config, RetrieverConfig, load_config
+from cusearch_async.data.questions import file_of, load_questions
 from cusearch_async.data.rows import HUB, hub_place
 from cusearch_async.errors import ConfigError
+from cusearch_async.retrieval.corpus import read_start
 from cusearch_async.retrieval.websearch import key_variable
+from cusearch_async.rollout.dialogue import check_lengths
 from cusearch_async.sizing import GIB, LearnerMemory, ModelShape
 from cusearch_async.transport.server import is_listening
 
@@ -33,6 +35,8 @@ STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "error": "bold 
 
 TIGHT = 0.9
 """An estimate above this share of a GPU may turn out too small."""
+PASSAGES = 10_000
+"""Of a corpus, so many are read."""
 MEAN_LENGTH = 0.5
 """Of the longest episode; most end with an answer well before."""
 WHOLE_GROUPS = (methods.whole_pool, methods.dapo, methods.ar3po_adaptive)
@@ -83,14 +87,16 @@ def _known_shape(config: Config) -> ModelShape | None:
 def check(config: Config, shape: ModelShape | None, gpu_bytes: int) -> Iterator[Finding]:
     """All findings, in the order of the table."""
     yield _lengths(config, shape)
-    yield _tokenizer(config)
+    found, tokenizer = _tokenizer(config)
+    yield found
     yield from _batch(config)
     if shape is not None:
         yield _learner_memory(config, shape, gpu_bytes)
         yield _worker_memory(config, shape, gpu_bytes)
     yield _staleness(config)
     yield _gpus(config)
-    yield from _files(config)
+    yield from _gpus_here(config)
+    yield from _files(config, tokenizer)
     yield from _services(config)
 
 
@@ -104,20 +110,19 @@ def table(findings: list[Finding]) -> Table:
 
 
 def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
-    """A learner rank's memory in GiB at every ZeRO stage; the chosen one is marked."""
+    """A learner rank's memory in GiB, one column per ZeRO stage; the chosen one is marked."""
     shown = Table(title=f"GiB per learner GPU, {config.learner.ranks} ranks", title_justify="left", pad_edge=False)
     parts = ("weights", "reference", "optimizer", "gradients", "buffers", "step", "activations", "peak")
-    for name in ("ZeRO stage", *parts, f"fits {gpu_bytes / GIB:g}"):
-        shown.add_column(name, justify="right")
+    memories = [_memory(config, shape, stage) for stage in range(4)]
+    shown.add_column("ZeRO stage")
     for stage in range(4):
-        memory = _memory(config, shape, stage)
         is_chosen = stage == config.learner.zero_stage
-        shown.add_row(
-            f"{stage} (chosen)" if is_chosen else str(stage),
-            *(f"{getattr(memory, part) / GIB:.1f}" for part in parts),
-            "yes" if memory.peak <= gpu_bytes else "no",
-            style="bold" if is_chosen else None,
-        )
+        name = f"{stage} (chosen)" if is_chosen else str(stage)
+        shown.add_column(name, justify="right", style="bold" if is_chosen else "")
+    for part in parts:
+        shown.add_row(part, *(f"{getattr(memory, part) / GIB:.1f}" for memory in memories))
+    fits = ("yes" if memory.peak <= gpu_bytes else "no" for memory in memories)
+    shown.add_row(f"fits {gpu_bytes / GIB:g}", *fits)
     return shown
 
 
@@ -141,23 +146,26 @@ def _lengths(config: Config, shape: ModelShape | None) -> Finding:
     return Finding("ok", "longest episode", text)
 
 
-def _tokenizer(config: Config) -> Finding:
-    location = config.model.location
-    if Path(location).is_dir():
-        from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
+def _tokenizer(config: Config) -> tuple[Finding, Any]:
+    """And the tokenizer itself, where it is on this machine."""
+    from cusearch_async.models import is_local, load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
 
-        try:
-            tokenizer = load_tokenizer(location)
-        except ConfigError as error:
-            return Finding("error", "tokenizer", str(error))
-        return Finding("ok", "tokenizer", f"{len(tokenizer)} tokens in {location}")
-    try:
+    location = config.model.location
+    if is_local(location) and not Path(location).exists():
+        text = (
+            f"model.path {location!r} is not on this machine; give a model's folder, or a Hub id like Qwen/Qwen2.5-3B"
+        )
+        return Finding("not reachable", "tokenizer", text), None
+    if not is_local(location) and not Path(location).exists():
         cached = try_to_load_from_cache(location, "tokenizer_config.json")
-    except ValueError:
-        return Finding("not reachable", "tokenizer", f"model.path {location!r} is no folder here, and no Hub id")
-    if isinstance(cached, str):
-        return Finding("ok", "tokenizer", f"{location} is in the local cache")
-    return Finding("not reachable", "tokenizer", f"{location} is not on this machine; it is downloaded at the start")
+        if not isinstance(cached, str):
+            text = f"{location} is not on this machine; it is downloaded at the start"
+            return Finding("not reachable", "tokenizer", text), None
+    try:
+        tokenizer = load_tokenizer(location)
+    except ConfigError as error:
+        return Finding("error", "tokenizer", str(error)), None
+    return Finding("ok", "tokenizer", f"{len(tokenizer)} tokens in {location}"), tokenizer
 
 
 def _batch(config: Config) -> Iterator[Finding]:
@@ -220,8 +228,8 @@ def _learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Findin
     stage = config.learner.zero_stage
     memory = _memory(config, shape, stage)
     text = (
-        f"ZeRO stage {stage} of {config.learner.ranks} ranks takes {memory.peak} bytes a GPU ({memory.peak / GIB:.1f} "
-        f"of {gpu_bytes / GIB:g} GiB), {memory.held / GIB:.1f} GiB of it all the time"
+        f"ZeRO stage {stage} of {config.learner.ranks} ranks takes {memory.peak / GIB:.1f} of {gpu_bytes / GIB:g} GiB "
+        f"a GPU, {memory.held / GIB:.1f} GiB of it all the time"
     )
     if memory.peak <= TIGHT * gpu_bytes:
         return Finding("ok", "learner memory", text)
@@ -282,29 +290,78 @@ def _gpus(config: Config) -> Finding:
     return Finding("ok", "GPUs", f"learner {list(learner)}, rollout {list(rollout)}, evaluator {list(evaluator)}")
 
 
+def _gpus_here(config: Config) -> Iterator[Finding]:
+    """A process whose GPU is not there ends; but a run may be checked on another machine than it is for."""
+    retriever = config.retriever
+    named = [*config.learner.gpus, *config.rollout.gpus, *config.eval.gpus]
+    if retriever.dense.device.startswith("cuda") and (retriever.backend == "dense" or retriever.rerank.model):
+        named.append(int(retriever.dense.device.partition(":")[2] or 0))
+    there = host.count_gpus() if named else 0
+    missing = sorted({gpu for gpu in named if gpu >= there})
+    if missing:
+        text = (
+            f"{', '.join(map(str, missing))} of learner.gpus, rollout.gpus, eval.gpus and retriever.dense.device are "
+            f"not there: CUDA finds {there} GPUs on this machine"
+        )
+        yield Finding("not reachable", "GPUs here", text)
+
+
 # --- files and services -------------------------------------------------------------------------------
 
 
-def _files(config: Config) -> Iterator[Finding]:
+def _files(config: Config, tokenizer: Any) -> Iterator[Finding]:
+    """What is on this machine is opened and read; of what is on the Hub, whether it is in the local cache."""
     for source in config.data.source:
-        yield _file("data.source", source)
+        yield _questions("data.source", source, config, tokenizer)
     for source in config.eval.suite:
-        yield _file("eval.suite", file_of(source, config.eval.folder))
+        yield _questions("eval.suite", file_of(source, config.eval.folder), config, tokenizer)
     retriever = config.retriever
     if retriever.backend in ("bm25", "dense"):
-        yield _file("retriever.corpus", retriever.corpus)
+        yield _corpus(retriever)
         if retriever.index is not None:
-            yield _file("retriever.index", str(retriever.index))
+            yield _index(retriever, retriever.index)
 
 
-def _file(key: str, name: str) -> Finding:
-    if name.startswith(HUB):
-        return _hub_file(key, name)
+def _questions(key: str, source: str, config: Config, tokenizer: Any) -> Finding:
+    """Read, and measured by the policy's tokenizer if that is known here."""
+    if source.startswith(HUB):
+        found = _hub_file(key, source)
+        if found.status != "ok":
+            return found
+    elif source != "atlas" and not Path(source).exists():
+        return Finding("not reachable", key, f"{source} is not there")
+    try:
+        questions = load_questions([source])
+        if tokenizer is not None:
+            check_lengths(questions, tokenizer, config.episode)
+    except ConfigError as error:
+        return Finding("error", key, str(error))
+    return Finding("ok", key, f"{len(questions)} questions in {source}")
+
+
+def _corpus(retriever: RetrieverConfig) -> Finding:
+    key, name = "retriever.corpus", retriever.corpus
     if name == "atlas":
         return Finding("ok", key, "atlas, embedded")
-    if Path(name).exists():
-        return Finding("ok", key, name)
-    return Finding("not reachable", key, f"{name} is not there")
+    if not Path(name).exists():
+        return Finding("not reachable", key, f"{name} is not there")
+    try:
+        read_start(Path(name), PASSAGES)
+    except ConfigError as error:
+        return Finding("error", key, str(error))
+    return Finding("ok", key, f"{name}, of which the first {PASSAGES} passages at most were read")
+
+
+def _index(retriever: RetrieverConfig, folder: Path) -> Finding:
+    from cusearch_async.retrieval.indexing import STARTS  # noqa: PLC0415  (numba only where it is needed)
+
+    if not folder.exists():
+        text = f"{folder} is not there; make it with `cusearch index CONFIG`"
+        return Finding("not reachable", "retriever.index", text)
+    if not (folder / STARTS).is_file():
+        text = f"{folder} holds no finished index; make it with `cusearch index CONFIG`"
+        return Finding("error", "retriever.index", text)
+    return Finding("ok", "retriever.index", f"{folder} holds an index; that it fits the corpus is checked at start")
 
 
 def _hub_file(key: str, name: str) -> Finding:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from cusearch_async.cli.terminal import plain
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import refuse_unwritable
 
 SHOWN = 20
 """Problems of a file that are printed."""
@@ -26,7 +27,7 @@ def add(commands: Any) -> None:
     check.set_defaults(run=check_files)
     convert = actions.add_parser("convert", help="write questions as parquet in Search-R1's schema")
     convert.add_argument("sources", nargs="+", metavar="FILE", help="as for check, or `atlas`")
-    convert.add_argument("--output", type=Path, required=True)
+    convert.add_argument("--output", type=Path, required=True, help="the .parquet file to write")
     convert.set_defaults(run=convert_files)
 
 
@@ -39,12 +40,13 @@ def check_files(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def report(source: str, console: Console) -> bool:
     """Print what a file holds and what is wrong with it; whether nothing is."""
-    from cusearch_async.data.rows import locate, parse_row, read_rows  # noqa: PLC0415  (pyarrow only where it is used)
+    from cusearch_async.data.rows import can_be_answered, locate, parse_row, read_rows  # noqa: PLC0415  (pyarrow is slow)
 
     path = locate(source, "data check")
     problems: list[str] = []
     ids: Counter[str] = Counter()
     categories: Counter[str] = Counter()
+    hopeless: list[str] = []
     answers = 0
     for number, row in enumerate(read_rows(path, "data check")):
         try:
@@ -55,6 +57,8 @@ def report(source: str, console: Console) -> bool:
         ids[question.id] += 1
         categories[question.category] += 1
         answers += len(question.answers)
+        if not can_be_answered(question):
+            hopeless.append(f"{row.where.removeprefix(f'{path}, ')}: {question.answers[0]!r:.40}")
         if ids[question.id] > 1:
             problems.append(f"{row.where.removeprefix(f'{path}, ')}: the id {question.id!r} was there before")
     console.print(str(path), style="bold", markup=False, highlight=False, soft_wrap=True)
@@ -62,14 +66,23 @@ def report(source: str, console: Console) -> bool:
     shown.add_column("source")
     shown.add_column("questions", justify="right")
     for category, count in categories.items():
-        shown.add_row(escape(category), str(count))
+        shown.add_row(plain(category), str(count))
     console.print(shown)
     good = ids.total()
-    console.print(f"{good} good rows, {answers / good if good else 0:.1f} answers each; {len(problems)} problems")
+    mean = answers / good if good else 0
+    console.print(f"{_count(good, 'good row')}, {mean:.1f} answers each; {_count(len(problems), 'problem')}")
     for problem in problems[:SHOWN]:
-        console.print(f"  {problem}", style="red", markup=False, highlight=False)
+        console.print(plain(f"  {problem}", "red"))
     if len(problems) > SHOWN:
         console.print(f"  … and {len(problems) - SHOWN} more")
+    if hopeless:
+        few = "; ".join(hopeless[:3]) + "; …" * (len(hopeless) > 3)
+        console.print(
+            f"  {len(hopeless)} can never be answered right, as scoring removes articles and punctuation ({few})",
+            style="yellow",
+            markup=False,
+            highlight=False,
+        )
     if not good:
         console.print("  no question can be used", style="red")
     return bool(good) and not problems
@@ -79,6 +92,11 @@ def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
     from cusearch_async.data.questions import load_questions  # noqa: PLC0415
     from cusearch_async.data.rows import write_parquet  # noqa: PLC0415
 
+    refuse_unwritable(arguments.output, "--output")
     questions = load_questions(arguments.sources)
     write_parquet(questions, arguments.output)
     Console().print(f"{len(questions)} questions in {arguments.output}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         console.print(f"the earlier demo is kept in {aside}", soft_wrap=True)
     with Fleet(config) as fleet:
         fleet.start_services()
-        console.print(f"look into the run with: cusearch buckets {config.folder / 'launch.toml'}", soft_wrap=True)
+        live.say_how_to_look(config, console)
         screen = live.Screen(fleet, console)
         before = evaluate(fleet, screen, config, config.model.location, "before")
         fleet.start_run(arguments.accept_changes)

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cusearch_async import host
 from cusearch_async.cli import trace
+from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import refuse_unwritable
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.episode import Search
@@ -54,6 +55,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         prepare(arguments.output)
     host.settle([])
     model = arguments.checkpoint or config.model.location
+    from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
+
+    check_model(model, config.episode.max_tokens, "--checkpoint" if arguments.checkpoint else "model.path")
     questions, episodes = asyncio.run(play(config, model, arguments.temperature))
     from cusearch_async.training.evaluation import summarize  # noqa: PLC0415  (loaded by the play above)
 
@@ -71,8 +75,7 @@ async def play(config: Config, model: str, temperature: float) -> tuple[list[Que
     from cusearch_async.rollout.retrieval import SearchClient  # noqa: PLC0415
 
     questions = load_eval_questions(config)
-    async with SearchClient.session(config.retriever) as session:
-        search = SearchClient.of(session, config)
+    async with SearchClient.open(config) as search:
         await search.wait_until_answering(config.run.wait_s)
         (episodes,) = await play_with(search, config, model, questions, [temperature])
     return questions, episodes
@@ -100,17 +103,14 @@ def prepare(output: Path) -> None:
     """Before hours of playing: can it be written? Raises: ConfigError."""
     if output.suffix != ".json":
         raise ConfigError(f"--output must be a .json file, got {output}; a .md and a .html go beside it")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.touch()
-    except OSError as error:
-        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
+    refuse_unwritable(output, "--output")
 
 
 def write(output: Path, scores: Scores, episodes: Sequence[Trajectory], model: str, title: str) -> None:
     """The scores as JSON, as a table in Markdown, and episodes as a page."""
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415
 
+    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(scores, indent=1), encoding="utf-8")
     output.with_suffix(".md").write_text(markdown(scores, title), encoding="utf-8")
     page = trace.page(episodes, load_tokenizer(model), [["category", "n", *COLUMNS.values()], *_cells(scores)], title)
@@ -119,15 +119,16 @@ def write(output: Path, scores: Scores, episodes: Sequence[Trajectory], model: s
 
 def table(scores: Scores, title: str) -> Table:
     """Means; in brackets the 95 % interval of EM (--output has those of all)."""
-    shown = Table(title=title, box=None, pad_edge=False)
-    shown.add_column("category", no_wrap=True)
+    shown = Table(title=title, box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("category", overflow="fold")
     for name in ("n", *COLUMNS.values()):
         shown.add_column(name, justify="right", no_wrap=True)
     for category, s in scores.items():
         low, high = s["em_interval"]
         others = (f"{s[name]:.2f}" for name in COLUMNS if name != "em")
         em = f"{s['em']:.2f} [{low:.2f}, {high:.2f}]"
-        shown.add_row(escape(category), str(s["count"]), em, *others, style="bold" if category == "all" else None)
+        style = "bold" if category == "all" else None
+        shown.add_row(plain(Path(category).name), str(s["count"]), em, *others, style=style)
     return shown
 
 

@@ -36,6 +36,15 @@ _STAGES = (
 """Who is stopped one after the other, and how many seconds each stage is given: workers give their tickets back to
 Redis, then the learner saves its checkpoint, and only then the services end."""
 
+_SECRETS = {
+    "CUSEARCH_REDIS_PASSWORD": ("learner", "rollout", "evaluator"),
+    "CUSEARCH_SENTINEL_PASSWORD": ("learner", "rollout", "evaluator"),
+    "SERPER_API_KEY": ("retriever",),
+    "SERPAPI_API_KEY": ("retriever",),
+    "CUSEARCH_SIMULATOR_KEY": ("retriever",),
+}
+"""Of the environment, and who needs it: the other processes are started without."""
+
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d [\w-]+: (.+)")
 _ENDED = re.compile(r"(?:rollout|learner|retriever|evaluator|cusearch): .+")
 _ENGINE = re.compile(r"\(EngineCore[^)]*\).*?\b(\w+(?:Error|Exception): .+)")
@@ -86,20 +95,18 @@ class Fleet:
     """A context: whatever it started is stopped when it is left, in whatever way; a second ctrl-C meanwhile kills.
 
     Redis, the retriever and the atlas simulator are started only where nothing listens yet; then their address must be
-    on loopback. With `is_shared` another launch may run in the same folder: its learner is about to be replaced."""
+    on loopback. The run's folder is held meanwhile."""
 
-    def __init__(self, config: Config, is_shared: bool = False) -> None:
+    def __init__(self, config: Config) -> None:
         self._config = config
         self._config_path = config.folder / "launch.toml"
         self._logs = config.folder / "logs"
-        self._is_shared = is_shared
         self._exit = contextlib.ExitStack()
         self.children: dict[str, Child] = {}
 
     def __enter__(self) -> Fleet:
         run_folder.mark(self._config.folder, self._config.run.name)
-        if not self._is_shared:
-            self._exit.enter_context(run_folder.hold(self._config.folder))
+        self._exit.enter_context(run_folder.hold(self._config.folder))
         save_config(self._config, self._config_path)
         self._logs.mkdir(parents=True, exist_ok=True)
         signal.signal(signal.SIGTERM, _interrupt)
@@ -229,7 +236,9 @@ class Fleet:
     def _start(self, name: str, command: list[str], env: dict[str, str] | None = None) -> None:
         path = self._logs / f"{name}.log"
         size = path.stat().st_size if path.exists() else 0
-        self.children[name] = Child(name, host.start_child(command, env, path), path, size, size)
+        withheld = {secret: "" for secret, users in _SECRETS.items() if not name.startswith(users)}
+        process = host.start_child(command, withheld | (env or {}), path)
+        self.children[name] = Child(name, process, path, size, size)
 
 
 def _refuse_elsewhere(key: str, url: str) -> None:

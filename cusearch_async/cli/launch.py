@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from cusearch_async import run_folder
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.cli.reset import refuse_if_alive
@@ -48,15 +49,17 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         )
         live.say_where(config, console)
         return
+    run_folder.refuse_if_held(config.folder)
     if is_listening(config.redis.url) and not arguments.take_over:
         asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 
     check_model(config.model.location, config.episode.max_tokens)
-    with Fleet(config, is_shared=arguments.take_over) as fleet:
+    with Fleet(config) as fleet:
         fleet.start_services()
         fleet.start_run(arguments.accept_changes)
         log.info("started %s; logs in %s", ", ".join(fleet.children), config.folder / "logs")
+        live.say_how_to_look(config, console)
         live.watch(fleet, config, console)
         ledger = asyncio.run(live.read_ledger(config))
     live.conclude(config, ledger, time.monotonic() - started, console)

@@ -13,8 +13,8 @@ import msgspec
 from rich.console import Console
 
 from cusearch_async.cli import buckets
+from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import Ledger
 
 
@@ -35,5 +35,5 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 async def read(config: Config) -> Ledger:
-    async with open_buffer(config) as buffer:
+    async with open_run(config) as buffer:
         return await buffer.ledger()

@@ -22,6 +22,7 @@ from cusearch_async.config import Config
 from cusearch_async.metrics import read_metrics
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import Ledger
+from cusearch_async.transport.server import redis_cli_line
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,12 @@ class Screen:
                     log.info("%s: %s", name, line)
                     has_spoken = True
         return has_spoken
+
+
+def say_how_to_look(config: Config, console: Console) -> None:
+    """Two lines to be pasted into another terminal while the run goes on."""
+    console.print(f"look into the run with: cusearch buckets {config.folder / 'launch.toml'}", soft_wrap=True)
+    console.print(f"or, as docs/redis.md shows: {redis_cli_line(config)}", soft_wrap=True, markup=False)
 
 
 def watch(fleet: Fleet, config: Config, console: Console) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
-
 import cusearch_async
 from cusearch_async import host
 from cusearch_async.cli import (
@@ -24,7 +21,6 @@ from cusearch_async.cli import (
     reset,
     workers,
 )
-from cusearch_async.config import split_overrides
 
 COMMANDS = (
     demo,
@@ -45,8 +41,8 @@ COMMANDS = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> host.Parser:
+    parser = host.Parser(
         prog="cusearch",
         description="Asynchronous reinforcement learning for search agents (CuSearch).",
         epilog="Settings of a config can be overridden on the command line: --learner.lr 1e-6",
@@ -60,8 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    own, overrides = split_overrides(sys.argv[1:])
-    arguments = make_parser().parse_args(own)
+    arguments, overrides = make_parser().parse()
     host.log_to_stderr("cusearch")
     with host.last_words("cusearch"):
         arguments.run(arguments, overrides)

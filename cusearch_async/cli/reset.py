@@ -67,6 +67,8 @@ def _what(config: Config, keys: int, is_in_folder: bool) -> str | None:
     """In words, what there is to delete; None for nothing."""
     files = sum(path.is_file() for path in config.folder.rglob("*"))
     parts = [f"{keys} keys in Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]}"] if keys else []
+    if keys and not config.folder.exists():
+        parts[0] += f" (and no folder {config.folder}: is that run yours?)"
     if files:
         parts.append(f"{files} files in {config.folder}{' (its Redis, which is not running, too)' * is_in_folder}")
     return ", ".join(parts) or None

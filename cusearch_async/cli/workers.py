@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from cusearch_async.cli import buckets
+from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.transport.buffer import open_buffer
 
 
 def add(commands: Any) -> None:
@@ -26,5 +26,5 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 async def read(config: Config) -> dict[str, dict[str, str]]:
-    async with open_buffer(config) as buffer:
+    async with open_run(config) as buffer:
         return await buffer.workers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,12 +11,16 @@ import numpy as np
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.questions import test_chains, train_questions
 from cusearch_async.config import Config
-from cusearch_async.data.rows import locate, parse_row, read_rows
+from cusearch_async.data.rows import can_be_answered, locate, parse_row, read_rows
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.types import Question
 
+log = logging.getLogger(__name__)
+
+_NAMED = 3
+"""Questions that a warning names."""
 SUITE = {
     "nq": ("nq/test.jsonl", 3610),
     "triviaqa": ("triviaqa/test.jsonl", 11313),
@@ -32,8 +37,15 @@ def load_questions(sources: Sequence[str]) -> list[Question]:
     """Training questions of all `sources`: `atlas`, a .parquet or .jsonl file, or hf:OWNER/NAME/FILE.
 
     Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
-    questions = [question for source in sources for question in _questions_of(source, "data.source")]
-    return _unique(questions)
+    questions = _unique([question for source in sources for question in _questions_of(source, "data.source")])
+    hopeless = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
+    if hopeless:
+        log.warning(
+            "%d of %d questions can never be answered right: scoring removes articles and punctuation, and nothing is "
+            "left of their gold answers (%s)",
+            *(len(hopeless), len(questions), ", ".join(hopeless[:_NAMED]) + ", …" * (len(hopeless) > _NAMED)),
+        )
+    return questions
 
 
 def load_eval_questions(config: Config) -> list[Question]:

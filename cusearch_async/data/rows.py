@@ -1,13 +1,16 @@
-"""Question files: Search-R1's parquet schema, and JSON lines with the same fields.
+"""Question files: parquet in the schemas of Search-R1 and of VERL, and JSON lines with the same fields.
 
 A row: `question`, `golden_answers`; its source in `data_source`, its place in `extra_info` {split, index}. Rows without
-those two are named after their file. Search-R1's own fields are kept when files are written: `prompt`, `ability`,
-`reward_model` {style, ground_truth {target}}.
+those two are named after their file. Where there is no `question`, it is extra_info.question (VERL's
+preprocess_search_r1_dataset.py), or what the last user message of `prompt` asks (Search-R1's README, "Use your own
+dataset"); where there are no `golden_answers`, they are reward_model.ground_truth.target, or ground_truth itself.
+`ability` is read by nobody and written as Search-R1 does.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +19,17 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from cusearch_async.algorithm.rewards import normalize_answer
 from cusearch_async.errors import ConfigError
+from cusearch_async.retrieval.corpus import half_character
 from cusearch_async.rollout.dialogue import TEMPLATES
 from cusearch_async.types import Question
 
 HUB = "hf:"
+SUFFIXES = (".parquet", ".jsonl", ".json")
+_MARKER = "Question:"
+"""What the question follows in the prompts of Search-R1 and VERL."""
+_INSTRUCTIONS = re.compile(r"</?(?:think|search|information|answer)>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,9 @@ def locate(source: str, key: str) -> Path:
     if not source.startswith(HUB):
         path = Path(source)
         if not path.is_file():
-            raise ConfigError(f"{key}: cannot read {path}: there is no such file")
+            raise ConfigError(f"{key}: cannot read {path}: there is no such file; give a .parquet or .jsonl file")
+        if path.suffix not in SUFFIXES:
+            raise ConfigError(f"{key}: {path} is a {path.suffix or 'nameless'} file; give .parquet or .jsonl")
         return path
     repository, file = hub_place(source, key)
     from huggingface_hub import hf_hub_download  # noqa: PLC0415  (slow to import, and seldom needed)
@@ -76,16 +87,7 @@ def parse_row(row: Row, stem: str, number: int) -> Question:
     if row.problem is not None:
         raise ConfigError(f"{row.where}: {row.problem}")
     values = row.values
-    text, answers = values.get("question"), values.get("golden_answers")
-    if answers is None and isinstance(values.get("reward_model"), dict):
-        truth = values["reward_model"].get("ground_truth")
-        answers = truth.get("target") if isinstance(truth, dict) else truth
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{row.where}: 'question' must be non-blank text, got {text!r:.200}")
-    if isinstance(answers, str):
-        answers = [answers]
-    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
-        raise ConfigError(f"{row.where}: 'golden_answers' must be a list of non-blank texts, got {answers!r:.200}")
+    text, answers = _question(row), _answers(row)
     source = values.get("data_source") or stem
     if not isinstance(source, str):
         raise ConfigError(f"{row.where}: 'data_source' must be text, got {source!r:.200}")
@@ -93,8 +95,64 @@ def parse_row(row: Row, stem: str, number: int) -> Question:
     if not isinstance(place, dict):
         raise ConfigError(f"{row.where}: 'extra_info' must hold split and index, got {place!r:.200}")
     index = next(index for index in (place.get("index"), values.get("id"), number) if index is not None)
+    for name, value in (("index", index), ("split", place.get("split"))):
+        if value is not None and not isinstance(value, str | int | float):
+            raise ConfigError(f"{row.where}: {name!r} (or 'id') must be text or a number, got {value!r:.200}")
     parts = [source, *([str(place["split"])] if place.get("split") else []), str(index)]
-    return Question(id="/".join(parts), text=tidy(text), answers=tuple(answers), category=source)
+    question = Question(id="/".join(parts), text=tidy(text), answers=tuple(answers), category=source)
+    for name, value in (("question", text), *(("golden_answers", answer) for answer in answers), ("id", question.id)):
+        if half := half_character(value):
+            raise ConfigError(f"{row.where}: {name!r} holds half a character, {half}; write it whole")
+    return question
+
+
+def can_be_answered(question: Question) -> bool:
+    """Whether any prediction can be right: scoring removes articles and punctuation, and of some gold answers
+    ("The The", "!!!") nothing is left then."""
+    return any(normalize_answer(answer) for answer in question.answers)
+
+
+def _question(row: Row) -> str:
+    """Raises: ConfigError."""
+    values, place = row.values, row.values.get("extra_info")
+    text = values.get("question")
+    if text is None and isinstance(place, dict):
+        text = place.get("question")
+    if text is None:
+        text = _asked_in(values.get("prompt"), row.where)
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{row.where}: 'question' must be non-blank text, got {text!r:.200}")
+    return text
+
+
+def _asked_in(prompt: Any, where: str) -> str | None:
+    """The question of a chat: its last user message, or what follows "Question:" in that. Raises: ConfigError."""
+    messages = prompt if isinstance(prompt, list) else []
+    said = [
+        message.get("content") for message in messages if isinstance(message, dict) and message.get("role") == "user"
+    ]
+    if not said or not isinstance(said[-1], str):
+        return None
+    before, _, question = said[-1].rpartition(_MARKER)
+    if not before and _INSTRUCTIONS.search(question):
+        raise ConfigError(
+            f"{where}: the last user message of 'prompt' gives instructions, and no {_MARKER!r} says where its "
+            f"question begins; add a column 'question'. It reads {question!r:.200}"
+        )
+    return question
+
+
+def _answers(row: Row) -> list[str]:
+    """Raises: ConfigError."""
+    answers, name = row.values.get("golden_answers"), "golden_answers"
+    if answers is None and isinstance(row.values.get("reward_model"), dict):
+        truth, name = row.values["reward_model"].get("ground_truth"), "reward_model.ground_truth"
+        answers = truth.get("target") if isinstance(truth, dict) else truth
+    if isinstance(answers, str):
+        answers = [answers]
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
+        raise ConfigError(f"{row.where}: {name!r} must be a list of non-blank texts, got {answers!r:.200}")
+    return answers
 
 
 def tidy(text: str) -> str:
@@ -128,17 +186,30 @@ def write_parquet(questions: Sequence[Question], path: Path) -> None:
 def _parquet_rows(path: Path) -> Iterator[Row]:
     file = parquet.ParquetFile(path)
     columns = set(file.schema_arrow.names)
-    if "question" not in columns or not columns & {"golden_answers", "reward_model"}:
+    asks, answers = columns & {"question", "extra_info", "prompt"}, columns & {"golden_answers", "reward_model"}
+    if not asks or not answers:
         raise ConfigError(
-            f"{path}: has the columns {', '.join(sorted(columns))}; it needs 'question', and 'golden_answers' or "
-            "'reward_model' (Search-R1's schema)"
+            f"{path}: has the columns {', '.join(sorted(columns))}; it needs 'question', 'extra_info' with a question, "
+            "or 'prompt', and 'golden_answers' or 'reward_model' (the schemas of Search-R1 and VERL)"
         )
-    wanted = columns & {"question", "golden_answers", "reward_model", "data_source", "extra_info", "id"}
+    wanted = asks | answers | columns & {"data_source", "extra_info", "id"}
+    if "question" in wanted:
+        wanted.discard("prompt")  # long, and of no use then
     number = 0
     for batch in file.iter_batches(columns=sorted(wanted)):
-        for values in batch.to_pylist():
-            yield Row(f"{path}, row {number}", values)
+        for values, problem in _values_of(batch):
+            yield Row(f"{path}, row {number}", values, problem)
             number += 1
+
+
+def _values_of(batch: pa.RecordBatch) -> list[tuple[dict[str, Any], str | None]]:
+    """The rows of a batch, each with what is wrong with it: parquet files can hold text in another encoding."""
+    try:
+        return [(values, None) for values in batch.to_pylist()]
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [({}, f"is not UTF-8: {error}")]
+        return [row for place in range(batch.num_rows) for row in _values_of(batch.slice(place, 1))]
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
@@ -149,7 +220,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
             where = f"{path}, line {number}"
             try:
                 values = json.loads(line.decode("utf-8"))
-            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits; nesting
                 yield Row(where, {}, f"is not JSON: {error}")
                 continue
             if isinstance(values, dict):

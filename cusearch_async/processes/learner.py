@@ -3,70 +3,155 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cusearch_async import host
+from cusearch_async import host, run_folder
 from cusearch_async.algorithm.methods import State
-from cusearch_async.config import Config, save_config
+from cusearch_async.config import Config
 from cusearch_async.data.questions import load_questions
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, Fenced
 from cusearch_async.models import check_context
-from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
+from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState
+from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import state_at, train
+from cusearch_async.training.starts import read_starts, record_start, refuse_changes
 from cusearch_async.training.team import Team
-from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question
 
+log = logging.getLogger(__name__)
 
-def run(config: Config) -> None:
-    """One rank of the learner, from start to end of the run."""
+
+def run(config: Config, accept_changes: bool = False) -> None:
+    """One rank of the learner, from start to end of the run. `accept_changes`: settings may differ from those of the
+    last start in what the run means."""
     check_context(config.model.location, config.episode.max_tokens)
     team = Team()
+    if team.size != config.learner.ranks:
+        raise ConfigError(f"learner.ranks = {config.learner.ranks}, but WORLD_SIZE is {team.size}; set them alike")
     questions = load_questions(config.data.source)
-    if team.is_leader:
-        asyncio.run(check_redis(config))
+    if not team.is_leader:
+        follow(config, team)
+        return
+    run_folder.mark(config.folder, config.run.name)
+    refuse_changes(config, accept_changes)
+    starts = [(start.epoch, start.step) for start in read_starts(config.folder)]
+    checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints, starts)
+    newest = asyncio.run(find_checkpoint(checkpoints, config))
     learner = Learner(config, team)
-    newest = Checkpoints(config.folder, config.learner.keep_checkpoints).newest()
-    start = state_at(0, State(), {}, config)
+    team.tell(str(newest.path if newest else "").encode())
     if newest is not None:
-        folder, start = newest
-        check_same_run(folder, start, config)
-        learner.load(folder)
-    if team.is_leader:
-        try:
-            asyncio.run(_lead(learner, start, questions, config))
-        finally:
-            learner.stop()
-    else:
-        learner.follow()
+        learner.load(newest.path)
+    start = newest.state if newest else state_at(0, State(), {}, config)
+    try:
+        asyncio.run(_lead(learner, team, checkpoints, start, questions, config))
+    finally:
+        learner.stop()
     team.close()
 
 
-async def check_redis(config: Config) -> None:
-    """Before anything large is loaded. Raises: BufferUnavailable."""
+def follow(config: Config, team: Team) -> None:
+    """Be a rank other than 0. Signals are left to rank 0, which stops the others when it has saved."""
+    host.die_with_parent(signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    learner = Learner(config, team)
+    newest = team.listen().decode()
+    if newest:
+        learner.load(Path(newest))
+    learner.follow()
+    team.close()
+
+
+async def find_checkpoint(checkpoints: Checkpoints, config: Config) -> Checkpoint | None:
+    """What to go on from; before anything large is loaded. Raises: BufferUnavailable, ConfigError."""
     async with open_buffer(config, config.run.wait_s) as buffer:
-        await buffer.state()
+        state = await buffer.state()
+    newest = checkpoints.newest(state)
+    if newest is None:
+        log.info("no checkpoint, starting at step 0")
+        return None
+    check_same_run(newest.path, newest.state, config)
+    log.info("resuming from step %d (checkpoint %s)", newest.state.step, newest.path)
+    return newest
 
 
 def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
-    """Raises: ConfigError unless the checkpoint's optimizer state is divided as this run's will be, and its tickets
-    make the same pools."""
+    """Raises: ConfigError when this run cannot load the checkpoint, or cannot go on where it stands."""
     for name, value, wanted in (
         ("learner.ranks", saved.ranks, config.learner.ranks),
         ("learner.zero_stage", saved.zero_stage, config.learner.zero_stage),
+        ("model.dtype", saved.dtype or config.model.dtype, config.model.dtype),
         ("pool.rollouts", saved.rollouts, config.pool.rollouts),
         ("groups per step (pool.questions, or K / G for grpo_half)", saved.questions, config.questions_per_step),
     ):
         if value != wanted:
             raise ConfigError(f"{folder} was saved with {name} = {value} and can only go on so, got {wanted}")
+    if saved.method.phase >= config.episode.s_max:
+        raise ConfigError(
+            f"episode.s_max = {config.episode.s_max}, but {folder} has reached phase {saved.method.phase}; set it to "
+            f"{saved.method.phase + 1} or more"
+        )
+    if config.run.steps < saved.step:
+        raise ConfigError(
+            f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to that or more"
+        )
 
 
-async def _lead(learner: Learner, start: CheckpointState, questions: Sequence[Question], config: Config) -> None:
+async def _lead(
+    learner: Learner,
+    team: Team,
+    checkpoints: Checkpoints,
+    start: CheckpointState,
+    questions: Sequence[Question],
+    config: Config,
+) -> None:
     stop = host.stop_on_signals()
-    save_config(config, config.folder / "config.toml")
-    async with open_buffer(config, config.redis.outage_s, stop) as buffer:
-        store = WeightStore(config.folder / "weights")
-        await train(learner, buffer, store, start, questions, config, stop)
+    store = WeightStore(config.folder / "weights")
+    async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size) as buffer:
+        await take_over(buffer, store, checkpoints, start, config)
+        try:
+            with Heartbeat(config, buffer.epoch, team).beating() as heartbeat:
+                await train(learner, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
+        except Fenced as error:
+            raise Fenced(f"{error}{await _successor(buffer)}") from error
+
+
+async def take_over(
+    buffer: RedisBuffer, store: WeightStore, checkpoints: Checkpoints, start: CheckpointState, config: Config
+) -> None:
+    """Fence off earlier learners, and clear what they left half done."""
+    earlier = await buffer.learner()
+    least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
+    await buffer.recover(start.step, start.method, start.sizes, least_epoch)
+    if earlier:
+        log.warning(
+            "epoch %d takes over from a learner that may be alive (%s, last heard of %s s ago); it will end",
+            buffer.epoch,
+            _who(earlier),
+            earlier["heartbeat_age_s"],
+        )
+    checkpoints.begin(buffer.epoch, start.step)
+    store.begin(buffer.epoch)
+    record_start(config, buffer.epoch, start.step)
+
+
+async def _successor(buffer: RedisBuffer) -> str:
+    """Who has taken over, in words, as soon as it says so itself; nothing if it does not."""
+    deadline = time.monotonic() + BEAT_S
+    while time.monotonic() < deadline:
+        facts = await buffer.learner()
+        if int(facts.get("epoch", 0)) > buffer.epoch:
+            return f" (it is {_who(facts)})"
+        await asyncio.sleep(0.05)
+    return ""
+
+
+def _who(learner: dict[str, str]) -> str:
+    return f"epoch {learner['epoch']} on {learner['host']}, process {learner['pid']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from cusearch_async import host
@@ -29,10 +30,12 @@ async def run(config: Config, name: str) -> None:
         await buffer.state()
     async with (
         open_buffer(config, config.redis.outage_s, stop) as buffer,
-        SearchClient.session(config.retriever) as session,
+        SearchClient.open(config) as search,
     ):
-        search = SearchClient.of(session, config)
-        await search.wait_until_answering(config.run.wait_s)
+        waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
+        if not await host.unless_stopped(waiting, stop):
+            return
+        waiting.result()
         engine = Engine.start(config.model.location, tokenizer, config)
         try:
             player = Player(engine, search, tokenizer, config.episode, config.run.seed)

@@ -5,22 +5,21 @@ A module of its own, because nothing heavy may be imported before `host.settle` 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import functools
 import os
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from cusearch_async import host
-from cusearch_async.config import CONFIG_HELP, Config, load_config, split_overrides
+from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 
 MODULE = "cusearch_async.processes.start"
 
 
-def learner(config: Config) -> None:
+def learner(config: Config, accept_changes: bool = False) -> None:
     """Pulls pools, selects, trains, publishes weights.
 
     With learner.ranks > 1 it starts the other ranks itself; under torchrun it is the rank that RANK says."""
@@ -29,7 +28,7 @@ def learner(config: Config) -> None:
         host.require_gpus("learner.gpus", config.learner.gpus)
         from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
 
-        learner.run(config)
+        learner.run(config, accept_changes)
 
 
 def rollout(config: Config) -> None:
@@ -72,18 +71,23 @@ PROCESSES: dict[str, Callable[[Config], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = host.Parser(
         prog=f"python -m {MODULE}",
         description="One process of a run.",
         epilog="Settings of the config can be overridden: --section.key value",
     )
     parser.add_argument("name", choices=PROCESSES, help="which one")
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
-    own, overrides = split_overrides(sys.argv[1:])
-    arguments = parser.parse_args(own)
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="learner: go on with settings that change what the run means"
+    )
+    arguments, overrides = parser.parse()
     host.log_to_stderr(arguments.name)
+    process = PROCESSES[arguments.name]
+    if arguments.name == "learner":
+        process = functools.partial(learner, accept_changes=arguments.accept_changes)
     with host.last_words(arguments.name):
-        PROCESSES[arguments.name](load_config(arguments.config, overrides))
+        process(load_config(arguments.config, overrides))
 
 
 if __name__ == "__main__":

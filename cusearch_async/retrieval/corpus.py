@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 from collections.abc import Callable, Sequence
@@ -33,7 +34,9 @@ class Corpus(Sequence[Passage]):
         position = 0
         for number, line in enumerate(iter(self._text.readline, b""), start=1):
             if line.strip():
-                _read_line(line, f"{path}, line {number}")
+                where = f"{path}, line {number}"
+                if half := half_character(_read_line(line, where)["contents"]):
+                    raise ConfigError(f"{where}: 'contents' holds half a character, {half}; write it whole")
                 starts.append(position)
             position += len(line)
             if number % _EVERY == 0:
@@ -82,19 +85,39 @@ class Corpus(Sequence[Passage]):
         return _read_line(self._text[self._starts[row] : self._starts[row + 1]], f"{self._path}, row {row}")
 
 
+def read_start(path: Path, most: int) -> None:
+    """Read the first `most` lines. Raises: ConfigError naming the file, the line and the field."""
+    for number, line in enumerate(itertools.islice(iter(_mapped(path).readline, b""), most), start=1):
+        if line.strip():
+            _read_line(line, f"{path}, line {number}")
+
+
+def half_character(text: str) -> str | None:
+    """The first half of a character (a lone surrogate) in `text`, as JSON spells it: `\\ud83d`. None when it is whole.
+
+    JSON can spell one; no tokenizer takes it, and it cannot be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(text[error.start]):04x}"
+    return None
+
+
 def _mapped(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise ConfigError(f"retriever.corpus: cannot read {path}: {error}") from error
+    except ValueError as error:  # an empty file cannot be mapped
+        raise ConfigError(f'retriever.corpus {path} is empty; it needs lines of {{"id", "contents"}}') from error
+    except OSError as error:
+        raise ConfigError(f"retriever.corpus: cannot read {path}: {error.strerror}; choose another") from error
 
 
 def _read_line(line: bytes, where: str) -> Passage:
     """Raises: ConfigError naming the line and the field."""
     try:
         row = json.loads(line.decode("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits; nesting
         raise ConfigError(f"{where}: is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")

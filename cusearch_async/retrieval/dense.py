@@ -164,7 +164,7 @@ class DenseIndex:
         if not _is_same_encoder(manifest, encoder):
             raise ConfigError(
                 f"retriever.index {folder} is of another encoder (dim {manifest.get('dim')}) than the one that is now "
-                f"at {settings.encoder!r} (dim {encoder.dim}); make it anew with `cusearch index CONFIG`"
+                f"at {settings.encoder!r} (dim {encoder.dim}); make it again with `cusearch index CONFIG`"
             )
         return cls(passages, _read_index(folder, manifest), encoder, settings.probes)
 
@@ -346,8 +346,8 @@ def _check_facts(folder: Path, manifest: dict[str, Any], facts: dict[str, Any]) 
     differences = _differences(manifest, facts)
     if differences:
         raise ConfigError(
-            f"retriever.index {folder} was made with other settings or of another corpus ({differences}); mend "
-            "retriever.dense and retriever.corpus, or make it anew with `cusearch index CONFIG`"
+            f"retriever.index {folder} was made with other settings or of another corpus ({differences}); correct "
+            "retriever.dense and retriever.corpus, or make it again with `cusearch index CONFIG`"
         )
 
 
@@ -372,7 +372,7 @@ def _read_index(folder: Path, manifest: dict[str, Any]) -> Any:
 
 def _damaged(folder: Path, problem: str) -> ConfigError:
     return ConfigError(
-        f"retriever.index {folder} is damaged ({problem}); delete it and make it anew with `cusearch index CONFIG`"
+        f"retriever.index {folder} is damaged ({problem}); delete it and make it again with `cusearch index CONFIG`"
     )
 
 

@@ -1,4 +1,4 @@
-"""A cross-encoder reads query and document together and orders anew what a search has found.
+"""A cross-encoder reads query and document together and orders what a search has found once more.
 
 Source: Search-R1, `search/rerank_server.py`. Departure: there each query is scored against the documents of all
 queries of a request, here only against its own.

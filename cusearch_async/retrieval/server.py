@@ -26,9 +26,13 @@ from cusearch_async.retrieval.backend import Backend, Context, Query, Scored, Se
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 4 << 20
-MAX_QUERIES = 1024
+MAX_QUERIES = 4096
+"""In one request. Search-R1's training sends those of all its trajectories at once, 512 x 5 = 2,560."""
+MAX_BODY_BYTES = 32 << 20
+"""Decompressed. 4,096 queries of 500 tokens each take about 8 MiB of it, and more where JSON spells characters out."""
 MAX_TOPK = 100
+MAX_DOCUMENTS = 100_000
+"""Of one answer: queries x topk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,14 @@ def parse_request(body: Any, default_topk: int) -> Request:
         raise ValueError(f"queries must hold at most {MAX_QUERIES}, got {len(queries)}")
     topk = default_topk if body.get("topk") is None else body["topk"]
     if type(topk) is not int or not 1 <= topk <= MAX_TOPK:
-        raise ValueError(f"topk must be an integer in [1, {MAX_TOPK}], got {topk!r}")
+        raise ValueError(f"topk must be an integer in [1, {MAX_TOPK}], got {topk!r:.200}")
+    if len(queries) * topk > MAX_DOCUMENTS:
+        raise ValueError(
+            f"queries x topk must be at most {MAX_DOCUMENTS}, got {len(queries)} x {topk}; ask in several requests"
+        )
     scores = body.get("return_scores", False)
     if not isinstance(scores, bool):
-        raise ValueError(f"return_scores must be true or false, got {scores!r}")
+        raise ValueError(f"return_scores must be true or false, got {scores!r:.200}")
     draws = _one_per_query(body, "draws", queries)
     if draws is not None and not all(type(d) is int and d >= 0 for d in draws):
         raise ValueError("draws must hold one non-negative integer per query")
@@ -72,7 +80,7 @@ def parse_context(row: Any) -> Context:
     if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
         raise ValueError(f"contexts: answers must be a list of texts, got {answers!r:.200}")
     if type(step) is not int or step < 0:
-        raise ValueError(f"contexts: step must be a non-negative integer, got {step!r}")
+        raise ValueError(f"contexts: step must be a non-negative integer, got {step!r:.200}")
     return Context(question, tuple(answers), step)
 
 
@@ -121,7 +129,9 @@ class Retriever:
         except web.HTTPRequestEntityTooLarge:
             return 413, {"error": f"the body must be at most {MAX_BODY_BYTES} bytes"}
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, LookupError):
-            return 400, {"error": "the body must be JSON in UTF-8"}
+            return 400, {"error": "the body must be JSON in UTF-8, and not nested beyond reason"}
+        except web.RequestPayloadError:
+            return 400, {"error": "the body is not compressed as its Content-Encoding says"}
         except ValueError as error:
             return 400, {"error": str(error)}
         draws = request.draws or range(self._served, self._served + len(request.texts))

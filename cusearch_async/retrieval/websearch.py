@@ -26,6 +26,7 @@ import msgspec
 from cusearch_async.config import WebConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole
+from cusearch_async.retrieval.answers import read_answer
 from cusearch_async.retrieval.backend import Passage, Query, Scored, SearchFailed
 
 log = logging.getLogger(__name__)
@@ -235,7 +236,7 @@ class WebSearch:
         """One request."""
         try:
             async with self._send(query, topk) as response:
-                return self._outcome(response, await response.read(), topk)
+                return self._outcome(response, await read_answer(response), topk)
         except TimeoutError:
             return _Failure(f"no answer within retriever.web.timeout_s ({self._settings.timeout_s:g} s)", status=504)
         except aiohttp.ClientResponseError as error:  # its text has the URL
@@ -272,7 +273,9 @@ class WebSearch:
         reason = f"it answers {status}: {self._short(body.decode('utf-8', 'replace'))}"
         if status in (401, 403):
             variable = key_variable(self._engine)
-            return _Failure(f"{reason}; it refuses the key, mend {variable}", status=403, is_final=True)
+            return _Failure(
+                f"{reason}; it refuses the key; set {variable} to one that it takes", status=403, is_final=True
+            )
         if status == 429 or status >= 500:
             return _Failure(reason, 429 if status == 429 else 502, retry_after_s=_retry_after_s(response))
         return _Failure(reason, is_final=True)
@@ -310,7 +313,7 @@ class _Cache:
             raise ConfigError(f"retriever.web.cache {folder} cannot be made: {error}") from error
 
     def read(self, engine: Engine, query: str, topk: int) -> list[Passage] | None:
-        """None for what is not there, or is too old, or from the future of a clock that has been mended."""
+        """None for what is not there, or is too old, or from the future of a clock that was wrong."""
         path = self._path(engine, query, topk)
         try:
             entry = msgspec.json.decode(path.read_bytes(), type=_Entry)

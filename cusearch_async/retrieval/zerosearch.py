@@ -1,14 +1,16 @@
 """A language model that plays the search engine (ZeroSearch), behind an OpenAI-compatible server.
 
-Source: ZeroSearch (Sun et al., 2025), sections 3.2 and 3.3, and its published prompts. Departures: the question and
-the answer in the prompt are those of the trajectory that searches (there, rows were matched by position and could be
-another trajectory's); the number of documents in the prompt is topk, not always five; a failure is a failure, not a
-document. Useful or noisy is drawn once per search, from the search's own random number.
+Source: ZeroSearch (Sun et al., 2025), sections 3.2 and 3.3, and the requests that its own client sends
+(llm_agent/generation.py, search_simulate_sft). Departures: the question and the answer in the prompt are those of the
+trajectory that searches (there, rows were matched by position and could be another trajectory's); the number of
+documents in the prompt is topk, not always five; a seed is sent; a failure is a failure, not a document. Useful or
+noisy is drawn once per search, from the search's own random number.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ import aiohttp
 import numpy as np
 
 from cusearch_async.config import ZeroSearchConfig
+from cusearch_async.retrieval.answers import read_answer
 from cusearch_async.retrieval.backend import Context, Query, Scored, SearchFailed
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -26,13 +29,13 @@ _DOCUMENT = re.compile(r"^\s*Doc(?:ument)?\s*(\d+)\s*:\s*", re.MULTILINE | re.IG
 SFT_PROMPT = """You are the Google search engine.
 Given a query, you need to generate {count} {kind} documents for the query.
 
-The user is trying to answer the question: {question} whose answer is {answer}.
-
+The user is trying to answer the question: "{question}" whose answer is {answer}.
 Each document should contain about 30 words, and these documents should contain {kind} information.
 
 Query: {query}
-{Kind} Output:"""
-"""What ZeroSearch's fine-tuned simulators were trained on."""
+{Kind} Output:
+"""
+"""What ZeroSearch's client asks its fine-tuned simulators, to the letter."""
 
 _EXAMPLES = {
     "useful": (
@@ -46,9 +49,9 @@ _EXAMPLES = {
 }
 
 FEW_SHOT_PROMPT = """You are the Google search engine.
-Given a query, you need to generate {count} {kind} documents for the query.
+Given a query, you need to generate {count} {nature} documents for the query.
 {asker}
-Each document should contain about 30 words, and these documents should contain {kind} information. Write each \
+Each document should contain about 30 words, and these documents should contain {nature} information. Write each \
 document on a line of its own, beginning with "Doc", its number and a colon, and write nothing else.
 
 Here is an example with one document:
@@ -58,10 +61,12 @@ Query: what is the capital of Peru
 {example}
 
 Query: {query}
-{Kind} Output:"""
-"""For a chat model that was not trained to be a search engine."""
+{Kind} Output:
+"""
+"""For a chat model that was not trained to be a search engine. It asks for what ZeroSearch's prompt for such models
+asks for, in other words and with an example of one document instead of five."""
 
-_ASKER = "\nThe user is trying to answer the question: {question} whose answer is {answer}.\n"
+_ASKER = '\nThe user is trying to answer the question: "{question}" whose answer is {answer}.\n'
 
 
 def noise_probability(step: int, settings: ZeroSearchConfig, steps: int) -> float:
@@ -78,6 +83,7 @@ def build_prompt(query: str, context: Context, is_noisy: bool, topk: int, mode: 
         "count": NUMBERS[topk] if topk < len(NUMBERS) else str(topk),
         "kind": kind,
         "Kind": kind.capitalize(),
+        "nature": "related but noisy" if is_noisy else "useful",
         "query": query,
         "question": context.question,
         "answer": context.answers[0],
@@ -86,6 +92,16 @@ def build_prompt(query: str, context: Context, is_noisy: bool, topk: int, mode: 
         return SFT_PROMPT.format(**words)
     asker = "" if is_noisy else _ASKER.format(**words)  # noise must not know what would be useful
     return FEW_SHOT_PROMPT.format(**words, asker=asker, example=_EXAMPLES[kind])
+
+
+def messages_of(prompt: str, mode: str) -> list[dict[str, Any]]:
+    """The chat that holds a prompt. With `sft` as ZeroSearch's client sends it, the empty system message included:
+    without one, the chat template of a Qwen model puts in a default that its simulators were not asked with. With
+    `prompt` the user's message alone: some chat models know no system message."""
+    if mode == "sft":
+        user = {"role": "user", "content": [{"type": "text", "text": prompt}]}
+        return [{"role": "system", "content": ""}, user]
+    return [{"role": "user", "content": prompt}]
 
 
 def parse_documents(text: str, topk: int) -> list[str]:
@@ -144,7 +160,7 @@ class ZeroSearch:
         settings = self._settings
         body = {
             "model": settings.model,
-            "messages": [{"role": "user", "content": prompt}],
+            "messages": messages_of(prompt, settings.mode),
             "temperature": settings.temperature,
             "max_tokens": settings.max_tokens,
             "seed": seed,
@@ -158,14 +174,17 @@ class ZeroSearch:
                 headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
             )
         try:
-            async with self._session.post(f"{settings.url}/chat/completions", json=body) as response:
+            async with self._session.post(
+                f"{settings.url}/chat/completions", json=body, allow_redirects=False
+            ) as response:
+                answer = await read_answer(response)
                 if response.status != 200:
-                    said = (await response.text())[:200]
+                    said = answer.decode("utf-8", "replace")[:200]
                     raise SearchFailed(f"the simulator at {settings.url} answers {response.status}: {said}")
-                return _text_of(await response.json(content_type=None))
+                return _text_of(json.loads(answer))
         except TimeoutError as error:
             raise SearchFailed(f"the simulator at {settings.url} took over {settings.timeout_s:g} s", 504) from error
-        except (aiohttp.ClientError, ValueError) as error:
+        except (aiohttp.ClientError, ValueError, RecursionError) as error:
             raise SearchFailed(f"the simulator at {settings.url} fails: {type(error).__name__}: {error}") from error
 
 
@@ -177,4 +196,4 @@ def _text_of(answer: Any) -> str:
         raise ValueError(f"no chat completion: {answer!r:.200}") from error
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"a chat completion without text: {answer!r:.200}")
-    return text
+    return text.encode("utf-8", "replace").decode()  # JSON can spell half a character; no tokenizer takes one

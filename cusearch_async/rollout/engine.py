@@ -8,6 +8,7 @@ weights.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import time
@@ -25,12 +26,30 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from cusearch_async.config import Config
-from cusearch_async.errors import EngineDied, WeightsMismatch
+from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
 from cusearch_async.rollout.dialogue import STOP_TAGS
-from cusearch_async.transport.weights import Canary, WeightStore
+from cusearch_async.transport.weights import TENSORS, Canary, WeightStore
 
 CPU_BATCH_TOKENS = 4096
 """Most tokens of one engine step on CPU; prompts that do not fit wait for the next."""
+
+
+@dataclass(slots=True)
+class _Pulse:
+    """When the engine last gave a token, of whatever request."""
+
+    at: float = 0.0
+
+    def listen(self, llm: AsyncLLM) -> None:
+        """Take note of every step of the engine; vLLM itself tells a request's owner only of its last token."""
+        processor = llm.output_processor
+        process = processor.process_outputs
+
+        def processed(*args: Any, **options: Any) -> Any:
+            self.at = time.monotonic()
+            return process(*args, **options)
+
+        processor.process_outputs = processed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +74,8 @@ class Engine:
         self._running = 0
         self._busy_s = 0.0
         self._busy_since = 0.0
+        self._pulse = _Pulse()
+        self._pulse.listen(llm)
 
     @classmethod
     def start(cls, model: str, tokenizer: Any, config: Config) -> Engine:
@@ -86,6 +107,11 @@ class Engine:
         """Seconds so far in which at least one request was being decoded."""
         return self._busy_s + (time.monotonic() - self._busy_since if self._running else 0.0)
 
+    @property
+    def last_token_age_s(self) -> float:
+        """Seconds since the engine gave a token, or since it was asked for one; 0 while it is asked for none."""
+        return time.monotonic() - max(self._pulse.at, self._busy_since) if self._running else 0.0
+
     async def generate(self, prompt: Sequence[int], max_tokens: int, temperature: float, seed: int | None) -> Turn:
         """Sample one turn after `prompt`. `temperature` 0 is greedy."""
         params = SamplingParams(
@@ -111,14 +137,17 @@ class Engine:
     async def load(self, store: WeightStore, name: str, check: bool) -> None:
         """Swap in the weights `store/name`; requests in flight go on with them.
 
-        The version is verified before the engine is paused. With `check` the engine must then compute what the
-        learner computes.
+        The version is verified before the engine is paused, in a thread: episodes go on meanwhile. With `check` the
+        engine must then compute what the learner computes.
         Raises: WeightsUnavailable (nothing changed); WeightsMismatch (the engine must not be used any more)."""
-        manifest = store.verify(name)
-        directory = str((store.folder / name).resolve())
+        manifest = await asyncio.to_thread(store.verify, name)
+        directory = store.directory(name)
         await self._llm.pause_generation(mode="keep", clear_cache=True)
+        if not (directory / TENSORS).exists():
+            await self._llm.resume_generation()
+            raise WeightsUnavailable(f"{directory} was removed before it was loaded")
         try:
-            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": directory})
+            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
             await self._llm.update_weight_version(str(manifest.version))
         except Exception as error:
             raise WeightsMismatch(f"loading {directory} failed half-way, the engine is unusable: {error}") from error

@@ -21,9 +21,6 @@ from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.rollout import dialogue
 from cusearch_async.types import Question, Segment, Trajectory
 
-CHARACTERS_PER_TOKEN = 16
-"""More than a token of any text worth reading has. What lies beyond is not tokenised: a passage can be of any size."""
-
 
 class Sampled(Protocol):
     """A turn as an engine returns it."""
@@ -162,7 +159,7 @@ class Player:
         opening = dialogue.encode_own(self._tokenizer, "\n\n<information>")
         closing = dialogue.encode_own(self._tokenizer, "</information>\n\n")
         room = max(self._settings.max_observation_tokens - len(opening) - len(closing), 0)
-        enough = room * CHARACTERS_PER_TOKEN
+        enough = self._settings.max_observation_characters
         shown = dialogue.render_documents([text[:enough] for text in documents], self._settings.document_template)
         if dialogue.STRIPPED[self._settings.template]:
             shown = shown.strip()

@@ -1,7 +1,12 @@
 """The loop of a rollout worker: admitted tickets in, trajectories out, newest weights always.
 
-Three tasks beside the episodes: admission, weight pick-up, heartbeat. Whatever fails ends the worker by name;
-its leases run out and other workers play what is missing.
+Three tasks beside the episodes: admission, weight pick-up, heartbeat. What can go wrong, by kind:
+
+- The data of one episode (its question, its search, its trajectory, its time): a failed attempt of its ticket, named
+  in the log and counted in the heartbeat. Others play it, up to pool.max_attempts times.
+- An outage (Redis, the retriever, weights that cannot be read): waited for, then the worker exits with its name.
+- Anything else is an error in a program: the worker exits with it at once. Its ticket has failed an attempt, so that
+  it cannot end one worker after another for ever.
 """
 
 from __future__ import annotations
@@ -10,17 +15,19 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cusearch_async.algorithm.staleness import question_index, ticket_limit
 from cusearch_async.config import Config
-from cusearch_async.errors import SearchRefused, WeightsUnavailable
+from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
 from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.loading import PatientLoader
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.transport.contract import Buffer, Place
 from cusearch_async.transport.weights import WeightStore
-from cusearch_async.types import Question
+from cusearch_async.types import Question, Trajectory
 
 if TYPE_CHECKING:  # it brings vLLM
     from cusearch_async.rollout.engine import Engine
@@ -29,6 +36,11 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
+CANCEL_AGAIN_S = 1.0
+
+
+_FAILED = {TimeoutError: "timeout", SearchRefused: "search", EpisodeFailed: "question", InvalidTrajectory: "trajectory"}
+"""What fails one episode and nothing else, and what it is called in the heartbeat."""
 
 
 @dataclass(slots=True)
@@ -37,22 +49,9 @@ class Activity:
 
     ready_at: float = field(default_factory=time.monotonic)
     episodes: int = 0
-    timeouts: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
     weight_loads: int = 0
     weight_load_s: float = 0.0
-
-
-async def load_announced(buffer: Buffer, engine: Engine, store: WeightStore, name: str, check: bool) -> bool:
-    """Load the version that was announced as `name`; False when a newer one has replaced it meanwhile.
-
-    Raises: WeightsUnavailable when it should be there and is not."""
-    try:
-        await engine.load(store, name, check)
-    except WeightsUnavailable:
-        if (await buffer.state()).weights == name:
-            raise
-        return False
-    return True
 
 
 class RolloutLoop:
@@ -74,7 +73,7 @@ class RolloutLoop:
         self._config = config
         self._buffer = buffer
         self._engine = engine
-        self._store = store
+        self._loader = PatientLoader(engine, store, config.redis.outage_s)
         self._player = player
         self._search = search
         self._questions = questions
@@ -83,87 +82,119 @@ class RolloutLoop:
         self._activity = Activity()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set; tickets in flight are then given back."""
+        """Until `stop` is set; tickets in flight are then given back. Raises what ended the worker, by itself."""
         await self._wait_for_weights(stop)
         self._activity = Activity(weight_loads=1)
+        has_buffer = True
         try:
-            async with asyncio.TaskGroup() as tasks:
-                helpers = [tasks.create_task(self._follow_weights(stop)), tasks.create_task(self._beat(stop))]
-                episodes = await self._admit(tasks, stop)
-                for task in [*helpers, *episodes]:
-                    task.cancel()
+            await self._work(stop)
+        except BaseExceptionGroup as group:
+            cause = _first(group)
+            has_buffer = not isinstance(cause, BufferUnavailable)
+            raise cause from None
         finally:
-            await self._buffer.leave(self._name, list(self._in_flight))
+            if has_buffer:
+                await self._buffer.leave(self._name, list(self._in_flight))
+
+    async def _work(self, stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [tasks.create_task(self._follow_weights(stop)), tasks.create_task(self._beat(stop))]
+            try:
+                await self._admit(tasks, stop)
+            finally:
+                await _end([*helpers, *self._episodes])
 
     async def _wait_for_weights(self, stop: asyncio.Event) -> None:
-        while not stop.is_set() and not await self._pick_up():
+        while not _is_over(stop) and not await self._pick_up():
             await asyncio.sleep(POLL_S)
 
     async def _follow_weights(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():  # a library in between may swallow the one cancellation that ends this
+        while not _is_over(stop):
             await self._pick_up()
             await asyncio.sleep(POLL_S)
 
     async def _pick_up(self) -> bool:
-        """Load the announced version unless it is loaded; whether any version is loaded then."""
+        """Load the announced version unless it is loaded; whether any version is loaded then. While the announced one
+        cannot be, the one before goes on: admission keeps the staleness bound."""
         state = await self._buffer.state()
         if not state.weights or state.weights == self._engine.loaded:
             return bool(self._engine.loaded)
         check = self._activity.weight_loads % self._config.rollout.canary_every == 0
         started, before = time.monotonic(), self._engine.version
-        if not await load_announced(self._buffer, self._engine, self._store, state.weights, check):
-            return bool(self._engine.loaded)  # the next poll takes the newer one
+        if not await self._loader.load(state.weights, check, idle=not self._episodes):
+            return bool(self._engine.loaded)
         self._activity.weight_loads += 1
         self._activity.weight_load_s += time.monotonic() - started
         log.info("loaded weights %s", state.weights)
         if self._engine.version < before:
-            await self._drop_beyond_bound()
+            await self._release_beyond_bound()
         return True
 
-    async def _drop_beyond_bound(self) -> None:
+    @property
+    def _limit(self) -> int:
+        """Tickets from here on may not be started with the loaded weights."""
+        pool = self._config.pool
+        return ticket_limit(self._engine.version, pool.max_staleness, self._config.questions_per_step)
+
+    async def _release_beyond_bound(self) -> None:
         """A learner has gone back to its checkpoint, and with it the weights: give back the tickets that these weights
         may not start, or their last tokens would be older than max_staleness when they are trained on."""
-        pool = self._config.pool
-        limit = ticket_limit(self._engine.version, pool.max_staleness, self._config.questions_per_step)
+        limit = self._limit
         beyond = {task: place for task, place in self._episodes.items() if place.ticket >= limit}
-        for task in beyond:
-            task.cancel()
-        await asyncio.gather(*beyond, return_exceptions=True)
+        await _end(list(beyond))
         for task, place in beyond.items():
             if task.cancelled():
                 self._forget(place)
         await self._buffer.release(self._name, sorted({place.ticket for place in beyond.values()}), failed=False)
 
-    async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> set[asyncio.Task[None]]:
-        """Keep up to `max_episodes` episodes in flight until `stop`; returns those still running."""
-        while not stop.is_set():
+    async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> None:
+        """Keep up to `max_episodes` episodes in flight until `stop`."""
+        while not _is_over(stop):
             room = self._config.rollout.max_episodes - len(self._episodes)
             places = await self._buffer.admit(self._name, self._engine.version, room) if room > 0 else []
+            self._in_flight.update(place.ticket for place in places)
+            if _is_over(stop):
+                break
+            limit = self._limit  # the weights may have gone back since the question was sent
             for place in places:
-                self._in_flight[place.ticket] += 1
-                task = tasks.create_task(self._play(place))
-                self._episodes[task] = place
-                task.add_done_callback(self._episodes.pop)
+                if place.ticket < limit:
+                    task = tasks.create_task(self._play(place))
+                    self._episodes[task] = place
+                    task.add_done_callback(self._episodes.pop)
+                else:
+                    self._forget(place)
+            beyond = sorted({place.ticket for place in places if place.ticket >= limit})
+            if beyond:
+                await self._buffer.release(self._name, beyond, failed=False)
             if not places:
                 await asyncio.sleep(POLL_S)
-        return set(self._episodes)
 
     async def _play(self, place: Place) -> None:
         index = question_index(place.ticket, len(self._questions), self._config.run.seed)
         try:
             async with asyncio.timeout(self._config.episode.timeout_s):
                 trajectory = await self._player.play(self._questions[index], place.ticket, place.rollout, self._name)
-        except (TimeoutError, SearchRefused) as error:
-            self._activity.timeouts += isinstance(error, TimeoutError)
+            await self._put(trajectory)
+        except tuple(_FAILED) as error:
+            self._activity.failures[_FAILED[type(error)]] += 1
             why = str(error) or "it ran out of time"
             log.warning("episode %d:%d failed, its ticket goes back: %s", place.ticket, place.rollout, why)
             self._forget(place)
             await self._buffer.release(self._name, [place.ticket], failed=True)
-            return
+        except CusearchError:
+            raise
+        except Exception:
+            await self._buffer.release(self._name, [place.ticket], failed=True)
+            raise
+        else:
+            self._activity.episodes += 1
+            self._forget(place)
+
+    async def _put(self, trajectory: Trajectory) -> None:
         while await self._buffer.put(trajectory) == "full":
+            if _is_cancelled():
+                raise asyncio.CancelledError
             await asyncio.sleep(10 * POLL_S)
-        self._activity.episodes += 1
-        self._forget(place)
 
     def _forget(self, place: Place) -> None:
         self._in_flight[place.ticket] -= 1
@@ -171,8 +202,14 @@ class RolloutLoop:
             del self._in_flight[place.ticket]
 
     async def _beat(self, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            await self._buffer.heartbeat(self._name, list(self._in_flight), self._facts())
+        """Renew the leases, unless the engine hangs: then others must have the tickets."""
+        lease_s, hangs = self._config.redis.lease_s, False
+        while not _is_over(stop):
+            age_s = self._engine.last_token_age_s
+            if age_s > lease_s and not hangs:
+                log.warning("the engine has made no token for %.0f s: its tickets go to other workers", age_s)
+            hangs = age_s > lease_s
+            await self._buffer.heartbeat(self._name, [] if hangs else list(self._in_flight), self._facts())
             await asyncio.sleep(HEARTBEAT_S)
 
     def _facts(self) -> dict[str, str | int | float]:
@@ -181,11 +218,36 @@ class RolloutLoop:
             "version": engine.version,
             "in_flight": sum(self._in_flight.values()),
             "episodes": activity.episodes,
-            "timeouts": activity.timeouts,
+            "failed_episodes": activity.failures.total(),
+            "failed_episodes_by_kind": " ".join(f"{kind}:{n}" for kind, n in sorted(activity.failures.items())),
             "sampled_tokens": engine.sampled_tokens,
             "busy_s": round(engine.busy_s, 3),
+            "last_token_age_s": round(engine.last_token_age_s, 1),
             "alive_s": round(time.monotonic() - activity.ready_at, 3),
             "weight_loads": activity.weight_loads,
             "weight_load_s": round(activity.weight_load_s, 3),
             **self._search.facts(),
         }
+
+
+def _is_over(stop: asyncio.Event) -> bool:
+    """Whether a loop has to end: a library in between may have swallowed the one cancellation that says so."""
+    return stop.is_set() or _is_cancelled()
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended; once may not be enough (see `_is_over`)."""
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The failure that came first, out of a group of a TaskGroup."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

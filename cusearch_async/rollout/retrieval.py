@@ -2,29 +2,44 @@
 
 A retriever that fails is not a search that finds nothing: failures are retried until the retriever has been down for
 `outage_s`, then raised as RetrievalUnavailable. They never become documents. A search that fails for so long while
-others are answered is SearchRefused.
+others are answered, or that is refused as wrong, is SearchRefused. Nothing that a retriever answers is trusted: its
+length, depth, characters and redirects are bounded here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import random
 import time
 from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import numpy as np
 
-from cusearch_async.config import Config, RetrieverConfig
+from cusearch_async.config import Config, EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
+from cusearch_async.rollout.dialogue import without_surrogates
 from cusearch_async.types import Question
 
+log = logging.getLogger(__name__)
+
+SAY_EVERY_S = 5.0
+"""How often a retriever that is down is named in the log."""
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _BREAKS_AFTER = 8
 """Failures in a row, of all episodes together, until only one search at a time is tried."""
 _REMEMBERED = 1000
+_ERROR_BYTES = 800
+"""Of an answer that is an error; it is only quoted."""
+_WRONG_REQUEST = (400, 413, 422)
+"""Statuses that asking again cannot change. Gateways answer 401, 403 and 404 while what is behind them is down."""
+_FAILURES = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, RecursionError)
 _PROBE = Question(id="probe", text="Is anyone there?", answers=("yes",), category="probe")
 
 
@@ -33,17 +48,19 @@ class SearchClient:
     are asked once."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, settings: RetrieverConfig, topk: int, questions_per_step: int
+        self, session: aiohttp.ClientSession, settings: RetrieverConfig, episode: EpisodeConfig, questions_per_step: int
     ) -> None:
         """`questions_per_step` (N) turns a ticket into the learner step that trains on it, for ZeroSearch's noise."""
         self._session = session
         self._settings = settings
-        self._topk = topk
+        self._episode = episode
         self._questions_per_step = questions_per_step
         self._on_their_way: dict[str, asyncio.Task[list[str]]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._failed_in_a_row = 0
         self._down_since: float | None = None
+        self._trouble = ""
+        """Why the last attempt failed, and how long that is borne; empty after a search that was answered."""
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self.searches = 0
         self.shared = 0
@@ -53,26 +70,42 @@ class SearchClient:
 
     @staticmethod
     def session(settings: RetrieverConfig) -> aiohttp.ClientSession:
-        """The session to give to a client; the caller closes it."""
+        """The session to give to a client; the caller closes it. Nothing is decompressed, or a small answer could be a
+        large one."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=settings.max_connections),
             timeout=aiohttp.ClientTimeout(total=settings.timeout_s),
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,
         )
 
     @classmethod
-    def of(cls, session: aiohttp.ClientSession, config: Config) -> SearchClient:
-        return cls(session, config.retriever, config.episode.topk, config.questions_per_step)
+    @asynccontextmanager
+    async def open(cls, config: Config) -> AsyncIterator[SearchClient]:
+        """A client that says in the log while its retriever is down; its searches end with it."""
+        async with cls.session(config.retriever) as session:
+            client = cls(session, config.retriever, config.episode, config.questions_per_step)
+            saying = asyncio.create_task(client._say_while_down())
+            try:
+                yield client
+            finally:
+                tasks = [saying, *client._on_their_way.values()]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def wait_until_answering(self, timeout_s: float) -> None:
-        """Raises: RetrievalUnavailable when a first search is not answered properly within `timeout_s`."""
+        """Raises: RetrievalUnavailable when a first search is not answered properly within `timeout_s`; SearchRefused
+        when it is refused."""
         await self._insist(self._body("first search", 0, _PROBE, 0), timeout_s)
 
     async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
         """Contents of the documents found, best first; empty when there are none. `draw` is the search's own random
         number; `question` and `ticket` say whose search it is.
 
-        Raises: RetrievalUnavailable when the retriever answers nobody properly for `outage_s`, or refuses the request
-        as wrong; SearchRefused when it answers others."""
+        Raises: RetrievalUnavailable when the retriever answers nobody properly for `outage_s`; SearchRefused when it
+        answers others, refuses this search as wrong, or finds too much."""
+        query = without_surrogates(query)
         body = self._body(query, draw, question, ticket)
         if not self._settings.is_deterministic:
             return await self._insist(body, self._settings.outage_s)
@@ -81,6 +114,7 @@ class SearchClient:
             asked = asyncio.create_task(self._insist(body, self._settings.outage_s))
             self._on_their_way[query] = asked
             asked.add_done_callback(lambda _: self._on_their_way.pop(query))
+            asked.add_done_callback(_have_seen)
         else:
             self.shared += 1
         return list(await asyncio.shield(asked))  # an episode that is cancelled takes no other's search with it
@@ -104,7 +138,9 @@ class SearchClient:
         }
 
     def _body(self, query: str, draw: int, question: Question, ticket: int) -> dict[str, Any]:
-        body = {"queries": [query], "topk": self._topk, "return_scores": True, "draws": [draw]}
+        body: dict[str, Any] = {"queries": [query], "topk": self._episode.topk, "return_scores": True}
+        if self._settings.draws_by_request:
+            body["draws"] = [draw]
         if self._settings.backend == "zerosearch":  # no other engine may see the answers
             step = ticket // self._questions_per_step
             body["contexts"] = [{"question": question.text, "answers": list(question.answers), "step": step}]
@@ -115,14 +151,15 @@ class SearchClient:
         while True:
             try:
                 found = await self._guarded(body)
-            except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            except _FAILURES as error:
                 self.failures[_kind(error)] += 1
                 self._failed_in_a_row += 1
                 self._down_since = self._down_since or time.monotonic()
+                self._trouble = f"{_told(error)}; waiting up to {outage_s:g} s"
                 if self.down_s + self._pause_s > outage_s:
                     raise RetrievalUnavailable(
                         f"the retriever at {self._settings.url} has not answered properly for "
-                        f"{outage_s:g} s ({_told(error)}); start it (`python -m workers.retriever CONFIG`) or mend "
+                        f"{outage_s:g} s ({_told(error)}); start it (`python -m workers.retriever CONFIG`) or fix "
                         "retriever.url"
                     ) from error
                 if time.monotonic() - began > outage_s:
@@ -135,6 +172,7 @@ class SearchClient:
                 self.searches += 1
                 self._failed_in_a_row = 0
                 self._down_since = None
+                self._trouble = ""
                 self._seconds.append(time.monotonic() - began)
                 return found
 
@@ -154,18 +192,56 @@ class SearchClient:
         return await self._ask(body)
 
     async def _ask(self, body: dict[str, Any]) -> list[str]:
-        """One attempt. Raises whatever went wrong; a 4xx answer is final."""
-        async with self._session.post(f"{self._settings.url}/retrieve", json=body) as response:
-            if 400 <= response.status < 500 and response.status not in (408, 429):
-                text = (await response.text())[:200]
-                raise RetrievalUnavailable(
-                    f"the retriever at {self._settings.url} refuses a search ({response.status}): {text}"
+        """One attempt. Raises whatever went wrong; SearchRefused is final."""
+        asked = f"the search for {body['queries'][0]!r:.200}"
+        url = self._settings.url
+        async with self._session.post(f"{url}/retrieve", json=body, allow_redirects=False) as response:
+            if response.status in _WRONG_REQUEST:
+                raise SearchRefused(
+                    f"the retriever at {url} refuses {asked} ({response.status}): {await _error_text(response)}"
                 )
             if response.status != 200:
-                text = (await response.text())[:200]
-                info, history = response.request_info, response.history
-                raise aiohttp.ClientResponseError(info, history, status=response.status, message=text)
-            return _contents(await response.json(content_type=None))
+                info, history, told = response.request_info, response.history, await _error_text(response)
+                raise aiohttp.ClientResponseError(info, history, status=response.status, message=told)
+            if response.headers.get("Content-Encoding", "identity") != "identity":
+                raise ValueError(f"the answer is compressed ({response.headers['Content-Encoding']}), unasked")
+            answer = await _read(response, self._settings.max_answer_mib << 20)
+        if answer is None:
+            raise SearchRefused(
+                f"the retriever at {url} answers {asked} with more than retriever.max_answer_mib "
+                f"({self._settings.max_answer_mib}); shorten its passages, or raise that"
+            )
+        longest = self._episode.max_observation_characters
+        return [without_surrogates(text[:longest]) for text in _contents(json.loads(answer))]
+
+    async def _say_while_down(self) -> None:
+        while True:
+            await asyncio.sleep(SAY_EVERY_S)
+            if self._trouble:
+                log.warning("retriever at %s down for %.0f s: %s", self._settings.url, self.down_s, self._trouble)
+
+
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
+    """The body; None when it is longer than `limit` bytes."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > limit:
+            return None
+    return bytes(body)
+
+
+async def _error_text(response: aiohttp.ClientResponse) -> str:
+    """What an answer that is an error says, or where it points to."""
+    if 300 <= response.status < 400:
+        return f"it redirects to {response.headers.get('Location', 'nowhere')!r:.200}, and redirects are not followed"
+    return (await response.content.read(_ERROR_BYTES)).decode(errors="replace")[:200]
+
+
+def _have_seen(task: asyncio.Task[list[str]]) -> None:
+    """Take note of a failure, though every episode that waited for it may have been cancelled."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _told(error: Exception) -> str:

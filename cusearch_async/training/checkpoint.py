@@ -1,30 +1,37 @@
-"""Checkpoints on disk: complete or absent.
+"""Checkpoints on disk: complete or absent, and never touched by a learner that has been replaced.
 
-    <run folder>/checkpoints/step000010/deepspeed/   optimizer and masters
-    <run folder>/checkpoints/step000010/model/       the policy as a Hugging Face folder
-    <run folder>/checkpoints/step000010/state.json   step, what the method remembers, size and checksum of every file
+    <run folder>/checkpoints/step000010-e3/deepspeed/   optimizer and masters
+    <run folder>/checkpoints/step000010-e3/model/       the policy as a Hugging Face folder
+    <run folder>/checkpoints/step000010-e3/state.json   step, what the method remembers, size and checksum of every file
 
-A checkpoint is written under a temporary name, flushed to disk and renamed when it is whole. One whose files do not
-match its state.json is torn; it is named in the log and skipped.
+The name holds the learner's fencing epoch: two learners never write one folder. A checkpoint is written as
+`.unfinished-step000010-e3`, flushed to disk, renamed when it is whole, and read back. One whose files do not match its
+state.json is torn; it is named in the log and skipped. A learner that went back to step 8 leaves what earlier ones
+wrote of later steps to nobody: those are of another course of the run.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import shutil
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import xxhash
 
 from cusearch_async.algorithm.methods import State
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, WriteFailed
+from cusearch_async.files import remove, sync, sync_tree, writing
+from cusearch_async.transport.contract import RunState
 
 log = logging.getLogger(__name__)
 
 _STATE = "state.json"
 _CHUNK = 2**22
+_NAME = re.compile(r"(?:\.unfinished-)?step(\d+)(?:-e(\d+))?")
 
 
 class CheckpointState(msgspec.Struct, kw_only=True):
@@ -38,7 +45,8 @@ class CheckpointState(msgspec.Struct, kw_only=True):
     """Planned rollouts of the tickets from `step` on (AR3PO)."""
     ranks: int
     zero_stage: int
-    """How the optimizer's state is divided; it can only be loaded so."""
+    dtype: str = ""
+    """How the optimizer's state is divided, and of what it is; it can only be loaded so."""
     questions: int
     rollouts: int
     """N (or K/G) and G: which tickets make a pool."""
@@ -50,62 +58,172 @@ class _File(msgspec.Struct):
 
 
 class _Saved(msgspec.Struct):
+    """state.json: `xxh3` is of the other two as they stand there. Checkpoints without an epoch have none."""
+
+    state: msgspec.Raw
+    """CheckpointState"""
+    files: msgspec.Raw
+    """dict[str, _File]"""
+    xxh3: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that has a state; whether its files are whole, `torn` tells."""
+
+    path: Path
+    epoch: int
     state: CheckpointState
     files: dict[str, _File]
 
+    def torn(self) -> list[str]:
+        """The files that are not as they were written; reads all of them."""
+        return [name for name, facts in self.files.items() if not _is_whole(self.path / name, facts)]
+
 
 class Checkpoints:
-    def __init__(self, run_folder: Path, keep: int) -> None:
+    """The checkpoints of a run. `starts` holds (epoch, step) of each learner that took the run over so far."""
+
+    def __init__(self, run_folder: Path, keep: int, starts: Sequence[tuple[int, int]] = ()) -> None:
         self.folder = run_folder / "checkpoints"
         self._keep = keep
+        self._starts = list(starts)
 
-    def unfinished(self, step: int) -> Path:
-        """Where to write the checkpoint of `step` before `finish` makes it count."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder / f".unfinished-step{step:06d}"
+    # --- to resume ------------------------------------------------------------------------------------
 
-    def finish(self, state: CheckpointState) -> int:
-        """Make the written checkpoint count, forget the oldest; returns the oldest kept step."""
-        written = self.unfinished(state.step)
-        files = {str(path.relative_to(written)): _facts(path) for path in _files(written)}
-        (written / _STATE).write_bytes(msgspec.json.encode(_Saved(state, files)))
-        _flush(written)
-        target = self.folder / f"step{state.step:06d}"
-        shutil.rmtree(target, ignore_errors=True)
-        written.rename(target)
-        complete = self._complete()
-        for path, _ in complete[: -self._keep]:
-            shutil.rmtree(path, ignore_errors=True)
-        return complete[-self._keep :][0][1].state.step
+    def newest(self, known: RunState) -> Checkpoint | None:
+        """The newest whole checkpoint that Redis can go on from, whose step is neither beyond what Redis has committed
+        nor before the pools that it holds; if there is none, the newest whole one. None when there are none at all.
 
-    def newest(self) -> tuple[Path, CheckpointState] | None:
-        """The newest checkpoint whose files are whole; None when there is none at all.
-
-        Raises: ConfigError when there are some, and none is whole: starting anew would throw them away."""
-        for path, saved in reversed(self._complete()):
-            torn = [name for name, facts in saved.files.items() if not _is_whole(path / name, facts)]
+        Raises: ConfigError when there are some, and none is whole: starting at step 0 would throw them away."""
+        found = self._of_this_course()
+        fitting = [c for c in found if not known.exists or known.checkpoint <= c.state.step <= known.step]
+        for checkpoint in (*reversed(fitting), *(c for c in reversed(found) if c not in fitting)):
+            torn = checkpoint.torn()
             if not torn:
-                return path, saved.state
-            log.warning("checkpoint %s is torn (%s); it is skipped", path, ", ".join(torn[:3]))
+                return checkpoint
+            log.warning("checkpoint %s is torn (%s); it is skipped", checkpoint.path, ", ".join(torn[:3]))
         if any(self.folder.glob("step*")):
             raise ConfigError(
-                f"no checkpoint in {self.folder} is whole and readable by this version; `cusearch reset` the run"
+                f"no checkpoint in {self.folder} is whole and readable by this version; restore one, or `cusearch "
+                "reset` the run"
             )
         return None
 
-    def _complete(self) -> list[tuple[Path, _Saved]]:
-        """Checkpoints that have a state, oldest first; what cannot be read does not count."""
+    def highest_epoch(self) -> int:
+        """Of all learners that have started, or have left something here, whole or not."""
+        names = (_NAME.fullmatch(path.name) for path in self._entries())
+        left = (int(name[2] or 0) for name in names if name)
+        return max((*left, *(epoch for epoch, _ in self._starts)), default=0)
+
+    # --- to write -------------------------------------------------------------------------------------
+
+    def begin(self, epoch: int, step: int) -> None:
+        """Write as the learner of `epoch`, which goes on from `step`; clear what earlier ones left half done."""
+        self._starts.append((epoch, step))
+        for path in self._entries():
+            name = _NAME.fullmatch(path.name)
+            is_half = path.name.startswith(".") or not (path / _STATE).exists()
+            if name and is_half and int(name[2] or 0) < epoch:
+                log.info("%s was left half done by an earlier learner; it is deleted", path)
+                remove(path)
+
+    @property
+    def epoch(self) -> int:
+        return self._starts[-1][0]
+
+    @contextmanager
+    def write(self, state: CheckpointState) -> Iterator[Path]:
+        """A folder for the checkpoint of `state.step`, at the end sealed with checksums and safe on disk; `finish` then
+        makes it count. Raises: WriteFailed, and leaves nothing of it."""
+        folder = self._path(state.step, unfinished=True)
+        with writing(folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove(folder)
+            yield folder
+            files = {
+                str(path.relative_to(folder)): _facts(path) for path in sorted(folder.rglob("*")) if path.is_file()
+            }
+            told, listed = msgspec.Raw(msgspec.json.encode(state)), msgspec.Raw(msgspec.json.encode(files))
+            saved = _Saved(told, listed, _checksum(told, listed))
+            (folder / _STATE).write_bytes(msgspec.json.encode(saved))
+            sync_tree(folder)
+
+    def finish(self, step: int) -> None:
+        """Make the written checkpoint count. Raises: WriteFailed when it cannot be read back as it was written."""
+        written, target = self._path(step, unfinished=True), self._path(step)
+        with writing(written):
+            written.rename(target)
+            sync(self.folder)
+        try:
+            torn = _read(target).torn()
+        except (OSError, ValueError) as error:
+            torn = [str(error)]
+        if torn:
+            remove(target)
+            raise WriteFailed(f"cannot write {target}: {', '.join(torn[:3])} cannot be read back as it was written")
+
+    def oldest_kept(self) -> int:
+        """Pools before this step may be forgotten: `keep` complete checkpoints have it behind them; else 0."""
+        kept = self._kept()
+        return kept[0].state.step if len(kept) == self._keep else 0
+
+    def superfluous(self) -> list[Path]:
+        """What is older than the checkpoints to keep, or of another course; never what a later learner wrote."""
+        kept = [checkpoint.path for checkpoint in self._kept()]
+        return [c.path for c in self._readable() if c.epoch <= self.epoch and c.path not in kept]
+
+    def remove(self, superfluous: Sequence[Path]) -> None:
+        """Delete them; one that is half deleted has no state any more."""
+        for path in superfluous:
+            remove(path / _STATE)
+            remove(path)
+
+    # ---------------------------------------------------------------------------------------------------
+
+    def _path(self, step: int, unfinished: bool = False) -> Path:
+        return self.folder / f"{'.unfinished-' if unfinished else ''}step{step:06d}-e{self.epoch}"
+
+    def _entries(self) -> list[Path]:
+        return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+
+    def _kept(self) -> list[Checkpoint]:
+        """The newest `keep`, one a step, oldest first."""
+        one_a_step = {checkpoint.state.step: checkpoint for checkpoint in self._of_this_course()}
+        return list(one_a_step.values())[-self._keep :]
+
+    def _of_this_course(self) -> list[Checkpoint]:
+        """What the run may go on from, oldest first: no later learner has gone back behind it."""
+        return [
+            c for c in self._readable() if all(c.state.step <= step for epoch, step in self._starts if epoch > c.epoch)
+        ]
+
+    def _readable(self) -> list[Checkpoint]:
+        """Checkpoints that have a state, in order of step and epoch; what cannot be read does not count."""
         found = []
-        for path in sorted(self.folder.glob("step*")):
+        for path in self.folder.glob("step*"):
             try:
-                found.append((path, msgspec.json.decode((path / _STATE).read_bytes(), type=_Saved)))
-            except (OSError, msgspec.MsgspecError) as error:
+                found.append(_read(path))
+            except (OSError, ValueError) as error:
                 log.warning("checkpoint %s has no state that can be read (%s); it is skipped", path, error)
-        return found
+        return sorted(found, key=lambda c: (c.state.step, c.epoch))
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+def _read(path: Path) -> Checkpoint:
+    """Raises: OSError, or ValueError saying what is wrong with its state."""
+    name = _NAME.fullmatch(path.name)
+    if name is None:
+        raise ValueError("its name is not stepSTEP-eEPOCH")
+    saved = msgspec.json.decode((path / _STATE).read_bytes(), type=_Saved)
+    state = msgspec.json.decode(saved.state, type=CheckpointState)
+    is_sealed = saved.xxh3 == _checksum(saved.state, saved.files) if name[2] else not saved.xxh3
+    if not is_sealed or state.step != int(name[1]):
+        raise ValueError(f"{_STATE} was changed after it was written")
+    return Checkpoint(path, int(name[2] or 0), state, msgspec.json.decode(saved.files, type=dict[str, _File]))
+
+
+def _checksum(*parts: msgspec.Raw) -> str:
+    return xxhash.xxh3_64_hexdigest(b"".join(bytes(part) for part in parts))
 
 
 def _facts(path: Path) -> _File:
@@ -118,12 +236,3 @@ def _facts(path: Path) -> _File:
 
 def _is_whole(path: Path, facts: _File) -> bool:
     return path.is_file() and path.stat().st_size == facts.bytes and _facts(path) == facts
-
-
-def _flush(folder: Path) -> None:
-    for path in (*_files(folder), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -8,6 +8,7 @@ for the whole mini-batch, gradients are summed, and only then does the optimizer
 from __future__ import annotations
 
 import copy
+import pickle
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,16 +18,19 @@ import deepspeed
 import msgspec
 import numpy as np
 import torch
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
 from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
-from cusearch_async.errors import NonFiniteUpdate
+from cusearch_async.errors import ConfigError, NonFiniteUpdate
 from cusearch_async.metrics import Metrics
-from cusearch_async.models import load_tokenizer
+from cusearch_async.models import first_line, load_tokenizer
 from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
-from cusearch_async.training.model import SampledLogprobs, load_causal_lm, save_model
+from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
 from cusearch_async.training.report import UpdateReport
 from cusearch_async.training.team import Team
 from cusearch_async.training.update import Scores, Update
@@ -60,14 +64,15 @@ class Learner:
         self._team = team
         self._tokenizer = load_tokenizer(config.model.location)
         model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
-        if config.learner.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
         self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None
+        if config.learner.gradient_checkpointing:
+            recompute_layers(model)
         self._hf_config = model.config
-        self._module = SampledLogprobs(model)
+        self._module = SampledLogprobs(model, entropy_has_gradient=config.loss.entropy_coef > 0)
         self._engine, *_ = deepspeed.initialize(
             model=self._module, model_parameters=self._module.parameters(), config=_deepspeed_config(config)
         )
+        self._engine.checkpoint_engine.load = _load_tensors
         self._device = self._engine.device
         self._gradient_probe = torch.zeros((), device=self._device)
         for parameter in self._module.parameters():
@@ -110,11 +115,21 @@ class Learner:
     def stop(self) -> None:
         self._team.tell(msgspec.msgpack.encode(_Order("stop")))
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding: token ids are below it."""
+        return int(self._hf_config.vocab_size)
+
     # --- every rank -----------------------------------------------------------------------------------
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote. Called by every rank at the start."""
-        self._engine.load_checkpoint(str(folder), tag="deepspeed")
+        """Continue from what `save` wrote. Called by every rank at the start.
+
+        Raises: ConfigError for a file that holds anything but tensors and plain values."""
+        try:
+            self._engine.load_checkpoint(str(folder), tag="deepspeed")
+        except pickle.UnpicklingError as error:
+            raise ConfigError(f"checkpoint {folder} holds what no learner writes: {first_line(error)}") from error
 
     def follow(self) -> None:
         """The life of a rank other than 0: do what rank 0 says until it says stop."""
@@ -167,10 +182,10 @@ class Learner:
                 self._engine.backward(0.0 * log_policy.sum(), scale_wrt_gas=False)
                 continue
             tokens = update.tokens(rows, shares, log_policy.detach())
-            loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate)
+            loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate, entropy)
             # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
             self._engine.backward(loss * self._team.size, scale_wrt_gas=False)
-            report.add([update.selected[row].depth for row in rows], tokens, terms, entropy)
+            report.add([update.selected[row].depth for row in rows], tokens, terms, entropy.detach())
 
     def _refuse_faults(self, update: Update) -> None:
         """Let no NaN or infinity reach the optimizer. Raises on every rank: NonFiniteUpdate, if one of them met any."""
@@ -254,6 +269,16 @@ class Learner:
             shutil.rmtree(folder, ignore_errors=True)
             save_model(self._module.model, tensors, self._tokenizer, folder / "model")
         self._engine.save_checkpoint(str(folder), tag="deepspeed", save_latest=False)
+
+
+_WRITTEN_BY_DEEPSPEED = [ZeroStageEnum, LossScaler, fragment_address]
+"""What a checkpoint of its optimizers holds besides tensors and plain values."""
+
+
+def _load_tensors(path: str, map_location: Any = None) -> Any:
+    """In place of DeepSpeed's own, which unpickles: whoever can write into the run's folder could run code here."""
+    with torch.serialization.safe_globals(_WRITTEN_BY_DEEPSPEED):
+        return torch.load(path, map_location=map_location, weights_only=True)
 
 
 def _deepspeed_config(config: Config) -> dict[str, Any]:

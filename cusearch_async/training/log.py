@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import time
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from cusearch_async.files import write_whole
-from cusearch_async.metrics import Metrics, read_metrics
+from cusearch_async.files import append_row
+from cusearch_async.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Appends to <folder>/metrics.jsonl; steps at or after `from_step` of an earlier life are cut off."""
+    """Appends to <folder>/metrics.jsonl, never rewrites it: `metrics.read_metrics` tells which rows count."""
 
-    def __init__(self, folder: Path, from_step: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, epoch: int, from_step: int) -> None:
         self._path = folder / "metrics.jsonl"
-        kept = [row for row in read_metrics(self._path) if row["step"] < from_step]
-        write_whole(self._path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        self._epoch = epoch
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=from_step)
 
     def write(self, step: int, metrics: Metrics) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
+        """Raises: WriteFailed."""
+        append_row(self._path, {"step": step, "epoch": self._epoch, "time": round(time.time(), 3), **metrics})
         for name, value in metrics.items():
             if isinstance(value, list):
                 for depth, of_depth in enumerate(value):

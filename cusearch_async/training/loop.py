@@ -18,6 +18,7 @@ from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import Config
 from cusearch_async.metrics import Metrics, WorkerRates, describe_step
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
+from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.log import MetricsLog
 from cusearch_async.training.report import describe_ledger
 from cusearch_async.training.watchdog import Watchdog
@@ -39,23 +40,24 @@ async def train(
     learner: Learner,
     buffer: RedisBuffer,
     store: WeightStore,
+    checkpoints: Checkpoints,
     start: CheckpointState,
     questions: Sequence[Question],
     config: Config,
+    heartbeat: Heartbeat,
     stop: asyncio.Event,
 ) -> None:
     """Consumes pools from `buffer`, produces weight versions in `store`.
 
     Waits for a complete pool; unblocked by the workers' `put`. Ends after run.steps, or before the next step
-    once `stop` is set; then, or after a failure, the run goes on from its newest checkpoint."""
-    checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints)
-    metrics_log = MetricsLog(config.folder, start.step)
+    once `stop` is set, with a checkpoint of what is committed; after a failure the run goes on from its newest one."""
+    metrics_log = MetricsLog(config.folder, buffer.epoch, start.step)
     rates, watchdog = WorkerRates(), Watchdog(buffer, config)
     state, sizes = start.method, dict(start.sizes)
-    await buffer.recover(start.step, state, sizes)
     await publish(learner, buffer, store, start.step)
-    step = start.step
+    step = saved = start.step
     while step < config.run.steps:
+        heartbeat.step = step
         began = time.monotonic()
         pool = await wait_for_pool(buffer, step, watchdog, stop)
         if pool is None:
@@ -74,8 +76,9 @@ async def train(
         if step % config.learner.publish_every == 0 or step == config.run.steps:
             await publish(learner, buffer, store, step)
         published = time.monotonic()
-        if step % config.learner.checkpoint_every == 0 or step == config.run.steps:
+        if step % config.learner.checkpoint_every == 0:
             await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
+            saved = step
         ended = time.monotonic()
         report |= describe_step(pool, selected, advantages, config.method.budget, config.episode.s_max)
         report |= {f"sdga/{name}": value for name, value in selection.facts.items()}
@@ -91,7 +94,10 @@ async def train(
             "learner/tokens_per_s": sum(len(t.token_ids) for t in selected) / (updated - arrived),
         }
         metrics_log.write(pool.step, report)
+    if step > saved:
+        await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
     metrics_log.close()
+    log.info("%s at step %d; checkpoint saved", "finished" if step == config.run.steps else "stopped", step)
 
 
 async def wait_for_pool(buffer: RedisBuffer, step: int, watchdog: Watchdog, stop: asyncio.Event) -> Pool | None:
@@ -154,6 +160,7 @@ def advantages_of(selected: list[Trajectory], pool: Pool, config: Config) -> Adv
         np.array([t.reward for t in pool]),
         np.array([t.ticket for t in pool], dtype=np.int64),
         config.method.singleton,
+        config.method.advantage_std,
     )
 
 
@@ -171,6 +178,7 @@ def state_at(step: int, state: State, sizes: dict[int, int], config: Config) -> 
         sizes=sizes,
         ranks=config.learner.ranks,
         zero_stage=config.learner.zero_stage,
+        dtype=config.model.dtype,
         questions=config.questions_per_step,
         rollouts=config.pool.rollouts,
     )
@@ -179,7 +187,14 @@ def state_at(step: int, state: State, sizes: dict[int, int], config: Config) -> 
 async def save_checkpoint(
     learner: Learner, buffer: RedisBuffer, checkpoints: Checkpoints, state: CheckpointState
 ) -> None:
-    """Save, then let Redis forget the pools that no kept checkpoint needs any more."""
-    learner.save(checkpoints.unfinished(state.step))
-    await buffer.checkpoint(0)  # forgets nothing; a learner that has been replaced must not finish a checkpoint
-    await buffer.checkpoint(checkpoints.finish(state))
+    """Save, then let Redis forget the pools that no kept checkpoint needs any more.
+
+    Redis is asked last before each change on disk whether another learner has taken over (`checkpoint(0)` forgets
+    nothing); and what may go is decided before it is asked, when there is no successor that could need it."""
+    with checkpoints.write(state) as folder:
+        learner.save(folder)
+    await buffer.checkpoint(0)
+    checkpoints.finish(state.step)
+    superfluous = checkpoints.superfluous()
+    await buffer.checkpoint(checkpoints.oldest_kept())
+    checkpoints.remove(superfluous)

@@ -40,6 +40,7 @@ class Update:
             dual_clip=config.loss.dual_clip,
             ratio=config.loss.ratio,
             kl_coef=config.loss.kl_coef,
+            entropy_coef=config.loss.entropy_coef,
         )
         self._log_prox: Scores | None = None
         self._log_reference: Scores | None = None
@@ -69,7 +70,7 @@ class Update:
         settings, reference = self._loss, self._log_reference
         weights = [
             losses.correction_weights(
-                prox, t.logprobs, settings.correction, settings.correction_low, settings.correction_high
+                prox, t.logprobs, settings.correction, settings.correction_low, settings.correction_bound
             )
             for prox, t in zip(log_prox, chosen, strict=True)
         ]

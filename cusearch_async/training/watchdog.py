@@ -1,37 +1,51 @@
-"""Who waits for what, when a run has stopped moving."""
+"""Who waits for what, while a learner waits for its pool and when a run has stopped moving."""
 
 from __future__ import annotations
 
+import logging
 import time
 
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
 from cusearch_async.transport.buffer import RedisBuffer
 
+log = logging.getLogger(__name__)
+
 SILENT_S = 10.0
 """A worker whose last heartbeat is older counts as gone."""
+SAY_EVERY_S = 5.0
 
 
 class Watchdog:
-    """Raises Stalled when no trajectory has been finished for run.stall_s."""
+    """Says what the learner waits for, and raises Stalled when no trajectory has been finished for run.stall_s in a run
+    that is not paused."""
 
     def __init__(self, buffer: RedisBuffer, config: Config) -> None:
         self._buffer = buffer
         self._config = config
         self._finished = -1
         self._moved_at = time.monotonic()
+        self._step = -1
+        self._said_at = time.monotonic() - SAY_EVERY_S
 
     async def look(self, step: int) -> None:
         """Called while the learner waits for the pool of `step`. Raises: Stalled, with the report."""
-        ledger = await self._buffer.ledger()
-        if ledger.finished != self._finished:
-            self._finished, self._moved_at = ledger.finished, time.monotonic()
-            return
-        idle_s = time.monotonic() - self._moved_at
-        if idle_s > self._config.run.stall_s:
+        now = time.monotonic()
+        if self._step not in (step, -1):  # in a run that moves there is nothing to say
+            self._said_at = now
+        self._step = step
+        if now - self._said_at >= SAY_EVERY_S:
+            self._said_at = now
+            log.info(
+                "waiting for the pool of step %d: %s", step, "; ".join(await explain(self._buffer, step, self._config))
+            )
+        finished, state = (await self._buffer.ledger()).finished, await self._buffer.state()
+        if finished != self._finished or state.paused:
+            self._finished, self._moved_at = finished, now
+        elif (idle_s := now - self._moved_at) > self._config.run.stall_s:
             raise Stalled(
-                f"no trajectory was finished for {idle_s:.0f} s (run.stall_s) while step {step} waits for its pool: "
-                + "; ".join(await explain(self._buffer, step, self._config))
+                f"no trajectory was finished for {idle_s:.0f} s (run.stall_s) while step {step} waits for "
+                "its pool: " + "; ".join(await explain(self._buffer, step, self._config))
             )
 
 
@@ -39,8 +53,8 @@ async def explain(buffer: RedisBuffer, step: int, config: Config) -> list[str]:
     """What a person would look at first, one finding each."""
     state, queues, workers = await buffer.state(), await buffer.queues(step), await buffer.workers()
     found = [
-        f"{queues.ready_of_pool} of {config.questions_per_step} groups of the pool are ready, {queues.leased} tickets "
-        f"are leased, {queues.requeued} are queued again"
+        f"{queues.ready_of_pool} of {config.questions_per_step} groups are ready, {queues.leased} tickets are leased, "
+        f"{queues.requeued} requeued"
     ]
     if state.paused:
         found.append("the run is paused (`cusearch resume`)")
@@ -50,6 +64,10 @@ async def explain(buffer: RedisBuffer, step: int, config: Config) -> list[str]:
         found.append("no worker is alive" + (f" (last seen: {gone})" if gone else "; start one"))
     for name, facts in alive.items():
         told = f"{name} has version {facts.get('version')} of {state.published} and {facts.get('in_flight')} episodes"
-        down_s = float(facts.get("retriever_down_s", 0))
-        found.append(told + (f", and its retriever has been down for {down_s:.0f} s" if down_s else ""))
+        down_s, silent_s = (float(facts.get(fact, 0)) for fact in ("retriever_down_s", "last_token_age_s"))
+        if down_s:
+            told += f", and its retriever has been down for {down_s:.0f} s"
+        elif silent_s > config.redis.lease_s:
+            told += f", and its engine has produced no token for {silent_s:.0f} s; restart it"
+        found.append(told)
     return found

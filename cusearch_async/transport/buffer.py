@@ -30,7 +30,7 @@ from cusearch_async.config import Config, redis_password
 from cusearch_async.errors import BufferLost, ConfigError, CorruptPayload, EmptyPool, Fenced, InvalidTrajectory
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import Ledger, Outcome, Place, Queues, RunState, Shape, shape_of
+from cusearch_async.transport.contract import LEARNER_ALIVE_S, Ledger, Outcome, Place, Queues, RunState, Shape, shape_of
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.scripts import script
 from cusearch_async.types import Pool, Trajectory
@@ -49,6 +49,7 @@ _SCRIPTS = (
     "recover",
     "quarantine",
     "reopen",
+    "learner",
 )
 _FETCH_AT_ONCE = 64
 _PUT_AT_ONCE = 64
@@ -211,6 +212,17 @@ class RedisBuffer:
     async def checkpoint(self, step: int) -> None:
         await self._run("checkpoint", self._epoch, step)
 
+    def follow_epoch(self, epoch: int) -> None:
+        """Speak for the learner that has taken the run over as `epoch` on another connection."""
+        self._epoch = epoch
+
+    async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
+        told = itertools.chain.from_iterable(facts.items())
+        await self._run("learner", self._epoch, int(LEARNER_ALIVE_S * 1000), *told)
+
+    async def learner_leaves(self) -> None:
+        await self._run("learner", self._epoch, 0)
+
     # --- operator -------------------------------------------------------------------------------------
 
     async def pause(self, paused: bool) -> None:
@@ -264,6 +276,15 @@ class RedisBuffer:
 
         names = ("ready_of_pool", "ready", "leased", "requeued", "incomplete")
         return Queues(**dict(zip(names, await self.ask(count), strict=True)))
+
+    async def learner(self) -> dict[str, str]:
+        async def read(client: Any) -> Any:
+            async with client.pipeline(transaction=True) as pipe:
+                return await pipe.hgetall(self.keys.learner).pttl(self.keys.learner).execute()
+
+        raw, left_ms = await self.ask(read)
+        told = {key.decode(): value.decode() for key, value in raw.items()}
+        return told | {"heartbeat_age_s": f"{LEARNER_ALIVE_S - left_ms / 1000:.1f}"} if told else {}
 
     async def workers(self) -> dict[str, dict[str, str]]:
         """What each worker said of itself at its last heartbeat, with `heartbeat_age_s`."""

@@ -12,6 +12,9 @@ from cusearch_async.config import Config
 from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.types import Pool, Trajectory
 
+LEARNER_ALIVE_S = 10.0
+"""A learner that has said nothing for so long is gone."""
+
 Outcome = Literal["stored", "duplicate", "late", "full"]
 """Of a put: kept; another is there already; its group is closed or has no such place; no room now, try again."""
 
@@ -209,6 +212,14 @@ class Buffer(Protocol):
         """All steps before `step` are safe in every kept checkpoint: forget their pools."""
         ...
 
+    async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
+        """Say that this learner lives, and where."""
+        ...
+
+    async def learner_leaves(self) -> None:
+        """Say that it has ended."""
+        ...
+
     # --- operator ---
 
     async def pause(self, paused: bool) -> None:
@@ -221,6 +232,10 @@ class Buffer(Protocol):
 
     async def reopen(self, ticket: int) -> bool:
         """Put a leased ticket, or a waiting group that closed short, back in the queue; whether it was one."""
+        ...
+
+    async def learner(self) -> dict[str, str]:
+        """What the run's learner said at its last heartbeat, with `heartbeat_age_s`; empty when none is alive."""
         ...
 
     async def state(self) -> RunState: ...

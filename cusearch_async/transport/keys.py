@@ -24,6 +24,11 @@ class Keys:
         return self.prefix + "next_ticket"
 
     @property
+    def learner(self) -> str:
+        """Hash with a time to live: what the learner says of itself at each heartbeat."""
+        return self.prefix + "learner"
+
+    @property
     def learners(self) -> str:
         """Hash: nonce of a learner's start -> the epoch that it was given."""
         return self.prefix + "learners"

@@ -15,7 +15,7 @@ from cusearch_async.algorithm import methods
 from cusearch_async.algorithm.ar3po import Visits
 from cusearch_async.errors import BufferLost, ConfigError, EmptyPool, Fenced
 from cusearch_async.transport import codec
-from cusearch_async.transport.contract import Ledger, Outcome, Place, RunState, Shape
+from cusearch_async.transport.contract import LEARNER_ALIVE_S, Ledger, Outcome, Place, RunState, Shape
 from cusearch_async.types import Pool, Trajectory
 
 
@@ -44,6 +44,8 @@ class MemoryRun:
     incomplete: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    learner: tuple[dict[str, str], float] = ({}, 0.0)
+    """What it said, and until when that holds."""
 
 
 class MemoryBuffer:
@@ -196,6 +198,14 @@ class MemoryBuffer:
                 run.incomplete.pop(entry.trajectory.ticket, None)
         run.state = replace(run.state, checkpoint=max(run.state.checkpoint, step))
 
+    async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
+        self._refuse_if_fenced()
+        self._run.learner = {k: str(v) for k, v in facts.items()}, self._run.now + LEARNER_ALIVE_S
+
+    async def learner_leaves(self) -> None:
+        self._refuse_if_fenced()
+        self._run.learner = {}, 0.0
+
     # --- operator -------------------------------------------------------------------------------------
 
     async def pause(self, paused: bool) -> None:
@@ -226,6 +236,11 @@ class MemoryBuffer:
             return False
         run.requeue.add(ticket)
         return True
+
+    async def learner(self) -> dict[str, str]:
+        told, until = self._run.learner
+        left = until - self._run.now
+        return told | {"heartbeat_age_s": f"{LEARNER_ALIVE_S - left:.1f}"} if told and left > 0 else {}
 
     async def state(self) -> RunState:
         return self._run.state

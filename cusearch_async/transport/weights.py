@@ -9,8 +9,7 @@ version (learner steps) and the epoch of the learner, so no name is ever used tw
 
 from __future__ import annotations
 
-import os
-import shutil
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,9 +20,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.files import remove, sync, sync_tree, writing
+
+_NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-[0-9a-z]+)?", re.ASCII)
+"""What a version may be called. Names come from Redis, and must not lead out of the store."""
 
 TENSORS = "model.safetensors"
 MANIFEST = "manifest.json"
+_UNFINISHED = ".unfinished-"
 
 
 class Canary(msgspec.Struct):
@@ -55,29 +59,45 @@ class WeightStore:
         self.folder = folder
         self._keep = keep
 
+    def highest_epoch(self) -> int:
+        """Of all learners that have left something here, whole or not."""
+        return max((int(name[2]) for _, name in self._entries()), default=0)
+
+    def begin(self, epoch: int) -> None:
+        """Publish as the learner of `epoch`; clear what earlier ones left half done."""
+        for path, name in self._entries():
+            is_half = path.name.startswith(".") or not (path / MANIFEST).exists()
+            if is_half and int(name[2]) < epoch:
+                remove(path)
+
     def publish(self, version: int, epoch: int, tensors: Mapping[str, torch.Tensor], canary: Canary) -> str:
-        """Write a version; returns its directory name. The last `keep` versions stay on disk."""
+        """Write a version; returns its directory name. The last `keep` versions stay on disk, and all that later
+        learners have published. Raises: WriteFailed."""
         name = f"v{version:06d}-e{epoch}"
-        unfinished = self.folder / f".unfinished-{name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        held = {key: tensor.detach().to("cpu").contiguous() for key, tensor in tensors.items()}
-        save_file(held, unfinished / TENSORS, metadata={"format": "pt"})
-        facts = {key: _facts(tensor) for key, tensor in held.items()}
-        manifest = Manifest(version, epoch, facts, canary)
-        (unfinished / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        _sync_to_disk(unfinished)
-        unfinished.rename(self.folder / name)
-        self._remove_old()
+        unfinished = self.folder / f"{_UNFINISHED}{name}"
+        remove(unfinished)
+        with writing(unfinished):
+            unfinished.mkdir(parents=True)
+            held = {key: tensor.detach().to("cpu").contiguous() for key, tensor in tensors.items()}
+            save_file(held, unfinished / TENSORS, metadata={"format": "pt"})
+            facts = {key: _facts(tensor) for key, tensor in held.items()}
+            manifest = Manifest(version, epoch, facts, canary)
+            (unfinished / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+            sync_tree(unfinished)
+            unfinished.rename(self.folder / name)
+            sync(self.folder)
+        self._remove_old(epoch)
         return name
 
     def verify(self, name: str) -> Manifest:
         """The manifest of a version whose every tensor matches it.
 
-        Raises: WeightsUnavailable naming the directory, or the tensor."""
-        directory = self.folder / name
+        Raises: WeightsUnavailable naming the directory, or the tensor, or a name that is no version's."""
+        directory = self.directory(name)
         try:
             manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+            if name.split("-")[:2] != [f"v{manifest.version:06d}", f"e{manifest.epoch}"]:
+                raise WeightsUnavailable(f"{directory}: its manifest is of v{manifest.version:06d}-e{manifest.epoch}")
             with safe_open(directory / TENSORS, framework="pt") as file:
                 if set(file.keys()) != set(manifest.tensors):
                     raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
@@ -88,18 +108,27 @@ class WeightStore:
             raise WeightsUnavailable(f"{directory} is missing or torn: {error}") from error
         return manifest
 
-    def _remove_old(self) -> None:
-        versions = sorted(self.folder.glob("v*-e*"), key=lambda path: path.stat().st_mtime_ns)
-        for path in versions[: -self._keep]:
-            shutil.rmtree(path, ignore_errors=True)
+    def directory(self, name: str) -> Path:
+        """Where the version of this name is, or would be. Raises: WeightsUnavailable for a name that is no version's,
+        or that leads out of the store."""
+        if not _NAME.fullmatch(name):
+            raise WeightsUnavailable(f"{name!r:.200} is no name of a weight version (v000012-e3)")
+        found, store = (self.folder / name).resolve(), self.folder.resolve()
+        if found.parent != store:
+            raise WeightsUnavailable(f"{self.folder / name} leads out of the weight store, to {found}")
+        return found
+
+    def _remove_old(self, epoch: int) -> None:
+        versions = [(int(name[2]), int(name[1]), path) for path, name in self._entries() if path.name.startswith("v")]
+        for _, _, path in sorted(entry for entry in versions if entry[0] <= epoch)[: -self._keep]:
+            remove(path / MANIFEST)
+            remove(path)
+
+    def _entries(self) -> list[tuple[Path, re.Match[str]]]:
+        paths = self.folder.iterdir() if self.folder.is_dir() else ()
+        return [(path, name) for path in paths if (name := _NAME.fullmatch(path.name.removeprefix(_UNFINISHED)))]
 
 
 def _facts(tensor: torch.Tensor) -> TensorFacts:
     content = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return TensorFacts(list(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_hexdigest(content))
-
-
-def _sync_to_disk(directory: Path) -> None:
-    for path in directory.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())

@@ -15,13 +15,14 @@ HALF_ROOT = math.sqrt(0.5)
 """(1 - 0.5) / std of (0, 1), the sample standard deviation being sqrt(0.5)."""
 
 
-def advantages(rewards, tickets, pool_rewards=None, pool_tickets=None, singleton="raw"):
+def advantages(rewards, tickets, pool_rewards=None, pool_tickets=None, singleton="raw", **settings):
     return group_advantages(
         np.array(rewards, dtype=np.float64),
         np.array(tickets, dtype=np.int64),
         np.array(rewards if pool_rewards is None else pool_rewards, dtype=np.float64),
         np.array(tickets if pool_tickets is None else pool_tickets, dtype=np.int64),
         singleton,
+        **settings,
     )
 
 
@@ -38,6 +39,19 @@ def test_three_rewards_use_the_sample_deviation():
     values = advantages([1.0, 0.2, 0.0], [3, 3, 3]).values
     np.testing.assert_allclose(values, [0.6 / (std + 1e-6), -0.2 / (std + 1e-6), -0.4 / (std + 1e-6)], rtol=1e-12)
     np.testing.assert_allclose(values, [1.13389, -0.37796, -0.75593], atol=1e-5)
+
+
+def test_without_the_deviation_rewards_are_centred_and_no_more():
+    """Dr. GRPO: (1, 0.2, 0) - 0.4; a pair of equals gets 0."""
+    values = advantages([1.0, 0.2, 0.0, 0.7, 0.7], [3, 3, 3, 4, 4], divide_by_std=False).values
+    np.testing.assert_allclose(values, [0.6, -0.2, -0.4, 0.0, 0.0], atol=1e-12)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("raw", 0.8), ("zero", 0.0), ("pool", 0.5)])
+def test_without_the_deviation_a_singleton_gets_what_its_rule_says(rule, expected):
+    """Its group, not selected with it: mean 0.3."""
+    values = advantages([0.8], [1], [0.8, 0.1, 0.0], [1, 1, 1], rule, divide_by_std=False).values
+    np.testing.assert_allclose(values, [expected], atol=1e-12)
 
 
 def test_a_spread_as_small_as_epsilon_is_damped_by_it():

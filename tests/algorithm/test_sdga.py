@@ -54,6 +54,21 @@ def paper_allocate(capacities, targets, priorities):
     return f
 
 
+def main_text_allocate(capacities, targets, priorities):
+    """Algorithm "Search-Depth Greedy Allocation" of the main text, line by line: it has no `spare > 0`."""
+    c, f = list(capacities), list(targets)
+    sigma = [int(s) for s in np.argsort(priorities, kind="stable")]
+    for place, s in enumerate(sigma):
+        if f[s] > c[s]:
+            d, f[s] = f[s] - c[s], c[s]
+            for r in [*sigma[place + 1 :], *reversed(sigma[:place])]:
+                if d == 0:
+                    break
+                delta = min(c[r] - f[r], d)
+                f[r], d = f[r] + delta, d - delta
+    return f
+
+
 def one_by_one(capacities, targets, priorities):
     """The same rule without arithmetic: every surplus trajectory walks to the first bucket that has room."""
     order = sorted(range(len(priorities)), key=lambda s: (priorities[s], s))
@@ -148,6 +163,12 @@ def test_every_plan_aims_the_whole_budget_and_ranks_every_bucket_once(pool):
 @given(problems())
 def test_allocate_is_the_papers_algorithm(problem):
     assert allocate(*problem) == paper_allocate(*problem)
+
+
+@given(problems())
+def test_the_main_texts_algorithm_comes_to_the_same_without_the_guard(problem):
+    """What it takes off an over-target bucket joins the overflow, and it stops where that is used up."""
+    assert allocate(*problem) == main_text_allocate(*problem)
 
 
 @given(problems(deepest=6, largest=12))

@@ -161,9 +161,16 @@ async def test_a_run_that_is_alive_is_not_forgotten(atlas_config, tmp_path, redi
     config = load_config(atlas_config, overrides)
     run_folder.mark(config.folder, config.run.name)
     save_config(config, config.folder / "config.toml")
-    async with open_buffer(config) as buffer:
-        await buffer.heartbeat("w1", [], {"version": 0})
+    async with open_buffer(config) as buffer, asyncio.TaskGroup() as tasks:
+
+        async def live():
+            while True:
+                await buffer.heartbeat("w1", [], {"version": 0})
+                await asyncio.sleep(0.5)
+
+        worker = tasks.create_task(live())
         line = await asyncio.to_thread(refused, "cusearch_async.cli.main", command, str(atlas_config), *overrides)
         assert "is alive: w1" in line
         assert (config.folder / "config.toml").exists()
         assert "w1" in await buffer.workers()
+        worker.cancel()

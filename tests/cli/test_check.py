@@ -177,8 +177,7 @@ def test_naming_only_one_sides_gpus_is_a_warning():
 def test_memory_that_cannot_fit_is_an_error_with_stage_and_bytes():
     found = findings("--learner.zero_stage", "1", path=PAPER / "qwen2.5-7b-zerosearch.toml")["learner memory"]
     assert found.status == "error"
-    assert "ZeRO stage 1 of 4 ranks takes 86919265280 bytes a GPU" in found.text
-    assert "(80.9 of 80 GiB)" in found.text
+    assert "ZeRO stage 1 of 4 ranks takes 80.9 of 80 GiB a GPU" in found.text
     assert "learner.zero_stage = 2 fits" in found.text
 
 
@@ -269,12 +268,13 @@ def test_a_model_that_is_unknown_here_is_said_and_no_error():
 
 
 def test_a_path_that_is_neither_folder_nor_hub_id_is_said():
-    assert "no Hub id" in findings("--model.path", "/no/such/folder")["tokenizer"].text
+    assert "or a Hub id" in findings("--model.path", "/no/such/folder")["tokenizer"].text
 
 
 def test_files_are_looked_for(tmp_path):
     corpus, data = tmp_path / "corpus.jsonl", tmp_path / "train.parquet"
-    corpus.touch()
+    corpus.write_text('{"id": "1", "contents": "x"}\n')
+    (tmp_path / "passages.npy").touch()
     path = PAPER / "qwen2.5-3b-search-r1.toml"
     overrides = ("--data.source", str(data), "--retriever.corpus", str(corpus), "--retriever.index", str(tmp_path))
     found = findings(*overrides, path=path)
@@ -285,7 +285,7 @@ def test_files_are_looked_for(tmp_path):
 
 def test_every_source_is_looked_for(tmp_path):
     here = tmp_path / "here.jsonl"
-    here.touch()
+    here.write_text('{"question": "who", "golden_answers": ["me"]}\n')
     sources = f'["{here}", "{tmp_path}/gone.jsonl", "hf:nobody/has-this/train.parquet"]'
     config = load_config(BASE, ["--data.source", sources])
     found = [finding for finding in check.check(config, None, 80 * GIB) if finding.what == "data.source"]
@@ -338,3 +338,51 @@ def test_a_missing_key_is_reported_and_never_shown(backend, key, monkeypatch):
     monkeypatch.setenv(key, "secret-value")
     found = findings("--retriever.backend", backend)[f"{backend} key"]
     assert (found.status, "secret-value" in found.text) == ("ok", False)
+
+
+# What it calls ok has been opened.
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("train.parquet", "PAR1 and then nothing", "cannot read"),
+        ("train.jsonl", "", "holds no questions"),
+        ("train.jsonl", '{"question": "who"}\n', "'golden_answers' must be a list"),
+        ("train.csv", "question,golden_answers\n", "give .parquet or .jsonl"),
+        (
+            "train.jsonl",
+            '{"question": "' + "who " * 2000 + '", "golden_answers": ["me"]}\n',
+            "longer than episode.max_prompt_tokens",
+        ),
+    ],
+)
+def test_questions_that_cannot_be_used_are_an_error(tmp_path, atlas_config, name, content, said):
+    source = tmp_path / name
+    source.write_text(content)
+    found = findings("--data.source", str(source), path=atlas_config)["data.source"]
+    assert (found.status, said in found.text) == ("error", True), found
+
+
+@pytest.mark.parametrize(("content", "said"), [("", "is empty"), ('{"id": 1}\n', "line 1: 'contents' must be")])
+def test_a_corpus_that_cannot_be_used_is_an_error(tmp_path, atlas_config, content, said):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(content)
+    found = findings("--retriever.corpus", str(corpus), path=atlas_config)["retriever.corpus"]
+    assert (found.status, said in found.text) == ("error", True), found
+
+
+def test_a_folder_that_is_no_index_is_an_error(tmp_path, atlas_config):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "1", "contents": "x"}\n')
+    overrides = ("--retriever.corpus", str(corpus), "--retriever.index", str(tmp_path))
+    found = findings(*overrides, path=atlas_config)["retriever.index"]
+    assert (found.status, "cusearch index" in found.text) == ("error", True)
+
+
+def test_gpus_that_are_not_here_are_said_and_no_error():
+    found = findings("--learner.gpus", "[400, 401, 402, 403]")["GPUs here"]
+    assert (found.status, "400, 401, 402, 403 of learner.gpus" in found.text) == ("not reachable", True)
+    overrides = ("--retriever.backend", "dense", "--retriever.dense.device", "cuda:99", "--learner.gpus", "[]")
+    found = findings(*overrides, "--rollout.gpus", "[]")["GPUs here"]
+    assert (found.status, "99 of" in found.text) == ("not reachable", True)

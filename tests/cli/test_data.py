@@ -57,6 +57,16 @@ def test_every_wrong_row_is_named_and_the_good_ones_are_counted(cusearch, write)
     assert "line 5: 'question' must be non-blank text, got ''" in output
 
 
+def test_answers_that_scoring_makes_blank_are_warned_about_and_no_problem(cusearch, write):
+    blank = [GOOD | {"id": f"b{i}", "golden_answers": ["The The"]} for i in range(5)]
+    status, output = cusearch("data", "check", write(GOOD, *blank))
+    assert status == 0
+    output = " ".join(output.split())
+    assert "6 good rows, 1.0 answers each; 0 problems" in output
+    assert "5 can never be answered right, as scoring removes articles and punctuation" in output
+    assert "(line 2: 'The The'; line 3: 'The The'; line 4: 'The The'; …)" in output
+
+
 def test_of_many_problems_the_first_are_shown(cusearch, write):
     status, output = cusearch("data", "check", write(*(["{"] * 50)))
     assert status == 1
@@ -69,7 +79,7 @@ def test_each_of_several_files_is_reported(cusearch, write):
     status, output = cusearch("data", "check", write("{", name="bad.jsonl"), write(GOOD, name="good.jsonl"))
     assert status == 1
     assert "bad.jsonl" in output
-    assert "1 good rows" in output
+    assert "1 good row, " in output
 
 
 def test_convert_writes_what_is_read_back(cusearch, write, tmp_path):

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from cusearch_async import host, run_folder
 from cusearch_async.cli import fleet as fleets
-from cusearch_async.cli import live
+from cusearch_async.cli import launch, live
 from cusearch_async.cli.fleet import Child, Fleet
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable
@@ -134,6 +135,22 @@ def test_a_process_that_dies_is_quoted_by_its_last_error(fleet, tmp_path, log, q
     assert str(died.value) == f"rollout-0 ended with status 3: {quoted} (log: {child.log})"
 
 
+def test_each_process_gets_the_secrets_that_it_needs(fleet, monkeypatch):
+    for secret in ("CUSEARCH_REDIS_PASSWORD", "SERPER_API_KEY"):
+        monkeypatch.setenv(secret, "hush")
+    fleet.start_services()
+    assert read_environment(fleet.children["retriever"]) == {"SERPER_API_KEY": "hush"}
+    fleet.start_run()
+    for name in ("learner", "rollout-0"):
+        assert read_environment(fleet.children[name]) == {"CUSEARCH_REDIS_PASSWORD": "hush"}
+
+
+def read_environment(child: Child) -> dict[str, str]:
+    """Of a process's environment, what says hush."""
+    lines = Path(f"/proc/{child.process.pid}/environ").read_text().split("\0")
+    return {name: value for name, _, value in (line.partition("=") for line in lines) if value == "hush"}
+
+
 def test_a_retriever_that_does_not_start_is_waited_for_and_named(fleet, config, monkeypatch, caplog):
     monkeypatch.setattr(fleets, "SAY_S", 0.05)
     caplog.set_level("INFO")
@@ -143,11 +160,12 @@ def test_a_retriever_that_does_not_start_is_waited_for_and_named(fleet, config, 
     assert f"waiting for the retriever at {config.retriever.url}: 0 s" in caplog.text
 
 
-def test_a_folder_has_one_launch_at_a_time_unless_it_is_shared(fleet, config):
+def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):
     with pytest.raises(ConfigError, match="is in use: a launch or a demo runs in it"), Fleet(config):
         pass
-    with Fleet(config, is_shared=True):
-        pass
+    overrides = ["--run.folder", str(config.folder)]
+    with pytest.raises(ConfigError, match="is in use: a launch or a demo runs in it"):
+        launch.run(Namespace(config=atlas_config, accept_changes=False, take_over=True), overrides)
     assert run_folder.read_marker(config.folder).run == config.run.name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from argparse import Namespace
@@ -13,6 +14,8 @@ from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.cli import demo, launch, live, main, plot
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.server import is_listening
 
 
 def row(step: int, depths: int = 6, **changes) -> dict:
@@ -47,6 +50,18 @@ def test_the_comparison_fits_80_columns_and_counts_links_in_english():
     lines = shown_on_80_columns(demo.comparison(scores, scores))
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)
+
+
+async def test_a_demo_has_a_redis_of_its_own_beside_one_that_is_in_use(atlas_config, redis_url):
+    config = load_config(atlas_config, ["--redis.url", redis_url, "--run.name", "demo-beside"])
+    own = await asyncio.to_thread(demo.with_own_redis, config)
+    assert own.redis.url != redis_url
+    assert not is_listening(own.redis.url)
+    assert demo.with_own_redis(own) == own, "a free address is used as it is"
+    async with open_buffer(config) as buffer:
+        await buffer.heartbeat("w1", [], {"version": 0})
+        with pytest.raises(ConfigError, match="run 'demo-beside' is alive: w1"):
+            await asyncio.to_thread(demo.with_own_redis, config)
 
 
 def test_plot_draws_each_run_and_names_one_without_steps(tmp_path, monkeypatch):

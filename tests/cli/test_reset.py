@@ -131,6 +131,13 @@ def test_the_current_folder_is_never_deleted(atlas_config, overrides, tmp_path, 
     assert (tmp_path / "config.toml").exists()
 
 
+def test_keys_without_a_folder_may_be_anothers_and_it_says_so(config, atlas_config, overrides, tmp_path):
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(ConfigError, match=rf"keys in Redis at .* \(and no folder {nowhere}: is that run yours\?\)"):
+        run_reset(atlas_config, [*overrides, "--run.folder", str(nowhere)])
+    assert keys_of(config)
+
+
 def test_a_run_that_never_was_is_nothing_to_delete(atlas_config, overrides, caplog):
     caplog.set_level("INFO")
     run_reset(atlas_config, overrides)

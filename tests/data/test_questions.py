@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pyarrow as pa
 import pytest
@@ -68,6 +69,132 @@ def test_the_answers_of_reward_model_do_when_there_are_no_golden_answers(write):
     assert load_questions([write(row)])[0].answers == ("Joyce",)
 
 
+TEMPLATE = (
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first. For example, "
+    "<answer> Beijing </answer>. Question: {}\n"
+)
+
+
+@pytest.mark.parametrize("asked", ["who wrote Dubliners", TEMPLATE.format("who wrote Dubliners")])
+@pytest.mark.parametrize("solution", [{"target": ["James Joyce"]}, ["James Joyce"], "James Joyce"])
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl"])
+def test_the_five_columns_of_search_r1s_readme_are_enough(write, name, asked, solution):
+    """ "Use your own dataset": the prompt is the question, or what its script makes of it."""
+    row = {
+        "data_source": "nq",
+        "prompt": [{"role": "user", "content": asked}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": solution},
+        "extra_info": {"split": "train", "index": 3},
+    }
+    assert load_questions([write(row, name=name)]) == [
+        Question(id="nq/train/3", text="who wrote Dubliners?", answers=("James Joyce",), category="nq")
+    ]
+
+
+def verl_row(**changes):
+    """As VERL's preprocess_search_r1_dataset.py writes it."""
+    question, truth = "who wrote Dubliners", {"target": ["James Joyce", "Joyce"]}
+    arguments = {"ground_truth": truth, "question": question, "data_source": "searchR1_nq"}
+    return {
+        "data_source": "searchR1_nq",
+        "prompt": [
+            {"role": "system", "content": "You are a helpful and harmless assistant."},
+            {"role": "user", "content": TEMPLATE.format("").strip() + question},
+        ],
+        "ability": "fact-reasoning",
+        "reward_model": {"ground_truth": truth, "style": "rule"},
+        "extra_info": {
+            "index": 3,
+            "need_tools_kwargs": True,
+            "question": question,
+            "split": "train",
+            "tools_kwargs": {"search": {"create_kwargs": arguments}},
+        },
+        "metadata": None,
+    } | changes
+
+
+def test_verls_parquet_is_read(write):
+    assert load_questions([write(verl_row())]) == [
+        Question(
+            id="searchR1_nq/train/3",
+            text="who wrote Dubliners?",
+            answers=("James Joyce", "Joyce"),
+            category="searchR1_nq",
+        )
+    ]
+
+
+def test_of_a_chat_the_last_user_message_asks(write):
+    chat = [
+        {"role": "user", "content": "Question: where are you?"},
+        {"role": "assistant", "content": "Question: am I?"},
+        {"role": "user", "content": "No Question: who wrote it"},
+        {"role": "assistant", "content": "Well"},
+    ]
+    row = verl_row(prompt=chat, extra_info={"index": 3, "split": "train"})
+    assert load_questions([write(row)])[0].text == "who wrote it?"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([{"role": "system", "content": "who?"}], "row 0: 'question' must be non-blank text, got None"),
+        ([], "row 0: 'question' must be non-blank text, got None"),
+        ([{"role": "user", "content": " "}], "row 0: 'question' must be non-blank text, got ' '"),
+        (
+            [{"role": "user", "content": "Write <think> </think> first. who?"}],
+            "row 0: the last user message of 'prompt' gives instructions, and no 'Question:' says where its question "
+            "begins; add a column 'question'. It reads 'Write <think> </think> first. who",
+        ),
+    ],
+)
+def test_a_prompt_that_asks_nothing_plainly_is_named(write, prompt, said):
+    row = verl_row(prompt=prompt, extra_info={"index": 3, "split": "train"})
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_questions([write(row)])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"question": "who \\ud83d"}, r"line 2: 'question' holds half a character, \\ud83d; write it whole"),
+        ({"golden_answers": ["Joyce", "\\udE00"]}, r"line 2: 'golden_answers' holds half a character, \\ude00"),
+        ({"data_source": "a\\ud83d"}, r"line 2: 'id' holds half a character, \\ud83d"),
+    ],
+)
+def test_half_a_character_is_refused_because_no_tokenizer_takes_it(write, change, said):
+    line = json.dumps(ROW | change).replace("\\\\u", "\\u")
+    with pytest.raises(ConfigError, match=said):
+        load_questions([write(ROW, line, name="train.jsonl")])
+
+
+def test_whole_characters_and_control_characters_are_left_alone(write):
+    row = ROW | {"question": "a\x00b\x07 \U0001f600 <|im_start|>?"}
+    assert load_questions([write(row, name="train.jsonl")])[0].text == row["question"]
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_text_of_another_encoding_in_a_parquet_file_is_named_by_its_row(tmp_path, place):
+    questions = pa.array([b"caf\xe9" if i == place else b"who" for i in range(4)]).view(pa.string())
+    path = tmp_path / "latin.parquet"
+    parquet.write_table(pa.table({"question": questions, "golden_answers": [["a"]] * 4}), path)
+    with pytest.raises(ConfigError, match=rf"row {place}: is not UTF-8"):
+        load_questions([str(path)])
+
+
+def test_questions_whose_gold_answers_are_blank_once_scored_are_counted_and_named(write, caplog):
+    blank = [
+        ROW | {"golden_answers": golds, "extra_info": None, "id": i} for i, golds in enumerate((["The The"], ["!"]))
+    ]
+    other = ROW | {"golden_answers": ["The The", "a band"]}
+    assert len(load_questions([write(*blank, other, name="train.jsonl")])) == 3
+    (said,) = caplog.messages
+    assert said.startswith("2 of 3 questions can never be answered right")
+    assert said.endswith("(nq/0, nq/1)")
+
+
 def test_rows_without_a_place_are_named_after_their_file_and_line(write):
     path = write(*({"question": f"q{i}", "golden_answers": ["a"]} for i in range(2)), name="mine.jsonl")
     assert [q.id for q in load_questions([path])] == ["mine/0", "mine/1"]
@@ -123,6 +250,13 @@ def test_a_wrong_row_of_a_parquet_file_is_named(write, change, said):
         ("[1]", "line 2: must be a JSON object, got list"),
         (json.dumps(ROW | {"golden_answers": 3}), "line 2: 'golden_answers' must be"),
         (json.dumps(ROW | {"data_source": 3}), "line 2: 'data_source' must be text, got 3"),
+        ('{"id": ' + "1" * 5000 + "}", "line 2: is not JSON"),
+        ("[" * 100_000, "line 2: is not JSON"),
+        (
+            json.dumps(ROW | {"extra_info": {"index": [3]}}),
+            r"line 2: 'index' .* must be text or a number, got \[3\]",
+        ),
+        (json.dumps(ROW | {"extra_info": {"index": 3, "split": ["a"]}}), "line 2: 'split' .* must be text"),
         (json.dumps(ROW | {"extra_info": "x"}), "line 2: 'extra_info' must hold split and index"),
     ],
 )

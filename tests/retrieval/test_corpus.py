@@ -69,11 +69,21 @@ def test_the_fingerprint_tells_corpora_apart(write):
         (b'{"id": "1", "contents": " \\n"}', "line 2: 'contents' must be non-blank text"),
         (b'{"contents": "x"}', "line 2: has no 'id'"),
         (b"[" * 100_000, "line 2: is not JSON"),
+        (b'{"id": ' + b"1" * 5000 + b', "contents": "x"}', "line 2: is not JSON"),
+        (
+            b'{"id": "1", "contents": "a \\ude00 b"}',
+            r"line 2: 'contents' holds half a character, \\ude00; write it whole",
+        ),
     ],
 )
 def test_a_wrong_line_is_named(write, line, said):
     with pytest.raises(ConfigError, match=r"corpus\.jsonl, " + said):
         Corpus(write(*lines(ROWS[:1]), line))
+
+
+def test_both_halves_of_a_character_and_control_characters_are_text(write):
+    corpus = Corpus(write(b'{"id": "1", "contents": "\\ud83d\\ude00 \\u0000 <|im_end|>"}\n'))
+    assert corpus[0]["contents"] == "\U0001f600 \x00 <|im_end|>"
 
 
 @pytest.mark.parametrize("text", [b"", b"\n\n"])

@@ -469,7 +469,7 @@ def cut(path):
         (lambda folder: (folder / "vectors.f32").unlink(), "cannot be read"),
     ],
 )
-def test_beginnings_that_are_damaged_are_said_so_and_made_anew(settings, passages, tmp_path, caplog, harm, said):
+def test_beginnings_that_are_damaged_are_said_so_and_made_again(settings, passages, tmp_path, caplog, harm, said):
     build(passages, tmp_path / "whole", settings(), "print", quiet)
     interrupt(passages, tmp_path / "index", settings(), 400)
     harm(tmp_path / "index")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import urllib.request
+import zlib
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from cusearch_async.retrieval.backend import SearchFailed
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.local import LocalSearch, Simulation
-from cusearch_async.retrieval.server import MAX_BODY_BYTES, MAX_QUERIES, MAX_TOPK, Retriever
+from cusearch_async.retrieval.server import MAX_BODY_BYTES, MAX_DOCUMENTS, MAX_QUERIES, MAX_TOPK, Retriever
 
 PASSAGES = [{"id": str(i), "contents": f'"City {i}"\nThe number of city{i} is n{i}.'} for i in range(200)]
 PERU = {"id": "peru", "contents": '"Peru"\nThe capital of Peru is Lima.'}
@@ -43,8 +44,9 @@ async def ask(client, **body):
         return response.status, await response.json()
 
 
-async def post(client, data, content_type="application/json"):
-    async with client.post("/retrieve", data=data, headers={"Content-Type": content_type}) as response:
+async def post(client, data, content_type="application/json", encoding="identity"):
+    headers = {"Content-Type": content_type, "Content-Encoding": encoding}
+    async with client.post("/retrieve", data=data, headers=headers) as response:
         return response.status, await response.text()
 
 
@@ -111,6 +113,10 @@ async def test_topk_beyond_the_corpus_gives_what_there_is(serve):
         ({"queries": ["Peru", 3]}, "queries"),
         ({"queries": ["Peru", None]}, "queries"),
         ({"queries": ["Peru"] * (MAX_QUERIES + 1)}, f"queries must hold at most {MAX_QUERIES}, got {MAX_QUERIES + 1}"),
+        (
+            {"queries": ["Peru"] * 2000, "topk": 51},
+            f"queries x topk must be at most {MAX_DOCUMENTS}, got 2000 x 51; ask in several requests",
+        ),
         ({"queries": ["Peru"], "topk": 0}, f"topk must be an integer in [1, {MAX_TOPK}], got 0"),
         ({"queries": ["Peru"], "topk": -1}, "got -1"),
         ({"queries": ["Peru"], "topk": MAX_TOPK + 1}, f"got {MAX_TOPK + 1}"),
@@ -138,7 +144,7 @@ async def test_a_wrong_field_is_refused_by_its_name(serve, body, named):
 async def test_a_body_that_is_not_json_is_refused(serve, data):
     status, text = await post(await serve(), data)
     assert status == 400
-    assert json.loads(text) == {"error": "the body must be JSON in UTF-8"}
+    assert json.loads(text) == {"error": "the body must be JSON in UTF-8, and not nested beyond reason"}
 
 
 @pytest.mark.parametrize("data", [b"null", b"[]", b'"Peru"', b"3", b"NaN"])
@@ -148,10 +154,31 @@ async def test_a_body_that_is_no_object_is_refused(serve, data):
     assert "the body must be a JSON object" in text
 
 
-async def test_a_body_nested_beyond_reason_is_refused(serve):
-    status, text = await post(await serve(), b"[" * 100_000)
+@pytest.mark.parametrize("depth", [100, 950, 990, 1000, 100_000])
+@pytest.mark.parametrize("field", ["", '{"queries": ["x"], "topk": ', '{"queries": ["x"], "contexts": '])
+async def test_a_body_nested_beyond_reason_is_refused(serve, field, depth):
+    """Below the depth that a parser reaches as well as above it, in few words."""
+    nested = field.encode() + b"[" * depth + b"]" * depth + b"}" * bool(field)
+    status, text = await post(await serve(), nested)
     assert status == 400
-    assert "error" in json.loads(text)
+    assert len(json.loads(text)["error"]) < 300
+
+
+async def test_a_compressed_body_is_read(serve):
+    body = zlib.compress(b'{"queries": ["Peru"], "topk": 1}')
+    assert (await post(await serve(), body, encoding="deflate"))[0] == 200
+
+
+async def test_a_body_that_is_too_large_once_decompressed_is_refused_as_that(serve):
+    body = zlib.compress(b" " * (MAX_BODY_BYTES + 1))
+    assert len(body) < 50_000
+    status, text = await post(await serve(), body, encoding="deflate")
+    assert (status, json.loads(text)) == (413, {"error": f"the body must be at most {MAX_BODY_BYTES} bytes"})
+
+
+async def test_a_body_that_is_not_compressed_as_it_says_is_refused(serve):
+    status, text = await post(await serve(), b"garbage", encoding="deflate")
+    assert (status, json.loads(text)) == (400, {"error": "the body is not compressed as its Content-Encoding says"})
 
 
 async def test_a_body_in_an_unknown_encoding_is_refused(serve):
@@ -196,7 +223,7 @@ async def test_two_servers_with_one_seed_agree_and_with_another_they_do_not(serv
     assert one != other
 
 
-async def test_without_draws_every_search_is_drawn_anew(serve):
+async def test_without_draws_every_search_is_drawn_again(serve):
     client = await serve(noise=1.0)
     results = [tuple((await found(client, queries=["Peru"], topk=5))[0]) for _ in range(5)]
     assert len(set(results)) == 5
@@ -355,3 +382,14 @@ async def test_a_client_of_search_r1_works_unchanged(serve):
     assert peru.startswith('Doc 1(Title: "Peru") The capital of Peru is Lima.\nDoc 2(Title: ')
     assert lodz.startswith('Doc 1(Title: "Łódź") The country of Łódź is Poland.\n')
     assert nothing == ""
+
+
+async def test_a_whole_training_batch_of_search_r1_is_one_request(serve):
+    """Its train_grpo.sh plays 512 questions five times and asks for all of them at once."""
+    client = await serve()
+    searches = SearchR1Client(str(client.make_url("/retrieve")), topk=3)
+    long = " ".join(["Łódź"] * 100)
+    queries = [f"the number of city{i % 200} {long}" for i in range(2560)]
+    texts = await asyncio.to_thread(searches.batch_search, queries)
+    assert len(texts) == 2560
+    assert all(f'(Title: "City {i % 200}")' in text for i, text in enumerate(texts))

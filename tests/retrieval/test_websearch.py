@@ -19,6 +19,7 @@ from aiohttp.test_utils import TestServer
 from cusearch_async.config import WebConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.host import free_port
+from cusearch_async.retrieval.answers import MAX_ANSWER_BYTES
 from cusearch_async.retrieval.backend import Query, SearchFailed
 from cusearch_async.retrieval.websearch import MAX_QUERY_BYTES, WebSearch, parse_answer, pause_s, web_search
 
@@ -243,6 +244,12 @@ async def test_a_redirection_is_not_followed_with_the_key():
     assert len(service.requests) == 1
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_an_answer_that_never_ends_is_read_no_further_than_its_bound(engine):
+    async with asking(engine, says(" " * (MAX_ANSWER_BYTES + 1))) as (_, search):
+        assert f"the answer is longer than {MAX_ANSWER_BYTES} bytes" in str(await failure(search))
+
+
 # The answer.
 
 
@@ -404,7 +411,7 @@ async def test_a_service_that_takes_too_long_is_named_with_its_time(engine):
 async def test_a_refused_key_is_final_and_its_variable_is_named(engine, status):
     async with asking(engine, says({"message": "Unauthorized."}, status), attempts=3) as (service, search):
         error = await failure(search)
-    assert f"mend {VARIABLE[engine]}" in str(error)
+    assert f"set {VARIABLE[engine]} to one that it takes" in str(error)
     assert "Unauthorized." in str(error)
     assert len(service.requests) == 1
 

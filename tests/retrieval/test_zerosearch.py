@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from cusearch_async.atlas.simulator import Simulator
 from cusearch_async.config import ZeroSearchConfig
 from cusearch_async.host import free_port
+from cusearch_async.retrieval.answers import MAX_ANSWER_BYTES
 from cusearch_async.retrieval.backend import Context, Query, SearchFailed
 from cusearch_async.retrieval.server import Retriever
 from cusearch_async.retrieval.zerosearch import ZeroSearch, build_prompt, noise_probability, parse_documents
@@ -35,6 +37,12 @@ class Model:
         return web.json_response({"choices": [{"message": {"content": self.answer}}]}, status=self.status)
 
 
+def text_of(asked):
+    """What the user's message of a request says."""
+    content = asked["messages"][-1]["content"]
+    return content if isinstance(content, str) else content[0]["text"]
+
+
 @asynccontextmanager
 async def engine_on(server_of, steps=100, **settings):
     app = web.Application()
@@ -51,11 +59,60 @@ async def test_it_asks_for_documents_of_the_one_who_searches():
         found = await engine.search([Query("currency of Peru", 7, PERU)], 2)
     assert [passage["contents"] for passage, _ in found[0]] == ["one", "two"], "topk of them"
     (asked,) = model.asked
-    prompt = asked["messages"][0]["content"]
+    prompt = text_of(asked)
     assert (asked["seed"], asked["model"], asked["max_tokens"], asked["temperature"]) == (7, "simulator", 600, 0.8)
     assert "generate two useful documents" in prompt
-    assert "the question: What is the currency of Peru? whose answer is Sol." in prompt
-    assert prompt.endswith("Query: currency of Peru\nUseful Output:")
+    assert 'the question: "What is the currency of Peru?" whose answer is Sol.' in prompt
+
+
+# As ZeroSearch's own client writes it (llm_agent/generation.py, search_simulate_sft; its f-strings filled in).
+ZEROSEARCH = {
+    False: """You are the Google search engine.
+Given a query, you need to generate five useful documents for the query.
+
+The user is trying to answer the question: "What is the currency of Peru?" whose answer is Sol.
+Each document should contain about 30 words, and these documents should contain useful information.
+
+Query: currency of Peru
+Useful Output:
+""",
+    True: """You are the Google search engine.
+Given a query, you need to generate five noisy documents for the query.
+
+The user is trying to answer the question: "What is the currency of Peru?" whose answer is Sol.
+Each document should contain about 30 words, and these documents should contain noisy information.
+
+Query: currency of Peru
+Noisy Output:
+""",
+}
+
+
+@pytest.mark.parametrize("is_noisy", [False, True])
+async def test_a_fine_tuned_simulator_is_asked_to_the_letter_as_zerosearch_asks_it(is_noisy):
+    model = Model()
+    async with engine_on(model, p_start=float(is_noisy), p_end=float(is_noisy)) as engine:
+        await engine.search([Query("currency of Peru", 7, PERU)], 5)
+    (asked,) = model.asked
+    assert asked["messages"] == [
+        {"role": "system", "content": ""},
+        {"role": "user", "content": [{"type": "text", "text": ZEROSEARCH[is_noisy]}]},
+    ]
+    assert (asked["model"], asked["max_tokens"], asked["temperature"]) == ("", 600, 0.8)
+
+
+@pytest.mark.parametrize("is_noisy", [False, True])
+async def test_a_chat_model_gets_the_few_shot_prompt_and_no_system_message(is_noisy):
+    """Some chat templates refuse a system message."""
+    model = Model()
+    async with engine_on(model, p_start=float(is_noisy), p_end=float(is_noisy), mode="prompt") as engine:
+        await engine.search([Query("currency of Peru", 7, PERU)], 5)
+    (message,) = model.asked[0]["messages"]
+    assert message["role"] == "user"
+    kind = "related but noisy" if is_noisy else "useful"
+    assert f"need to generate five {kind} documents" in message["content"]
+    assert f"should contain {kind} information" in message["content"]
+    assert message["content"].endswith(f"Query: currency of Peru\n{'Noisy' if is_noisy else 'Useful'} Output:\n")
 
 
 async def test_each_query_of_a_request_gets_its_own_context():
@@ -63,7 +120,7 @@ async def test_each_query_of_a_request_gets_its_own_context():
     chile = Context("What is the capital of Chile?", ("Santiago",), 0)
     async with engine_on(model, p_end=0.0) as engine:
         await engine.search([Query("a", 1, PERU), Query("", 2, PERU), Query("b", 3, chile)], 3)
-    told = {asked["seed"]: asked["messages"][0]["content"] for asked in model.asked}
+    told = {asked["seed"]: text_of(asked) for asked in model.asked}
     assert set(told) == {1, 3}, "a blank query is not asked"
     assert "Sol" in told[1]
     assert "Santiago" not in told[1]
@@ -94,15 +151,15 @@ async def test_useful_and_noisy_are_counted_and_asked_for(p, kind):
     async with engine_on(model, p_start=p, p_end=p) as engine:
         await engine.search([Query("q", draw, PERU) for draw in range(4)], 3)
         assert engine.facts() == {"useful": 0, "noisy": 0, "failures": 0} | {kind: 4}
-    assert all(f"three {kind} documents" in asked["messages"][0]["content"] for asked in model.asked)
+    assert all(f"three {kind} documents" in text_of(asked) for asked in model.asked)
 
 
 def test_a_noisy_few_shot_prompt_does_not_know_the_answer():
     noisy, useful = (build_prompt("q", PERU, is_noisy, 5, "prompt") for is_noisy in (True, False))
     assert "Sol" not in noisy
     assert "currency of Peru" not in noisy
-    assert "whose answer is Sol" in useful
-    assert "five noisy documents" in noisy
+    assert '"What is the currency of Peru?" whose answer is Sol.' in useful
+    assert "five related but noisy documents" in noisy
     assert "12 noisy documents" in build_prompt("q", PERU, True, 12, "sft")
 
 
@@ -146,6 +203,44 @@ async def test_a_failure_is_no_document(model, said):
             await engine.search([Query("q", 1, PERU)], 3)
         assert failed.value.status == 502
         assert engine.facts()["failures"] == 1
+
+
+class Raw:
+    """A chat server whose answer is these bytes."""
+
+    def __init__(self, body, status=200, **headers):
+        self.body, self.status, self.headers = body, status, headers
+
+    async def handle(self, _):
+        return web.Response(body=self.body, status=self.status, headers=self.headers)
+
+
+BOMB = zlib.compress(b" " * (64 << 20))
+"""64 kB that are 64 MiB."""
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (Raw(b"[" * 100_000), "RecursionError"),
+        (Raw(b" " * (MAX_ANSWER_BYTES + 1)), f"the answer is longer than {MAX_ANSWER_BYTES} bytes"),
+        (Raw(BOMB, **{"Content-Encoding": "deflate"}), f"the answer is longer than {MAX_ANSWER_BYTES} bytes"),
+        (Raw(b"elsewhere", 307, Location="http://127.0.0.1:9/v1/chat/completions"), "answers 307: elsewhere"),
+    ],
+    ids=["nested", "long", "compressed", "redirected"],
+)
+async def test_an_answer_beyond_reason_is_a_failure_and_no_fault_of_ours(server, said):
+    async with engine_on(server) as engine:
+        with pytest.raises(SearchFailed, match=said) as failed:
+            await engine.search([Query("q", 1, PERU)], 3)
+        assert failed.value.status == 502
+        assert engine.facts()["failures"] == 1
+
+
+async def test_half_a_character_in_a_document_is_replaced():
+    async with engine_on(Raw(b'{"choices": [{"message": {"content": "Doc 1: a \\ud83d b"}}]}')) as engine:
+        found = await engine.search([Query("q", 1, PERU)], 3)
+    assert found[0][0][0]["contents"] == "a ? b"
 
 
 async def test_a_simulator_that_is_not_there_is_named():

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from cusearch_async import host
+from tests.conftest import SLOW
 
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
 SMALL = {
@@ -37,24 +38,19 @@ class Run:
     overrides: dict[str, Any]
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    @property
-    def redis_port(self) -> int:
-        return int(str(self.overrides["redis.url"]).rsplit(":", 1)[1].split("/", maxsplit=1)[0])
-
-    def redis(self, decode_responses: bool = True) -> redis.Redis:
+    def redis(self) -> redis.Redis[str]:
         """A client of the Redis that was started for this run."""
         password = (self.folder / "redis" / "password").read_text()
-        return redis.Redis(port=self.redis_port, password=password, decode_responses=decode_responses)
+        return redis.Redis.from_url(str(self.overrides["redis.url"]), password=password, decode_responses=True)
 
     def arguments(self, **changes: Any) -> list[str]:
         values = self.overrides | {key.replace("__", "."): value for key, value in changes.items()}
         return [part for key, value in values.items() for part in (f"--{key}", str(value))]
 
-    def cusearch(self, command: str, **changes: Any) -> subprocess.Popen[str]:
-        """Start `cusearch COMMAND configs/atlas.toml` with this run's overrides."""
-        return self.start(
-            [sys.executable, "-m", "cusearch_async.cli.main", command, str(ATLAS), *self.arguments(**changes)]
-        )
+    def cusearch(self, command: str, *flags: str, **changes: Any) -> subprocess.Popen[str]:
+        """Start `cusearch COMMAND configs/atlas.toml` with flags and this run's overrides."""
+        program = [sys.executable, "-m", "cusearch_async.cli.main"]
+        return self.start([*program, command, str(ATLAS), *flags, *self.arguments(**changes)])
 
     def worker(self, name: str, stdout: Path | None = None, **changes: Any) -> subprocess.Popen[str]:
         """Start `python -m workers.NAME`; its output goes to a file if one is given."""
@@ -100,7 +96,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
             process.terminate()
     for process in run.started:
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=30 * SLOW)
         except subprocess.TimeoutExpired:
             process.kill()
     for left in run.processes():

@@ -121,9 +121,9 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0915  (one branch a point)
     elif point == "after publish":
         around(WeightStore, "publish", lambda version, *_: version - 1, is_async=False)
     elif point == "mid-checkpoint":
-        around(Learner, "save", lambda folder: int(folder.name[-6:]) - 1, is_async=False)
+        around(Learner, "save", lambda folder: int(folder.name.split("-")[1][4:]) - 1, is_async=False)
     elif point == "after checkpoint":
-        around(Checkpoints, "finish", lambda state: state.step - 1, is_async=False)
+        around(Checkpoints, "finish", lambda step: step - 1, is_async=False)
 
 
 def main() -> None:

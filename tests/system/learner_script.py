@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from cusearch_async.types import Trajectory
 
 
-def fixed_trajectories() -> tuple[list[Trajectory], NDArray[np.float64]]:
-    """Ten trajectories of 5 to 60 sampled tokens at depths 0 to 5, and their advantages."""
+def fixed_trajectories(count: int = 10, longest: int = 60) -> tuple[list[Trajectory], NDArray[np.float64]]:
+    """Trajectories of `longest` / 12 to `longest` sampled tokens at depths 0 to 5, and their advantages."""
     import numpy as np
 
     from tests.strategies import make_trajectory
 
     rng = np.random.default_rng(0)
     selected = []
-    for ticket in range(10):
-        sampled = int(rng.integers(5, 60))
+    for ticket in range(count):
+        sampled = int(rng.integers(longest // 12, longest))
         length = 8 + sampled + 2
         logprobs = rng.normal(-3, 0.3, sampled).astype(np.float32)
         token_ids = rng.integers(0, 370, length).astype(np.int32)
@@ -57,6 +57,21 @@ def record_first_gradient(engine: Any) -> dict[str, Any]:
     return gradients
 
 
+def count_forwards(model: Any) -> list[int]:
+    """Filled with how often each layer's MLP is begun; a recomputation stops as soon as it has what it needs."""
+    counts = [0] * len(model.model.layers)
+
+    def count(number: int) -> Any:
+        def hook(*_: Any) -> None:
+            counts[number] += 1
+
+        return hook
+
+    for number, layer in enumerate(model.model.layers):
+        layer.mlp.register_forward_pre_hook(count(number))
+    return counts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -65,6 +80,7 @@ def main() -> None:
     parser.add_argument("--to-step", type=int, default=2)
     parser.add_argument("--load", type=Path)
     parser.add_argument("--save", type=Path)
+    parser.add_argument("--trajectories", type=int, nargs=2, default=(10, 60))
     parser.add_argument("--poison", choices=("weight", "gradient"))
     own, overrides = split_overrides(sys.argv[1:])
     arguments = parser.parse_args(own)
@@ -79,7 +95,7 @@ def main() -> None:
 
     atlas = Path(__file__).parents[2] / "configs" / "atlas.toml"
     config = load_config(atlas, overrides)
-    selected, advantages = fixed_trajectories()
+    selected, advantages = fixed_trajectories(*arguments.trajectories)
     if arguments.poison == "gradient":
         advantages *= 1e38  # the loss is finite, what flows back through the network is not
     team = Team()
@@ -87,6 +103,7 @@ def main() -> None:
     if arguments.poison == "weight":
         with torch.no_grad():
             learner._module.model.lm_head.weight[int(selected[3].token_ids[-1])] = float("nan")
+    forwards = count_forwards(learner._module.model)
     gradients = record_first_gradient(learner._engine)
     if arguments.load:
         learner.load(arguments.load)
@@ -103,6 +120,7 @@ def main() -> None:
     if team.size == 1 or "refused" not in report:  # a refusal ends the other ranks
         save_file(learner.tensors(), arguments.folder / f"weights-{arguments.name}.safetensors")
         learner.stop()
+    (arguments.folder / f"forwards-{arguments.name}.json").write_text(json.dumps(forwards))
     save_file(gradients, arguments.folder / f"gradient-{arguments.name}.safetensors")
     (arguments.folder / f"report-{arguments.name}.json").write_text(json.dumps(report))
 

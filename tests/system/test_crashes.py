@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from cusearch_async import host
 from cusearch_async.config import load_config
 from cusearch_async.transport.server import is_listening, server_command
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 from tests.system.learner_crashes import POINTS, feed
 
 pytestmark = pytest.mark.system
@@ -59,7 +60,8 @@ class Lives:
         asyncio.run(feed(load_config(ATLAS, self.overrides), STEPS))
 
     def weights(self) -> dict[str, torch.Tensor]:
-        return load_file(self.folder / "checkpoints" / f"step{STEPS:06d}" / "model" / "model.safetensors")
+        newest = max((self.folder / "checkpoints").glob(f"step{STEPS:06d}-e*"))
+        return load_file(newest / "model" / "model.safetensors")
 
     def ledger(self) -> dict[str, int]:
         client = redis.Redis(port=self.port, decode_responses=True)
@@ -78,7 +80,7 @@ def lives(tmp_path: Path) -> Iterator[Lives]:
 
 
 def finish(process: subprocess.Popen[str], status: int) -> str:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=120 * SLOW)
     assert process.returncode == status, output
     return output
 
@@ -120,12 +122,12 @@ def test_a_torn_checkpoint_is_skipped_and_the_run_goes_on_from_the_one_before(
     learner = lives.start("none", 0)
     lives.feed()
     finish(learner, 0)
-    torn = lives.folder / "checkpoints" / "step000004" / "model" / "model.safetensors"
+    torn = lives.folder / "checkpoints" / "step000004-e1" / "model" / "model.safetensors"
     content = bytearray(torn.read_bytes())
     content[-100] ^= 1
     torn.write_bytes(content)
     output = finish(lives.start("none", 0), 0)
-    assert "step000004 is torn (model/model.safetensors); it is skipped" in output
+    assert "step000004-e1 is torn (model/model.safetensors); it is skipped" in output
     assert all(torch.equal(tensor, uninterrupted[name]) for name, tensor in lives.weights().items())
 
 
@@ -135,7 +137,7 @@ def test_the_newer_of_two_learners_wins_and_the_older_ends_by_name(lives: Lives)
     wait_until(lambda: client.hget("cusearch:{atlas}:state", "epoch") == "1", 60)
     newer = lives.start("none", 0)
     output = finish(older, 1)
-    assert "another learner has taken over run 'atlas'; this one stops" in output
+    assert re.search(r"taken over run 'atlas'; this one stops \(it is epoch 2 on \S+, process \d+\)", output)
     lives.feed()
     finish(newer, 0)
     assert client.hget("cusearch:{atlas}:state", "epoch") == "2"

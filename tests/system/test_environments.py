@@ -99,10 +99,13 @@ def test_an_index_that_the_command_makes_is_served(run: Run, tmp_path: Path, bac
 def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
     simulator = f"http://127.0.0.1:{host.free_port()}/v1"
     engine = {"retriever__backend": "zerosearch", "retriever__zerosearch__url": simulator}
-    redis = run.cusearch("redis")
-    wait_until(lambda: is_listening(run.overrides["redis.url"]), 60)
-    assert finish(run.cusearch("pause"))[0] == 0
     launched = run.cusearch("launch", run__steps=3, eval__every=2, retriever__zerosearch__p_start=0.5, **engine)
+
+    def is_started() -> bool:
+        return is_listening(run.overrides["redis.url"]) and bool(run.redis().hget("cusearch:{atlas}:state", "epoch"))
+
+    wait_until(lambda: is_started() or launched.poll() is not None, 400)
+    run.redis().hset("cusearch:{atlas}:state", "paused", 1)  # at once, so that version 0 is scored before step 1 begins
     scores = run.folder / "eval.jsonl"
     wait_until(lambda: scores.exists() or launched.poll() is not None, 300)
     assert finish(run.cusearch("resume"))[0] == 0
@@ -122,6 +125,4 @@ def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
         low, high = row["all"]["em_interval"]
         assert 0 <= low <= row["all"]["em"] <= high <= 1
         assert row["all"]["count"] == 10
-    redis.terminate()
-    redis.wait(timeout=30)
     assert run.processes() == []

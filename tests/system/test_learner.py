@@ -13,15 +13,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cusearch_async import host
 from cusearch_async.config import STARTER
-from cusearch_async.training.model import load_causal_lm
+from cusearch_async.training.batching import share_of_rank
+from cusearch_async.training.model import LOGITS_AT_ONCE, load_causal_lm
+from tests.conftest import SLOW
 from tests.system.learner_script import fixed_trajectories
 
 pytestmark = pytest.mark.system
 
 SETTINGS = ("--loss.minibatch", "4", "--method.budget", "8", "--learner.lr", "1e-3", "--learner.grad_clip", "100")
+LONG = (17, 900)
+"""Trajectories, and the most tokens that one has sampled."""
 
 
 def train(
@@ -31,8 +36,10 @@ def train(
     ranks: int = 1,
     settings: tuple[str, ...] = (),
     refused: bool = False,
-) -> dict[str, torch.Tensor]:
-    """Run learner_script.py; returns the weights it ends with. `refused`: other ranks than 0 end with an error."""
+    status: int = 0,
+) -> Any:
+    """Run learner_script.py; returns the weights it ends with, or its output if it is to end with another `status`.
+    `refused`: other ranks than 0 end with an error."""
     script = [sys.executable, "-m", "tests.system.learner_script", str(folder), name, *arguments]
     command = [*script, *SETTINGS, "--learner.ranks", str(ranks), *settings]
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(host.free_port())}
@@ -47,17 +54,46 @@ def train(
         for rank in range(ranks)
     ]
     for rank, process in enumerate(running):
-        output, _ = process.communicate(timeout=180)
-        assert process.returncode == (1 if refused and rank else 0), output
+        output, _ = process.communicate(timeout=180 * SLOW)
+        assert process.returncode == (1 if refused and rank else status), output
+    if status:
+        return output
     return {} if refused else load_file(folder / f"weights-{name}.safetensors")
 
 
-def test_a_resumed_learner_makes_the_same_updates_bit_for_bit(tmp_path):
-    whole = train(tmp_path, "whole", "--to-step", "4")
-    train(tmp_path, "first", "--to-step", "2", "--save", str(tmp_path / "checkpoint"))
-    resumed = train(tmp_path, "resumed", "--from-step", "2", "--to-step", "4", "--load", str(tmp_path / "checkpoint"))
+@pytest.mark.parametrize(("stage", "dtype"), [("0", "float32"), ("1", "float32"), ("3", "bfloat16")])
+def test_a_resumed_learner_makes_the_same_updates_bit_for_bit(tmp_path, stage, dtype):
+    settings = ("--learner.zero_stage", stage, "--model.dtype", dtype)
+    whole = train(tmp_path, "whole", "--to-step", "4", settings=settings)
+    train(tmp_path, "first", "--to-step", "2", "--save", str(tmp_path / "checkpoint"), settings=settings)
+    arguments = ("--from-step", "2", "--to-step", "4", "--load", str(tmp_path / "checkpoint"))
+    resumed = train(tmp_path, "resumed", *arguments, settings=settings)
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+class Planted:
+    """Pickled by who can write into a run's folder; unpickled it makes a file."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.made,)
+
+
+@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"])
+def test_a_checkpoint_is_loaded_without_running_what_is_in_it(tmp_path, name):
+    checkpoint, made = tmp_path / "checkpoint", tmp_path / "made"
+    train(tmp_path, "first", "--to-step", "1", "--save", str(checkpoint))
+    states = checkpoint / "deepspeed" / name
+    torch.save({"planted": Planted(made)}, states)
+    torch.load(states, weights_only=False)
+    assert made.exists(), "what is planted does run where it is unpickled"
+    made.unlink()
+    output = train(tmp_path, "second", "--load", str(checkpoint), status=1)
+    assert not made.exists()
+    assert f"checkpoint {checkpoint} holds what no learner writes" in output
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +151,68 @@ def test_the_update_does_not_depend_on_how_the_batch_is_divided(tmp_path, plain,
         assert divided_report[name] == pytest.approx(report[name], rel=2e-3, abs=1e-5), name
 
 
-def test_on_policy_the_gradient_is_that_of_reinforce_with_a_baseline(tmp_path):
-    """r = 1 and w = 1: -1/T Σ A ∇ log π over all sampled tokens, by autograd of the model itself."""
-    settings = ("--loss.minibatch", "16", "--method.budget", "16", "--loss.correction", "none", "--loss.kl_coef", "0")
+@pytest.mark.parametrize(("checkpointing", "passes"), [("false", 2), ("true", 3)])
+def test_gradient_checkpointing_computes_the_layers_again(tmp_path, plain, checkpointing, passes):
+    """Each layer: once for π_prox, once for π_θ, and once more in the backward pass."""
+    settings = ("--loss.minibatch", "10", "--method.budget", "10", "--loss.kl_coef", "0")
+    settings += ("--learner.gradient_checkpointing", checkpointing)
     train(tmp_path, "learner", "--to-step", "1", settings=settings)
+    assert json.loads((tmp_path / "forwards-learner.json").read_text()) == [passes] * 4
+
+
+@pytest.fixture(scope="module", params=["untied", "tied"])
+def wide(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The starter policy with so large a vocabulary that ZeRO-3 really divides its LM head among the ranks."""
+    folder = str(tmp_path_factory.mktemp(request.param))
+    model = AutoModelForCausalLM.from_pretrained(STARTER)
+    model.resize_token_embeddings(1024, mean_resizing=False)
+    if request.param == "tied":
+        model.lm_head.weight = model.model.embed_tokens.weight
+        model.config.tie_word_embeddings = True
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(STARTER).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("checkpointing", ["false", "true"])
+def test_ranks_with_different_numbers_of_pieces_of_logits_agree_under_zero_3(tmp_path, wide, checkpointing):
+    """One rank samples more than 4,096 tokens, the other fewer; both must gather the LM head equally often."""
+    selected, _ = fixed_trajectories(*LONG)
+    lengths = [len(t.token_ids) for t in selected]
+    loads = [sum(len(selected[i].logprobs) for i in share_of_rank(lengths, rank, 2)) for rank in range(2)]
+    assert loads[0] > LOGITS_AT_ONCE >= loads[1]
+    settings = ("--loss.minibatch", str(LONG[0]), "--method.budget", str(LONG[0]), "--learner.zero_stage", "3")
+    settings += ("--learner.gradient_checkpointing", checkpointing, "--model.path", wide)
+    settings += ("--learner.micro_batch_tokens", "16384")
+    arguments = ("--to-step", "1", "--trajectories", *map(str, LONG))
+    one = train(tmp_path, "one", *arguments, settings=settings)
+    two = train(tmp_path, "two", *arguments, ranks=2, settings=settings)
+    assert torch.equal(one["lm_head.weight"], one["model.embed_tokens.weight"]) == ("/tied" in wide)
+    assert one.keys() == two.keys()
+    of_one, of_two = gradient(tmp_path, "one"), gradient(tmp_path, "two")
+    assert of_one.abs().max() > 1e-3
+    assert (of_one - of_two).norm() < 3e-6 * of_one.norm()
+    reports = [flat(json.loads((tmp_path / f"report-{name}.json").read_text())) for name in ("one", "two")]
+    assert reports[1]["train/loss/0"] == pytest.approx(reports[0]["train/loss/0"], rel=1e-4, abs=1e-7)
+    assert reports[1]["train/tokens/0"] == sum(loads)
+
+
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.5])
+def test_on_policy_the_gradient_is_that_of_reinforce_with_a_baseline(tmp_path, entropy_coef):
+    """r = 1 and w = 1: -1/T Σ (A ∇ log π + η ∇ H) over all sampled tokens, by autograd of the model itself."""
+    settings = ("--loss.minibatch", "16", "--method.budget", "16", "--loss.correction", "none", "--loss.kl_coef", "0")
+    bonus = ("--loss.entropy_coef", str(entropy_coef))
+    train(tmp_path, "learner", "--to-step", "1", settings=(*settings, *bonus))
     model = load_causal_lm(str(STARTER), "float32").double().eval()
     selected, advantages = fixed_trajectories()
     total = sum(len(t.logprobs) for t in selected)
     for trajectory, advantage in zip(selected, advantages, strict=True):
         ids = torch.tensor(trajectory.token_ids[None].astype(np.int64))
         log_all = torch.log_softmax(model(ids).logits[0, :-1], -1)
-        chosen = log_all.gather(-1, ids[0, 1:, None]).squeeze(-1)[torch.tensor(trajectory.sampled[1:])]
-        (-advantage / total * chosen.sum()).backward()
+        sampled = torch.tensor(trajectory.sampled[1:])
+        chosen = log_all.gather(-1, ids[0, 1:, None]).squeeze(-1)[sampled]
+        entropy = -(log_all.exp() * log_all).sum(-1)[sampled]
+        (-(advantage * chosen.sum() + entropy_coef * entropy.sum()) / total).backward()
     expected = {f"model.{name}": p.grad.double().flatten() for name, p in model.named_parameters()}
     wanted = torch.cat([expected[name] for name in sorted(expected)])
     found = gradient(tmp_path, "learner")

@@ -11,18 +11,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cusearch_async import run_folder
 from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.transport.server import is_listening
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 from tests.system.conftest import Run
 
 pytestmark = pytest.mark.system
 
-START_S = 150
+START_S = 150 * SLOW
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=timeout_s)
+    output, _ = process.communicate(timeout=timeout_s * SLOW)
     return process.returncode, output
 
 
@@ -48,8 +49,8 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     buckets = [client.zcard(f"cusearch:{{atlas}}:depth:{depth}") for depth in range(6)]
     assert sum(buckets) <= 3 * 16
     some = next(client.scan_iter(match="cusearch:{atlas}:traj:*", count=1000))
-    shown = run.redis(decode_responses=False).hgetall(some)
-    assert {b"depth", b"reward", b"question", b"answers", b"ticket", b"version", b"worker", b"state"} <= shown.keys()
+    shown = client.hgetall(some)
+    assert {"depth", "reward", "question", "answers", "ticket", "version", "worker", "state"} <= shown.keys()
     status, output = finish(launched)
     assert status == 0, output
     rows = run.metrics()
@@ -67,6 +68,12 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     assert status == 0, output
     assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3, 4, 5]
     assert "loaded weights v000004-e" in run.log("rollout-0")
+    assert "cusearch eval" in output
+    assert "checkpoints/step000006" in output, "it ends with the model and what to do with it"
+    assert (run.folder / "plot.png").exists()
+    status, output = finish(run.cusearch("launch", run__steps=6), 180)
+    assert status == 0
+    assert "run atlas is complete: 6 steps are done" in " ".join(output.split())
 
 
 def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
@@ -78,20 +85,20 @@ def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
     wait_until(lambda: len(run.metrics()) >= 1 or rollout.poll() is not None or learner.poll() is not None, START_S)
     assert [p.poll() for p in (rollout, learner, retriever)] == [None] * 3
     learner.send_signal(signal.SIGINT)
-    status, output = finish(learner, 60)
+    status, output = finish(learner, 180)
     assert status == 0, output
     assert "Traceback" not in output
     rollout.send_signal(signal.SIGTERM)
-    status, output = finish(rollout, 60)
+    status, output = finish(rollout, 180)
     assert status == 0, output
     client = run.redis()
     ledger = {name: int(count) for name, count in client.hgetall("cusearch:{atlas}:ledger").items()}
     where = ("buffered", "claimed", "trained", "unselected", "expired")
     assert ledger["finished"] == sum(ledger.get(name, 0) for name in where)
     retriever.terminate()
-    assert finish(retriever, 20)[0] == 0
+    assert finish(retriever, 60)[0] == 0
     server.terminate()
-    server.wait(20)
+    server.wait(20 * SLOW)
 
 
 def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(run: Run):
@@ -101,11 +108,11 @@ def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(r
     family = psutil.Process(launched.pid).children(recursive=True)
     assert any("VLLM" in process.name() for process in family)
     worker.kill()
-    status, output = finish(launched, 60)
+    status, output = finish(launched, 180)
     assert status == 1
     assert "rollout-0 ended with status -9" in output
     assert "Traceback" not in output
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
 
 
 @pytest.mark.parametrize("when", ["while the engine starts", "when it is ready"])
@@ -124,7 +131,7 @@ def test_an_engine_does_not_outlive_its_worker(run: Run, when: str):
     assert engines()
     family = psutil.Process(rollout.pid).children(recursive=True)
     rollout.kill()
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
 
 
 def test_a_run_whose_launcher_was_killed_ends_by_itself(run: Run):
@@ -132,17 +139,53 @@ def test_a_run_whose_launcher_was_killed_ends_by_itself(run: Run):
     wait_until(lambda: "ready" in run.log("rollout-0") or launched.poll() is not None, START_S)
     family = psutil.Process(launched.pid).children(recursive=True)
     launched.kill()
-    assert psutil.wait_procs(family, timeout=40)[1] == []
+    assert psutil.wait_procs(family, timeout=40 * SLOW)[1] == []
 
 
-def test_launch_passes_a_signal_on_and_leaves_nothing_behind(run: Run):
+def test_launch_passes_a_signal_on_while_it_starts_and_leaves_nothing_behind(run: Run):
     launched = run.cusearch("launch", run__steps=50)
     wait_until(lambda: "ready" in run.log("rollout-0") or launched.poll() is not None, START_S)
     os.kill(launched.pid, signal.SIGTERM)
-    status, output = finish(launched, 60)
+    status, output = finish(launched, 180)
     assert status == 130, output
     assert "Traceback" not in output
     assert run.processes() == []
+
+
+def test_a_launch_that_is_stopped_ends_its_workers_first_and_redis_last(run: Run):
+    """The learner ends its step, and says no word of a Redis that is gone; a second launch meanwhile is refused."""
+    launched = run.cusearch("launch", run__steps=50, learner__checkpoint_every=50)
+    wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
+    status, output = finish(run.cusearch("launch", run__steps=50), 180)
+    assert (status, "is in use: a launch or a demo runs in it" in output) == (1, True), output
+    os.kill(launched.pid, signal.SIGTERM)
+    status, output = finish(launched, 120)
+    assert status == 130, output
+    for name in ("learner", "rollout-0"):
+        assert "cannot be reached" not in run.log(name)
+        assert "Traceback" not in run.log(name)
+    assert "killed" not in output
+    assert run.processes() == []
+
+
+def test_only_when_told_to_a_launch_takes_over_a_run_that_is_alive(run: Run):
+    services = [run.cusearch("redis"), run.worker("retriever")]
+    wait_until(lambda: is_listening(run.overrides["redis.url"]), START_S)
+    client = run.redis()
+    learner = run.worker("learner", run__steps=1)
+    wait_until(lambda: client.hget("cusearch:{atlas}:state", "weights") or learner.poll() is not None, START_S)
+    seconds, micros = client.time()
+    client.zadd("cusearch:{atlas}:workers", {"w1": seconds * 1000 + micros // 1000 + 60_000})
+    status, output = finish(run.cusearch("launch", run__steps=1), 180)
+    assert status == 1
+    assert "is alive: w1" in output
+    assert "add --take-over" in output
+    status, output = finish(run.cusearch("launch", "--take-over", run__steps=1))
+    assert status == 0, output
+    status, output = finish(learner, 180)
+    assert status == 1
+    assert "another learner has taken over" in output
+    assert [service.poll() for service in services] == [None, None]
 
 
 def test_a_run_in_bfloat16_trains_and_publishes(run: Run):
@@ -164,8 +207,13 @@ def test_two_ranks_with_zero_3_run_and_publish(run: Run):
 
 
 def test_the_demo_leaves_its_table_plot_checkpoint_and_summary(run: Run):
+    run_folder.mark(run.folder, "atlas")
+    (run.folder / "summary.json").write_text("of an earlier demo")
     status, output = finish(run.cusearch("demo", run__steps=2))
     assert status == 0, output
+    aside = run.folder.with_name("run-1")
+    assert f"the earlier demo is kept in {aside}" in output
+    assert (aside / "summary.json").read_text() == "of an earlier demo"
     assert "held-out cities, greedy: before → after" in output
     summary = json.loads((run.folder / "summary.json").read_text())
     assert summary["steps"] == 2
@@ -177,6 +225,10 @@ def test_the_demo_leaves_its_table_plot_checkpoint_and_summary(run: Run):
     assert (run.folder / "checkpoints" / "step000002" / "model" / "model.safetensors").exists()
     assert (run.folder / "config.toml").exists()
     assert run.processes() == []
+    status, output = finish(run.cusearch("reset", "--yes"), 180)
+    assert status == 0, output
+    assert not run.folder.exists(), "everything that a run writes is known and deleted"
+    assert aside.exists()
 
 
 def test_the_literal_method_says_that_its_phase_is_trapped(run: Run):
@@ -237,7 +289,7 @@ def test_a_process_without_a_service_says_in_one_line_what_is_missing(run: Run, 
     if missing.startswith("the retriever"):
         run.cusearch("redis")
         wait_until(lambda: is_listening(run.overrides["redis.url"]), 30)
-    status, output = finish(run.worker(process, run__wait_s=1), 60)
+    status, output = finish(run.worker(process, run__wait_s=1), 180)
     last = output.strip().splitlines()[-1]
     assert status == 1
     assert missing in last

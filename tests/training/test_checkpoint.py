@@ -1,69 +1,218 @@
-"""Checkpoints: complete or absent."""
+"""Checkpoints: complete or absent, and safe from learners that have been replaced."""
 
 from __future__ import annotations
+
+import errno
+import os
 
 import pytest
 
 from cusearch_async.algorithm.methods import State
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, WriteFailed
+from cusearch_async.training import checkpoint as module
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
+from cusearch_async.transport.contract import RunState
+
+UNKNOWN = RunState()
 
 
 def state_at(step: int) -> CheckpointState:
     method = State(phase=step // 2, visits={"atlas/2/Pinsk": ((1, 3), (step, 6))})
     sizes = {step * 4: 6, step * 4 + 1: 1}
-    return CheckpointState(step=step, method=method, sizes=sizes, ranks=1, zero_stage=1, questions=64, rollouts=3)
+    return CheckpointState(
+        step=step, method=method, sizes=sizes, ranks=1, zero_stage=1, dtype="float32", questions=64, rollouts=3
+    )
+
+
+def learner(tmp_path, keep=3, epoch=1, step=0, starts=()) -> Checkpoints:
+    """The checkpoints as the learner of `epoch` sees them, which went on from `step`."""
+    checkpoints = Checkpoints(tmp_path, keep, starts)
+    checkpoints.begin(epoch, step)
+    return checkpoints
+
+
+def write(checkpoints: Checkpoints, step: int) -> None:
+    with checkpoints.write(state_at(step)) as folder:
+        (folder / "deepspeed").mkdir(parents=True)
+        (folder / "deepspeed" / "weights").write_text(str(step))
 
 
 def save(checkpoints: Checkpoints, step: int) -> int:
-    folder = checkpoints.unfinished(step)
-    folder.mkdir()
-    (folder / "weights").write_text(str(step))
-    return checkpoints.finish(state_at(step))
+    write(checkpoints, step)
+    checkpoints.finish(step)
+    checkpoints.remove(checkpoints.superfluous())
+    return checkpoints.oldest_kept()
+
+
+def names(tmp_path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
 
 
 def test_the_newest_complete_checkpoint_is_found_with_its_state(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=3)
-    assert checkpoints.newest() is None
+    checkpoints = learner(tmp_path)
+    assert checkpoints.newest(UNKNOWN) is None
     save(checkpoints, 2)
     save(checkpoints, 10)
-    folder, state = checkpoints.newest()
-    assert state == state_at(10)
-    assert (folder / "weights").read_text() == "10"
+    found = checkpoints.newest(UNKNOWN)
+    assert found.state == state_at(10)
+    assert (found.path / "deepspeed" / "weights").read_text() == "10"
+    assert names(tmp_path) == ["step000002-e1", "step000010-e1"]
 
 
 def test_an_unfinished_checkpoint_does_not_count(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=3)
+    checkpoints = learner(tmp_path)
     save(checkpoints, 2)
-    checkpoints.unfinished(4).mkdir()
-    assert checkpoints.newest()[1].step == 2
+    write(checkpoints, 4)
+    assert checkpoints.newest(UNKNOWN).state.step == 2
 
 
 def test_a_checkpoint_with_a_torn_state_does_not_count(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=3)
+    checkpoints = learner(tmp_path)
     save(checkpoints, 2)
     save(checkpoints, 4)
-    (tmp_path / "checkpoints" / "step000004" / "state.json").write_text('{"step": 4')
-    assert checkpoints.newest()[1].step == 2
+    (tmp_path / "checkpoints" / "step000004-e1" / "state.json").write_text('{"step": 4')
+    assert checkpoints.newest(UNKNOWN).state.step == 2
 
 
-def test_old_checkpoints_go_and_the_oldest_kept_step_is_told(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    assert [save(checkpoints, step) for step in (2, 4, 6, 8)] == [2, 2, 4, 6]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step000006", "step000008"]
-
-
-def test_a_checkpoint_saved_again_replaces_the_old_one(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+@pytest.mark.parametrize(
+    ("was", "now"), [('"step":4', '"step":5'), ('"phase":2', '"phase":0'), ('"bytes":1', '"bytes":2')]
+)
+def test_a_changed_state_is_noticed(tmp_path, caplog, was, now):
+    checkpoints = learner(tmp_path)
     save(checkpoints, 2)
+    save(checkpoints, 4)
+    path = tmp_path / "checkpoints" / "step000004-e1" / "state.json"
+    assert was in path.read_text()
+    path.write_text(path.read_text().replace(was, now))
+    assert checkpoints.newest(UNKNOWN).state.step == 2
+    assert "step000004-e1 has no state that can be read (state.json was changed after it was written)" in caplog.text
+
+
+def test_a_torn_file_is_named_and_the_checkpoint_before_is_taken(tmp_path, caplog):
+    checkpoints = learner(tmp_path)
     save(checkpoints, 2)
-    assert checkpoints.newest()[1].step == 2
+    save(checkpoints, 4)
+    (tmp_path / "checkpoints" / "step000004-e1" / "deepspeed" / "weights").write_text("5")
+    assert checkpoints.newest(UNKNOWN).state.step == 2
+    assert "step000004-e1 is torn (deepspeed/weights); it is skipped" in caplog.text
+
+
+def test_old_checkpoints_go_and_pools_are_forgotten_only_once_enough_are_kept(tmp_path):
+    checkpoints = learner(tmp_path, keep=2)
+    assert [save(checkpoints, step) for step in (2, 4, 6, 8)] == [0, 2, 4, 6]
+    assert names(tmp_path) == ["step000006-e1", "step000008-e1"]
+
+
+def test_a_checkpoint_without_an_epoch_in_its_name_is_read_as_epoch_0(tmp_path):
+    save(learner(tmp_path), 2)
+    folder = tmp_path / "checkpoints" / "step000002-e1"
+    saved = (folder / "state.json").read_text()
+    old = folder.rename(folder.with_name("step000002"))
+    (old / "state.json").write_text(saved[: saved.index(',"xxh3":"', saved.index('"files"') + 60)] + "}")
+    found = Checkpoints(tmp_path, keep=2).newest(UNKNOWN)
+    assert (found.epoch, found.state) == (0, state_at(2))
 
 
 @pytest.mark.parametrize("content", ["{}", '{"step": 10, "phase": 2, "ranks": 1, "zero_stage": 1}'])
-def test_a_run_whose_checkpoints_cannot_be_read_does_not_begin_anew(tmp_path, content):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+def test_a_run_whose_checkpoints_cannot_be_read_does_not_begin_at_step_0(tmp_path, content):
+    checkpoints = learner(tmp_path)
     save(checkpoints, 2)
-    (tmp_path / "checkpoints" / "step000002" / "state.json").write_text(content)
+    (tmp_path / "checkpoints" / "step000002-e1" / "state.json").write_text(content)
     with pytest.raises(ConfigError, match="readable by this version"):
-        checkpoints.newest()
+        checkpoints.newest(UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("known", "step"),
+    [
+        (RunState(), 8),
+        (RunState(epoch=1, step=9), 8),
+        (RunState(epoch=1, step=7), 6),
+        (RunState(epoch=1, step=6, checkpoint=4), 6),
+        (RunState(epoch=1, step=3, checkpoint=2), 8),
+        (RunState(epoch=1, step=5, checkpoint=5), 8),
+    ],
+)
+def test_a_run_goes_on_where_redis_can_go_on_with_it(tmp_path, known, step):
+    checkpoints = learner(tmp_path)
+    for saved in (4, 6, 8):
+        save(checkpoints, saved)
+    assert checkpoints.newest(known).state.step == step
+
+
+def test_of_one_step_the_later_learner_counts(tmp_path):
+    save(learner(tmp_path), 4)
+    later = learner(tmp_path, epoch=2, step=2, starts=[(1, 0)])
+    save(later, 4)
+    assert later.newest(UNKNOWN).epoch == 2
+
+
+def test_what_an_earlier_learner_wrote_beyond_a_step_gone_back_to_is_of_another_course(tmp_path):
+    """Redis had lost steps: epoch 2 went on from 2. What it trains from there on is not what 4-e1 has behind it."""
+    earlier = learner(tmp_path)
+    save(earlier, 2)
+    save(earlier, 4)
+    later = learner(tmp_path, epoch=2, step=2, starts=[(1, 0)])
+    assert later.newest(UNKNOWN).path.name == "step000002-e1"
+    save(later, 3)
+    assert later.newest(UNKNOWN).path.name == "step000003-e2"
+    assert names(tmp_path) == ["step000002-e1", "step000003-e2"]
+
+
+def test_a_learner_that_wakes_up_after_its_successor_finished_the_same_step_deletes_nothing_of_it(tmp_path):
+    """keep = 1; it sleeps before it renames, and another one before it deletes what it found superfluous."""
+    sleeper = learner(tmp_path, keep=1)
+    save(sleeper, 2)
+    write(sleeper, 4)
+    successor = learner(tmp_path, keep=1, epoch=2, step=2, starts=[(1, 0)])
+    save(successor, 4)
+    with pytest.raises(WriteFailed, match=r"cannot write .*step000004-e1"):
+        sleeper.finish(4)
+    assert names(tmp_path) == ["step000004-e2"]
+
+    write(successor, 6)
+    successor.finish(6)
+    decided = successor.superfluous()
+    third = learner(tmp_path, keep=1, epoch=3, step=6, starts=[(1, 0), (2, 2)])
+    save(third, 8)
+    successor.remove(decided)
+    assert successor.superfluous() == []
+    assert names(tmp_path) == ["step000008-e3"]
+
+
+def test_what_earlier_learners_left_half_done_is_cleared_at_the_start(tmp_path):
+    first = learner(tmp_path, epoch=1)
+    save(first, 2)
+    write(first, 4)
+    (tmp_path / "checkpoints" / "step000001-e1" / "model").mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".unfinished-step000007-e3" / "model").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "notes").mkdir()
+    assert Checkpoints(tmp_path, keep=2).highest_epoch() == 3
+    learner(tmp_path, epoch=3, step=2)
+    assert names(tmp_path) == [".unfinished-step000007-e3", "notes", "step000002-e1"]
+
+
+def test_a_full_disk_is_one_line_and_its_space_is_free_again(tmp_path, monkeypatch):
+    checkpoints = learner(tmp_path)
+    save(checkpoints, 2)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteFailed, match=r"^cannot write .*/\.unfinished-step000004-e1: No space left on device$"):
+        write(checkpoints, 4)
+    assert names(tmp_path) == ["step000002-e1"]
+    monkeypatch.undo()
+    save(checkpoints, 4)
+    assert checkpoints.newest(UNKNOWN).state.step == 4
+
+
+def test_a_checkpoint_that_does_not_read_back_does_not_count(tmp_path, monkeypatch):
+    checkpoints = learner(tmp_path)
+    save(checkpoints, 2)
+    write(checkpoints, 4)
+    monkeypatch.setattr(module, "_is_whole", lambda path, facts: False)
+    with pytest.raises(WriteFailed, match=r"step000004-e1: deepspeed/weights cannot be read back as it was written"):
+        checkpoints.finish(4)
+    assert names(tmp_path) == ["step000002-e1"]

@@ -9,7 +9,8 @@ import pytest
 
 from cusearch_async.cli import trace
 from cusearch_async.cli.evaluate import markdown, table
-from cusearch_async.processes.evaluator import is_due
+from cusearch_async.errors import SearchRefused
+from cusearch_async.processes.evaluator import is_due, last_scored, score
 from cusearch_async.training.evaluation import FIGURES, bootstrap, summarize
 from cusearch_async.transport.contract import RunState
 from cusearch_async.types import Question
@@ -58,10 +59,10 @@ def test_the_interval_is_the_bootstraps():
 
 
 def test_every_figure_has_an_interval_around_it():
-    for score in summarize(EPISODES, QUESTIONS).values():
+    for figures in summarize(EPISODES, QUESTIONS).values():
         for name in FIGURES:
-            low, high = score[f"{name}_interval"]
-            assert low <= score[name] <= high
+            low, high = figures[f"{name}_interval"]
+            assert low <= figures[name] <= high
 
 
 def test_one_question_has_an_interval_of_no_width():
@@ -139,3 +140,35 @@ def test_a_version_is_due_every_so_many_steps_and_at_the_end(atlas_config, publi
     config = load_config(atlas_config, ["--eval.every", "5", "--steps", "12"])
     state = RunState(published=published, weights=f"v{published}" if published >= 0 else "")
     assert is_due(state, scored, config) is due
+
+
+def test_an_evaluator_goes_on_behind_torn_lines_and_leaves_them_out(tmp_path, caplog):
+    rows = ['{"step": 0, "all": {}}', '{"step": 5, "al', "\x00\x00\x00", "[3]", '{"step": 10, "all": {}}']
+    output = tmp_path / "eval.jsonl"
+    assert last_scored(output) == -1
+    output.write_text("\n".join(rows))
+    assert last_scored(output) == 10
+    assert output.read_text() == f"{rows[0]}\n{rows[4]}\n"
+    assert "torn" in caplog.text
+    caplog.clear()
+    assert last_scored(output) == 10
+    assert not caplog.text
+
+
+class FakePlayer:
+    def check(self, questions):
+        pass
+
+    async def play(self, question, ticket, rollout, worker, temperature):
+        return make_trajectory(ticket, rollout)
+
+
+async def test_a_version_whose_search_is_refused_is_not_scored_and_the_next_one_is(caplog):
+    class Refused(FakePlayer):
+        async def play(self, *args):
+            raise SearchRefused("the retriever refuses the search for 'x' (422)")
+
+    assert await score(Refused(), QUESTIONS, 7, 2) is None
+    assert "version 7 is not scored: the retriever refuses the search for 'x' (422)" in caplog.text
+    scores = await score(FakePlayer(), QUESTIONS, 8, 2)
+    assert scores["all"]["count"] == len(QUESTIONS)

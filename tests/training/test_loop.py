@@ -91,6 +91,14 @@ def test_a_singleton_is_compared_with_its_whole_group_where_that_is_asked_for(co
     assert found.values == pytest.approx([0.25 / (np.std([1, 0.5], ddof=1) + 1e-6)])
 
 
+def test_advantages_are_scaled_by_the_deviation_unless_that_is_switched_off(config_of):
+    pool = Pool(0, tuple(make_trajectory(0, i, reward=r) for i, r in enumerate([1.0, 0.5])))
+    whole = list(pool.trajectories)
+    assert advantages_of(whole, pool, config_of()).values == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    plain = config_of("--method.advantage_std", "false")
+    assert advantages_of(whole, pool, plain).values == pytest.approx([0.25, -0.25])
+
+
 def test_a_pool_out_of_order_or_empty_is_refused_by_name():
     with pytest.raises(InvalidTrajectory, match="pool 4: is empty"):
         Pool(4, ())

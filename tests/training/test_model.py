@@ -55,7 +55,32 @@ def test_entropy_is_that_of_the_whole_distribution(policy):
     with torch.no_grad():
         distribution = torch.distributions.Categorical(logits=policy.model(batch.token_ids).logits[0, :-1])
     torch.testing.assert_close(entropy, distribution.entropy()[batch.sampled[0, 1:]], atol=1e-5, rtol=1e-4)
-    assert not entropy.requires_grad
+    assert not entropy.requires_grad, "without a bonus nothing is kept for it"
+
+
+@pytest.mark.parametrize("at_once", [4096, 5])
+def test_the_gradient_of_the_entropy_is_that_of_finite_differences(policy, monkeypatch, at_once):
+    """Of the sum of all entropies, in ten weights of the LM head, by central differences in float64."""
+    monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", at_once)
+    with_gradient = SampledLogprobs(policy.model, entropy_has_gradient=True)
+    batch = collate(trajectories(), [0, 1], torch.device("cpu"), packing=False)
+    policy.zero_grad()
+    _, entropy = with_gradient(batch.token_ids, batch.sampled, 0.7)
+    entropy.sum().backward()
+    head = policy.model.lm_head.weight
+    with torch.no_grad():
+        hidden = policy.model.base_model(input_ids=batch.token_ids).last_hidden_state[:, :-1][batch.sampled[:, 1:]]
+
+    def entropies(weight):
+        return torch.distributions.Categorical(logits=hidden.double() @ weight.T / 0.7).entropy().sum()
+
+    places = [divmod(int(i), head.shape[1]) for i in head.grad.abs().flatten().topk(10).indices]
+    for row, column in places:
+        step = torch.zeros_like(head, dtype=torch.float64)
+        step[row, column] = 1e-6
+        weight = head.detach().double()
+        slope = (entropies(weight + step) - entropies(weight - step)) / 2e-6
+        assert head.grad[row, column].item() == pytest.approx(slope.item(), rel=1e-3)
 
 
 def test_logits_in_small_pieces_give_the_same_gradient(policy, monkeypatch):

@@ -59,10 +59,29 @@ def test_without_a_recomputed_proximal_it_is_taken_between_the_policies(config_o
 def test_the_settings_of_the_loss_reach_it(config_of):
     config = config_of(
         *("--loss.clip_low", "0.1", "--loss.clip_high", "0.3", "--loss.dual_clip", "4", "--loss.ratio", "sequence"),
-        *("--loss.kl_coef", "0.5"),
+        *("--loss.kl_coef", "0.5", "--loss.entropy_coef", "0.25"),
     )
-    expected = Surrogate(clip_low=0.1, clip_high=0.3, dual_clip=4, ratio="sequence", kl_coef=0.5)
+    expected = Surrogate(clip_low=0.1, clip_high=0.3, dual_clip=4, ratio="sequence", kl_coef=0.5, entropy_coef=0.25)
     assert Update(trajectories(), np.zeros(2), 0, config).surrogate == expected
+
+
+@pytest.mark.parametrize(
+    ("correction", "kept"),
+    [("tis", [2, 2]), ("icepop", [0, 0]), ("mask", [4, 0]), ("geometric", [0, 0]), ("none", [1, 1])],
+)
+def test_each_correction_has_its_own_bound(config_of, correction, kept):
+    """π_prox / μ of 4 and of 6; `mask` drops what is above 5, the others bound at 2."""
+    update = Update(trajectories()[:1], np.zeros(1), 7, config_of("--loss.correction", correction))
+    update.set_proximal({0: np.log([4, 6]).astype(np.float32) - 1})
+    assert update.tokens([0], update.shares([0]), torch.full((2,), -1.0)).weights.tolist() == pytest.approx(kept)
+
+
+@pytest.mark.parametrize("correction", ["tis", "mask"])
+def test_a_bound_that_is_set_holds_for_any_correction(config_of, correction):
+    config = config_of("--loss.correction", correction, "--loss.correction_high", "8")
+    update = Update(trajectories()[:1], np.zeros(1), 7, config)
+    update.set_proximal({0: np.log([4, 6]).astype(np.float32) - 1})
+    assert update.tokens([0], update.shares([0]), torch.full((2,), -1.0)).weights.tolist() == pytest.approx([4, 6])
 
 
 def test_a_sum_is_normed_by_the_longest_possible_episode(config_of):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 
 import pytest
 
 from cusearch_async.algorithm.methods import State
 from cusearch_async.config import load_config
 from cusearch_async.errors import Stalled
+from cusearch_async.training import watchdog as watchdog_module
 from cusearch_async.training.loop import wait_for_pool
 from cusearch_async.training.watchdog import Watchdog, explain
 from cusearch_async.transport.buffer import open_buffer
@@ -36,7 +39,7 @@ async def test_nothing_moving_is_a_stall_that_says_who_waits_for_what(config):
         with pytest.raises(Stalled) as stalled:
             await wait_for_pool(buffer, 0, Watchdog(buffer, config), asyncio.Event())
     message = str(stalled.value)
-    assert "(run.stall_s) while step 0 waits for its pool: 1 of 4 groups of the pool are ready" in message
+    assert "(run.stall_s) while step 0 waits for its pool: 1 of 4 groups are ready" in message
     assert "2 tickets are leased" in message
     assert "no worker is alive; start one" in message
 
@@ -62,3 +65,49 @@ async def test_a_run_that_moves_is_left_alone(config):
             await asyncio.sleep(0.1)
             await buffer.put(make_trajectory(place.ticket, place.rollout))
         assert await wait_for_pool(buffer, 0, watchdog, asyncio.Event()) is not None
+
+
+async def test_a_pause_is_no_stall_however_long_it_lasts(config):
+    async with open_buffer(config) as buffer:
+        await started(buffer)
+        await buffer.pause(True)
+        watchdog = Watchdog(buffer, config)
+        deadline = time.monotonic() + 5 * config.run.stall_s
+        while time.monotonic() < deadline:
+            await watchdog.look(0)
+        await buffer.pause(False)
+        with pytest.raises(Stalled):
+            await wait_for_pool(buffer, 0, watchdog, asyncio.Event())
+
+
+async def test_a_learner_that_waits_says_for_what(config, caplog, monkeypatch):
+    monkeypatch.setattr(watchdog_module, "SAY_EVERY_S", 0.05)
+    with caplog.at_level(logging.INFO):
+        async with open_buffer(config) as buffer:
+            await started(buffer)
+            watchdog = Watchdog(buffer, config)
+            await buffer.admit("w", 0, 8)
+            await watchdog.look(0)
+            for rollout in range(2):
+                await buffer.put(make_trajectory(0, rollout))
+            while len(caplog.records) < 2:
+                await watchdog.look(0)
+    said = [record.message for record in caplog.records]
+    assert said[0].startswith(
+        "waiting for the pool of step 0: 0 of 4 groups are ready, 4 tickets are leased, 0 requeued"
+    )
+    assert said[1].startswith(
+        "waiting for the pool of step 0: 1 of 4 groups are ready, 3 tickets are leased, 0 requeued"
+    )
+    assert "no worker is alive" in said[1]
+
+
+async def test_a_worker_that_beats_and_finishes_nothing_is_named(config):
+    async with open_buffer(config) as buffer:
+        await started(buffer)
+        lease_s = config.redis.lease_s
+        await buffer.heartbeat("hung", [], {"version": 0, "in_flight": 7, "last_token_age_s": lease_s + 15})
+        await buffer.heartbeat("busy", [], {"version": 0, "in_flight": 7, "last_token_age_s": 3})
+        found = "; ".join(await explain(buffer, 0, config))
+    assert "hung has version 0 of 0 and 7 episodes, and its engine has produced no token for 75 s" in found
+    assert found.count("no token") == 1

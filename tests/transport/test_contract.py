@@ -9,7 +9,7 @@ import pytest
 
 from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import BufferLost, ConfigError, EmptyPool, Fenced, InvalidTrajectory
-from cusearch_async.transport.contract import Buffer, Place
+from cusearch_async.transport.contract import LEARNER_ALIVE_S, Buffer, Place
 from tests.strategies import make_trajectory
 
 N, G = 4, 2
@@ -486,3 +486,27 @@ async def test_a_run_that_no_learner_has_taken_over_does_not_exist(backend):
     assert not (await buffer.state()).exists
     await start(buffer)
     assert (await buffer.state()).exists
+
+
+async def test_a_learner_is_alive_until_it_ends_or_another_takes_over(backend):
+    older, newer = backend.make(), backend.make()
+    await older.recover(0, State(), {})
+    assert await newer.learner() == {}
+    await older.learner_heartbeat({"host": "a", "pid": 7, "epoch": 1, "step": 3})
+    told = await newer.learner()
+    assert {name: told[name] for name in ("host", "pid", "epoch", "step")} == {
+        "host": "a",
+        "pid": "7",
+        "epoch": "1",
+        "step": "3",
+    }
+    assert 0 <= float(told["heartbeat_age_s"]) < LEARNER_ALIVE_S
+    await newer.recover(0, State(), {})
+    with pytest.raises(Fenced):
+        await older.learner_heartbeat({"pid": 7})
+    await newer.learner_heartbeat({"pid": 8})
+    with pytest.raises(Fenced):
+        await older.learner_leaves()
+    assert (await older.learner())["pid"] == "8"
+    await newer.learner_leaves()
+    assert await older.learner() == {}

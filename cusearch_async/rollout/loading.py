@@ -1,0 +1,67 @@
+"""Loading announced weights with patience: a version that cannot be read is no reason to stop.
+
+A shared disk may show a new folder seconds late, a byte may be torn, an old version may be gone before it was read.
+What is loaded stays loaded, and the version is tried again until it can be read or another one is announced.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.transport.weights import WeightStore
+
+if TYPE_CHECKING:  # it brings vLLM
+    from cusearch_async.rollout.engine import Engine
+
+log = logging.getLogger(__name__)
+
+SAY_EVERY_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+
+
+class PatientLoader:
+    """Loads versions into one engine."""
+
+    def __init__(self, engine: Engine, store: WeightStore, patience_s: float) -> None:
+        self._engine = engine
+        self._store = store
+        self._patience_s = patience_s
+        self._failed = ""
+        """The version that could not be loaded at the last attempt."""
+        self._pause_s = 0.0
+        self._next_try = 0.0
+        self._idle_since: float | None = None
+        self._said_at = float("-inf")
+
+    async def load(self, name: str, check: bool, idle: bool) -> bool:
+        """Load the announced version; False when it cannot be read now. `idle`: there is nothing else to be done.
+
+        Raises: WeightsUnavailable when nothing could be loaded for `patience_s` of idleness; WeightsMismatch."""
+        if name == self._failed and time.monotonic() < self._next_try:
+            return False
+        try:
+            await self._engine.load(self._store, name, check)
+        except WeightsUnavailable as error:
+            self._bear(name, error, idle)
+            return False
+        self._failed, self._idle_since = "", None
+        return True
+
+    def _bear(self, name: str, error: WeightsUnavailable, idle: bool) -> None:
+        now = time.monotonic()
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if name == self._failed else _FIRST_PAUSE_S
+        self._failed, self._next_try = name, now + self._pause_s
+        if not idle or self._idle_since is None:
+            self._idle_since = now
+        if now - self._idle_since > self._patience_s:
+            raise WeightsUnavailable(
+                f"{error}; no other version was announced for {self._patience_s:g} s. Start the learner again: it "
+                "publishes its weights under a new name"
+            ) from error
+        if now - self._said_at > SAY_EVERY_S:
+            self._said_at = now
+            kept = self._engine.loaded or "nothing loaded"
+            log.warning("%s; going on with %s, trying again", error, kept)

