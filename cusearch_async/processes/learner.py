@@ -13,7 +13,7 @@ from cusearch_async import host, run_folder
 from cusearch_async.algorithm.methods import State
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_questions
-from cusearch_async.errors import ConfigError, Fenced
+from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed
 from cusearch_async.models import check_context
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
@@ -119,8 +119,8 @@ async def _lead(
         try:
             with Heartbeat(config, buffer.epoch, team).beating() as heartbeat:
                 await train(learner, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
-        except Fenced as error:
-            raise Fenced(f"{error}{await _successor(buffer)}") from error
+        except (Fenced, WriteFailed) as error:
+            raise await _cause(buffer, error) from error
 
 
 async def take_over(
@@ -140,6 +140,16 @@ async def take_over(
     checkpoints.begin(buffer.epoch, start.step)
     store.begin(buffer.epoch)
     record_start(config, buffer.epoch, start.step)
+
+
+async def _cause(buffer: RedisBuffer, error: CusearchError) -> CusearchError:
+    """Who has taken over, if one has: it also clears away what an earlier learner is still writing."""
+    if isinstance(error, WriteFailed):
+        try:
+            await buffer.checkpoint(0)
+        except CusearchError as fenced:
+            error = fenced
+    return Fenced(f"{error}{await _successor(buffer)}") if isinstance(error, Fenced) else error
 
 
 async def _successor(buffer: RedisBuffer) -> str:

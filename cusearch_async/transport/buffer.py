@@ -167,7 +167,8 @@ class RedisBuffer:
                 raise
             raise ConfigError(
                 f"Redis holds run {self.keys.run!r} with the pools before step {str(error).split()[-1]} forgotten, but "
-                f"the newest checkpoint is of step {step}; restore the checkpoint, or `cusearch reset` the run"
+                f"the newest checkpoint is of step {step}; if another run has this name, choose another run.name; else "
+                "restore the checkpoint, or `cusearch reset` the run"
             ) from error
 
     async def claim(self, step: int, question_of: Callable[[int], str] | None = None) -> Pool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 import redis
 
 from cusearch_async import host
+from cusearch_async.metrics import read_metrics
 from tests.conftest import SLOW
 
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
@@ -64,8 +64,7 @@ class Run:
         return process
 
     def metrics(self) -> list[dict[str, Any]]:
-        path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_metrics(self.folder / "metrics.jsonl")
 
     def log(self, name: str) -> str:
         path = self.folder / "logs" / f"{name}.log"

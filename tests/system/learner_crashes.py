@@ -1,11 +1,14 @@
 """A learner that kills itself at one point of a step: python -m tests.system.learner_crashes POINT STEP CONFIG ...
 
-POINT is one of POINTS; without `none` the process ends by SIGKILL there. Pools come from `feed`, so that no engine is
+At one of POINTS the process ends by SIGKILL; at `frozen` it stops itself (SIGSTOP) between the last question whether it
+is fenced and the renaming of its checkpoint; at `asked` it is asked to stop (SIGTERM) in the middle of an update; at
+`full` its disk takes no file of 1 MiB any more; at `none` nothing happens. Pools come from `feed`, so that no engine is
 needed and every life of the learner meets the same trajectories."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -122,6 +125,32 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0915  (one branch a point)
         around(WeightStore, "publish", lambda version, *_: version - 1, is_async=False)
     elif point == "mid-checkpoint":
         around(Learner, "save", lambda folder: int(folder.name.split("-")[1][4:]) - 1, is_async=False)
+    elif point == "frozen":
+        finish = Checkpoints.finish
+
+        def freezing(self: Any, finished: int) -> None:
+            if finished == step + 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            finish(self, finished)
+
+        Checkpoints.finish = freezing  # type: ignore[method-assign]
+    elif point == "asked":
+        update = Learner._update
+
+        def asked(self: Any, selected: Any, advantages: Any, now: int) -> Any:
+            if now == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return update(self, selected, advantages, now)
+
+        Learner._update = asked  # type: ignore[method-assign]
+    elif point == "full":
+        save = Learner.save
+
+        def refused(self: Any, folder: Path) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+            save(self, folder)
+
+        Learner.save = refused  # type: ignore[method-assign]
     elif point == "after checkpoint":
         around(Checkpoints, "finish", lambda step: step - 1, is_async=False)
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 import torch
@@ -18,6 +19,8 @@ from safetensors.torch import load_file
 
 from cusearch_async import host
 from cusearch_async.config import load_config
+from cusearch_async.metrics import read_metrics
+from cusearch_async.training.starts import read_starts
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import SLOW, wait_until
 from tests.system.learner_crashes import POINTS, feed
@@ -51,8 +54,9 @@ class Lives:
         self.server = host.start_child(server_command(url, folder / "redis", None), log_file=folder / "redis.log")
         wait_until(lambda: is_listening(url), 20)
 
-    def start(self, point: str, step: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.system.learner_crashes", point, str(step), str(ATLAS), *self.overrides]
+    def start(self, point: str, step: int, *overrides: str) -> subprocess.Popen[str]:
+        script = [sys.executable, "-m", "tests.system.learner_crashes", point, str(step)]
+        command = [*script, str(ATLAS), *self.overrides, *overrides]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
@@ -141,3 +145,78 @@ def test_the_newer_of_two_learners_wins_and_the_older_ends_by_name(lives: Lives)
     lives.feed()
     finish(newer, 0)
     assert client.hget("cusearch:{atlas}:state", "epoch") == "2"
+
+
+def same(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    return weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_a_learner_that_wakes_between_its_last_question_and_the_renaming_harms_nothing(
+    lives: Lives, uninterrupted: dict[str, torch.Tensor]
+):
+    """Its successor has finished the same checkpoint meanwhile, and it is the only one that is kept."""
+    keep = ("--learner.keep_checkpoints", "1")
+    sleeper = lives.start("frozen", 3, *keep)
+    lives.feed()
+    wait_until(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_STOPPED, 120)
+    output = finish(lives.start("none", 0, *keep), 0)
+    assert "resuming from step 2 (checkpoint" in output
+    os.kill(sleeper.pid, signal.SIGCONT)
+    output = finish(sleeper, 1)
+    assert output.splitlines()[-1].startswith("learner: another learner has taken over run 'atlas'; this one stops")
+    assert [path.name for path in (lives.folder / "checkpoints").iterdir()] == ["step000004-e2"]
+    assert [row["step"] for row in read_metrics(lives.folder / "metrics.jsonl")] == list(range(STEPS))
+    output = finish(lives.start("none", 0, *keep), 0)
+    assert "resuming from step 4 (checkpoint" in output
+    assert same(lives.weights(), uninterrupted)
+
+
+def test_a_learner_that_is_asked_to_stop_finishes_its_step_and_saves(
+    lives: Lives, uninterrupted: dict[str, torch.Tensor]
+):
+    seldom = ("--learner.checkpoint_every", "100")
+    stopped = lives.start("asked", 1, *seldom)
+    lives.feed()
+    output = finish(stopped, 0)
+    assert "no checkpoint, starting at step 0" in output
+    assert "waiting for the pool of step 0: " in output
+    assert "stopped at step 2; checkpoint saved" in output
+    output = finish(lives.start("none", 0), 0)
+    assert "since the last start: learner.checkpoint_every: 100 -> 2" in output
+    assert f"resuming from step 2 (checkpoint {lives.folder}/checkpoints/step000002-e1)" in output
+    assert "finished at step 4; checkpoint saved" in output
+    assert same(lives.weights(), uninterrupted)
+
+
+def test_a_disk_that_takes_no_more_ends_the_learner_in_one_line_and_the_run_goes_on(
+    lives: Lives, uninterrupted: dict[str, torch.Tensor]
+):
+    first = lives.start("full", 0)
+    lives.feed()
+    output = finish(first, 1)
+    unfinished = lives.folder / "checkpoints" / ".unfinished-step000002-e1"
+    assert output.splitlines()[-1].startswith(f"learner: cannot write {unfinished}: ")
+    assert "Traceback" not in output
+    assert list((lives.folder / "checkpoints").iterdir()) == []
+    finish(lives.start("none", 0), 0)
+    assert same(lives.weights(), uninterrupted)
+    assert read_starts(lives.folder)[-1].epoch == 2
+
+
+def test_a_rank_that_hangs_is_named_and_ends_the_learner(lives: Lives):
+    """In a paused run, where nothing else moves and nothing has to."""
+    settings = [*lives.overrides, "--learner.ranks", "2", "--run.stall_s", "6"]
+    command = [sys.executable, "-m", "workers.learner", str(ATLAS), *settings]
+    learner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    client = redis.Redis(port=lives.port, decode_responses=True)
+    client.hset("cusearch:{atlas}:state", "paused", 1)
+    wait_until(lambda: client.hget("cusearch:{atlas}:state", "published") == "0", 120)
+    [hung] = [
+        p
+        for p in psutil.Process(learner.pid).children(recursive=True)
+        if "workers.learner" in " ".join(p.cmdline()) or "processes.start" in " ".join(p.cmdline())
+    ]
+    hung.suspend()
+    output = finish(learner, 1)
+    assert "rank 1 has said nothing for 3 s or more in step 0" in output
+    assert "rank 1 has said nothing for 6 s (run.stall_s) in step 0; the learner ends" in output

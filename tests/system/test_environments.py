@@ -64,7 +64,7 @@ def test_each_architecture_goes_through_the_whole_loop(run: Run, tmp_path: Path,
     assert first["off_policy/logprob_difference_max"] < 1e-3
     assert second["off_policy/logprob_difference_max"] < 1e-3, "on the weights that came back"
     assert "loaded weights v000001-e1" in run.log("rollout-0")
-    saved = AutoModelForCausalLM.from_pretrained(run.folder / "checkpoints" / "step000002" / "model")
+    saved = AutoModelForCausalLM.from_pretrained(run.folder / "checkpoints" / "step000002-e1" / "model")
     assert saved.config.tie_word_embeddings is tied
 
 
