@@ -159,8 +159,8 @@ class SearchClient:
                 if self.down_s + self._pause_s > outage_s:
                     raise RetrievalUnavailable(
                         f"the retriever at {self._settings.url} has not answered properly for "
-                        f"{outage_s:g} s ({_told(error)}); start it (`python -m workers.retriever CONFIG`) or fix "
-                        "retriever.url"
+                        f"{outage_s:g} s ({_told(error)}); start it (`python -m cusearch_async.processes.start "
+                        "retriever CONFIG`) or fix retriever.url"
                     ) from error
                 if time.monotonic() - began > outage_s:
                     raise SearchRefused(
