@@ -157,9 +157,8 @@ def log_to_stderr(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
     for noisy in ("httpx", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    logging.getLogger("huggingface_hub").setLevel(
-        logging.ERROR
-    )  # each retry is a warning; what fails in the end is said
+    # Each of the Hub's retries is a warning; what fails in the end is said by us.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def stop_on_signals() -> asyncio.Event:

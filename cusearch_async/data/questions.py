@@ -65,6 +65,10 @@ def load_eval_questions(config: Config) -> list[Question]:
             raise ConfigError(str(error)) from error
     questions: list[Question] = []
     for name in settings.suite:
+        if name not in SUITE and not Path(name).suffix:
+            raise ConfigError(
+                f"eval.suite: {name!r} is no benchmark; use {', '.join(SUITE)}, or .parquet or .jsonl files"
+            )
         found = _unique(list(_questions_of(file_of(name, settings.folder), "eval.suite", name)))
         questions += _subset(found, settings.limit, config.run.seed)
     return questions

@@ -172,7 +172,7 @@ CASES = [
          files={"c.jsonl": lines({"id": 1, "contents": "x"})}),
     Case("an index of atlas's own", "cusearch index atlas", r"retriever\.index must name the folder to make"),
     Case("no key", f"{RETRIEVER} --retriever.backend serper", r"'serper' needs a key: set .*SERPER_API_KEY"),
-    Case("no suite", f"{EVAL} --suite nqq", r"eval\.suite: .*nqq: there is no such file"),
+    Case("no suite", f"{EVAL} --suite nqq", r"eval\.suite: 'nqq' is no benchmark; use nq, "),
     Case("--output .txt", f"{EVAL} --output s.txt", r"--output must be a \.json file, got s\.txt"),
     Case("--output in a file", f"{EVAL} --output y/s.json", r"--output y/s\.json cannot be written: ", files={"y": ""}),
     # --- services
