@@ -152,7 +152,8 @@ async def torn_checkpoint(scene: Scene, draw: random.Random) -> str | None:
 
 
 async def torn_weights(scene: Scene, draw: random.Random) -> str | None:
-    """The announced version is spoiled, and a worker has to start with it; the learner sleeps meanwhile."""
+    """The announced version is spoiled, and a worker has to start with it; the learner sleeps meanwhile. The other
+    workers go on with what they have; where there is none, only a learner that is started again can help."""
     learner = scene.processes["learner"]
     learner.send_signal(19)
     try:
@@ -163,6 +164,8 @@ async def torn_weights(scene: Scene, draw: random.Random) -> str | None:
         how = spoil(path, draw)
         scene.kill(draw.choice(scene.workers))
         await asyncio.sleep(2)
+        if len(scene.workers) == 1:
+            scene.kill("learner")
         return how
     finally:
         if learner.poll() is None:
