@@ -66,7 +66,7 @@ def test_every_figure_has_an_interval_around_it():
 
 
 def test_one_question_has_an_interval_of_no_width():
-    score = summarize(EPISODES[:1], QUESTIONS[:1])["all"]
+    figures = summarize(EPISODES[:1], QUESTIONS[:1])["all"]
     assert figures["em_interval"] == [figures["em"], figures["em"]]
 
 
