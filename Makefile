@@ -6,7 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup demo test test-fast test-chaos lint bench bench-async bench-buffer bench-retriever bench-selection clean
+.PHONY: setup demo test test-fast test-chaos soak lint bench bench-async bench-buffer bench-retriever bench-selection clean
 
 setup: $(VENV)/.complete
 
@@ -31,11 +31,15 @@ test: test-fast lint
 test-fast: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not system and not gpu"
 
-# kill -9 of each process twenty times; random interleavings of the buffer on both backends; mutated payloads
+# a thousand faults on a living run, every pool audited; random interleavings of the buffer on both backends; mutated
+# payloads
 test-chaos: setup
 	$(BIN)/python -m tests.transport.fuzz --count 200000
 	CUSEARCH_SEQUENCES=2000 $(BIN)/python -m pytest tests/transport/test_state_machine.py
-	$(BIN)/python -m tests.system.chaos --kills 20
+	$(BIN)/python -m tests.system.chaos --seed 0 --faults 1000 --out runs/chaos
+
+soak: setup
+	$(BIN)/python -m tests.bench.soak --minutes 30 --out runs/soak
 
 lint: setup
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ from hypothesis import settings
 
 from cusearch_async import host
 from cusearch_async.transport.server import is_listening, server_command
+
+SLOW = float(os.environ.get("CUSEARCH_SLOW", "3"))
+"""Deadlines that wait for other processes are multiplied by this: they are meant for an idle machine, and hold on one
+that is three times slower. CUSEARCH_SLOW=10 for one that is busier still."""
 
 settings.register_profile("cusearch", deadline=None)  # a busy machine is no bug
 settings.load_profile("cusearch")
@@ -32,15 +37,15 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def wait_until(is_true: Callable[[], bool], timeout_s: float) -> None:
-    """Poll a condition until a deadline."""
-    deadline = time.monotonic() + timeout_s
+    """Poll a condition until a deadline, times SLOW."""
+    deadline = time.monotonic() + SLOW * timeout_s
     while not is_true():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.02)
 
 
 async def wait_until_async(is_true: Callable[[], object], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + SLOW * timeout_s
     while not await is_true():  # type: ignore[misc]
         assert time.monotonic() < deadline, "the condition did not come true in time"
         await asyncio.sleep(0.02)

@@ -38,7 +38,8 @@ def test_a_process_gives_way_with_its_session_only_if_that_is_its_own(tmp_path: 
     child = host.start_child([*starter, sys.executable, "-c", GIVE_WAY], log_file=tmp_path / "log")
     assert child.wait(timeout=30) == 0
     nice, _, _, of_session = (tmp_path / "log").read_text().split()
-    assert (nice, of_session) == ("10", "0" if starter else "10")
+    least = min(os.nice(0) + 10, 19)  # beside what these tests were started with, and never above the kernel's most
+    assert (int(nice), of_session) == (least, "0" if starter else "10")
 
 
 @pytest.mark.parametrize("module", ["cusearch_async.processes.start", "workers.learner", "workers.retriever"])

@@ -15,6 +15,7 @@ import redis
 
 from cusearch_async import host
 from cusearch_async.metrics import read_metrics
+from tests.conftest import SLOW
 
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
 SMALL = {
@@ -94,7 +95,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
             process.terminate()
     for process in run.started:
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=30 * SLOW)
         except subprocess.TimeoutExpired:
             process.kill()
     for left in run.processes():

@@ -1,4 +1,4 @@
-"""A short chaos run; `make test-chaos` is the long one."""
+"""Short campaigns: every kind of fault at least once. `make test-chaos` has a thousand."""
 
 from __future__ import annotations
 
@@ -7,14 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.chaos import LONGEST_LIFE_S, Chaos, is_clean
+from tests.system.chaos.campaign import CAMPAIGNS, is_clean, run
+from tests.system.chaos.faults import KINDS
+from tests.system.chaos.scene import tiny_model
 
 pytestmark = pytest.mark.system
 
+ON_THE_ENGINE = {"kill worker", "pause worker", "kill learner", "kill redis", "torn weights", "cut", "partition"}
+"""Faults that vLLM may take otherwise than an engine that costs nothing; the others are left to the long campaign."""
 
-def test_a_run_whose_processes_are_killed_again_and_again_loses_nothing(tmp_path: Path):
-    summary = Chaos(tmp_path, kills=3).run()
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [("asynchronous", set()), ("forgetful", set()), ("engine", ON_THE_ENGINE)],
+    ids=lambda v: str(v)[:12],
+)
+def test_a_run_under_every_kind_of_fault_loses_nothing(tmp_path: Path, model: Path, name: str, only: set[str]):
+    campaign = next(campaign for campaign in CAMPAIGNS if campaign.name == name)
+    summary = run(campaign, tmp_path / name, model, 0, seed=1, only=only)
     assert is_clean(summary), json.dumps(summary, indent=1)
-    assert summary["kills"] == dict.fromkeys(LONGEST_LIFE_S, 3)
-    assert summary["finished"] >= summary["steps"] * 16
-    assert summary["staleness_max"] <= 2
+    kinds = {kind.name for kind in KINDS if kind.lane in campaign.lanes and (not only or kind.name in only)}
+    assert summary["faults"].keys() == kinds
+    assert summary["trajectories"] >= 16
+    assert 0 < summary["staleness_max"] <= 2

@@ -22,7 +22,7 @@ from cusearch_async.config import load_config
 from cusearch_async.metrics import read_metrics
 from cusearch_async.training.starts import read_starts
 from cusearch_async.transport.server import is_listening, server_command
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 from tests.system.learner_crashes import POINTS, feed
 
 pytestmark = pytest.mark.system
@@ -84,7 +84,7 @@ def lives(tmp_path: Path) -> Iterator[Lives]:
 
 
 def finish(process: subprocess.Popen[str], status: int) -> str:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=120 * SLOW)
     assert process.returncode == status, output
     return output
 

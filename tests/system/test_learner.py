@@ -19,6 +19,7 @@ from cusearch_async import host
 from cusearch_async.config import STARTER
 from cusearch_async.training.batching import share_of_rank
 from cusearch_async.training.model import LOGITS_AT_ONCE, load_causal_lm
+from tests.conftest import SLOW
 from tests.system.learner_script import fixed_trajectories
 
 pytestmark = pytest.mark.system
@@ -53,7 +54,7 @@ def train(
         for rank in range(ranks)
     ]
     for rank, process in enumerate(running):
-        output, _ = process.communicate(timeout=180)
+        output, _ = process.communicate(timeout=180 * SLOW)
         assert process.returncode == (1 if refused and rank else status), output
     if status:
         return output

@@ -14,16 +14,16 @@ import pytest
 from cusearch_async import run_folder
 from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.transport.server import is_listening
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 from tests.system.conftest import Run
 
 pytestmark = pytest.mark.system
 
-START_S = 400
+START_S = 150 * SLOW
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 600) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=timeout_s)
+def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=timeout_s * SLOW)
     return process.returncode, output
 
 
@@ -98,7 +98,7 @@ def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
     retriever.terminate()
     assert finish(retriever, 60)[0] == 0
     server.terminate()
-    server.wait(20)
+    server.wait(20 * SLOW)
 
 
 def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(run: Run):
@@ -112,7 +112,7 @@ def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(r
     assert status == 1
     assert "rollout-0 ended with status -9" in output
     assert "Traceback" not in output
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
 
 
 @pytest.mark.parametrize("when", ["while the engine starts", "when it is ready"])
@@ -131,7 +131,7 @@ def test_an_engine_does_not_outlive_its_worker(run: Run, when: str):
     assert engines()
     family = psutil.Process(rollout.pid).children(recursive=True)
     rollout.kill()
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
 
 
 def test_a_run_whose_launcher_was_killed_ends_by_itself(run: Run):
@@ -139,7 +139,7 @@ def test_a_run_whose_launcher_was_killed_ends_by_itself(run: Run):
     wait_until(lambda: "ready" in run.log("rollout-0") or launched.poll() is not None, START_S)
     family = psutil.Process(launched.pid).children(recursive=True)
     launched.kill()
-    assert psutil.wait_procs(family, timeout=40)[1] == []
+    assert psutil.wait_procs(family, timeout=40 * SLOW)[1] == []
 
 
 def test_launch_passes_a_signal_on_while_it_starts_and_leaves_nothing_behind(run: Run):

@@ -66,8 +66,8 @@ def test_every_figure_has_an_interval_around_it():
 
 
 def test_one_question_has_an_interval_of_no_width():
-    figures = summarize(EPISODES[:1], QUESTIONS[:1])["all"]
-    assert figures["em_interval"] == [figures["em"], figures["em"]]
+    score = summarize(EPISODES[:1], QUESTIONS[:1])["all"]
+    assert score["em_interval"] == [score["em"], score["em"]]
 
 
 def test_tables_name_categories_counts_and_intervals():

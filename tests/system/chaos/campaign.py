@@ -1,0 +1,220 @@
+"""One campaign: a seeded list of faults on a living run, some quiet steps, and the judgement."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from cusearch_async.algorithm.staleness import question_index
+from cusearch_async.data.questions import load_questions
+from tests.system.chaos import checker
+from tests.system.chaos.faults import KINDS, Kind
+from tests.system.chaos.scene import STUCK_S, Scene, Stuck, write_line
+
+QUIET_STEPS = 6
+"""Learner steps after the last fault."""
+VOCABULARY = 384
+"""Of the atlas tokenizer, which the tiny model has too."""
+SHARES = {"network": 0.43, "content": 0.43, "worker": 0.05, "servers": 0.05, "learner": 0.04, "forgetful": 0.04}
+"""Of the faults, by lane: a learner that starts takes many seconds."""
+ATTEMPTS = 8
+"""Times that a fault is tried which finds nothing to spoil."""
+GAP_S = {"network": 0.1, "content": 0.1, "worker": 2.0, "servers": 2.0, "learner": 2.0, "forgetful": 1.0}
+"""Longest pause between two faults of a lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    name: str
+    share: float
+    """Of all faults."""
+    engines: tuple[str, ...]
+    lanes: tuple[str, ...]
+    changes: dict[str, Any]
+    model: str = "tiny"
+
+
+EVERYTHING = ("network", "content", "worker", "servers", "learner")
+CAMPAIGNS = (
+    Campaign("asynchronous", 0.55, ("light", "light"), EVERYTHING, {"pool.max_staleness": 2}),
+    Campaign("synchronous", 0.2, ("light", "light"), EVERYTHING, {"pool.max_staleness": 0}),
+    Campaign("engine", 0.15, ("vllm",), EVERYTHING, {"rollout.max_episodes": 16}, model="atlas"),
+    Campaign("forgetful", 0.1, ("light", "light"), ("network", "content", "forgetful"), {"redis.outage_s": 60}),
+)
+
+
+def plan(kinds: Iterable[Kind], count: int, seed: int) -> dict[str, list[Kind]]:
+    """By lane what is to happen, in order: each kind once, and others by chance until there are `count`."""
+    draw = random.Random(seed)
+    kinds = list(kinds)
+    lanes: dict[str, list[Kind]] = {}
+    for kind in kinds:
+        lanes.setdefault(kind.lane, []).append(kind)
+    total = sum(SHARES[lane] for lane in lanes)
+    planned = {}
+    for lane, of_lane in lanes.items():
+        wanted = max(len(of_lane), round(count * SHARES[lane] / total))
+        planned[lane] = of_lane + draw.choices(of_lane, k=wanted - len(of_lane))
+        draw.shuffle(planned[lane])
+    return planned
+
+
+class Play:
+    """A campaign under way."""
+
+    def __init__(self, campaign: Campaign, folder: Path, model: Path, count: int, seed: int, only: set[str]) -> None:
+        self.campaign, self.folder, self.seed = campaign, folder, seed
+        path = "atlas" if campaign.model == "atlas" else str(model)
+        self.scene = Scene(folder, seed, list(campaign.engines), {"model.path": path} | campaign.changes)
+        kinds = [kind for kind in KINDS if kind.lane in campaign.lanes and (not only or kind.name in only)]
+        self.plan = plan(kinds, count, seed)
+        self.done: Counter[str] = Counter()
+        self.variants: Counter[str] = Counter()
+        self.not_run: Counter[str] = Counter()
+        self.stuck = ""
+
+    async def run(self) -> dict[str, Any]:
+        began, scene, lanes = time.monotonic(), self.scene, list[asyncio.Task[None]]()
+        await scene.start()
+        supervisor = asyncio.create_task(scene.supervise())
+        try:
+            await scene.wait_for_steps(2, 2 * STUCK_S)
+            lanes = [asyncio.create_task(self._lane(lane, kinds)) for lane, kinds in self.plan.items()]
+            await self._all_of(lanes, supervisor)
+            await scene.wait_for_steps(QUIET_STEPS, STUCK_S)
+        except Stuck as error:
+            self.stuck = str(error)
+        except Exception as error:  # a mistake of the harness must not hide what was found so far
+            (self.folder / "harness.log").write_text(traceback.format_exc())
+            self.stuck = f"the harness failed, see harness.log: {error!r}"
+        finally:
+            for task in lanes:
+                task.cancel()
+            summary = await self._judge(time.monotonic() - began)
+            supervisor.cancel()
+            await scene.stop()
+        return summary
+
+    async def _all_of(self, lanes: list[asyncio.Task[None]], supervisor: asyncio.Task[None]) -> None:
+        """Until every lane is through. Raises: Stuck when no step is committed for STUCK_S, whatever the lanes do."""
+        watch = asyncio.create_task(self._watch())
+        try:
+            waiting = set(lanes)
+            while waiting:
+                ended, _ = await asyncio.wait([*waiting, watch, supervisor], return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()
+                waiting -= ended
+        finally:
+            watch.cancel()
+
+    async def _watch(self) -> None:
+        """Raises: Stuck when no step is committed for STUCK_S, whatever the lanes do."""
+        while True:
+            await self.scene.wait_for_steps(1, STUCK_S)
+
+    async def _lane(self, name: str, kinds: list[Kind]) -> None:
+        draw = random.Random(f"{self.seed} {name}")
+        for kind in kinds:
+            await asyncio.sleep(draw.uniform(0, GAP_S[name]))
+            for _ in range(ATTEMPTS):
+                at = self.scene.clock()
+                try:
+                    did = await kind.act(self.scene, draw)
+                except Stuck as error:
+                    raise Stuck(f"after {kind.name!r}: {error}") from error
+                write_line(
+                    self.folder / "faults.jsonl", {"at": at, "to": self.scene.clock(), "kind": kind.name, "did": did}
+                )
+                if did is not None:
+                    self.done[kind.name] += 1
+                    self.variants[f"{kind.name}: {did}"] += 1
+                    break
+                await asyncio.sleep(1)
+            else:
+                self.not_run[kind.name] += 1
+            if name in ("learner", "worker", "servers"):
+                await self.scene.wait_for_steps(1, STUCK_S)
+
+    async def _judge(self, wall_s: float) -> dict[str, Any]:
+        audited = await audit(self.scene)
+        summary = {
+            "campaign": self.campaign.name,
+            "seed": self.seed,
+            "faults": dict(sorted(self.done.items())),
+            "not_run": dict(self.not_run),
+            "stuck": self.stuck,
+            "seconds": round(wall_s),
+            **audited,
+            "raw_ends": sum(is_raw(told["said"]) for told in self.scene.ended_alone),
+            "workers_ended": sum(told["process"] in self.scene.workers for told in self.scene.ended_alone),
+        }
+        details = {"variants": dict(sorted(self.variants.items())), "ended_alone": self.scene.ended_alone}
+        (self.folder / "summary.json").write_text(json.dumps(summary | details, indent=1))
+        return summary
+
+
+async def audit(scene: Scene) -> dict[str, Any]:
+    """End the run, and judge every pool, key and file of it."""
+    config = scene.config()
+    await scene.quiet()
+    await scene.wait_until_serving()
+    steps = max(await scene.step(), 0)
+    questions = await asyncio.to_thread(load_questions, config.data.source)
+    expected = checker.Expected(
+        questions=config.questions_per_step,
+        rollouts=config.pool.rollouts,
+        max_staleness=config.pool.max_staleness,
+        vocabulary=VOCABULARY,
+        question_of=lambda ticket: questions[question_index(ticket, len(questions), config.run.seed)].id,
+    )
+    events = checker.read_events(scene.record)
+    verdict = checker.judge(events, steps, expected)
+    facts, wrong_keys = checker.judge_keys(redis.Redis(port=scene.redis_port), scene.keys.prefix)
+    files, wrong_files = checker.judge_files(scene.run_folder, steps, scene.spoiled)
+    return {
+        "steps": steps,
+        **{name: verdict.counts[name] for name in checker.WRONGS},
+        "ledger_closes": not wrong_keys,
+        "files_whole": not wrong_files,
+        "wrong": [*verdict.examples.values(), *wrong_keys, *wrong_files, *checker.judge_memory(scene.most_mib)],
+        "incomplete_groups": verdict.incomplete_groups,
+        "trajectories": verdict.trajectories,
+        "staleness_max": verdict.staleness_max,
+        "max_staleness": expected.max_staleness,
+        "recoveries": sum(event["event"] == "recover" for event in events),
+        "restarts": dict(scene.restarts),
+        "most_mib": scene.most_mib,
+        **facts,
+        **files,
+    }
+
+
+_NAMED = re.compile(r"(learner|rollout|retriever): |\d\d:\d\d:\d\d (learner|rollout|retriever): |\d+:[A-Z] ")
+"""A line for people: the last one of a process of ours, a line of its log, or one of Redis."""
+
+
+def is_raw(said: str) -> bool:
+    """Whether the last words of a process are those of a traceback, or none."""
+    return _NAMED.match(said) is None
+
+
+def is_clean(summary: dict[str, Any]) -> bool:
+    wrong = any(summary[name] for name in (*checker.WRONGS, "stuck", "raw_ends", "workers_ended", "wrong"))
+    return not wrong and summary["ledger_closes"] and summary["files_whole"]
+
+
+def run(campaign: Campaign, folder: Path, model: Path, count: int, seed: int, only: set[str]) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    return asyncio.run(Play(campaign, folder, model, count, seed, only).run())

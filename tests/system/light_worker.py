@@ -1,0 +1,83 @@
+"""A rollout worker whose engine costs nothing: python -m tests.system.light_worker CONFIG ...
+
+Everything else is the real one: its loop, episodes, search client, weight store and Redis. With CHAOS_RECORD it writes
+down what it puts (tests/system/chaos/record.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cusearch_async.config import Config
+from cusearch_async.processes import start
+from tests.system.chaos.record import Record, record_worker
+
+TURN_S = float(os.environ.get("LIGHT_TURN_S", "0.1"))
+"""Longest turn; the soak makes them longer, so that it leaves the machine to others."""
+WORDS = ("Pinsk", "capital", "currency", "of", "Belarus", "largest", "neighbour", "Minsk", "river", "Lima")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    token_ids: list[int]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+
+
+class Engine:
+    """Samples searches and answers of random words, a function of the seed, most of them in a valid format, so that
+    rewards differ; labels tokens by the version that is loaded, also where one is loaded in the middle of a turn."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.version = -1
+        self.loaded = ""
+        self.sampled_tokens = 0
+        self.busy_s = 0.0
+        self.last_token_age_s = 0.0
+
+    @classmethod
+    def start(cls, model: str, tokenizer: Any, config: Config) -> Engine:
+        return cls(tokenizer)
+
+    async def generate(self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None) -> Turn:
+        draw, began, first = random.Random(seed), time.monotonic(), self.version
+        words = " ".join(draw.choices(WORDS, k=draw.randint(1, 3)))
+        tag = draw.choices(("search", "answer", "question"), (6, 3, 1))[0]
+        thought = f"<think>{draw.choice(WORDS)}</think>" if draw.random() < 0.9 else ""
+        ids = self._tokenizer(f"{thought}<{tag}>{words}</{tag}>", add_special_tokens=False)["input_ids"][:max_tokens]
+        await asyncio.sleep(draw.uniform(0, TURN_S))
+        half = len(ids) // 2
+        versions = np.array([first] * half + [self.version] * (len(ids) - half), dtype=np.int32)
+        logprobs = np.array([-draw.uniform(2, 6) for _ in ids], dtype=np.float32)
+        self.sampled_tokens += len(ids)
+        self.busy_s += time.monotonic() - began
+        return Turn(ids, logprobs, versions)
+
+    async def load(self, store: Any, name: str, check: bool) -> None:
+        manifest = store.verify(name)
+        self.version, self.loaded = manifest.version, name
+
+    def close(self) -> None:
+        pass
+
+
+def main() -> None:
+    # the real module brings vLLM; what uses it finds ours in its place
+    sys.modules["cusearch_async.rollout.engine"] = sys.modules[__name__]
+    if "CHAOS_RECORD" in os.environ:
+        record_worker(Record("light"))
+    sys.argv.insert(1, "rollout")
+    start.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""The judge of the chaos campaigns finds every planted fault, and none where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.system.chaos.campaign import EVERYTHING, is_raw, plan
+from tests.system.chaos.checker import Event, Expected, judge, judge_files, judge_keys, judge_memory
+from tests.system.chaos.faults import KINDS
+from tests.system.chaos.proxy import end_of_commands
+
+N, G, STEPS = 2, 2, 3
+EXPECTED = Expected(
+    questions=N, rollouts=G, max_staleness=1, vocabulary=384, question_of=lambda ticket: f"question {ticket}"
+)
+
+
+def trajectory(ticket: int, rollout: int, step: int) -> Event:
+    return {
+        "id": f"{ticket}:{rollout}",
+        "question": f"question {ticket}",
+        "oldest": max(0, step - 1),
+        "newest": step,
+        "tokens": [3, 383],
+        "special": 0,
+        "digest": f"digest of {ticket}:{rollout}",
+    }
+
+
+def clean_run() -> list[Event]:
+    """Three steps of one learner, epoch 1."""
+    events: list[Event] = [{"event": "recover", "epoch": 1, "step": 0}]
+    for step in range(STEPS):
+        pool = [trajectory(t, r, step) for t in range(step * N, (step + 1) * N) for r in range(G)]
+        events += [{"event": "put", "id": t["id"], "digest": t["digest"]} for t in pool]
+        events.append({"event": "claim", "epoch": 1, "step": step, "pool": pool, "lacking": {}})
+        events.append({"event": "commit", "epoch": 1, "step": step, "selected": [pool[0]["id"]]})
+    return events
+
+
+def claim(events: list[Event], step: int) -> Any:
+    return next(e for e in events if e["event"] == "claim" and e["step"] == step)
+
+
+def test_a_clean_run_is_clean():
+    verdict = judge(clean_run(), STEPS, EXPECTED)
+    assert not verdict.counts.total()
+    assert (verdict.staleness_max, verdict.trajectories) == (1, STEPS * N * G)
+
+
+def foreign_trajectory(events: list[Event]) -> None:
+    claim(events, 1)["pool"].append(trajectory(99, 0, 1))
+
+
+def trajectory_nobody_put(events: list[Event]) -> None:
+    claim(events, 1)["pool"][0]["digest"] = "another"
+
+
+def trajectory_lost(events: list[Event]) -> None:
+    claim(events, 1)["pool"].pop()
+
+
+def group_lost(events: list[Event]) -> None:
+    del claim(events, 1)["pool"][2:]
+
+
+def trained_in_two_steps(events: list[Event]) -> None:
+    claim(events, 2)["pool"][0] = dict(claim(events, 1)["pool"][0])
+
+
+def too_old(events: list[Event]) -> None:
+    claim(events, 2)["pool"][3]["oldest"] = 0
+
+
+def from_the_future(events: list[Event]) -> None:
+    claim(events, 1)["pool"][3]["newest"] = 2
+
+
+def token_outside_the_vocabulary(events: list[Event]) -> None:
+    claim(events, 1)["pool"][3]["tokens"] = [0, 384]
+
+
+def special_token_in_a_passage(events: list[Event]) -> None:
+    claim(events, 1)["pool"][3]["special"] = 1
+
+
+def another_question(events: list[Event]) -> None:
+    claim(events, 1)["pool"][2]["question"] = "question 0"
+
+
+def selected_from_elsewhere(events: list[Event]) -> None:
+    next(e for e in events if e["event"] == "commit" and e["step"] == 1)["selected"] = ["0:0"]
+
+
+def step_nobody_committed(events: list[Event]) -> None:
+    events[:] = [e for e in events if not (e["event"] == "commit" and e["step"] == 1)]
+
+
+def committed_by_an_old_learner(events: list[Event]) -> None:
+    for event in events:
+        if event.get("step") == 1 and event["event"] in ("claim", "commit"):
+            event["epoch"] = 2
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (foreign_trajectory, {"wrong_pools", "foreign"}),
+        (trajectory_nobody_put, {"foreign"}),
+        (trajectory_lost, {"lost"}),
+        (group_lost, {"lost"}),
+        (trained_in_two_steps, {"lost", "wrong_pools", "trained_twice", "beyond_bound"}),
+        (too_old, {"beyond_bound"}),
+        (from_the_future, {"beyond_bound"}),
+        (token_outside_the_vocabulary, {"foreign"}),
+        (special_token_in_a_passage, {"foreign"}),
+        (another_question, {"wrong_pools"}),
+        (selected_from_elsewhere, {"wrong_pools"}),
+        (step_nobody_committed, {"not_committed"}),
+        (committed_by_an_old_learner, {"old_learner_committed"}),
+    ],
+)
+def test_a_planted_fault_is_found(plant: Callable[[list[Event]], None], found: set[str]):
+    events = clean_run()
+    plant(events)
+    assert {name for name, count in judge(events, STEPS, EXPECTED).counts.items() if count} == found
+
+
+def test_what_a_pool_says_it_lacks_is_no_loss():
+    events = clean_run()
+    claim(events, 1)["pool"].pop()
+    claim(events, 1)["lacking"] = {"3": 1}
+    verdict = judge(events, STEPS, EXPECTED)
+    assert not verdict.counts.total()
+    assert verdict.incomplete_groups == 1
+
+
+def test_the_pool_of_a_step_is_the_one_that_the_last_learner_committed():
+    """The learner of epoch 2 takes over at step 1; what the first one did of it does not count, whatever it was."""
+    events = clean_run()
+    repeated = [dict(e, epoch=2) for e in events if e.get("step", 0) >= 1]
+    claim(events, 1)["pool"] = []
+    verdict = judge([*events, {"event": "recover", "epoch": 2, "step": 1}, *repeated], STEPS, EXPECTED)
+    assert not verdict.counts.total()
+
+
+def lay_out(client: redis.Redis) -> str:
+    """One pool of two trained trajectories and one that waits, as the scripts leave them."""
+    prefix = "cusearch:{judged}:"
+    client.delete(*client.keys(prefix.replace("{", "[{]").replace("}", "[}]") + "*") or ["none"])
+    for id_, state in (("0:0", "trained"), ("0:1", "unselected"), ("1:0", "buffered")):
+        client.hset(f"{prefix}traj:{id_}", "state", state)
+        client.set(f"{prefix}payload:{id_}", "bytes")
+    client.rpush(f"{prefix}pool:0", "0:0", "0:1")
+    client.zadd(f"{prefix}depth:2", {"1:0": 1})
+    client.hset(f"{prefix}ledger", mapping={"finished": 3, "trained": 1, "unselected": 1, "buffered": 1})
+    return prefix
+
+
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        (lambda c, p: None, None),
+        (lambda c, p: c.delete(f"{p}traj:1:0"), "payloads without hash"),
+        (lambda c, p: c.delete(f"{p}payload:0:1"), "hashes without payload"),
+        (lambda c, p: c.zrem(f"{p}depth:2", "1:0"), "buffered by hash 1, in buckets 0"),
+        (lambda c, p: c.hincrby(f"{p}ledger", "buffered", 1), "ledger 2, buckets 1"),
+        (lambda c, p: c.lpop(f"{p}pool:0"), "neither in a pool nor in a bucket"),
+        (lambda c, p: c.set(f"{p}staged:x", "bytes"), "never expire"),
+        (lambda c, p: c.hincrby(f"{p}ledger", "finished", 1), "does not close"),
+    ],
+)
+def test_redis_is_counted_key_by_key(redis_url: str, plant: Callable[[Any, str], Any], named: str | None):
+    client = redis.Redis.from_url(redis_url)
+    prefix = lay_out(client)
+    plant(client, prefix)
+    facts, wrong = judge_keys(client, prefix)
+    assert facts["states"].items() <= {"trained": 1, "unselected": 1, "buffered": 1}.items()
+    assert any(named in told for told in wrong) if named else wrong == []
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"step": 0}\n{"step": 1}\n', None),
+        ('{"step": 0}\n', "missing [1]"),
+        ('{"step": 0}\n{"step": 1}\n{"step": 1}\n', "twice [1]"),
+        ('{"step": 1}\n{"step": 0}\n', "out of order [0]"),
+        ('{"step": 0}\n{"st\n{"step": 1}\n', "metrics.jsonl holds"),
+    ],
+)
+def test_metrics_hold_every_step_once(tmp_path: Path, text: str, named: str | None):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    _, wrong = judge_files(tmp_path, 2)
+    assert any(named in told for told in wrong) if named else wrong == []
+
+
+def test_what_is_half_written_is_found(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "weights" / ".unfinished-v000003-e1").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step000002").mkdir(parents=True)
+    _, wrong = judge_files(tmp_path, 0)
+    assert "weights/.unfinished-v000003-e1" in wrong[0]
+    assert "checkpoints/step000002 (no state.json)" in wrong[0]
+    _, wrong = judge_files(tmp_path, 0, {"step000002"})
+    assert "step000002" not in wrong[0]
+
+
+def test_a_process_that_grew_too_large_is_found():
+    assert judge_memory({"redis": 20.0, "worker": 700.0}) == []
+    assert "worker: 7000.0 MiB" in judge_memory({"redis": 20.0, "worker": 7000.0})[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "raw"),
+    [
+        ("10:11:12 learner: Redis at 127.0.0.1:1 cannot be reached", False),
+        ("learner: another learner has taken over run 'chaos'; this one stops", False),
+        ("15635:M 21 Nov 14:33:52.772 # Can't recover from AOF write error", False),
+        ("    +------------------------------------", True),
+        ("TypeError: argument must be str", True),
+        ("json.decoder.JSONDecodeError: Expecting value", True),
+        ("redis.exceptions.ResponseError: wrong type", True),
+    ],
+)
+def test_last_words_for_people_are_told_from_a_traceback(said: str, raw: bool):
+    assert is_raw(said) == raw
+
+
+def test_a_plan_has_every_kind_and_is_a_function_of_its_seed():
+    kinds = [kind for kind in KINDS if kind.lane in EVERYTHING]
+    planned = plan(kinds, 300, 7)
+    assert {kind for of_lane in planned.values() for kind in of_lane} == set(kinds)
+    assert 290 <= sum(map(len, planned.values())) <= 310
+    assert planned == plan(kinds, 300, 7) != plan(kinds, 300, 8)
+
+
+def test_commands_are_found_in_what_a_client_has_sent():
+    one, other = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n", b"*1\r\n$4\r\nPI\r\n\r\n"
+    assert end_of_commands(one + other) == len(one + other)
+    assert end_of_commands(one + other[:-1]) == len(one)
+    assert end_of_commands(one[:-1]) == end_of_commands(b"") == 0
