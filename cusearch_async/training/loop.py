@@ -57,6 +57,7 @@ async def train(
     state, sizes = start.method, dict(start.sizes)
     await publish(learner, buffer, store, start.step)
     step = saved = start.step
+    checkpoint_s = 0.0
     while step < config.run.steps:
         heartbeat.step = step
         began = time.monotonic()
@@ -77,10 +78,6 @@ async def train(
         if step % config.learner.publish_every == 0 or step == config.run.steps:
             await publish(learner, buffer, store, step)
         published = time.monotonic()
-        if step % config.learner.checkpoint_every == 0:
-            await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
-            saved = step
-        ended = time.monotonic()
         report |= describe_step(pool, selected, advantages, config.method.budget, config.episode.s_max)
         report |= {f"sdga/{name}": value for name, value in selection.facts.items()}
         report |= rates.since_last(await buffer.workers())
@@ -89,12 +86,16 @@ async def train(
             "time/wait_s": arrived - began,
             "time/update_s": updated - arrived,
             "time/publish_s": published - updated,
-            "time/checkpoint_s": ended - published,
-            "time/step_s": ended - began,
-            "learner/idle_share": (arrived - began) / (ended - began),
+            "time/checkpoint_s": checkpoint_s,
+            "time/step_s": checkpoint_s + published - began,
+            "learner/idle_share": (arrived - began) / (checkpoint_s + published - began),
             "learner/tokens_per_s": sum(len(t.token_ids) for t in selected) / (updated - arrived),
         }
         metrics_log.write(pool.step, report)
+        checkpoint_s = 0.0
+        if step % config.learner.checkpoint_every == 0:  # behind the row, which a learner that dies now could not redo
+            await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
+            saved, checkpoint_s = step, time.monotonic() - published
     if step > saved:
         await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
     metrics_log.close()
