@@ -3,10 +3,9 @@
 CusearchError
 ├── ConfigError            the config, or what it names, cannot work
 ├── BufferUnavailable      Redis cannot be reached, or refuses us
-├── BufferLost             Redis has gone back in time: it has lost what it had acknowledged
+├── BufferLost             Redis has lost or spoiled what it had acknowledged
 ├── Fenced                 another learner has taken over this run
 ├── CorruptPayload         bytes from Redis are no trajectory of ours
-├── EmptyPool              a pool is complete, and nothing of it is left to train on
 ├── Stalled                nothing has moved for run.stall_s
 ├── InvalidTrajectory      a trajectory that nothing may be learned from; also a ValueError
 ├── NonFiniteUpdate        the update of a step holds NaN or infinity; it was not made
@@ -34,10 +33,6 @@ class BufferUnavailable(CusearchError):
 
 
 class BufferLost(CusearchError):
-    pass
-
-
-class EmptyPool(CusearchError):
     pass
 
 

@@ -48,14 +48,14 @@ def describe_step(
         "sdga/coverage_of_best": float(covered / best) if best else 1.0,
         "groups/singleton_share": advantages.singleton_share,
         "groups/zero_variance_share": advantages.zero_variance_share,
-        "staleness/min": float(staleness.min()),
-        "staleness/mean": float(staleness.mean()),
-        "staleness/max": float(staleness.max()),
+        "staleness/min": float(staleness.min()) if everyone else 0.0,
+        "staleness/mean": _mean(staleness),
+        "staleness/max": float(staleness.max(initial=0)),
         "by_depth/staleness": [float(staleness[depths == s].mean()) if s in depths else None for s in range(s_max + 1)],
         "episode/turns": _mean(t.turns for t in everyone),
         "episode/sampled_tokens": _mean(len(t.logprobs) for t in everyone),
         "episode/seconds_mean": _mean(t.episode_s for t in everyone),
-        "episode/seconds_p99": float(np.quantile([t.episode_s for t in everyone], 0.99)),
+        "episode/seconds_p99": float(np.quantile([t.episode_s for t in everyone], 0.99)) if everyone else 0.0,
         "episode/search_seconds_mean": _mean(t.search_s for t in everyone),
     }
 

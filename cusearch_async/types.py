@@ -119,14 +119,13 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What one learner step pulls (𝒯): N complete groups, ordered by (ticket, rollout)."""
+    """What one learner step pulls (𝒯): N groups, ordered by (ticket, rollout). Groups may lack trajectories that could
+    not be had; a pool of which nothing could be had is empty."""
 
     step: int
     trajectories: tuple[Trajectory, ...]
 
     def __post_init__(self) -> None:
-        if not self.trajectories:
-            raise InvalidTrajectory(f"pool {self.step}: is empty")
         for before, after in itertools.pairwise(self.trajectories):
             if (after.ticket, after.rollout) <= (before.ticket, before.rollout):
                 raise InvalidTrajectory(

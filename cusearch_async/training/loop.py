@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,13 +53,15 @@ async def train(
     once `stop` is set, with a checkpoint of what is committed; after a failure the run goes on from its newest one."""
     metrics_log = MetricsLog(config.folder, buffer.epoch, start.step)
     rates, watchdog = WorkerRates(), Watchdog(buffer, config)
+    question_of = question_names(questions, config)
     state, sizes = start.method, dict(start.sizes)
     await publish(learner, buffer, store, start.step)
     step = saved = start.step
+    checkpoint_s = 0.0
     while step < config.run.steps:
         heartbeat.step = step
         began = time.monotonic()
-        pool = await wait_for_pool(buffer, step, watchdog, stop)
+        pool = await wait_for_pool(buffer, step, watchdog, stop, question_of)
         if pool is None:
             break
         arrived = time.monotonic()
@@ -76,10 +78,6 @@ async def train(
         if step % config.learner.publish_every == 0 or step == config.run.steps:
             await publish(learner, buffer, store, step)
         published = time.monotonic()
-        if step % config.learner.checkpoint_every == 0:
-            await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
-            saved = step
-        ended = time.monotonic()
         report |= describe_step(pool, selected, advantages, config.method.budget, config.episode.s_max)
         report |= {f"sdga/{name}": value for name, value in selection.facts.items()}
         report |= rates.since_last(await buffer.workers())
@@ -88,24 +86,35 @@ async def train(
             "time/wait_s": arrived - began,
             "time/update_s": updated - arrived,
             "time/publish_s": published - updated,
-            "time/checkpoint_s": ended - published,
-            "time/step_s": ended - began,
-            "learner/idle_share": (arrived - began) / (ended - began),
+            "time/checkpoint_s": checkpoint_s,
+            "time/step_s": checkpoint_s + published - began,
+            "learner/idle_share": (arrived - began) / (checkpoint_s + published - began),
             "learner/tokens_per_s": sum(len(t.token_ids) for t in selected) / (updated - arrived),
         }
         metrics_log.write(pool.step, report)
+        checkpoint_s = 0.0
+        if step % config.learner.checkpoint_every == 0:  # behind the row, which a learner that dies now could not redo
+            await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
+            saved, checkpoint_s = step, time.monotonic() - published
     if step > saved:
         await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
     metrics_log.close()
     log.info("%s at step %d; checkpoint saved", "finished" if step == config.run.steps else "stopped", step)
 
 
-async def wait_for_pool(buffer: RedisBuffer, step: int, watchdog: Watchdog, stop: asyncio.Event) -> Pool | None:
-    """The pool of `step` as soon as it is complete; None once `stop` is set. Raises: Stalled."""
+async def wait_for_pool(
+    buffer: RedisBuffer,
+    step: int,
+    watchdog: Watchdog,
+    stop: asyncio.Event,
+    question_of: Callable[[int], str] | None = None,
+) -> Pool | None:
+    """The pool of `step` as soon as it is complete, of the questions that its tickets stand for; None once `stop` is
+    set. Raises: Stalled."""
     for attempt in itertools.count():
         if stop.is_set():
             return None
-        pool = await buffer.claim(step)
+        pool = await buffer.claim(step, question_of)
         if pool is not None:
             return pool
         if attempt % LOOK_EVERY == 0:
@@ -115,7 +124,10 @@ async def wait_for_pool(buffer: RedisBuffer, step: int, watchdog: Watchdog, stop
 
 
 def select(pool: Pool, state: State, config: Config) -> Selection:
-    """The configured method's selection from a pool, seeded by (run seed, step)."""
+    """The configured method's selection from a pool, seeded by (run seed, step); none from an empty one."""
+    if not pool.trajectories:
+        log.warning("step %d trains on nothing: every trajectory of its pool failed or was taken out", pool.step)
+        return Selection(indices=np.zeros(0, dtype=np.int64), state=state)
     candidates = Candidates(
         depths=np.array([t.depth for t in pool], dtype=np.int64),
         rewards=np.array([t.reward for t in pool]),
@@ -149,8 +161,14 @@ def plan_groups(step: int, state: State, questions: Sequence[Question], config: 
     count = config.questions_per_step
     block = step + 1 + config.pool.max_staleness
     opened = range(block * count, (block + 1) * count)
-    visited = [questions[question_index(ticket, len(questions), config.run.seed)].id for ticket in opened]
+    question_of = question_names(questions, config)
+    visited = [question_of(ticket) for ticket in opened]
     return dict(zip(opened, plan(state, visited, config.pool.rollouts), strict=True))
+
+
+def question_names(questions: Sequence[Question], config: Config) -> Callable[[int], str]:
+    """The id of the question that a ticket stands for."""
+    return lambda ticket: questions[question_index(ticket, len(questions), config.run.seed)].id
 
 
 def advantages_of(selected: list[Trajectory], pool: Pool, config: Config) -> Advantages:

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from redis import exceptions
@@ -27,10 +27,22 @@ from redis import exceptions
 from cusearch_async.algorithm import methods
 from cusearch_async.batcher import Batcher
 from cusearch_async.config import Config, redis_password
-from cusearch_async.errors import BufferLost, ConfigError, CorruptPayload, EmptyPool, Fenced, InvalidTrajectory
+from cusearch_async.errors import BufferLost, ConfigError, CorruptPayload, CusearchError, Fenced, InvalidTrajectory
 from cusearch_async.transport import codec
+from cusearch_async.transport.checks import faults
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import LEARNER_ALIVE_S, Ledger, Outcome, Place, Queues, RunState, Shape, shape_of
+from cusearch_async.transport.contract import (
+    LEARNER_ALIVE_S,
+    Ledger,
+    Outcome,
+    Place,
+    QuestionOf,
+    Queues,
+    RunState,
+    Shape,
+    shape_of,
+)
+from cusearch_async.transport.health import check_server
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.scripts import script
 from cusearch_async.types import Pool, Trajectory
@@ -50,11 +62,16 @@ _SCRIPTS = (
     "quarantine",
     "reopen",
     "learner",
+    "audit",
 )
 _FETCH_AT_ONCE = 64
 _PUT_AT_ONCE = 64
 _STAGED_S = 600
 """A staged payload that no put took up is gone after this."""
+_STAGINGS = 3
+"""Times that a payload is sent before a server that drops it is given up."""
+_DAMAGE_WORDS = ("WRONGTYPE", "user_script", "not an integer", "not a valid float")
+"""In the answers of a server that holds what no script of ours has written."""
 
 
 @asynccontextmanager
@@ -79,6 +96,14 @@ class _Put:
     request: bytes
 
 
+_DAMAGED = "Redis holds what this project has not written for run {!r}; restore its data, or `cusearch reset` the run"
+_SHAPE_KEYS = {
+    "questions": "groups per step (pool.questions, or K / G for grpo_half)",
+    "rollouts": "pool.rollouts",
+    "order": "pool.order",
+}
+
+
 class RedisBuffer:
     """Keeps the contract of `contract.Buffer` on one Redis."""
 
@@ -89,26 +114,14 @@ class RedisBuffer:
         self._epoch = 0
         self._life = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
-        self._puts: Batcher[_Put, Outcome] = Batcher(self._send_puts, _PUT_AT_ONCE)
+        self._puts: Batcher[_Put, Outcome | Literal["unstaged"]] = Batcher(self._send_puts, _PUT_AT_ONCE)
         self._scripts = {name: connection.client.register_script(script(name)) for name in _SCRIPTS}
 
     # --- rollout worker -------------------------------------------------------------------------------
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
-        shape = self._shape
         token = f"{self._life}/{next(self._numbers)}"
-        granted = await self._run(
-            "admit",
-            worker,
-            token,
-            room,
-            int(shape.lease_s * 1000),
-            loaded_version,
-            shape.max_staleness,
-            shape.questions,
-            shape.rollouts,
-            shape.max_attempts,
-        )
+        granted = await self.run_script("admit", worker, token, room, loaded_version)
         return [Place(*map(int, place.split(b":"))) for place in granted]
 
     async def put(self, trajectory: Trajectory) -> Outcome:
@@ -118,39 +131,41 @@ class RedisBuffer:
         fields = codec.readable_fields(trajectory) | {"bytes": len(payload)}
         listed = list(itertools.chain.from_iterable(fields.items()))
         request = (trajectory.id, name, trajectory.depth, fields["version"], len(payload), listed)
-        return await self._puts(_Put(self.keys.staged(name), payload, msgspec.msgpack.encode(request)))
+        put = _Put(self.keys.staged(name), payload, msgspec.msgpack.encode(request))
+        for _ in range(_STAGINGS):
+            outcome = await self._puts(put)
+            if outcome != "unstaged":
+                return outcome
+        raise BufferLost(
+            f"Redis has dropped the payload of trajectory {trajectory.id} between two commands, {_STAGINGS} times; is "
+            "its maxmemory-policy noeviction?"
+        )
 
-    async def _send_puts(self, batch: Sequence[_Put]) -> list[Outcome]:
+    async def _send_puts(self, batch: Sequence[_Put]) -> list[Outcome | Literal["unstaged"]]:
         outcomes = await self.ask(functools.partial(self._send, batch))
         return [outcome.decode() for outcome in outcomes]
 
     async def _send(self, batch: Sequence[_Put], client: Any) -> Any:
-        shape, script = self._shape, self._scripts["put"]
-        numbers = (shape.rollouts, shape.questions, shape.limit, shape.limit_bytes)
+        script = self._scripts["put"]
         try:
             async with client.pipeline(transaction=False) as pipe:
                 for put in batch:
                     pipe.execute_command("SET", put.staged, put.payload, "EX", _STAGED_S)
-                pipe.evalsha(script.sha, 1, self.keys.state, *numbers, *(put.request for put in batch))
+                pipe.evalsha(script.sha, 1, self.keys.state, *(put.request for put in batch))
                 return (await pipe.execute())[-1]
         except exceptions.NoScriptError:
             await client.script_load(script.script)
             return await self._send(batch, client)
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], facts: Mapping[str, str | int | float]) -> None:
-        lease_ms = int(self._shape.lease_s * 1000)
         told = itertools.chain.from_iterable(facts.items())
-        await self._run("heartbeat", worker, lease_ms, len(tickets), *tickets, *told)
+        await self.run_script("heartbeat", worker, len(tickets), *tickets, *told)
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
-        await self._release(worker, tickets, failed=failed, leaves=False)
+        await self.run_script("release", worker, int(failed), 0, *tickets)
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
-        await self._release(worker, tickets, failed=False, leaves=True)
-
-    async def _release(self, worker: str, tickets: Sequence[int], failed: bool, leaves: bool) -> None:
-        shape = self._shape
-        await self._run("release", worker, int(failed), shape.max_attempts, shape.rollouts, int(leaves), *tickets)
+        await self.run_script("release", worker, 0, 1, *tickets)
 
     # --- learner --------------------------------------------------------------------------------------
 
@@ -159,59 +174,47 @@ class RedisBuffer:
         return self._epoch
 
     async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int], least_epoch: int = 0) -> None:
-        try:
-            memory, nonce = _memory(state, state.visits, sizes), uuid.uuid4().hex
-            self._epoch = await self._run("recover", step, self._shape.questions, memory, nonce, least_epoch)
-        except exceptions.ResponseError as error:
-            if not str(error).startswith("GONE"):
-                raise
-            raise ConfigError(
-                f"Redis holds run {self.keys.run!r} with the pools before step {str(error).split()[-1]} forgotten, but "
-                f"the newest checkpoint is of step {step}; if another run has this name, choose another run.name; else "
-                "restore the checkpoint, or `cusearch reset` the run"
-            ) from error
+        await check_server(self.connection)
+        memory, nonce = _memory(state, state.visits, sizes), uuid.uuid4().hex
+        self._epoch = await self.run_script("recover", step, memory, nonce, least_epoch, _laid_down(self._shape))
 
-    async def claim(self, step: int, question_of: Callable[[int], str] | None = None) -> Pool | None:
-        shape = self._shape
-        try:
-            ids = await self._run("claim", self._epoch, step, shape.questions, shape.rollouts, shape.order, shape.s_max)
-        except exceptions.ResponseError as error:
-            if not str(error).startswith("EMPTY"):
-                raise
-            raise EmptyPool(_nothing_left(step)) from error
-        if not ids:
+    async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
+        answer = await self.run_script("claim", self._epoch, step, "look")
+        if answer is None:
             return None
-        names = sorted((i.decode() for i in ids), key=lambda i: tuple(map(int, i.split(":"))))
-        trajectories = []
-        for name, payload in await self._payloads(names):
-            try:
-                trajectories.append(self._read(name, payload))
-            except (CorruptPayload, InvalidTrajectory) as error:
-                log.warning("trajectory %s is quarantined: %s", name, error)
-                await self._run("quarantine", name, str(error), self._epoch, step)
-        if not trajectories:
-            raise EmptyPool(_nothing_left(step))
-        return Pool(step, tuple(trajectories))
+        status, gone, names = answer[0].decode(), _decoded(answer[1]), _decoded(answer[2])
+        if gone:
+            log.warning("%d trajectories have gone from Redis and count as lost: %s", len(gone), ", ".join(gone))
+        if status == "waits":
+            log.warning("step %d waits for tickets that are played again: %s", step, ", ".join(names))
+            return None
+        found, bad = await self._read_all(names)
+        if status == "found":
+            bad |= faults(found, step, self._shape, question_of)
+        if bad:
+            for name, reason in bad.items():
+                log.warning("trajectory %s is quarantined: %s", name, reason)
+            await self.run_script("quarantine", self._epoch, *itertools.chain.from_iterable(bad.items()))
+        if status == "found":
+            taken = None if bad else await self.run_script("claim", self._epoch, step, "take", *names)
+            if taken is None or taken[0] != b"kept":
+                return None
+        pool = Pool(step, tuple(t for t in found if t.id not in bad))
+        if not pool.trajectories:
+            log.warning("the pool of step %d is empty: no episode of it succeeded", step)
+        return pool
 
     async def commit(
         self, pool: Pool, selected: Sequence[Trajectory], state: methods.State, sizes: Mapping[int, int]
     ) -> None:
         memory = _memory(state, {t.question_id for t in pool}, sizes)
-        try:
-            await self._run("commit", self._epoch, pool.step, memory, *(t.id for t in selected))
-        except exceptions.ResponseError as error:
-            if not str(error).startswith("LOST"):
-                raise
-            raise BufferLost(
-                f"Redis has gone back in time: it is at step {str(error).split()[-1]} of run {self.keys.run!r} and "
-                f"knows nothing of pool {pool.step}; start the learner again, it goes on from its newest checkpoint"
-            ) from error
+        await self.run_script("commit", self._epoch, pool.step, memory, *(t.id for t in selected))
 
     async def announce(self, version: int, directory: str) -> None:
-        await self._run("announce", self._epoch, version, directory)
+        await self.run_script("announce", self._epoch, version, directory)
 
     async def checkpoint(self, step: int) -> None:
-        await self._run("checkpoint", self._epoch, step)
+        await self.run_script("checkpoint", self._epoch, step)
 
     def follow_epoch(self, epoch: int) -> None:
         """Speak for the learner that has taken the run over as `epoch` on another connection."""
@@ -219,10 +222,10 @@ class RedisBuffer:
 
     async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
         told = itertools.chain.from_iterable(facts.items())
-        await self._run("learner", self._epoch, int(LEARNER_ALIVE_S * 1000), *told)
+        await self.run_script("learner", self._epoch, int(LEARNER_ALIVE_S * 1000), *told)
 
     async def learner_leaves(self) -> None:
-        await self._run("learner", self._epoch, 0)
+        await self.run_script("learner", self._epoch, 0)
 
     # --- operator -------------------------------------------------------------------------------------
 
@@ -230,10 +233,10 @@ class RedisBuffer:
         await self.ask(lambda client: client.hset(self.keys.state, "paused", int(paused)))
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
-        return bool(await self._run("quarantine", trajectory_id, reason, "", ""))
+        return bool(await self.run_script("quarantine", "", trajectory_id, reason))
 
     async def reopen(self, ticket: int) -> bool:
-        return bool(await self._run("reopen", ticket, self._shape.rollouts))
+        return bool(await self.run_script("reopen", ticket))
 
     async def state(self) -> RunState:
         async def read(client: Any) -> Any:
@@ -241,16 +244,16 @@ class RedisBuffer:
                 return await pipe.hgetall(self.keys.state).get(self.keys.next_ticket).execute()
 
         raw, next_ticket = await self.ask(read)
-        values: dict[str, Any] = {"next_ticket": int(next_ticket or 0)}
-        for key, value in raw.items():
-            name = key.decode()
-            if name in RunState.__dataclass_fields__:
-                values[name] = value.decode() if name == "weights" else int(value)
-        return RunState(**(values | {"paused": bool(values.get("paused"))}))
+        known = {name.decode(): value for name, value in raw.items()} | {"next_ticket": next_ticket or b"0"}
+        weights = known.pop("weights", b"").decode()
+        numbers = {
+            name: self._number(name, known[name]) for name in known.keys() & RunState.__dataclass_fields__.keys()
+        }
+        return RunState(**(numbers | {"weights": weights, "paused": bool(numbers.get("paused"))}))
 
     async def ledger(self) -> Ledger:
         raw = await self.ask(lambda client: client.hgetall(self.keys.ledger))
-        counts = {key.decode(): int(value) for key, value in raw.items()}
+        counts = {name.decode(): self._number(name.decode(), value) for name, value in raw.items()}
         return Ledger(**{name: counts.get(name, 0) for name in Ledger.__dataclass_fields__})
 
     async def capacities(self) -> list[int]:
@@ -339,34 +342,83 @@ class RedisBuffer:
             found += zip(some, await self.ask(fetch), strict=True)
         return found
 
+    async def _read_all(self, names: Sequence[str]) -> tuple[list[Trajectory], dict[str, str]]:
+        """The trajectories, and why some of them cannot be had."""
+        found, bad = [], {}
+        for name, payload in await self._payloads(names):
+            try:
+                found.append(self._read(name, payload))
+            except (CorruptPayload, InvalidTrajectory) as error:
+                bad[name] = str(error)
+        return found, bad
+
     def _read(self, name: str, payload: bytes | None) -> Trajectory:
         """Raises: CorruptPayload or InvalidTrajectory, for what must not be trained on."""
-        if payload is None:
-            raise CorruptPayload("the payload is missing")
-        trajectory = codec.decode(payload, self._shape.max_tokens)
+        trajectory = codec.decode(payload or b"", self._shape.max_tokens)
         if trajectory.id != name:
             raise CorruptPayload(f"the payload is of trajectory {trajectory.id}")
         self._shape.check(trajectory)
         return trajectory
 
-    async def _run(self, script: str, *args: Any) -> Any:
-        try:
-            return await self.connection.run(lambda: self._scripts[script](keys=[self.keys.state], args=args))
-        except exceptions.ResponseError as error:
-            if "FENCED" in str(error):
-                raise Fenced(f"another learner has taken over run {self.keys.run!r}; this one stops") from error
-            raise
+    async def run_script(self, script: str, *args: Any) -> Any:
+        """The answer of one of the scripts in lua/."""
+        return await self.ask(lambda _: self._scripts[script](keys=[self.keys.state], args=args))
 
     async def ask(self, command: Callable[[Any], Awaitable[Any]]) -> Any:
-        """The answer to a command on the client, riding out outages."""
-        return await self.connection.run(lambda: command(self.connection.client))
+        """The answer to a command on the client, riding out outages. Raises: the CusearchError that Redis' answer
+        means."""
+        try:
+            return await self.connection.run(lambda: command(self.connection.client))
+        except exceptions.ResponseError as error:
+            named = self._named(str(error))
+            if named is None:
+                raise
+            raise named from error
+
+    def _named(self, answer: str) -> CusearchError | None:
+        """What an error that Redis answers with means, if it is not a mistake of ours."""
+        run = self.keys.run
+        kind, _, what = answer.partition(" ")
+        if kind == "FENCED":
+            return Fenced(f"another learner has taken over run {run!r}; this one stops")
+        if kind == "LOST":
+            return BufferLost(
+                f"Redis has lost run {run!r}: {what}; start the learner again, it goes on from its newest checkpoint"
+            )
+        if kind == "GONE":
+            forgotten, _, step = what.partition(" ")
+            return ConfigError(
+                f"Redis holds run {run!r} with the pools before step {forgotten} forgotten, but the newest checkpoint "
+                f"is of step {step}; if another run has this name, choose another run.name; else restore the "
+                "checkpoint, or `cusearch reset` the run"
+            )
+        if kind == "SHAPE":
+            name, _, value = what.partition(" ")
+            return ConfigError(
+                f"Redis holds tickets of run {run!r} that were granted with {_SHAPE_KEYS[name]} = {value}; set it "
+                "back, or `cusearch reset` the run"
+            )
+        if any(word in answer for word in _DAMAGE_WORDS):
+            return BufferLost(f"{_DAMAGED.format(run)} ({' '.join(answer.split())})")
+        return None
+
+    def _number(self, name: str, value: bytes) -> int:
+        try:
+            return int(value)
+        except ValueError as error:
+            told = f"{name} = {value.decode(errors='replace')!r}"
+            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({told})") from error
 
 
-def _nothing_left(step: int) -> str:
-    return (
-        f"the pool of step {step} holds no trajectory: every episode of it failed pool.max_attempts times, or was "
-        "quarantined; see the workers' logs and `cusearch buffer quarantine`"
-    )
+def _decoded(texts: Iterable[bytes]) -> list[str]:
+    return [text.decode() for text in texts]
+
+
+def _laid_down(shape: Shape) -> str:
+    """What the scripts must know of the run, as `recover` writes it into its state."""
+    names = ("questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit", "limit_bytes")
+    told = {name: str(getattr(shape, name)) for name in names}
+    return json.dumps(told | {"lease_ms": str(int(shape.lease_s * 1000))})
 
 
 def _memory(state: methods.State, questions: Iterable[str], sizes: Mapping[int, int]) -> str:

@@ -15,6 +15,8 @@ from cusearch_async.types import Pool, Trajectory
 LEARNER_ALIVE_S = 10.0
 """A learner that has said nothing for so long is gone."""
 
+QuestionOf = Callable[[int], str]
+"""The id of the question that a ticket visits."""
 Outcome = Literal["stored", "duplicate", "late", "full"]
 """Of a put: kept; another is there already; its group is closed or has no such place; no room now, try again."""
 
@@ -69,7 +71,7 @@ class Ledger:
     requeued: int = 0
     """Tickets that went to another worker because a lease ran out or an episode failed."""
     incomplete_groups: int = 0
-    """Groups closed short after max_attempts."""
+    """Groups that were closed without some of their trajectories, after max_attempts."""
     failed_rollouts: int = 0
     """What they lack."""
     duplicates_refused: int = 0
@@ -91,12 +93,13 @@ class Queues:
     leased: int
     requeued: int
     incomplete: int
-    """Of the groups that are ready or kept, those that closed short."""
+    """Of the groups that are ready or kept, those that lack trajectories."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the buffer must know of the run."""
+    """What the buffer must know of the run. The learner's stands in Redis and holds for all; what another process
+    believes of the first nine changes nothing."""
 
     questions: int
     """N, groups per pool."""
@@ -107,7 +110,7 @@ class Shape:
     s_max: int
     lease_s: float
     max_attempts: int
-    """Times that a ticket is tried before its group closes short."""
+    """Times that a ticket is tried before its group is closed incomplete."""
     limit: int
     """Most buffered trajectories beyond the pool that is waited for."""
     limit_bytes: int
@@ -149,8 +152,9 @@ def shape_of(config: Config, vocab_size: int | None = None) -> Shape:
 
 
 class Buffer(Protocol):
-    """One process's view of the buffer of a run. Every operation happens wholly or not at all, and repeating one
-    does no harm. Lost contact raises BufferUnavailable after redis.outage_s; a replaced learner meets Fenced."""
+    """One process's view of the buffer of a run. Every operation happens wholly or not at all, and repeating one, even
+    later, does no harm. Lost contact raises BufferUnavailable after redis.outage_s; a replaced learner meets Fenced;
+    a server that has lost or spoiled what it had acknowledged raises BufferLost."""
 
     # --- rollout worker ---
 
@@ -189,12 +193,18 @@ class Buffer(Protocol):
         The new epoch is above Redis' own and above `least_epoch`, the highest that the run folder knows of, so it
         never goes back though Redis may have forgotten it. Delivered twice, it takes over once.
 
-        Raises: ConfigError when pools that the checkpoint needs are forgotten."""
+        Raises: ConfigError when pools that the checkpoint needs are forgotten, when the tickets in the buffer make
+        pools of another N, G or order, or when the server may evict keys."""
         ...
 
-    async def claim(self, step: int, question_of: Callable[[int], str] | None = None) -> Pool | None:
-        """The pool of a step, or None while it is not complete; asking again gives the same pool. What cannot be
-        read is quarantined and left out. Raises: EmptyPool when nothing of it is left."""
+    async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
+        """The pool of a step, or None while it is not complete; asking again gives the same pool.
+
+        Every trajectory is checked first: payload, depth, length, vocabulary, versions, staleness (order "ticket"), one
+        question per group, and with `question_of` the right one for its ticket. What fails is quarantined, what has
+        gone from the buffer is counted as lost, and their tickets are played again; after max_attempts the group stays
+        incomplete. So a pool may be empty. Of a pool that was taken before, what has gone or cannot be read any more
+        is left out. Raises: BufferLost for a step that is not the next."""
         ...
 
     async def commit(
@@ -227,11 +237,12 @@ class Buffer(Protocol):
         ...
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
-        """Take a buffered trajectory out; whether it was buffered. An open group plays it again."""
+        """Take a trajectory out of the buffer, or out of the pool that is claimed and not yet committed; whether it was
+        there. A group that no learner has claimed plays it again."""
         ...
 
     async def reopen(self, ticket: int) -> bool:
-        """Put a leased ticket, or a waiting group that closed short, back in the queue; whether it was one."""
+        """Put a leased ticket, or a waiting group that is incomplete, back in the queue; whether it was one."""
         ...
 
     async def learner(self) -> dict[str, str]:

@@ -28,6 +28,35 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
+class Audit:
+    """What counting the keys of a run has found."""
+
+    kept: int
+    """Trajectories that Redis keeps: buffered, claimed, and of the pools that are not forgotten yet."""
+    findings: tuple[str, ...]
+    """What does not add up, one line each."""
+
+    @property
+    def closes(self) -> bool:
+        return not self.findings
+
+
+async def audit(buffer: RedisBuffer) -> Audit:
+    """Count the run's keys against its counters: buckets, hashes, payloads and pools against the ledger; every ticket
+    in exactly one place. Redis does nothing else meanwhile, about 3 microseconds for each trajectory."""
+
+    async def seen(client: Any) -> set[str]:
+        found = set()
+        for kind in (buffer.keys.trajectory("*"), buffer.keys.payload("*")):
+            async for name in client.scan_iter(match=kind, count=1000):
+                found.add(":".join(name.decode().split(":")[-2:]))
+        return found
+
+    kept, findings = await buffer.run_script("audit", *await buffer.ask(seen))
+    return Audit(kept, tuple(finding.decode() for finding in findings))
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A trajectory in short."""
 

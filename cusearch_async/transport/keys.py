@@ -15,7 +15,8 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """Hash: epoch, step, version, phase, published, weights, checkpoint, paused. Workers only read it."""
+        """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused, and the
+        shape of the run as its learner has laid it down. Workers only read it."""
         return self.prefix + "state"
 
     @property
@@ -40,8 +41,13 @@ class Keys:
 
     @property
     def lease(self) -> str:
-        """Sorted set: open ticket -> deadline, milliseconds of the server's clock."""
+        """Sorted set: open ticket -> deadline, milliseconds of the run's clock."""
         return self.prefix + "lease"
+
+    @property
+    def clock(self) -> str:
+        """Hash: run, the run's clock; wall, the server's when it was last asked for. Milliseconds."""
+        return self.prefix + "clock"
 
     @property
     def owner(self) -> str:
@@ -84,13 +90,18 @@ class Keys:
 
     @property
     def attempts(self) -> str:
-        """Hash: open ticket -> attempts that failed."""
+        """Hash: ticket -> attempts that failed, until its group is claimed."""
         return self.prefix + "attempts"
 
     @property
     def incomplete(self) -> str:
-        """Hash: ticket whose group closed short -> trajectories that it lacks."""
+        """Hash: ticket whose group is closed and incomplete -> trajectories that it lacks."""
         return self.prefix + "incomplete"
+
+    @property
+    def waiting(self) -> str:
+        """Hash: trajectory id -> "depth:oldest version:bytes" of what is buffered, whatever else has gone of it."""
+        return self.prefix + "waiting"
 
     @property
     def heat(self) -> str:
@@ -101,6 +112,11 @@ class Keys:
     def quarantine(self) -> str:
         """Hash: trajectory id -> why it was taken out."""
         return self.prefix + "quarantine"
+
+    @property
+    def quarantine_order(self) -> str:
+        """List: the trajectory ids of `quarantine`, newest first."""
+        return self.prefix + "quarantine-order"
 
     def quarantined(self, trajectory_id: str) -> str:
         """Hash: readable fields of what was taken out, as they were."""
@@ -129,3 +145,7 @@ class Keys:
     def pool(self, step: int) -> str:
         """List: the trajectory ids that learner step `step` claimed."""
         return f"{self.prefix}pool:{step}"
+
+    def pool_facts(self, step: int) -> str:
+        """Hash: tickets of that pool, comma separated; size, the length of its list; trained, once it is committed."""
+        return f"{self.prefix}pool:{step}:facts"

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cusearch_async.algorithm import methods
 from cusearch_async.algorithm.ar3po import Visits
-from cusearch_async.errors import BufferLost, ConfigError, EmptyPool, Fenced
+from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport import codec
-from cusearch_async.transport.contract import LEARNER_ALIVE_S, Ledger, Outcome, Place, RunState, Shape
+from cusearch_async.transport.checks import faults
+from cusearch_async.transport.contract import LEARNER_ALIVE_S, Ledger, Outcome, Place, QuestionOf, RunState, Shape
 from cusearch_async.types import Pool, Trajectory
 
 
@@ -24,6 +25,18 @@ class _Entry:
     trajectory: Trajectory
     state: str
     size: int
+    has_gone: bool = False
+    """From the server, without anybody's doing."""
+
+
+@dataclass(slots=True)
+class _Claimed:
+    """A pool that a step has taken."""
+
+    tickets: list[int]
+    ids: list[str]
+    trained: int | None = None
+    """How many of them, once it is committed."""
 
 
 @dataclass(slots=True)
@@ -31,15 +44,18 @@ class MemoryRun:
     """What the server would hold of a run."""
 
     now: float = 0.0
+    shape: Shape | None = None
+    """As the learner has laid it down."""
     state: RunState = field(default_factory=RunState)
+    announced_by: int = 0
     visits: dict[str, Visits] = field(default_factory=dict)
     entries: dict[str, _Entry] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
-    pools: dict[int, list[str]] = field(default_factory=dict)
+    pools: dict[int, _Claimed] = field(default_factory=dict)
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
     requeue: set[int] = field(default_factory=set)
     ready: set[int] = field(default_factory=set)
-    groups: Counter[int] = field(default_factory=Counter)
+    groups: dict[int, int] = field(default_factory=dict)
     attempts: Counter[int] = field(default_factory=Counter)
     incomplete: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
@@ -51,8 +67,12 @@ class MemoryRun:
 class MemoryBuffer:
     def __init__(self, run: MemoryRun, shape: Shape) -> None:
         self._run = run
-        self._shape = shape
+        self._own_shape = shape
         self._epoch = 0
+
+    @property
+    def _shape(self) -> Shape:
+        return self._run.shape or self._own_shape
 
     # --- rollout worker -------------------------------------------------------------------------------
 
@@ -78,11 +98,11 @@ class MemoryBuffer:
 
     async def put(self, trajectory: Trajectory) -> Outcome:
         run, shape = self._run, self._shape
-        shape.check(trajectory)
+        self._own_shape.check(trajectory)
         ticket, payload = trajectory.ticket, codec.encode(trajectory)
         known = run.entries.get(trajectory.id)
-        if known is not None:
-            if codec.encode(known.trajectory) == payload:
+        if known is not None and (known.state == "buffered" or not known.has_gone):
+            if not known.has_gone and codec.encode(known.trajectory) == payload:
                 return "stored"
             run.counts["duplicates_refused"] += 1
             return "duplicate"
@@ -95,7 +115,7 @@ class MemoryBuffer:
             return "full"
         run.entries[trajectory.id] = _Entry(trajectory, "buffered", len(payload))
         run.counts.update(finished=1, buffered=1, bytes=len(payload))
-        run.groups[ticket] += 1
+        run.groups[ticket] = run.groups.get(ticket, 0) + 1
         if run.groups[ticket] == self._size(ticket):
             self._close(ticket)
         return "stored"
@@ -111,8 +131,7 @@ class MemoryBuffer:
                 if failed:
                     self._fail_attempt(ticket)
                 else:
-                    del self._run.leases[ticket]
-                    self._run.requeue.add(ticket)
+                    self._requeue(ticket)
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
         await self.release(worker, tickets, failed=False)
@@ -124,16 +143,25 @@ class MemoryBuffer:
         return self._epoch
 
     async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int], least_epoch: int = 0) -> None:
-        run = self._run
+        run, shape = self._run, self._own_shape
         if step < run.state.checkpoint:
             raise ConfigError(
                 f"the pools before step {run.state.checkpoint} are forgotten, the checkpoint is of {step}"
             )
+        for name in ("questions", "rollouts", "order"):
+            if run.shape and run.state.next_ticket and getattr(run.shape, name) != getattr(shape, name):
+                raise ConfigError(f"the tickets were granted with {name} = {getattr(run.shape, name)}")
+        run.shape = shape
         reached = run.state.step if run.state.epoch else step
-        for id_ in itertools.chain.from_iterable(run.pools.get(s, []) for s in range(step, reached)):
-            run.counts[run.entries[id_].state] -= 1
-            run.counts["claimed"] += 1
-            run.entries[id_].state = "claimed"
+        if step > reached:
+            self._drop_before(step)
+        for s, pool in run.pools.items():
+            if s >= step and pool.trained is not None:
+                unselected = len(pool.ids) - pool.trained
+                run.counts.update(trained=-pool.trained, unselected=-unselected, claimed=len(pool.ids))
+                pool.trained = None
+                for id_ in pool.ids:
+                    run.entries[id_].state = "claimed"
         run.visits = dict(state.visits)
         run.sizes = {**sizes, **run.sizes}
         run.state = replace(
@@ -141,30 +169,68 @@ class MemoryBuffer:
             epoch=max(run.state.epoch, least_epoch) + 1,
             step=step,
             phase=state.phase,
-            next_ticket=max(run.state.next_ticket, step * self._shape.questions),
+            next_ticket=max(run.state.next_ticket, step * shape.questions),
+            checkpoint=max(run.state.checkpoint, step if step > reached else 0),
         )
         self._epoch = run.state.epoch
 
-    async def claim(self, step: int, question_of: Callable[[int], str] | None = None) -> Pool | None:
+    def _drop_before(self, step: int) -> None:
+        """The server is behind the checkpoint: the steps between have used these tickets up."""
+        run, first = self._run, step * self._shape.questions
+        for s in [s for s in run.pools if s < step]:
+            if run.pools[s].trained is None:
+                run.counts.update(claimed=-len(run.pools[s].ids), lost=len(run.pools[s].ids))
+            self._forget_pool(s)
+        for id_ in [i for i, e in run.entries.items() if e.state == "buffered" and e.trajectory.ticket < first]:
+            self._lose(id_)
+        for tickets in (run.ready, run.requeue):
+            tickets -= {t for t in tickets if t < first}
+        for known in (run.leases, run.groups, run.attempts, run.incomplete, run.sizes):
+            for ticket in [t for t in known if t < first]:
+                del known[ticket]
+
+    async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
         run, shape = self._run, self._shape
         self._refuse_if_fenced()
+        if step != run.state.step:
+            raise BufferLost(f"the next step is {run.state.step}, not {step}")
         if step not in run.pools:
-            if shape.order == "ticket":
-                tickets = sorted(t for t in run.ready if step * shape.questions <= t < (step + 1) * shape.questions)
-            else:
-                tickets = sorted(run.ready)[: shape.questions]
-            if len(tickets) < shape.questions:
+            tickets = self._next_tickets(step)
+            if len(tickets) < shape.questions or self._lost_of(tickets):
                 return None
-            places = (f"{ticket}:{rollout}" for ticket in tickets for rollout in range(self._size(ticket)))
-            ids = [id_ for id_ in places if id_ in run.entries]
-            if not ids:
-                raise EmptyPool(f"the pool of step {step} holds no trajectory")
-            run.pools[step] = ids
+            ids = [id_ for ticket in tickets for id_ in self._places(ticket) if id_ in run.entries]
+            bad = faults([run.entries[id_].trajectory for id_ in ids], step, shape, question_of)
+            if bad:
+                self._take_out(bad)
+                return None
+            run.pools[step] = _Claimed(tickets, ids)
             run.ready -= set(tickets)
+            for ticket in tickets:
+                run.attempts.pop(ticket, None)
             for id_ in ids:
                 run.entries[id_].state = "claimed"
                 run.counts.update(buffered=-1, bytes=-run.entries[id_].size, claimed=1)
-        return Pool(step, tuple(run.entries[id_].trajectory for id_ in run.pools[step]))
+        pool = run.pools[step]
+        for id_ in [id_ for id_ in pool.ids if run.entries[id_].has_gone]:
+            pool.ids.remove(id_)
+            del run.entries[id_]
+            run.counts.update(claimed=-1, lost=1)
+        return Pool(step, tuple(run.entries[id_].trajectory for id_ in pool.ids))
+
+    def _next_tickets(self, step: int) -> list[int]:
+        n = self._shape.questions
+        if self._shape.order == "ticket":
+            return sorted(ticket for ticket in self._run.ready if step * n <= ticket < (step + 1) * n)
+        return sorted(self._run.ready)[:n]
+
+    def _lost_of(self, tickets: Sequence[int]) -> bool:
+        """Count what has gone of these groups, and send the groups back; whether anything had."""
+        gone = [id_ for ticket in tickets for id_ in self._places(ticket) if self._has_gone(id_)]
+        for id_ in gone:
+            self._lose(id_)
+        for ticket in sorted({int(id_.split(":")[0]) for id_ in gone}):
+            self._fail_attempt(ticket)
+        return bool(gone)
 
     async def commit(
         self, pool: Pool, selected: Sequence[Trajectory], state: methods.State, sizes: Mapping[int, int]
@@ -173,29 +239,32 @@ class MemoryBuffer:
         self._refuse_if_fenced()
         if run.state.step > pool.step:
             return
-        trained = {t.id for t in selected}
-        ids = run.pools.get(pool.step, [])
-        if run.state.step < pool.step or not trained <= set(ids):
+        claimed, trained = run.pools.get(pool.step), {t.id for t in selected}
+        if run.state.step < pool.step or claimed is None or not trained <= {*claimed.ids, *run.quarantined}:
             raise BufferLost(f"step {pool.step} is not the next, which is {run.state.step}")
-        for id_ in ids:
+        claimed.trained = len(trained & set(claimed.ids))
+        for id_ in claimed.ids:
             run.entries[id_].state = "trained" if id_ in trained else "unselected"
-        run.counts.update(claimed=-len(ids), trained=len(trained), unselected=len(ids) - len(trained))
+        unselected = len(claimed.ids) - claimed.trained
+        run.counts.update(claimed=-len(claimed.ids), trained=claimed.trained, unselected=unselected)
         run.visits |= {t.question_id: state.visits[t.question_id] for t in pool if t.question_id in state.visits}
         run.sizes = {ticket: n for ticket, n in sizes.items() if ticket >= run.state.next_ticket} | run.sizes
         run.state = replace(run.state, step=pool.step + 1, phase=state.phase)
 
     async def announce(self, version: int, directory: str) -> None:
+        run = self._run
         self._refuse_if_fenced()
-        self._run.state = replace(self._run.state, published=version, weights=directory)
+        if run.announced_by == self._epoch and version < run.state.published:
+            return
+        run.announced_by = self._epoch
+        run.state = replace(run.state, published=version, weights=directory)
 
     async def checkpoint(self, step: int) -> None:
         run = self._run
         self._refuse_if_fenced()
         for forgotten in range(run.state.checkpoint, step):
-            for id_ in run.pools.pop(forgotten, []):
-                entry = run.entries.pop(id_)
-                run.sizes.pop(entry.trajectory.ticket, None)
-                run.incomplete.pop(entry.trajectory.ticket, None)
+            if forgotten in run.pools:
+                self._forget_pool(forgotten)
         run.state = replace(run.state, checkpoint=max(run.state.checkpoint, step))
 
     async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
@@ -212,29 +281,41 @@ class MemoryBuffer:
         self._run.state = replace(self._run.state, paused=paused)
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
-        run = self._run
-        entry = run.entries.get(trajectory_id)
-        if entry is None or entry.state != "buffered":
-            return False
-        del run.entries[trajectory_id]
-        run.counts.update(buffered=-1, bytes=-entry.size, quarantined=1)
-        run.quarantined[trajectory_id] = reason
-        if entry.trajectory.ticket in run.groups:
-            run.groups[entry.trajectory.ticket] -= 1
-        return True
+        return self._take_out({trajectory_id: reason})
+
+    def _take_out(self, reasons: Mapping[str, str]) -> bool:
+        """Quarantine what waits or is claimed; whether anything was."""
+        run, groups = self._run, set()
+        known = {id_: run.entries[id_] for id_ in reasons if id_ in run.entries}
+        found = {id_: entry for id_, entry in known.items() if entry.state == "buffered" or self._pool_of(id_)}
+        for id_, entry in found.items():
+            if entry.state == "buffered":
+                groups.add(entry.trajectory.ticket)
+                run.counts.update(buffered=-1, bytes=-entry.size)
+            else:
+                self._pool_of(id_).ids.remove(id_)  # type: ignore[union-attr]
+                run.counts["claimed"] -= 1
+            del run.entries[id_]
+            run.quarantined[id_] = reasons[id_]
+        run.counts["quarantined"] += len(found)
+        for ticket in groups:
+            if ticket in run.ready:
+                self._fail_attempt(ticket)
+            else:
+                run.groups[ticket] = self._size(ticket) - len(self._missing(ticket))
+        return bool(found)
+
+    def _pool_of(self, id_: str) -> _Claimed | None:
+        """The pool that holds it, of those that are not committed."""
+        pools = (pool for step, pool in self._run.pools.items() if step >= self._run.state.step)
+        return next((pool for pool in pools if id_ in pool.ids), None)
 
     async def reopen(self, ticket: int) -> bool:
         run = self._run
-        if ticket in run.leases:
-            del run.leases[ticket]
-        elif ticket in run.ready and ticket in run.incomplete:
-            lacking = run.incomplete.pop(ticket)
-            run.ready.discard(ticket)
-            run.counts.update(incomplete_groups=-1, failed_rollouts=-lacking)
-            run.groups[ticket] = self._size(ticket) - len(self._missing(ticket))
-        else:
+        if ticket not in run.leases and not (ticket in run.ready and ticket in run.incomplete):
             return False
-        run.requeue.add(ticket)
+        run.attempts.pop(ticket, None)
+        self._requeue(ticket)
         return True
 
     async def learner(self) -> dict[str, str]:
@@ -257,31 +338,67 @@ class MemoryBuffer:
     def _size(self, ticket: int) -> int:
         return self._run.sizes.get(ticket, self._shape.rollouts)
 
+    def _places(self, ticket: int) -> list[str]:
+        return [f"{ticket}:{rollout}" for rollout in range(self._size(ticket))]
+
     def _missing(self, ticket: int) -> list[Place]:
         places = (Place(ticket, rollout) for rollout in range(self._size(ticket)))
         return [place for place in places if f"{place.ticket}:{place.rollout}" not in self._run.entries]
+
+    def _has_gone(self, id_: str) -> bool:
+        return id_ in self._run.entries and self._run.entries[id_].has_gone
+
+    def _lose(self, id_: str) -> None:
+        entry = self._run.entries.pop(id_)
+        self._run.counts.update(buffered=-1, bytes=-entry.size, lost=1)
+
+    def _forget_pool(self, step: int) -> None:
+        run = self._run
+        for ticket in run.pools[step].tickets:
+            for id_ in self._places(ticket):
+                run.entries.pop(id_, None)
+            run.sizes.pop(ticket, None)
+            run.incomplete.pop(ticket, None)
+        del run.pools[step]
 
     def _close(self, ticket: int) -> None:
         run = self._run
         run.leases.pop(ticket, None)
         run.requeue.discard(ticket)
         run.groups.pop(ticket, None)
-        run.attempts.pop(ticket, None)
         run.ready.add(ticket)
+
+    def _requeue(self, ticket: int) -> None:
+        run = self._run
+        run.leases.pop(ticket, None)
+        self._mark_incomplete(ticket, 0)
+        lacking = len(self._missing(ticket))
+        if not lacking:
+            self._close(ticket)
+            return
+        run.ready.discard(ticket)
+        run.groups[ticket] = self._size(ticket) - lacking
+        run.requeue.add(ticket)
+
+    def _mark_incomplete(self, ticket: int, lacking: int) -> None:
+        run = self._run
+        before = run.incomplete.pop(ticket, 0)
+        if lacking:
+            run.incomplete[ticket] = lacking
+        run.counts.update(incomplete_groups=bool(lacking) - bool(before), failed_rollouts=lacking - before)
 
     def _fail_attempt(self, ticket: int) -> None:
         run = self._run
-        del run.leases[ticket]
         run.attempts[ticket] += 1
         if run.attempts[ticket] < self._shape.max_attempts:
-            run.requeue.add(ticket)
+            self._requeue(ticket)
             run.counts["requeued"] += 1
-            return
-        lacking = len(self._missing(ticket))
-        self._close(ticket)
-        run.incomplete[ticket] = lacking
-        run.counts.update(incomplete_groups=1, failed_rollouts=lacking)
+        else:
+            self._close(ticket)
+            self._mark_incomplete(ticket, len(self._missing(ticket)))
 
     def _refuse_if_fenced(self) -> None:
+        if self._epoch > self._run.state.epoch:
+            raise BufferLost("the run is gone")
         if self._epoch != self._run.state.epoch:
             raise Fenced("another learner has taken over")

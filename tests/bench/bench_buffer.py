@@ -184,7 +184,8 @@ async def swarm(bench: Bench, seconds: float) -> dict[str, float]:
         buffer = RedisBuffer(connection, "swarm", make_shape(64, 2))
         template = trajectory(Place(0, 0))
         while time.perf_counter() < end:
-            places = await buffer.admit(name, (await buffer.state()).published, 3)
+            version = (await buffer.state()).published
+            places = await buffer.admit(name, version, 3)
             for place in places:
                 one = make_trajectory(
                     place.ticket,
@@ -193,6 +194,7 @@ async def swarm(bench: Bench, seconds: float) -> dict[str, float]:
                     sampled=SAMPLED,
                     token_ids=template.token_ids,
                     logprobs=template.logprobs,
+                    versions=np.full(SAMPLED, version, np.int32),
                     depth=place.ticket % 6,
                 )
                 began = time.perf_counter()

@@ -39,9 +39,12 @@ async def feed(config: Config, steps: int) -> None:
     """Put the pools of the first `steps` steps: trajectories that depend on their ticket and rollout only."""
     import numpy as np
 
+    from cusearch_async.data.questions import load_questions
+    from cusearch_async.training.loop import question_names
     from cusearch_async.transport.buffer import open_buffer
     from tests.strategies import make_trajectory
 
+    question_of = question_names(load_questions(config.data.source), config)
     async with open_buffer(config, 30) as buffer:
         while (await buffer.state()).published < 0:
             pass
@@ -53,6 +56,7 @@ async def feed(config: Config, steps: int) -> None:
             trajectory = make_trajectory(
                 place.ticket,
                 place.rollout,
+                question_id=question_of(place.ticket),
                 prompt=8,
                 sampled=sampled,
                 token_ids=rng.integers(0, 370, sampled + 10).astype(np.int32),

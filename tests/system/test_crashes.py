@@ -143,7 +143,8 @@ def test_the_newer_of_two_learners_wins_and_the_older_ends_by_name(lives: Lives)
     output = finish(older, 1)
     assert re.search(r"taken over run 'atlas'; this one stops \(it is epoch 2 on \S+, process \d+\)", output)
     lives.feed()
-    finish(newer, 0)
+    output = finish(newer, 0)
+    assert re.search(r"epoch 2 takes over from a learner that may be alive \(epoch 1 on \S+, process \d+, last", output)
     assert client.hget("cusearch:{atlas}:state", "epoch") == "2"
 
 

@@ -19,8 +19,11 @@ ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algori
 AR3PO, REWARDS = ("algorithm/ar3po.py", "test_ar3po.py"), ("algorithm/rewards.py", "test_rewards.py")
 
 
-def lua(name: str) -> tuple[str, str]:
-    return f"transport/lua/{name}.lua", "test_contract.py"
+CHECKS, CONTRACT = ("transport/checks.py", "test_claims.py"), ("transport/contract.py", "test_contract.py")
+
+
+def lua(name: str, tests: str = "contract") -> tuple[str, str]:
+    return f"transport/lua/{name}.lua", f"test_{tests}.py"
 
 
 MUTANTS = {
@@ -73,19 +76,54 @@ MUTANTS = {
     ),
     "a requeued ticket ignores the staleness bound": (lua("admit"), "'(' .. limit, 'LIMIT'", "'+inf', 'LIMIT'"),
     "a requeued ticket that does not fit is lost": (lua("admit"), "  if not has_room then break end\n", ""),
-    "a resent grant is given anew": (
-        ("transport/lua/admit.lua", "test_buffer.py"), "'admit_token') == token", "'admit_token') == 'never'"
-    ),
-    "attempts are without number": (lua("common"), "ticket, 1) < max_attempts then", "ticket, 1) < 1000 then"),
+    "a resent grant is given anew": (lua("admit", "buffer"), "if last == token then", "if false then"),
+    "a resent grant ignores the staleness bound": (lua("admit", "buffer"), "if tonumber(ticket) < limit", "if true"),
+    "an older admission takes leases": (lua("admit", "buffer"), "tonumber(number) < tonumber(last_number)", "false"),
+    "attempts are without number": (lua("common"), "ticket, 1) < run.max_attempts then", "ticket, 1) < 1000 then"),
     "a closed group stays leased": (lua("common"), "close_group(ticket)\n  end_lease(ticket)", "close_group(ticket)"),
+    "a group played again stays ready": (lua("common", "claims"), "  redis.call('ZREM', key('ready'), ticket)\n", ""),
+    "an outage ends leases": (lua("common", "buffer"), "math.floor(run.lease_ms / 2))", "math.huge)"),
+    "a clock that is set back goes back": (lua("common", "buffer"), "math.max(0, passed)", "passed"),
+    "a lost run looks taken over": (
+        lua("common", "claims"),
+        "return lost('nothing of it is there')",
+        "return redis.error_reply('FENCED')",
+    ),
+    "what is lost is not counted": (lua("common", "claims"), "count('lost', 1)", ""),
+    "what is lost stays in the bytes": (lua("common", "claims"), "count('bytes', -bytes)", ""),
     "a full buffer takes everything": (lua("put"), "if is_full and", "if false and is_full and"),
-    "a late put is taken": (lua("put"), "  return 'late'\n", ""),
-    "a pool is claimed twice": (lua("claim"), "if redis.call('EXISTS', pool) == 1 then", "if false then"),
-    "an old learner may claim": (lua("claim"), "if is_fenced(epoch) then return", "if false then return"),
+    "a late put is taken": (lua("put"), "    count('late_refused', 1)\n    return 'late'\n", ""),
+    "a dropped payload is stored": (lua("put", "buffer"), "redis.call('EXISTS', staged) == 0", "false"),
+    "a pool is claimed twice": (lua("claim"), "redis.call('EXISTS', facts_key(step)) == 1", "false"),
+    "an old learner may claim": (lua("claim"), "if refused then return refused end", ""),
+    "what has gone is not missed": (lua("claim", "claims"), "waiting[i] and is_whole(id)", "waiting[i]"),
+    "a short group is claimed": (lua("claim", "claims"), "    fail_attempt(ticket)\n    again[", "    again["),
+    "a claim of a later step waits": (lua("claim"), "if step ~= run.step then", "if step < run.step then"),
+    "tickets that are nowhere are waited for": (lua("claim", "damage"), "      requeue(name)\n", ""),
+    "the attempts are forgotten before the claim": (
+        lua("common", "claims"),
+        "  redis.call('ZADD', key('ready'), ticket, ticket)\n",
+        "  redis.call('ZADD', key('ready'), ticket, ticket)\n  redis.call('HDEL', key('attempts'), ticket)\n",
+    ),
     "a commit forgets the unselected": (lua("commit"), "count('unselected', #ids - selected)", ""),
-    "recovery leaves the trained pools trained": (lua("recover"), "count('claimed', 1)", "count('claimed', 0)"),
-    "a quarantined one counts in its group": (lua("quarantine"), "'groups'), ticket, -1", "'groups'), ticket, 0"),
-    "a checkpoint forgets one pool too many": (lua("checkpoint"), "for s = from, step - 1 do", "for s = from, step do"),
+    "an announcement goes back": (lua("announce", "claims"), "if run.announced_by == run.epoch and", "if false and"),
+    "recovery leaves the trained pools trained": (lua("recover"), "count('claimed', pool.size)", "count('claimed', 0)"),
+    "a recovery is done twice": (lua("recover", "buffer"), "if given then return tonumber(given) end", ""),
+    "an epoch goes back": (lua("recover"), "math.max(run.epoch or 0, least_epoch)", "(run.epoch or 0)"),
+    "a worker's pools may be others": (lua("recover", "claims"), "next_ticket > 0 and run[name]", "false"),
+    "what the learner is past stays": (lua("recover", "claims"), "if step > reached then", "if false then"),
+    "recovery fails by halves": (lua("recover", "damage"), "found ~= 'none' and found ~= kind", "false"),
+    "nothing is counted anew": (lua("recover", "damage"), "redis.call('UNLINK', key('heat'))", ""),
+    "a quarantined one counts in its group": (lua("quarantine", "operators"), "- #missing(ticket)", ""),
+    "a quarantined one is not played again": (lua("quarantine", "claims"), "    fail_attempt(ticket)\n", ""),
+    "the quarantine grows for ever": (lua("quarantine", "buffer"), "> 1000 then", "> 10000 then"),
+    "a checkpoint forgets one pool too many": (lua("checkpoint"), "checkpoint, step - 1 do", "checkpoint, step do"),
+    "the staleness is not checked": (CHECKS, "staleness > shape.max_staleness", "False"),
+    "the future is not checked": (CHECKS, "or newest > step", ""),
+    "the group's question is not checked": (CHECKS, "if len(questions[t.ticket]) > 1:", "if False:"),
+    "the ticket's question is not checked": (CHECKS, "if question_of is not None and", "if False and"),
+    "the vocabulary is not checked": (CONTRACT, "and highest >= self.vocab_size", "and False"),
+    "the depth is not checked": (CHECKS, "        shape.check(t)\n", "        pass\n"),
     "an empty gold answer is contained": (REWARDS, "gold and gold in found", "gold in found"),
 }  # fmt: skip
 

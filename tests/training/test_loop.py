@@ -11,7 +11,8 @@ from cusearch_async.algorithm.methods import State
 from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory
-from cusearch_async.training.loop import advantages_of, plan_groups, select
+from cusearch_async.metrics import describe_step
+from cusearch_async.training.loop import advantages_of, plan_groups, question_names, select
 from cusearch_async.types import Pool, Question
 from tests.strategies import make_trajectory
 
@@ -99,9 +100,7 @@ def test_advantages_are_scaled_by_the_deviation_unless_that_is_switched_off(conf
     assert advantages_of(whole, pool, plain).values == pytest.approx([0.25, -0.25])
 
 
-def test_a_pool_out_of_order_or_empty_is_refused_by_name():
-    with pytest.raises(InvalidTrajectory, match="pool 4: is empty"):
-        Pool(4, ())
+def test_a_pool_out_of_order_is_refused_by_name():
     with pytest.raises(InvalidTrajectory, match=r"pool 4: .*0:1 comes after 1:0"):
         Pool(4, (make_trajectory(1, 0), make_trajectory(0, 1)))
     with pytest.raises(InvalidTrajectory, match="2:0 comes after 2:0"):
@@ -123,3 +122,22 @@ def test_a_pool_out_of_order_or_empty_is_refused_by_name():
 def test_a_trajectory_that_nothing_can_be_learned_from_is_refused_by_name(changes, message):
     with pytest.raises(InvalidTrajectory, match=f"trajectory 5:2: .*{message}"):
         make_trajectory(5, 2, **changes)
+
+
+def test_an_empty_pool_trains_nothing_is_said_and_leaves_the_state(config_of, caplog):
+    config, empty = config_of(), Pool(4, ())
+    selection = select(empty, State(phase=2), config)
+    assert (selection.indices.tolist(), selection.state) == ([], State(phase=2))
+    assert "step 4 trains on nothing: every trajectory of its pool failed or was taken out" in caplog.text
+    advantages = advantages_of([], empty, config)
+    assert advantages.values.tolist() == []
+    said = describe_step(empty, [], advantages, config.method.budget, config.episode.s_max)
+    assert (said["reward/all"], said["staleness/min"], said["depth/generated"]) == (0, 0, [0] * 6)
+    assert not any(isinstance(value, float) and np.isnan(value) for value in said.values())
+
+
+def test_a_ticket_stands_for_the_question_that_workers_play(config_of):
+    config = config_of()
+    names = [question_names(QUESTIONS, config)(ticket) for ticket in range(12)]
+    assert names == [QUESTIONS[question_index(ticket, 6, config.run.seed)].id for ticket in range(12)]
+    assert sorted(names[:6]) == sorted(names[6:]) == [question.id for question in QUESTIONS]

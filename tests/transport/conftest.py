@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -54,6 +55,28 @@ class RedisBackend:
     async def sizes(self) -> dict[int, int]:
         return {int(k): int(v) for k, v in (await self.client.hgetall(self.keys.sizes)).items()}
 
+    async def quarantined(self) -> dict[str, str]:
+        return {k.decode(): v.decode() for k, v in (await self.client.hgetall(self.keys.quarantine)).items()}
+
+    async def vanish(self, *ids: str) -> None:
+        """As if the server had evicted them."""
+        for id_ in ids:
+            await self.client.delete(self.keys.trajectory(id_), self.keys.payload(id_))
+
+    async def forget_everything(self) -> None:
+        for key in [key async for key in self.client.scan_iter(match=f"cusearch:{{{self._run}}}:*")]:
+            await self.client.delete(key)
+
+    async def dump(self) -> dict[bytes, bytes]:
+        """A copy of all that the run keeps."""
+        keys = [key async for key in self.client.scan_iter(match=f"cusearch:{{{self._run}}}:*", count=1000)]
+        return {key: await self.client.dump(key) for key in keys}
+
+    async def restore(self, dump: dict[bytes, bytes]) -> None:
+        await self.forget_everything()
+        for key, value in dump.items():
+            await self.client.restore(key, 0, value)
+
     async def tickets(self) -> dict[str, Any]:
         """Where every ticket is."""
         keys = self.keys
@@ -90,6 +113,18 @@ class MemoryBackend:
 
     async def sizes(self) -> dict[int, int]:
         return dict(self.run.sizes)
+
+    async def quarantined(self) -> dict[str, str]:
+        return dict(self.run.quarantined)
+
+    async def vanish(self, *ids: str) -> None:
+        for id_ in ids:
+            if id_ in self.run.entries:
+                self.run.entries[id_].has_gone = True
+
+    async def forget_everything(self) -> None:
+        for field in dataclasses.fields(MemoryRun):
+            setattr(self.run, field.name, getattr(MemoryRun(), field.name))
 
 
 @pytest.fixture

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cusearch_async.algorithm.methods import State
 from cusearch_async.config import RedisConfig
-from cusearch_async.errors import BufferUnavailable, EmptyPool
+from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.contract import LEARNER_ALIVE_S, Place
+from cusearch_async.transport.inspection import audit
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_shape
 from tests.transport.test_contract import G, N, fill, start
@@ -21,50 +23,39 @@ from tests.transport.test_contract import G, N, fill, start
 def recorded(buffer: RedisBuffer) -> dict[str, Any]:
     """By script: its newest call, to be delivered again."""
     sent: dict[str, Any] = {}
-    run = buffer._run
+    run = buffer.run_script
 
     async def record(script: str, *arguments: Any) -> Any:
         sent[script] = lambda: run(script, *arguments)
         return await run(script, *arguments)
 
-    buffer._run = record  # type: ignore[method-assign]
+    buffer.run_script = record  # type: ignore[method-assign]
     return sent
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "reason"),
+    ("value", "reason"),
     [
-        ("payload", b"CUS\x01rubbish", "checksum"),
-        ("payload", b"", "does not start like a trajectory"),
-        ("payload", b"CUS\x00old!", "schema 0"),
-        ("payload", None, "the payload is missing"),
-        ("payload", b"x" * 2_000_000, "payload of 2000000 bytes"),
-        ("depth", None, ""),
+        (b"CUS\x01rubbish", "checksum"),
+        (b"", "does not start like a trajectory"),
+        (b"CUS\x00old!", "schema 0"),
+        (b"x" * 2_000_000, "payload of 2000000 bytes"),
     ],
 )
-async def test_what_cannot_be_read_is_quarantined_and_the_pool_goes_on_without_it(redis_backend, field, value, reason):
-    buffer = redis_backend.make(max_staleness=0)
+async def test_what_cannot_be_read_is_quarantined_and_played_again(redis_backend, value, reason):
+    buffer, client = redis_backend.make(max_staleness=0), redis_backend.make().connection.client
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
-    if field == "depth":
-        await redis_backend.client.hdel(buffer.keys.trajectory("2:1"), field)
-    elif value is None:
-        await redis_backend.client.delete(buffer.keys.payload("2:1"))
-    else:
-        await redis_backend.client.set(buffer.keys.payload("2:1"), value)
-    pool = await buffer.claim(0)
+    await client.set(buffer.keys.payload("2:1"), value)
+    assert await buffer.claim(0) is None
     ledger = await buffer.ledger()
-    assert ledger.closes
-    if field == "depth":
-        assert len(pool) == N * G, "the payload itself is whole"
-        return
-    assert [t.id for t in pool] == [f"{t}:{r}" for t in range(N) for r in range(G) if (t, r) != (2, 1)]
-    assert (ledger.claimed, ledger.quarantined) == (N * G - 1, 1)
-    assert reason in (await redis_backend.client.hget(buffer.keys.quarantine, "2:1")).decode()
-    assert await redis_backend.client.hget(buffer.keys.quarantined("2:1"), "state") == b"quarantined"
-    assert await redis_backend.client.get(buffer.keys.quarantined_payload("2:1")) == value
-    again = await buffer.claim(0)
-    assert [t.id for t in again] == [t.id for t in pool]
+    assert (ledger.claimed, ledger.quarantined, ledger.buffered, ledger.closes) == (0, 1, N * G - 1, True)
+    assert reason in (await client.hget(buffer.keys.quarantine, "2:1")).decode()
+    assert await client.hget(buffer.keys.quarantined("2:1"), "state") == b"quarantined"
+    assert await client.get(buffer.keys.quarantined_payload("2:1")) == value
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    assert len(await buffer.claim(0)) == N * G
+    assert (await audit(buffer)).closes
 
 
 async def test_a_payload_of_another_trajectory_is_quarantined(redis_backend):
@@ -73,20 +64,152 @@ async def test_a_payload_of_another_trajectory_is_quarantined(redis_backend):
     await fill(buffer, await buffer.admit("w", 0, N * G))
     foreign = await redis_backend.client.get(buffer.keys.payload("0:0"))
     await redis_backend.client.set(buffer.keys.payload("3:1"), foreign)
-    await buffer.claim(0)
+    assert await buffer.claim(0) is None
     reason = await redis_backend.client.hget(buffer.keys.quarantine, "3:1")
     assert reason == b"the payload is of trajectory 0:0"
 
 
-async def test_a_pool_of_rubbish_is_an_error_that_says_where_to_look(redis_backend):
+async def test_a_pool_of_rubbish_is_played_again_and_in_the_end_trained_as_an_empty_one(redis_backend):
+    """As after an upgrade that changed the schema, with workers that were left at the old version."""
+    buffer = redis_backend.make(max_staleness=0, max_attempts=2)
+    await start(buffer)
+    for attempt in range(2):
+        await fill(buffer, await buffer.admit("w", 0, N * G))
+        for key in [key async for key in redis_backend.client.scan_iter(match=buffer.keys.payload("*"))]:
+            await redis_backend.client.set(key, "?")
+        assert await buffer.claim(0) is None, f"attempt {attempt}"
+    pool = await buffer.claim(0)
+    assert len(pool) == 0
+    await buffer.commit(pool, [], State(), {})
+    ledger = await buffer.ledger()
+    assert (ledger.quarantined, ledger.incomplete_groups, ledger.closes) == (2 * N * G, N, True)
+    assert (await audit(buffer)).closes
+
+
+async def test_of_a_pool_that_was_taken_before_what_has_gone_is_counted_and_left_out(redis_backend):
+    """The learner goes on from a checkpoint; the rest of the pool stays what it was."""
     buffer = redis_backend.make(max_staleness=0)
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
-    for ticket in range(N):
-        for rollout in range(G):
-            await redis_backend.client.set(buffer.keys.payload(f"{ticket}:{rollout}"), "?")
-    with pytest.raises(EmptyPool, match="cusearch buffer quarantine"):
-        await buffer.claim(0)
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories[:4], State(), {})
+    client, keys = redis_backend.client, buffer.keys
+    await client.delete(keys.trajectory("0:0"))
+    await client.delete(keys.payload("1:1"))
+    await client.set(keys.payload("2:0"), "?")
+    heir = redis_backend.make(max_staleness=0)
+    await heir.recover(0, State(), {})
+    again = await heir.claim(0)
+    assert [t.id for t in again] == [t.id for t in pool if t.id not in ("0:0", "1:1", "2:0")]
+    assert [t.id for t in await heir.claim(0)] == [t.id for t in again]
+    ledger = await heir.ledger()
+    assert (ledger.lost, ledger.quarantined, ledger.claimed, ledger.trained, ledger.closes) == (2, 1, 5, 0, True)
+    assert await client.exists(keys.trajectory("0:0")) == 0, "no stub is left where it was"
+    await heir.commit(again, again.trajectories[:1], State(), {})
+    assert (await audit(heir)).closes
+
+
+async def test_an_outage_longer_than_a_lease_costs_no_attempt(redis_backend):
+    """Nobody could ask while Redis was away, so its clock seems to have jumped."""
+    buffer = redis_backend.make(lease_s=60.0)
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    for jump_s in (3600, -7200):
+        wall = int(await redis_backend.client.hget(buffer.keys.clock, "wall"))
+        await redis_backend.client.hset(buffer.keys.clock, "wall", wall - jump_s * 1000)
+        assert Place(0, 0) not in await buffer.admit("other", 0, G)
+        await buffer.heartbeat("w", [0], {})
+    assert (await buffer.ledger()).requeued == 0
+    deadline = await redis_backend.client.zscore(buffer.keys.lease, "0")
+    assert deadline - int(await redis_backend.client.hget(buffer.keys.clock, "run")) <= 60_000
+
+
+async def test_an_older_admission_that_arrives_late_takes_no_leases(redis_backend):
+    buffer = redis_backend.make()
+    sent = recorded(buffer)
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    late = sent["admit"]
+    await buffer.admit("w", 0, G)
+    assert await late() == []
+    assert (await buffer.state()).next_ticket == 2
+
+
+async def test_an_admission_that_is_answered_again_after_the_learner_went_back_keeps_the_bound(redis_backend):
+    buffer = redis_backend.make(max_staleness=0)
+    sent = recorded(buffer)
+    await start(buffer)
+    for step in range(2):
+        await fill(buffer, await buffer.admit("w", step, N * G), versions=np.full(4, step, np.int32))
+        pool = await buffer.claim(step)
+        await buffer.commit(pool, pool.trajectories, State(), {})
+        await buffer.announce(step + 1, f"v00000{step + 1}-e1")
+    assert len(await buffer.admit("w", 2, 2 * G)) == 2 * G
+    late = sent["admit"]
+    heir = redis_backend.make(max_staleness=0)
+    await heir.recover(0, State(), {})
+    await heir.announce(0, "v000000-e2")
+    assert await late() == []
+    assert (await redis_backend.tickets())["requeue"] == {2 * N, 2 * N + 1}
+
+
+async def test_a_payload_that_is_dropped_on_its_way_is_sent_again(redis_backend):
+    buffer = redis_backend.make()
+    await start(buffer)
+    places = await buffer.admit("w", 0, 2 * G)
+    send, drops = buffer._send, iter([2, 1, 0])
+
+    async def send_with_a_loss(batch, client):
+        for put in list(batch)[: next(drops)]:
+            staged = put.staged
+            object.__setattr__(put, "staged", staged + "-elsewhere")
+        outcomes = await send(batch, client)
+        for put in batch:
+            object.__setattr__(put, "staged", put.staged.removesuffix("-elsewhere"))
+        return outcomes
+
+    buffer._send = send_with_a_loss
+    made = [make_trajectory(p.ticket, p.rollout) for p in places]
+    assert await asyncio.gather(*(buffer.put(t) for t in made)) == ["stored"] * len(made)
+    assert (await buffer.ledger()).finished == len(made)
+
+
+async def test_a_server_that_drops_every_payload_is_named(redis_backend):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+
+    async def send_to_nowhere(batch, client):
+        return [b"unstaged"] * len(batch)
+
+    buffer._send = send_to_nowhere
+    with pytest.raises(BufferLost, match=r"dropped the payload of trajectory 0:0 .* 3 times.*maxmemory-policy"):
+        await buffer.put(make_trajectory(0, 0))
+
+
+async def test_workers_that_have_been_silent_for_an_hour_are_forgotten(redis_backend):
+    buffer, client = redis_backend.make(), redis_backend.make().connection.client
+    await start(buffer)
+    await buffer.admit("dead", 0, G)
+    await buffer.heartbeat("dead", [], {"version": 0})
+    beat = await client.zscore(buffer.keys.workers, "dead")
+    await client.zadd(buffer.keys.workers, {"dead": beat - 3_601_000})
+    await buffer.heartbeat("alive", [], {"version": 0})
+    assert (await buffer.workers()).keys() == {"alive"}
+    assert 3590 < await client.ttl(buffer.keys.worker("dead")) <= 3600
+
+
+async def test_the_newest_thousand_of_the_quarantine_are_kept(redis_backend):
+    buffer, client = redis_backend.make(questions=1001, rollouts=1), redis_backend.make().connection.client
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 1001))
+    for ticket in range(1001):
+        assert await buffer.quarantine(f"{ticket}:0", "strange")
+    reasons = await client.hkeys(buffer.keys.quarantine)
+    assert len(reasons) == 1000
+    assert b"0:0" not in reasons
+    assert await client.exists(buffer.keys.quarantined("0:0"), buffer.keys.quarantined_payload("0:0")) == 0
+    assert (await buffer.ledger()).quarantined == 1001
 
 
 async def test_heat_counts_what_waits_by_depth_and_version(redis_backend):

@@ -1,16 +1,22 @@
 """Both buffers, driven by the same random interleavings of workers, learners, crashes and operators.
 
-After every rule the two agree, the ledger closes, no trajectory is trained twice in one lineage, no ticket is lost,
-staleness keeps its bound and the phase never falls within a lineage."""
+Some workers believe another config, commands arrive a second time much later, what is kept vanishes, and Redis goes
+back to an earlier state of its own.
+
+After every rule the two agree, the ledger closes, no trajectory is trained twice in one lineage, no ticket is lost, and
+every pool keeps the staleness bound and the sizes of its groups."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import itertools
 import os
 from collections import Counter
 from typing import Any
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,14 +29,22 @@ from hypothesis.stateful import (
 )
 
 from cusearch_async.algorithm.methods import State
-from cusearch_async.errors import CusearchError, Fenced
+from cusearch_async.errors import BufferLost, CusearchError, Fenced
 from cusearch_async.transport.contract import Place
+from cusearch_async.transport.inspection import audit
+from cusearch_async.types import Trajectory
 from tests.strategies import make_trajectory
 from tests.transport.conftest import MemoryBackend, RedisBackend
 
 N, G, STALENESS, ATTEMPTS, S_MAX = 2, 2, 1, 3, 5
 SEQUENCES = int(os.environ.get("CUSEARCH_SEQUENCES", "60"))
-WORKERS = ("a", "b", "c")
+BELIEFS: dict[str, dict[str, int]] = {
+    "a": {},
+    "b": {"max_staleness": 7, "questions": 9, "max_attempts": 1, "limit": 10**6},
+    "c": {"rollouts": 3, "max_staleness": 0, "s_max": S_MAX + 1},
+}
+"""What a worker's config says besides the run's own."""
+WORKERS = tuple(BELIEFS)
 
 
 class Run(RuleBasedStateMachine):
@@ -46,14 +60,24 @@ class Run(RuleBasedStateMachine):
         self.order = order
         self.backends: list[Any] = [MemoryBackend(), RedisBackend(self.redis_url)]
         self.buffers = [backend.make(**self.shape) for backend in self.backends]
+        self.workers = {
+            name: [b.make(**(self.shape | belief)) for b in self.backends] for name, belief in BELIEFS.items()
+        }
         self.old_learners: list[list[Any]] = []
         self.learners: list[Any] = []
-        self.playing: dict[str, set[Place]] = {worker: set() for worker in WORKERS}
+        self.playing: dict[str, dict[Place, int]] = {worker: {} for worker in WORKERS}  # and the version that began it
+        self.granted: dict[str, list[Place]] = {worker: [] for worker in WORKERS}  # by its newest admission
+        self.sent: list[tuple[str, list[Any], tuple[Any, ...]]] = []  # commands that may come again
+        self.recoveries: list[Any] = []
+        self.snapshot: Any = None
+        self.went_back = False
+        self.epoch = 0
         self.loaded = dict.fromkeys(WORKERS, 0)
         self.saved = (0, State(), {})  # the checkpoint: step, method state, group sizes
         self.trained: dict[int, set[str]] = {}  # step -> what it trained on, in the current lineage
+        self.latest: Any = None
         self.pool: list[Any] | None = None
-        self.phase = 0
+        self.step = self.phase = 0
         self.admissions = 0
         self.take_over()
 
@@ -64,37 +88,81 @@ class Run(RuleBasedStateMachine):
             return type(error).__name__
 
     def both(self, name: str, *arguments: Any, by: list[Any] | None = None) -> Any:
-        answers = [self.do(getattr(buffer, name)(*arguments)) for buffer in by or self.buffers]
+        by = by or self.buffers
+        answers = [self.do(getattr(buffer, name)(*arguments)) for buffer in by]
         assert answers[0] == answers[1], f"{name}{arguments}: {answers}"
+        if name in ("put", "release", "announce", "checkpoint"):
+            self.sent.append((name, by, arguments))
         return answers[0]
+
+    def trajectory(self, worker: str, place: Place, depth: int) -> Trajectory:
+        version = self.playing[worker][place]
+        depth += worker == "c" and depth == S_MAX
+        versions = np.full(4, version, np.int32)
+        return make_trajectory(place.ticket, place.rollout, depth=depth, worker=worker, versions=versions)
 
     # --- workers ---
 
     @rule(worker=st.sampled_from(WORKERS), room=st.integers(1, 2 * G), answer_is_lost=st.booleans())
     def admit(self, worker: str, room: int, answer_is_lost: bool = False) -> None:
         self.admissions += 1
-        redis = self.buffers[1]
+        redis = self.workers[worker][1]
         redis._numbers = itertools.count(1000 * self.admissions)
-        granted = self.both("admit", worker, self.loaded[worker], room)
+        granted = self.both("admit", worker, self.loaded[worker], room, by=self.workers[worker])
         if answer_is_lost:
             redis._numbers = itertools.count(1000 * self.admissions)
             assert self.do(redis.admit(worker, self.loaded[worker], room)) == granted, "the command was sent again"
         assert len(granted) <= room
         limit = (STALENESS + self.loaded[worker] + 1) * N
         assert all(place.ticket < limit for place in granted), "the staleness bound"
-        self.playing[worker] |= set(granted)
+        self.playing[worker] |= dict.fromkeys(granted, self.loaded[worker])
+        self.granted[worker] = granted
+
+    @precondition(lambda self: self.admissions)
+    @rule(data=st.data(), worker=st.sampled_from(WORKERS))
+    def an_earlier_admission_arrives_again(self, data: Any, worker: str) -> None:
+        """It takes nothing. The newest one is answered again, less what the bound forbids by now."""
+        redis, memory = self.workers[worker][1], self.workers[worker][0]
+        token = (
+            self.do(redis.ask(lambda client: client.hget(redis.keys.worker(worker), "admit_token"))) or b"0/0"
+        ).decode()
+        number = data.draw(st.sampled_from([0, int(token.split("/")[1])]))
+        redis._numbers = itertools.count(number)
+        again = self.do(redis.admit(worker, self.loaded[worker], 2 * G)) if number or token != "0/0" else []
+        if not number:
+            assert again == []
+            return
+        state = self.do(memory.state())
+        limit = (STALENESS + min(self.loaded[worker], state.published) + 1) * N if state.published >= 0 else 0
+        tickets = {p.ticket for p in self.granted[worker]}
+        leased = {t for t in tickets if memory._run.leases.get(t, ("", 0))[0] == worker}
+        assert {p.ticket for p in again} == {t for t in leased if t < limit}
+        if state.published >= 0:
+            for ticket in sorted(t for t in leased if t >= limit):
+                memory._requeue(ticket)
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def an_old_command_arrives_again(self, data: Any) -> None:
+        name, by, arguments = data.draw(st.sampled_from(self.sent))
+        self.both(name, *arguments, by=by)
+
+    @rule(data=st.data())
+    def an_old_recovery_arrives_again(self, data: Any) -> None:
+        epoch, recover = data.draw(st.sampled_from(self.recoveries))
+        assert self.do(recover()) == epoch
 
     @precondition(lambda self: any(self.playing.values()))
     @rule(data=st.data(), depth=st.integers(0, S_MAX), again=st.booleans())
     def put(self, data: Any, depth: int, again: bool) -> None:
         worker = data.draw(st.sampled_from([w for w in WORKERS if self.playing[w]]))
         place = data.draw(st.sampled_from(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))))
-        trajectory = make_trajectory(place.ticket, place.rollout, depth=depth, worker=worker)
-        outcome = self.both("put", trajectory)
+        trajectory = self.trajectory(worker, place, depth)
+        outcome = self.both("put", trajectory, by=self.workers[worker])
         if again:
-            assert self.both("put", trajectory) == outcome
+            assert self.both("put", trajectory, by=self.workers[worker]) == outcome
         if outcome != "full":
-            self.playing[worker].discard(place)
+            del self.playing[worker][place]
 
     @rule(worker=st.sampled_from(WORKERS), left=st.sets(st.integers(0, 7), max_size=2), depth=st.integers(0, S_MAX))
     def play(self, worker: str, left: set[int], depth: int) -> None:
@@ -102,9 +170,9 @@ class Run(RuleBasedStateMachine):
         self.admit(worker, 4 * G)
         for number, place in enumerate(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))):
             if number not in left:
-                outcome = self.both("put", make_trajectory(place.ticket, place.rollout, depth=depth, worker=worker))
+                outcome = self.both("put", self.trajectory(worker, place, depth), by=self.workers[worker])
                 if outcome != "full":
-                    self.playing[worker].discard(place)
+                    del self.playing[worker][place]
 
     @rule(share=st.floats(0, 1), deeper=st.booleans(), size=st.integers(1, 2 * G), worker=st.sampled_from(WORKERS))
     def learn(self, share: float, deeper: bool, size: int, worker: str) -> None:
@@ -147,7 +215,7 @@ class Run(RuleBasedStateMachine):
             self.admit(worker, G)
             tickets = sorted({p.ticket for p in self.playing[worker]})[:1]
             self.both("release", worker, tickets, True)
-            self.playing[worker] = {p for p in self.playing[worker] if p.ticket not in tickets}
+            self.playing[worker] = {p: v for p, v in self.playing[worker].items() if p.ticket not in tickets}
 
     @rule(worker=st.sampled_from(WORKERS), heir=st.sampled_from(WORKERS))
     def die_and_be_followed(self, worker: str, heir: str) -> None:
@@ -160,11 +228,11 @@ class Run(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS))
     def leave(self, worker: str) -> None:
         self.both("leave", worker, sorted({p.ticket for p in self.playing[worker]}))
-        self.playing[worker] = set()
+        self.playing[worker] = {}
 
     @rule(worker=st.sampled_from(WORKERS))
     def worker_is_killed(self, worker: str) -> None:
-        self.playing[worker] = set()
+        self.playing[worker] = {}
 
     @rule()
     def every_lease_runs_out(self) -> None:
@@ -175,13 +243,21 @@ class Run(RuleBasedStateMachine):
 
     @rule()
     def claim(self) -> None:
-        step = self.do(self.buffers[0].state()).step
+        step, run = self.step, self.backends[0].run
         answers = [self.do(learner.claim(step)) for learner in self.learners]
         ids = [a if a is None or isinstance(a, str) else [t.id for t in a] for a in answers]
         assert ids[0] == ids[1]
         self.pool = answers if isinstance(ids[0], list) else None
-        if self.pool and self.order == "ticket":
-            assert all(step * N <= t.ticket < (step + 1) * N for t in self.pool[0]), "pool = its tickets"
+        if self.pool is None:
+            return
+        pool = self.pool[0]
+        assert all(t.depth <= S_MAX and t.versions.max() <= step for t in pool)
+        if self.order == "ticket":
+            assert all(step * N <= t.ticket < (step + 1) * N for t in pool), "pool = its tickets"
+            assert all(step - t.oldest_version <= STALENESS for t in pool), "the staleness bound"
+        if not run.counts["lost"] and not run.quarantined:
+            wanted = sum(run.sizes.get(t, G) - run.incomplete.get(t, 0) for t in run.pools[step].tickets)
+            assert len(pool) == wanted, "groups are whole, or known to be incomplete"
 
     @precondition(lambda self: self.pool is not None)
     @rule(share=st.floats(0, 1), deeper=st.booleans(), size=st.integers(1, 2 * G))
@@ -194,22 +270,27 @@ class Run(RuleBasedStateMachine):
         taken = int(share * len(self.pool[0]))
         for learner, pool in zip(self.learners, self.pool, strict=True):
             selected = pool.trajectories[:taken]
-            assert self.do(learner.commit(pool, selected, state, sizes)) is None
-        ids = {t.id for t in self.pool[0].trajectories[:taken]}
-        assert not any(ids & earlier for earlier in self.trained.values()), "nothing is trained twice"
-        self.trained[step] = ids
-        self.latest = (step + 1, state, sizes)
-        self.pool = None
+            answer = self.do(learner.commit(pool, selected, state, sizes))
+            assert answer is None or (self.went_back and answer == BufferLost.__name__)
+        ids, self_pool, self.pool = {t.id for t in self.pool[0].trajectories[:taken]}, self.pool, None
+        self.sent.append(("commit", self.learners, (self_pool[0], self_pool[0].trajectories[:taken], state, sizes)))
+        if answer is None:
+            is_sure = self.order == "ticket" or not self.went_back
+            assert not is_sure or not any(ids & earlier for earlier in self.trained.values()), (
+                "nothing is trained twice"
+            )
+            self.trained[step] = ids
+            self.step = step + 1
+            self.latest = (step + 1, state, sizes)
 
     @rule()
     def publish(self) -> None:
-        state = self.do(self.buffers[0].state())
-        self.both("announce", state.step, f"v{state.step}-e{state.epoch}", by=self.learners)
+        self.both("announce", self.step, f"v{self.step}-e{self.learners[0].epoch}", by=self.learners)
 
     @precondition(lambda self: bool(self.trained))
     @rule()
     def checkpoint(self) -> None:
-        if self.latest[0] == self.do(self.buffers[0].state()).step:
+        if self.latest[0] == self.step and self.both("checkpoint", 0, by=self.learners) is None:
             self.saved = self.latest
             self.both("checkpoint", self.saved[0], by=self.learners)
 
@@ -220,9 +301,20 @@ class Run(RuleBasedStateMachine):
             self.old_learners.append(self.learners)
         self.learners = [backend.make(**self.shape) for backend in self.backends]
         step, state, sizes = self.saved
-        assert self.both("recover", step, state, sizes, by=self.learners) is None
+        redis, recover = self.learners[1], self.learners[1].run_script
+
+        async def record(script: str, *arguments: Any) -> Any:
+            answer = await recover(script, *arguments)
+            if script == "recover":
+                self.recoveries.append((answer, lambda: recover(script, *arguments)))
+            return answer
+
+        redis.run_script = record
+        assert self.both("recover", step, state, sizes, self.epoch, by=self.learners) is None
+        assert self.epoch < self.learners[0].epoch == self.learners[1].epoch
+        self.epoch = self.learners[0].epoch
         self.trained = {s: ids for s, ids in self.trained.items() if s < step}
-        self.phase = state.phase
+        self.step, self.phase = step, state.phase
         self.pool = None
         self.publish()
 
@@ -235,6 +327,34 @@ class Run(RuleBasedStateMachine):
         assert self.both("announce", step, "x", by=old) == Fenced.__name__
         assert self.both("checkpoint", step, by=old) == Fenced.__name__
 
+    # --- Redis ---
+
+    @precondition(lambda self: self.backends[0].run.entries)
+    @rule(data=st.data())
+    def something_vanishes(self, data: Any) -> None:
+        id_ = data.draw(st.sampled_from(sorted(self.backends[0].run.entries)))
+        for backend in self.backends:
+            self.loop.run_until_complete(backend.vanish(id_))
+
+    @rule()
+    def redis_is_copied(self) -> None:
+        memory, redis = self.backends
+        self.snapshot = copy.deepcopy(memory.run), self.loop.run_until_complete(redis.dump())
+
+    @precondition(lambda self: self.snapshot is not None)
+    @rule()
+    def redis_goes_back_to_the_copy(self) -> None:
+        """As when a replica that lags behind is promoted. The learner meets BufferLost, and the next one recovers."""
+        memory, redis = self.backends
+        run, dump = self.snapshot
+        for field in dataclasses.fields(run):
+            setattr(memory.run, field.name, copy.deepcopy(getattr(run, field.name)))
+        self.loop.run_until_complete(redis.restore(dump))
+        self.went_back, self.pool = True, None
+        if memory.run.state.step != self.step:
+            assert self.both("claim", self.step, by=self.learners) in (BufferLost.__name__, Fenced.__name__)
+        self.take_over()
+
     # --- operator ---
 
     @rule(paused=st.booleans())
@@ -244,8 +364,7 @@ class Run(RuleBasedStateMachine):
     @rule(data=st.data())
     def quarantine(self, data: Any) -> None:
         run = self.backends[0].run
-        of_open_groups = sorted(id_ for id_, entry in run.entries.items() if entry.trajectory.ticket in run.groups)
-        known = of_open_groups or sorted(run.entries) or ["0:0"]
+        known = sorted(run.entries) or ["0:0"]
         self.both("quarantine", data.draw(st.sampled_from(known)), "an operator did not like it")
 
     @rule(data=st.data())
@@ -278,23 +397,32 @@ class Run(RuleBasedStateMachine):
     def the_ledger_closes(self) -> None:
         ledger = self.do(self.buffers[0].ledger())
         assert ledger.closes
-        assert sum(self.do(self.buffers[0].capacities())) == ledger.buffered
+        too_deep = sum(
+            e.state == "buffered" and e.trajectory.depth > S_MAX for e in self.backends[0].run.entries.values()
+        )
+        assert sum(self.do(self.buffers[0].capacities())) + too_deep == ledger.buffered
         assert min(ledger.finished, ledger.buffered, ledger.claimed, ledger.trained, ledger.bytes) >= 0
 
     @invariant()
     def no_ticket_is_lost(self) -> None:
         """Every ticket that was granted is leased, queued, ready, or in the pool of a step."""
         run = self.backends[0].run
-        pooled = Counter(run.entries[id_].trajectory.ticket for ids in run.pools.values() for id_ in ids)
-        forgotten = run.state.checkpoint
-        for ticket in range(run.state.next_ticket):
-            places = [ticket in run.leases, ticket in run.requeue, ticket in run.ready]
-            assert sum(places) <= 1
-            is_settled = any(places) or ticket in pooled or forgotten > 0 or run.quarantined
-            assert is_settled or ticket in run.incomplete, f"ticket {ticket} is nowhere"
+        pooled = Counter(ticket for pool in run.pools.values() for ticket in pool.tickets)
+        forgotten = run.state.checkpoint * N
+        for ticket in range(forgotten if self.order == "ticket" else 0, run.state.next_ticket):
+            places = [ticket in run.leases, ticket in run.requeue, ticket in run.ready, pooled[ticket] == 1]
+            assert sum(places) == 1 or (self.order != "ticket" and forgotten), f"ticket {ticket}: {places}"
+
+    @rule()
+    def the_keys_are_counted(self) -> None:
+        """What has vanished is not in them, until it is missed."""
+        if not any(entry.has_gone for entry in self.backends[0].run.entries.values()):
+            assert self.do(audit(self.buffers[1])).findings == ()
 
     def teardown(self) -> None:
         if hasattr(self, "backends"):
+            self.the_keys_are_counted()
+            self.do(self.buffers[1].reset())
             self.loop.run_until_complete(self.backends[1].close())
 
 

@@ -1,39 +1,46 @@
 -- Grant rollouts to a worker: lease tickets below the staleness limit, requeued ones first.
--- Repeating a request with the same token gives the same grant again, so a resent command does no harm.
--- ARGV worker token room lease_ms loaded_version max_staleness questions rollouts max_attempts
+-- Repeating a request with the same token gives the same grant again, less what lies beyond the limit by now; an older
+-- request of the same process grants nothing. So a command that is sent again, or arrives late, does no harm.
+-- ARGV worker token("process/number") room loaded_version
 -- Returns rollout ids "ticket:rollout", at most `room`; a group is never split.
-local name, token, room, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local loaded, max_staleness, questions = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local rollouts, max_attempts = tonumber(ARGV[8]), tonumber(ARGV[9])
+local name, token, room, loaded = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local worker = key('worker:' .. name)
+local published = run.published or -1
+if published < 0 then return {} end
+local limit = (run.max_staleness + math.min(loaded, published) + 1) * run.questions
 
 local granted = {}
 local function grant(ids)
   for _, id in ipairs(ids) do granted[#granted + 1] = id end
 end
 
-if redis.call('HGET', worker, 'admit_token') == token then
+local last = redis.call('HGET', worker, 'admit_token') or ''
+if last == token then
   for ticket in string.gmatch(redis.call('HGET', worker, 'admit_tickets'), '%d+') do
-    if redis.call('HGET', key('owner'), ticket) == name then grant(missing(ticket, rollouts)) end
+    if redis.call('HGET', key('owner'), ticket) == name then
+      if tonumber(ticket) < limit then grant(missing(ticket)) else requeue(ticket) end
+    end
   end
   return granted
 end
+local process, number = string.match(token, '^(.*/)(%d+)$')
+local last_process, last_number = string.match(last, '^(.*/)(%d+)$')
+if process == last_process and tonumber(number) < tonumber(last_number) then return {} end
 
 local time = now()
 for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('lease'), '-inf', time, 'LIMIT', 0, 1000)) do
-  fail_attempt(ticket, max_attempts, rollouts)
+  fail_attempt(ticket)
 end
-
-local published = of_state('published', '-1')
-if published < 0 or of_state('paused', '0') == 1 then return granted end
-local limit = (max_staleness + math.min(loaded, published) + 1) * questions
+if run.paused == 1 then return granted end
+local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or nil)
+if not next_ticket then return lost('next_ticket is gone') end
 
 local tickets = {}
 local function take(ticket)
-  local ids = missing(ticket, rollouts)
+  local ids = missing(ticket)
   if #granted + #ids > room then return false end
   tickets[#tickets + 1] = ticket
-  redis.call('ZADD', key('lease'), time + lease_ms, ticket)
+  redis.call('ZADD', key('lease'), time + run.lease_ms, ticket)
   redis.call('HSET', key('owner'), ticket, name)
   grant(ids)
   return true
@@ -45,10 +52,10 @@ for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), '-inf', '(' 
   if not has_room then break end
   redis.call('ZREM', key('requeue'), ticket)
 end
-local next_ticket = next_ticket_of()
 while has_room and next_ticket < limit and take(tostring(next_ticket)) do
   next_ticket = next_ticket + 1
 end
 redis.call('SET', key('next_ticket'), next_ticket)
 redis.call('HSET', worker, 'admit_token', token, 'admit_tickets', table.concat(tickets, ','))
+redis.call('EXPIRE', worker, 3600)
 return granted

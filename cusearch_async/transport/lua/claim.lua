@@ -1,40 +1,93 @@
--- Take N groups for a learner step, all or none. The same step gets the same pool again.
--- ARGV epoch step questions rollouts order s_max
--- Returns trajectory ids, or nothing while there is no complete pool.
-local epoch, step, questions = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local rollouts, order = tonumber(ARGV[4]), ARGV[5]
-local pool = key('pool:' .. step)
-if is_fenced(epoch) then return redis.error_reply('FENCED') end
-if redis.call('EXISTS', pool) == 1 then return redis.call('LRANGE', pool, 0, -1) end
+-- The pool of a step: N groups, all or none. The learner looks at what there is, checks it, and takes exactly that.
+-- What has gone from Redis meanwhile is counted as lost; until the pool is taken it is played again.
+-- ARGV epoch step action(look | take) id...
+-- Returns nothing while the pool is not complete, else {status, {id that was lost...}, {id or ticket...}}:
+--   waits  not complete any more: the listed tickets are played again
+--   found  complete; nothing has moved yet
+--   kept   the step has taken this pool, now or before
+local step, action = tonumber(ARGV[2]), ARGV[3]
+local refused = refusal_of(ARGV[1])
+if refused then return refused end
+if step ~= run.step then return lost('it is at step ' .. run.step .. ', the learner at ' .. step) end
 
-local tickets
-if order == 'ticket' then
-  tickets = redis.call('ZRANGEBYSCORE', key('ready'), step * questions, (step + 1) * questions - 1)
-else
-  tickets = redis.call('ZRANGE', key('ready'), 0, questions - 1)
+local gone = {}
+if redis.call('EXISTS', facts_key(step)) == 1 then
+  local ids, kept = redis.call('LRANGE', pool_key(step), 0, -1), {}
+  if #ids ~= tonumber(redis.call('HGET', facts_key(step), 'size')) then return lost('part of pool ' .. step .. ' is gone') end
+  for _, id in ipairs(ids) do
+    if is_whole(id) then
+      kept[#kept + 1] = id
+    else
+      gone[#gone + 1] = id
+      redis.call('LREM', pool_key(step), 1, id)
+      redis.call('UNLINK', traj(id), payload(id))
+    end
+  end
+  if #gone > 0 then redis.call('HINCRBY', facts_key(step), 'size', -#gone) end
+  count('claimed', -#gone)
+  count('lost', #gone)
+  return {'kept', gone, kept}
 end
-if #tickets < questions then return {} end
+
+local first, last, again = step * run.questions, (step + 1) * run.questions - 1, {}
+local tickets
+if run.order == 'ticket' then
+  tickets = redis.call('ZRANGEBYSCORE', key('ready'), first, last)
+else
+  tickets = redis.call('ZRANGE', key('ready'), 0, run.questions - 1)
+end
+if #tickets < run.questions then
+  if run.order == 'ticket' then  -- tickets that were granted and are nowhere would be waited for in vain
+    local somewhere = {}
+    for _, ticket in ipairs(tickets) do somewhere[ticket] = true end
+    for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), first, last)) do somewhere[ticket] = true end
+    for ticket = first, math.min(last, tonumber(redis.call('GET', key('next_ticket')) or 0) - 1) do
+      local name = tostring(ticket)
+      if not somewhere[name] and not redis.call('ZSCORE', key('lease'), name) then
+        requeue(name)
+        again[#again + 1] = name
+      end
+    end
+  end
+  return #again > 0 and {'waits', gone, again}
+end
 
 local ids = {}
 for _, ticket in ipairs(tickets) do
-  for rollout = 0, group_size(ticket, rollouts) - 1 do
-    local id = ticket .. ':' .. rollout
-    local known = redis.call('HMGET', traj(id), 'depth', 'version', 'bytes')
-    if known[1] and known[2] and known[3] then
-      wait_in_bucket(id, known[1], known[2], tonumber(known[3]), -1)
+  local places = places_of(ticket)
+  local waiting, lacking = redis.call('HMGET', key('waiting'), unpack(places)), 0
+  for i, id in ipairs(places) do
+    if waiting[i] and is_whole(id) then
       ids[#ids + 1] = id
-    elseif redis.call('EXISTS', traj(id)) == 1 then  -- damaged: the learner will quarantine it
-      for depth = 0, tonumber(ARGV[6]) do redis.call('ZREM', key('depth:' .. depth), id) end
-      count('buffered', -1)
-      ids[#ids + 1] = id
+    else
+      lacking = lacking + 1
+      if waiting[i] then
+        gone[#gone + 1] = id
+        lose(id)
+      end
     end
   end
+  if lacking ~= (tonumber(redis.call('HGET', key('incomplete'), ticket)) or 0) then
+    fail_attempt(ticket)
+    again[#again + 1] = ticket
+  end
 end
-if #ids == 0 then return redis.error_reply('EMPTY') end
+if #again > 0 then return {'waits', gone, again} end
+if action == 'look' then return {'found', gone, ids} end
+
+if #ids ~= #ARGV - 3 then return false end
+for i, id in ipairs(ids) do
+  if id ~= ARGV[3 + i] then return false end  -- an operator has been at it since
+end
 for _, id in ipairs(ids) do
+  stop_waiting(id)
   redis.call('HSET', traj(id), 'state', 'claimed')
-  redis.call('RPUSH', pool, id)
+  redis.call('RPUSH', pool_key(step), id)
 end
-for _, ticket in ipairs(tickets) do redis.call('ZREM', key('ready'), ticket) end
+for _, ticket in ipairs(tickets) do
+  redis.call('ZREM', key('ready'), ticket)
+  redis.call('HDEL', key('attempts'), ticket)
+end
+redis.call('HSET', facts_key(step), 'tickets', table.concat(tickets, ','), 'size', #ids)
 count('claimed', #ids)
-return ids
+return {'kept', gone, ids}

@@ -2,28 +2,36 @@
 -- move on; all at once.
 -- ARGV epoch step memory(JSON: phase, visits, sizes) selected_id...
 -- Returns 1, or 0 when the step was committed before.
-local epoch, step, memory = ARGV[1], tonumber(ARGV[2]), cjson.decode(ARGV[3])
-if is_fenced(epoch) then return redis.error_reply('FENCED') end
-local current = of_state('step', '0')
-if current > step then return 0 end
-if current < step then return redis.error_reply('LOST ' .. current) end
+local step, memory = tonumber(ARGV[2]), cjson.decode(ARGV[3])
+local refused = refusal_of(ARGV[1])
+if refused then return refused end
+if run.step > step then return 0 end
+if run.step < step then return lost('it is at step ' .. run.step .. ', the learner at ' .. step) end
+local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or nil)
+if not next_ticket then return lost('next_ticket is gone') end
 
-local trained = {}
-for i = 4, #ARGV do trained[ARGV[i]] = true end
-local ids = redis.call('LRANGE', key('pool:' .. step), 0, -1)
-local selected = 0
-for _, id in ipairs(ids) do
-  if trained[id] then selected = selected + 1 end
+local ids, is_of_pool = redis.call('LRANGE', pool_key(step), 0, -1), {}
+if #ids ~= tonumber(redis.call('HGET', facts_key(step), 'size') or -1) then return lost('part of pool ' .. step .. ' is gone') end
+for _, id in ipairs(ids) do is_of_pool[id] = true end
+local trained, selected = {}, 0
+for i = 4, #ARGV do
+  if is_of_pool[ARGV[i]] then
+    trained[ARGV[i]] = true
+    selected = selected + 1
+  elseif redis.call('HEXISTS', key('quarantine'), ARGV[i]) == 0 then  -- else an operator has just taken it out
+    return lost(ARGV[i] .. ' is gone from pool ' .. step)
+  end
 end
-if selected ~= #ARGV - 3 then return redis.error_reply('LOST ' .. current) end
 for _, id in ipairs(ids) do
-  redis.call('HSET', traj(id), 'state', trained[id] and 'trained' or 'unselected')
+  if redis.call('EXISTS', traj(id)) == 1 then
+    redis.call('HSET', traj(id), 'state', trained[id] and 'trained' or 'unselected')
+  end
 end
+redis.call('HSET', facts_key(step), 'trained', selected)
 count('claimed', -#ids)
 count('trained', selected)
 count('unselected', #ids - selected)
 for question, history in pairs(memory.visits) do redis.call('HSET', key('visits'), question, history) end
-local next_ticket = next_ticket_of()
 for ticket, size in pairs(memory.sizes) do  -- a group that is being played keeps the size it was granted with
   if tonumber(ticket) >= next_ticket then redis.call('HSETNX', key('sizes'), ticket, size) end
 end

@@ -1,24 +1,57 @@
--- Take a trajectory out, and keep it apart with the reason: one of the claimed pool that cannot be read (the
--- learner), or a buffered one (an operator; an open group then plays it again).
--- ARGV id reason epoch step     epoch '' for an operator
--- Returns 1, or 0 when there is no such trajectory to take out.
-local id, reason, epoch, step = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local ticket = string.match(id, '^%d+')
-if epoch ~= '' and is_fenced(epoch) then return redis.error_reply('FENCED') end
-if epoch ~= '' then
-  if redis.call('LREM', key('pool:' .. step), 1, id) == 0 then return 0 end
-  count('claimed', -1)
-else
-  local known = redis.call('HMGET', traj(id), 'state', 'depth', 'version', 'bytes')
-  if known[1] ~= 'buffered' then return 0 end
-  wait_in_bucket(id, known[2], known[3], tonumber(known[4]), -1)
-  if redis.call('HEXISTS', key('groups'), ticket) == 1 then redis.call('HINCRBY', key('groups'), ticket, -1) end
+-- Take trajectories out, and keep them apart with the reasons: of the groups that wait, which then play them again
+-- (together one failed attempt), or of a pool that is claimed and not committed. The newest 1,000 are kept.
+-- ARGV epoch(empty for an operator) [id reason]...     Returns how many were there to take out.
+local refused = ARGV[1] ~= '' and refusal_of(ARGV[1])
+if refused then return refused end
+
+local function leave_pool(id)
+  local step = run.step or 0
+  while redis.call('EXISTS', facts_key(step)) == 1 do
+    if redis.call('LREM', pool_key(step), 1, id) == 1 then
+      redis.call('HINCRBY', facts_key(step), 'size', -1)
+      count('claimed', -1)
+      return true
+    end
+    step = step + 1
+  end
+  return false
 end
-count('quarantined', 1)
-if redis.call('EXISTS', traj(id)) == 1 then
-  redis.call('RENAME', traj(id), key('quarantined:' .. id))
-  redis.call('HSET', key('quarantined:' .. id), 'state', 'quarantined')
+
+local function move(from, to)
+  redis.call('UNLINK', to)
+  if redis.call('EXISTS', from) == 1 then redis.call('RENAME', from, to) end
 end
-if redis.call('EXISTS', payload(id)) == 1 then redis.call('RENAME', payload(id), key('quarantined-payload:' .. id)) end
-redis.call('HSET', key('quarantine'), id, reason)
-return 1
+
+local function keep_apart(id, reason)
+  local fields = key('quarantined:' .. id)
+  move(traj(id), fields)
+  move(payload(id), key('quarantined-payload:' .. id))
+  redis.call('HSET', fields, 'state', 'quarantined')
+  redis.call('HSET', key('quarantine'), id, reason)
+  redis.call('LREM', key('quarantine-order'), 1, id)
+  if redis.call('LPUSH', key('quarantine-order'), id) > 1000 then
+    local oldest = redis.call('RPOP', key('quarantine-order'))
+    redis.call('HDEL', key('quarantine'), oldest)
+    redis.call('UNLINK', key('quarantined:' .. oldest), key('quarantined-payload:' .. oldest))
+  end
+end
+
+local taken, groups = 0, {}
+for i = 2, #ARGV, 2 do
+  local id = ARGV[i]
+  local was_waiting = stop_waiting(id)
+  if was_waiting then groups[ticket_of(id)] = true end
+  if was_waiting or leave_pool(id) then
+    keep_apart(id, ARGV[i + 1])
+    taken = taken + 1
+  end
+end
+for ticket in pairs(groups) do
+  if redis.call('ZSCORE', key('ready'), ticket) then
+    fail_attempt(ticket)
+  else
+    redis.call('HSET', key('groups'), ticket, group_size(ticket) - #missing(ticket))
+  end
+end
+count('quarantined', taken)
+return taken

@@ -1,26 +1,126 @@
--- A learner takes over at `step` with what its method remembered at the checkpoint. Pools trained after it are
--- claimed again, so the same steps will get the same pools. Returns the new epoch; every older learner is fenced off.
+-- A learner takes over at `step` with what its method remembered at the checkpoint, and lays down the shape of the run.
+-- Pools trained after it are claimed again, so the same steps will get the same pools. What Redis has lost since, or
+-- never had, is played again or dropped. Every older learner is fenced off.
 -- Delivered again, however late, it changes nothing: its nonce has an epoch already.
--- ARGV step questions memory(JSON: phase, visits, sizes) nonce least_epoch
-local step, questions, memory = tonumber(ARGV[1]), tonumber(ARGV[2]), cjson.decode(ARGV[3])
-local given = redis.call('HGET', key('learners'), ARGV[4])
+-- ARGV step memory(JSON: phase, visits, sizes) nonce least_epoch shape(JSON: name -> text)     Returns the new epoch.
+local step, memory, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local shape = cjson.decode(ARGV[5])
+
+-- 1. Read and check everything: a script that fails halfway is not rolled back.
+local given = redis.call('HGET', key('learners'), nonce)
 if given then return tonumber(given) end
-local forgotten = of_state('checkpoint', '0')
-if step < forgotten then return redis.error_reply('GONE ' .. forgotten) end
-local reached = of_state('step', tostring(step))
-for s = step, reached - 1 do
-  for _, id in ipairs(redis.call('LRANGE', key('pool:' .. s), 0, -1)) do
-    count(redis.call('HGET', traj(id), 'state'), -1)
-    count('claimed', 1)
-    redis.call('HSET', traj(id), 'state', 'claimed')
+local kinds = {
+  ledger = 'hash', waiting = 'hash', heat = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
+  incomplete = 'hash', sizes = 'hash', visits = 'hash', clock = 'hash', quarantine = 'hash', learners = 'hash',
+  lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
+}
+for name, kind in pairs(kinds) do
+  local found = redis.call('TYPE', key(name)).ok
+  if found ~= 'none' and found ~= kind then return lost(name .. ' is a ' .. found .. ' now') end
+end
+for _, name in ipairs({'epoch', 'step', 'checkpoint'}) do
+  if run[name] and (type(run[name]) ~= 'number' or run[name] % 1 ~= 0) then return lost(name .. " is '" .. run[name] .. "' now") end
+end
+for _, number in ipairs(redis.call('HVALS', key('ledger'))) do
+  if not string.match(number, '^%-?%d+$') then return lost("a counter of the ledger is '" .. number .. "' now") end
+end
+local forgotten, reached = run.checkpoint or 0, run.step or step
+if step < forgotten then return redis.error_reply('GONE ' .. forgotten .. ' ' .. step) end
+local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or 0) or 0
+for _, name in ipairs({'questions', 'rollouts', 'order'}) do
+  if next_ticket > 0 and run[name] and tostring(run[name]) ~= shape[name] then
+    return redis.error_reply('SHAPE ' .. name .. ' ' .. run[name])
   end
 end
+local first = step * tonumber(shape.questions)
+next_ticket = math.max(next_ticket, first)
+local somewhere = {}  -- ticket -> true
+for _, name in ipairs({'lease', 'requeue', 'ready'}) do
+  for _, ticket in ipairs(redis.call('ZRANGE', key(name), 0, -1)) do somewhere[ticket] = true end
+end
+local pools, s = {}, step > reached and forgotten or step
+while s <= reached or redis.call('EXISTS', facts_key(s)) == 1 do
+  local facts = redis.call('HMGET', facts_key(s), 'tickets', 'size', 'trained')
+  if facts[1] then
+    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = tonumber(facts[2]) or 0}
+    pool.trained = tonumber(facts[3])
+    for ticket in string.gmatch(facts[1], '%d+') do pool.tickets[#pool.tickets + 1] = ticket end
+    pools[s] = pool
+  end
+  s = s + 1
+end
+
+-- 2. From here on only writes that cannot fail.
+for name, value in pairs(shape) do
+  run[name] = tonumber(value) or value
+  redis.call('HSET', state, name, value)
+end
+local played_again = {}
+local function lose_pool(s, pool)
+  if pool.trained then
+    count('trained', -pool.trained)
+    count('unselected', pool.trained - pool.size)
+  else
+    count('claimed', -pool.size)
+  end
+  count('lost', pool.size)
+  forget_pool(s)
+end
+for s, pool in pairs(pools) do
+  if s < step then  -- Redis is behind the checkpoint
+    if not pool.trained then lose_pool(s, pool) else forget_pool(s) end
+  elseif #pool.ids ~= pool.size then
+    lose_pool(s, pool)
+    for _, ticket in ipairs(pool.tickets) do played_again[ticket] = true end
+  else
+    for _, ticket in ipairs(pool.tickets) do somewhere[ticket] = true end
+    if pool.trained then
+      count('trained', -pool.trained)
+      count('unselected', pool.trained - pool.size)
+      count('claimed', pool.size)
+      redis.call('HDEL', facts_key(s), 'trained')
+      for _, id in ipairs(pool.ids) do
+        if redis.call('EXISTS', traj(id)) == 1 then redis.call('HSET', traj(id), 'state', 'claimed') end
+      end
+    end
+  end
+end
+if step > reached then  -- the steps between have used these tickets up
+  for _, id in ipairs(redis.call('HKEYS', key('waiting'))) do
+    if tonumber(ticket_of(id)) < first then lose(id) end
+  end
+  for ticket in pairs(somewhere) do
+    if tonumber(ticket) < first then
+      end_lease(ticket)
+      for _, name in ipairs({'requeue', 'ready'}) do redis.call('ZREM', key(name), ticket) end
+      for _, name in ipairs({'groups', 'attempts', 'incomplete', 'sizes'}) do redis.call('HDEL', key(name), ticket) end
+    end
+  end
+  forgotten = step
+end
+
 redis.call('UNLINK', key('visits'))
 for question, history in pairs(memory.visits) do redis.call('HSET', key('visits'), question, history) end
 for ticket, size in pairs(memory.sizes) do redis.call('HSETNX', key('sizes'), ticket, size) end
-redis.call('SET', key('next_ticket'), math.max(next_ticket_of(), step * questions))
-local epoch = math.max(of_state('epoch', '0'), tonumber(ARGV[5])) + 1
-redis.call('HSET', state, 'step', step, 'version', step, 'phase', memory.phase, 'checkpoint', forgotten,
-           'epoch', epoch)
-redis.call('HSET', key('learners'), ARGV[4], epoch)
+for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
+redis.call('SET', key('next_ticket'), next_ticket)
+local epoch = math.max(run.epoch or 0, least_epoch) + 1
+redis.call('HSET', state, 'step', step, 'version', step, 'phase', memory.phase, 'checkpoint', forgotten, 'epoch', epoch)
+redis.call('HSET', key('learners'), nonce, epoch)
+
+if run.order == 'ticket' then
+  for ticket = first, next_ticket - 1 do
+    if not somewhere[tostring(ticket)] then played_again[tostring(ticket)] = true end
+  end
+end
+for ticket in pairs(played_again) do requeue(ticket) end
+
+-- 3. Count anew what waits: buckets, heat or counters may have gone by themselves.
+for depth = 0, run.s_max do redis.call('UNLINK', key('depth:' .. depth)) end
+redis.call('UNLINK', key('heat'))
+local counted = tonumber(redis.call('HGET', key('ledger'), 'buffered')) or 0
+local waiting = redis.call('HGETALL', key('waiting'))
+redis.call('HSET', key('ledger'), 'buffered', 0, 'bytes', 0)
+for i = 1, #waiting, 2 do wait(waiting[i], string.match(waiting[i + 1], '^(%d+):(%-?%d+):(%d+)$')) end
+count('lost', math.max(0, counted - #waiting / 2))
 return epoch

@@ -1,0 +1,116 @@
+-- Count the keys of a run against its counters, in one instant. Changes nothing.
+-- ARGV id...     of every traj: and payload: key that has just been seen
+-- Returns {trajectories that are kept, {what does not add up...}}
+local findings, told = {}, {}
+if not run.epoch then return {0, findings} end
+local function find(text) findings[#findings + 1] = text end
+local function expect(what, counted, counter)
+  if counted ~= counter then find(what .. ': ' .. counted .. ' by keys, ' .. counter .. ' by counters') end
+end
+local function list(what, names)
+  if #names == 0 then return end
+  table.sort(names)
+  find(what .. ': ' .. #names .. ' (' .. table.concat(names, ', ', 1, math.min(5, #names)) .. (#names > 5 and ', ...)' or ')'))
+end
+local raw = redis.call('HGETALL', key('ledger'))
+for i = 1, #raw, 2 do told[raw[i]] = tonumber(raw[i + 1]) end
+local function counter(name) return told[name] or 0 end
+
+-- what waits
+local known, kept, gone, outside, bytes, heat, deepest = {}, 0, {}, {}, 0, {}, run.s_max
+local function keep(id)
+  known[id] = true
+  kept = kept + 1
+  if not is_whole(id) then gone[#gone + 1] = id end
+end
+raw = redis.call('HGETALL', key('waiting'))
+for i = 1, #raw, 2 do
+  local cell, depth, size = string.match(raw[i + 1], '^((%d+):%-?%d+):(%d+)$')
+  keep(raw[i])
+  bytes = bytes + size
+  deepest = math.max(deepest, depth)  -- a worker with another s_max may have put it there
+  heat[cell] = (heat[cell] or 0) + 1
+  if not redis.call('ZSCORE', key('depth:' .. depth), raw[i]) then outside[#outside + 1] = raw[i] end
+end
+local in_buckets = 0
+for depth = 0, deepest do in_buckets = in_buckets + redis.call('ZCARD', key('depth:' .. depth)) end
+expect('buffered', kept, counter('buffered'))
+expect('in the depth buckets', in_buckets, counter('buffered'))
+expect('bytes', bytes, counter('bytes'))
+list('buffered, and not in the bucket of their depth', outside)
+raw = redis.call('HGETALL', key('heat'))
+for i = 1, #raw, 2 do
+  expect('heat ' .. raw[i], heat[raw[i]] or 0, tonumber(raw[i + 1]))
+  heat[raw[i]] = nil
+end
+for cell, number in pairs(heat) do expect('heat ' .. cell, number, 0) end
+
+-- what learners have taken
+local claimed, trained, unselected, places, step = 0, 0, 0, {}, run.checkpoint
+local function at(ticket) places[ticket] = (places[ticket] or 0) + 1 end
+while step < run.step or redis.call('EXISTS', facts_key(step)) == 1 do
+  local facts = redis.call('HMGET', facts_key(step), 'tickets', 'size', 'trained')
+  local ids, selected = redis.call('LRANGE', pool_key(step), 0, -1), 0
+  expect('pool ' .. step, #ids, tonumber(facts[2]) or -1)
+  for ticket in string.gmatch(facts[1] or '', '%d+') do at(ticket) end
+  for _, id in ipairs(ids) do
+    keep(id)
+    if redis.call('HGET', traj(id), 'state') == 'trained' then selected = selected + 1 end
+  end
+  if step < run.step then
+    expect('trained of pool ' .. step, selected, tonumber(facts[3]) or -1)
+    trained, unselected = trained + selected, unselected + #ids - selected
+  else
+    claimed = claimed + #ids
+  end
+  step = step + 1
+end
+expect('claimed', claimed, counter('claimed'))
+if run.checkpoint == 0 then  -- else pools that were forgotten are in the counters
+  expect('trained', trained, counter('trained'))
+  expect('unselected', unselected, counter('unselected'))
+end
+list('gone without having been counted as lost', gone)
+local unknown = {}
+for _, id in ipairs(ARGV) do
+  if not known[id] and redis.call('EXISTS', traj(id), payload(id)) > 0 then unknown[#unknown + 1] = id end
+end
+list('kept for nothing', unknown)
+local finished = 0
+for _, name in ipairs({'buffered', 'claimed', 'trained', 'unselected', 'quarantined', 'lost'}) do
+  finished = finished + counter(name)
+end
+expect('finished', finished, counter('finished'))
+
+-- tickets
+local open, wrong = {}, {}
+for _, name in ipairs({'lease', 'requeue'}) do
+  for _, ticket in ipairs(redis.call('ZRANGE', key(name), 0, -1)) do
+    at(ticket)
+    open[ticket] = true
+  end
+end
+for _, ticket in ipairs(redis.call('ZRANGE', key('ready'), 0, -1)) do
+  at(ticket)
+  if #missing(ticket) ~= (tonumber(redis.call('HGET', key('incomplete'), ticket)) or 0) then wrong[#wrong + 1] = ticket end
+end
+list('ready tickets that lack trajectories', wrong)
+wrong = {}
+for ticket in pairs(open) do
+  local finished_so_far = tonumber(redis.call('HGET', key('groups'), ticket)) or 0
+  if finished_so_far ~= group_size(ticket) - #missing(ticket) then wrong[#wrong + 1] = ticket end
+end
+list('open tickets with a wrong count', wrong)
+expect('leased', redis.call('HLEN', key('owner')), redis.call('ZCARD', key('lease')))
+local nowhere, twice = {}, {}
+for ticket, number in pairs(places) do
+  if number > 1 then twice[#twice + 1] = ticket end
+end
+if run.order == 'ticket' then  -- in the other order, forgotten pools may have held any of them
+  for ticket = run.checkpoint * run.questions, tonumber(redis.call('GET', key('next_ticket')) or 0) - 1 do
+    if not places[tostring(ticket)] then nowhere[#nowhere + 1] = tostring(ticket) end
+  end
+end
+list('tickets that are nowhere', nowhere)
+list('tickets that are in two places', twice)
+return {kept, findings}

@@ -1,0 +1,76 @@
+"""What an operator may do to a run; on both buffers."""
+
+from __future__ import annotations
+
+from cusearch_async.algorithm.methods import State
+from cusearch_async.transport.contract import Place
+from tests.strategies import make_trajectory
+from tests.transport.test_contract import G, N, fill, start
+
+
+async def test_an_operator_can_reopen_what_is_incomplete_or_is_stuck(backend):
+    buffer = backend.make(max_attempts=1)
+    await start(buffer)
+    await buffer.admit("w", 0, 2 * G)
+    await buffer.put(make_trajectory(0, 1))
+    await buffer.release("w", [0], failed=True)
+    assert await buffer.reopen(0)
+    assert await buffer.reopen(1), "a lease is taken away"
+    assert not await buffer.reopen(7)
+    assert await buffer.admit("v", 0, 3) == [Place(0, 0), Place(1, 0), Place(1, 1)]
+    await fill(buffer, [Place(0, 0)])
+    assert not await buffer.reopen(0), "a complete group is left alone"
+    ledger = await buffer.ledger()
+    assert (ledger.incomplete_groups, ledger.failed_rollouts, ledger.finished) == (0, 0, 2)
+
+
+async def test_a_quarantined_trajectory_of_an_open_group_is_played_again(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    await buffer.put(make_trajectory(0, 0))
+    assert await buffer.quarantine("0:0", "strange")
+    assert not await buffer.quarantine("0:0", "again")
+    assert not await buffer.quarantine("9:9", "never there")
+    ledger = await buffer.ledger()
+    assert (ledger.buffered, ledger.quarantined, ledger.bytes, ledger.closes) == (0, 1, 0, True)
+    await buffer.release("w", [0], failed=False)
+    assert await buffer.admit("v", 0, G) == [Place(0, 0), Place(0, 1)]
+    await fill(buffer, [Place(0, 0), Place(0, 1)])
+    assert await buffer.capacities() == [0, 2, 0, 0, 0, 0]
+
+
+async def test_a_paused_run_admits_nobody_and_takes_what_is_in_flight(backend):
+    buffer = backend.make()
+    await start(buffer)
+    places = await buffer.admit("w", 0, G)
+    await buffer.pause(True)
+    assert (await buffer.state()).paused
+    assert await buffer.admit("w", 0, G) == []
+    await fill(buffer, places)
+    await buffer.pause(False)
+    assert await buffer.admit("w", 0, G) == [Place(1, 0), Place(1, 1)]
+
+
+async def test_a_run_that_no_learner_has_taken_over_does_not_exist(backend):
+    buffer = backend.make()
+    await buffer.pause(True)
+    assert not (await buffer.state()).exists
+    await start(buffer)
+    assert (await buffer.state()).exists
+
+
+async def test_a_claimed_trajectory_can_be_taken_out_by_an_operator(backend):
+    """The way out for a learner that one trajectory ends at every start."""
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    assert await buffer.quarantine("2:1", "the learner dies of it")
+    assert not await buffer.quarantine("2:1", "again")
+    again = await buffer.claim(0)
+    assert [t.id for t in again] == [t.id for t in pool if t.id != "2:1"]
+    await buffer.commit(pool, pool.trajectories[-4:], State(), {})
+    ledger = await buffer.ledger()
+    assert (ledger.trained, ledger.unselected, ledger.quarantined, ledger.closes) == (3, 4, 1, True)
+    assert not await buffer.quarantine("0:0", "it is trained on already")
