@@ -3,112 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
-import json
-import re
-import resource
-import time
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from transformers import AutoTokenizer
 
-from cusearch_async.config import EpisodeConfig, RetrieverConfig, load_config
+from cusearch_async.config import EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
 from cusearch_async.host import free_port
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.local import LocalSearch, Simulation
 from cusearch_async.retrieval.server import Retriever
-from cusearch_async.rollout import retrieval
-from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.retrieval import SearchClient
-from cusearch_async.types import Question
-from tests.fakes import STARTER, ScriptedPolicy
-
-QUESTION = Question(id="q/0", text="What is the capital of Peru?", answers=("Lima",), category="q")
-
-Answer = Callable[["Service", web.Request], Awaitable[web.StreamResponse]]
-
-
-class Service:
-    """A retriever that answers each request by the next of its answers, and by the last one for ever."""
-
-    def __init__(self, *answers: Answer) -> None:
-        self._answers = answers
-        self.bodies: list[dict[str, object]] = []
-        self.over = asyncio.Event()
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.bodies.append(await request.json())
-        return await self._answers[min(len(self.bodies), len(self._answers)) - 1](self, request)
-
-
-def answers(body: str, status: int = 200) -> Answer:
-    async def answer(service: Service, request: web.Request) -> web.StreamResponse:
-        return web.Response(text=body, status=status, content_type="application/json")
-
-    return answer
-
-
-def finds(*contents: str) -> Answer:
-    rows = [{"document": {"id": str(i), "contents": text}, "score": 1.0} for i, text in enumerate(contents)]
-
-    async def answer(service: Service, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"result": [rows]})
-
-    return answer
-
-
-async def hangs(service: Service, request: web.Request) -> web.StreamResponse:
-    await service.over.wait()
-    return web.Response()
-
-
-def waits_for_more(count: int) -> Answer:
-    """Finds Lima, once `count` requests are there."""
-
-    async def answer(service: Service, request: web.Request) -> web.StreamResponse:
-        async with asyncio.timeout(5):
-            while len(service.bodies) < count:
-                await asyncio.sleep(0.01)
-        return await finds("Lima")(service, request)
-
-    return answer
-
-
-async def closes_early(service: Service, request: web.Request) -> web.StreamResponse:
-    """Half of an answer, then nothing."""
-    response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
-    await response.prepare(request)
-    await response.write(b'{"result": [[{"document": {"id": "0", "contents": "Lima"}}]]}')
-    assert request.transport is not None
-    request.transport.close()
-    return response
-
-
-async def hangs_up(service: Service, request: web.Request) -> web.StreamResponse:
-    assert request.transport is not None
-    request.transport.close()
-    return web.Response()
-
-
-@asynccontextmanager
-async def client_of(service: Service, **settings: float) -> AsyncIterator[SearchClient]:
-    app = web.Application()
-    app.router.add_post("/retrieve", service.handle)
-    async with TestServer(app) as server:
-        values = {"timeout_s": 5.0, "outage_s": 0.05} | settings
-        config = RetrieverConfig(url=f"http://127.0.0.1:{server.port}", **values)
-        async with SearchClient.session(config) as session:
-            try:
-                yield SearchClient(session, config, EpisodeConfig(topk=2), 4)
-            finally:
-                service.over.set()
+from tests.rollout.retrievers import (
+    QUESTION,
+    SEARCH_R1,
+    TOKENIZER,
+    Service,
+    answers,
+    client_of,
+    closes_early,
+    finds,
+    hangs,
+    hangs_up,
+    play,
+    waits_for_more,
+)
 
 
 async def test_documents_come_best_first():
@@ -232,171 +152,6 @@ async def test_what_a_gateway_answers_for_a_while_is_waited_out(status):
         assert client.failures == {"status": 1}
 
 
-# What an answer may hold.
-
-
-async def test_half_a_surrogate_pair_in_a_passage_or_a_query_becomes_a_question_mark():
-    body = '{"result": [[{"document": {"contents": "\\"Peru\\"\\nLima \\ud83d \\ud83d\\ude00"}}]]}'
-    service = Service(answers(body))
-    async with client_of(service) as client:
-        assert await client.search("capital \ud83d", 0, QUESTION, 0) == ['"Peru"\nLima ? 😀']
-        assert (await play(client)).depth == 1
-    assert service.bodies[0]["queries"] == ["capital ?"]
-
-
-async def test_an_answer_that_is_nested_too_deeply_is_a_failure():
-    async with client_of(Service(answers("[" * 100_000))) as client:
-        with pytest.raises(RetrievalUnavailable, match="RecursionError"):
-            await client.search("capital of Peru", 0, QUESTION, 0)
-        assert client.failures == {"garbage": 1}
-
-
-async def test_a_redirect_is_named_and_not_followed():
-    elsewhere = Service(finds("stolen"))
-    async with client_of(elsewhere) as other:
-        target = f"{other._settings.url}/retrieve"
-
-        async def redirects(service: Service, request: web.Request) -> web.StreamResponse:
-            raise web.HTTPTemporaryRedirect(target)
-
-        async with client_of(Service(redirects)) as client:
-            with pytest.raises(
-                RetrievalUnavailable, match=f"it answers 307: it redirects to '{target}', and redirects"
-            ):
-                await client.search("capital of Peru", 0, QUESTION, 0)
-    assert elsewhere.bodies == []
-
-
-async def endless(service: Service, request: web.Request) -> web.StreamResponse:
-    """An answer that goes on until nobody reads it any more."""
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    await response.prepare(request)
-    await response.write(b'{"result": [[{"document": {"contents": "')
-    with contextlib.suppress(ConnectionError):
-        while True:
-            await response.write(b"x" * (1 << 16))
-    return response
-
-
-async def test_an_answer_beyond_the_limit_is_not_read_to_its_end_and_fails_its_search():
-    async with client_of(Service(endless, finds("Lima")), max_answer_mib=2, outage_s=60) as client:
-        with pytest.raises(SearchRefused, match=r"'capital of Peru' with more than retriever.max_answer_mib \(2\)"):
-            await client.search("capital of Peru", 0, QUESTION, 0)
-        assert await client.search("capital of Peru", 0, QUESTION, 0) == ["Lima"]
-
-
-async def test_a_compressed_answer_is_not_unpacked():
-    bomb = zlib.compress(b" " * (300 << 20), wbits=31)
-
-    async def answer(service: Service, request: web.Request) -> web.StreamResponse:
-        return web.Response(body=bomb, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    async with client_of(Service(answer)) as client:
-        with pytest.raises(RetrievalUnavailable, match=r"the answer is compressed \(gzip\), unasked"):
-            await client.search("capital of Peru", 0, QUESTION, 0)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10, "KiB"
-
-
-async def test_passages_of_ten_megabytes_cost_neither_the_loop_nor_memory():
-    """A dozen at once: the loop must go on beating, and only what can be shown is kept."""
-    huge = json.dumps({"result": [[{"document": {"contents": "t\n" + "many words " * 1_000_000}}]]})
-    gaps = []
-
-    async def beat() -> None:
-        last = time.monotonic()
-        while True:
-            await asyncio.sleep(0.01)
-            now = time.monotonic()
-            gaps.append(now - last)
-            last = now
-
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    async with client_of(Service(answers(huge)), timeout_s=60, noise=0.5) as client:
-        beating = asyncio.create_task(beat())
-        played = await asyncio.gather(*(play(client) for _ in range(12)))
-        found = await client.search("capital of Peru", 0, QUESTION, 0)
-        beating.cancel()
-    assert [trajectory.depth for trajectory in played] == [1] * 12
-    assert [len(text) for text in found] == [EpisodeConfig().max_observation_characters]
-    assert max(gaps) < 5, "seconds without a beat: tokenised whole, each passage takes ten"
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 800 << 10, "KiB, the server's share included"
-
-
-async def test_a_server_that_knows_no_field_of_ours_is_not_sent_one():
-    async def strict(service: Service, request: web.Request) -> web.StreamResponse:
-        unknown = set(await request.json()) - {"queries", "topk", "return_scores"}
-        return await (answers(f"extra fields {unknown}", 422) if unknown else finds("Lima"))(service, request)
-
-    async with client_of(Service(strict)) as client:
-        assert await client.search("capital of Peru", 5, QUESTION, 0) == ["Lima"]
-
-
-@pytest.mark.parametrize(
-    "ours",
-    [{"noise": 0.5}, {"distractors": 1}, {"latency_median_s": 0.1, "latency_p99_s": 0.2}, {"backend": "zerosearch"}],
-)
-async def test_a_retriever_of_ours_that_draws_is_sent_the_draw(ours):
-    service = Service(finds("Lima"))
-    async with client_of(service, **ours, timeout_s=60) as client:
-        await client.search("capital of Peru", 5, QUESTION, 0)
-    assert service.bodies[0]["draws"] == [5]
-
-
-# What is said while the retriever is down, and what is left at the end.
-
-
-async def test_a_retriever_that_is_down_is_named_in_the_log_until_it_answers(atlas_config, monkeypatch, caplog):
-    monkeypatch.setattr(retrieval, "SAY_EVERY_S", 0.05)
-    url = f"http://127.0.0.1:{free_port()}"
-    config = load_config(atlas_config, ["--retriever.url", url])
-    async with SearchClient.open(config) as client, asyncio.timeout(20):
-        waiting = asyncio.create_task(client.wait_until_answering(60))
-        while len(caplog.messages) < 3:
-            await asyncio.sleep(0.01)
-        assert re.fullmatch(
-            rf"retriever at {url} down for \d+ s: Connection refused; waiting up to 60 s", caplog.messages[-1]
-        )
-        app = web.Application()
-        app.router.add_post("/retrieve", Service(finds("Lima")).handle)
-        async with TestServer(app, port=int(url.rsplit(":", 1)[1])):
-            await waiting
-            assert client.facts()["retriever_down_s"] == 0.0
-            assert client._trouble == ""
-
-
-async def test_a_client_that_ends_while_its_retriever_is_down_leaves_nothing_behind(atlas_config, caplog):
-    config = load_config(atlas_config, ["--retriever.url", f"http://127.0.0.1:{free_port()}"])
-    unseen: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    async with SearchClient.open(config) as client:
-        episodes = [asyncio.create_task(client.search(f"q{i}", i, QUESTION, 0)) for i in range(20)]
-        while client.failures.total() < 20:
-            await asyncio.sleep(0.01)
-        for episode in episodes:
-            episode.cancel()
-        await asyncio.gather(*episodes, return_exceptions=True)
-    del episodes, client
-    gc.collect()
-    await asyncio.sleep(0)
-    assert unseen == []
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_a_search_that_fails_after_its_episode_is_gone_is_not_complained_about():
-    unseen: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    async with client_of(Service(answers("down", 500)), outage_s=0.3) as client:
-        episode = asyncio.create_task(client.search("q", 0, QUESTION, 0))
-        while not client._on_their_way:
-            await asyncio.sleep(0)
-        episode.cancel()
-        while client._on_their_way:
-            await asyncio.sleep(0.01)
-    gc.collect()
-    assert unseen == []
-
-
 async def test_a_retriever_that_is_not_there_is_named():
     config = RetrieverConfig(url=f"http://127.0.0.1:{free_port()}", outage_s=0.05)
     async with SearchClient.session(config) as session:
@@ -516,18 +271,6 @@ async def test_failures_are_told_apart(failure, kind):
 
 
 # What an episode does when its retriever fails.
-
-SEARCH_R1 = (
-    '{"result": [[{"document": {"id": "0", "contents": "\\"Peru\\"\\nThe capital of Peru is Lima."}, "score": 7.5}]]}'
-)
-TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
-
-
-async def play(client):
-    turns = ["<think>a</think><search>capital of Peru</search>", "<think>b</think><answer>Lima</answer><|endoftext|>"]
-    settings = EpisodeConfig(template="atlas", document_template="{text}\n", max_observation_tokens=88)
-    player = Player(ScriptedPolicy(TOKENIZER, turns), client, TOKENIZER, settings, seed=0)
-    return await player.play(QUESTION, 0, 0, "w")
 
 
 async def test_an_episode_on_search_r1s_exact_answer_counts_the_search():

@@ -1,0 +1,194 @@
+"""What a retriever may answer, and what the client says and leaves behind: real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import re
+import resource
+import time
+import zlib
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from cusearch_async.config import EpisodeConfig, load_config
+from cusearch_async.errors import RetrievalUnavailable, SearchRefused
+from cusearch_async.host import free_port
+from cusearch_async.rollout import retrieval
+from cusearch_async.rollout.retrieval import SearchClient
+from tests.rollout.retrievers import (
+    QUESTION,
+    Service,
+    answers,
+    client_of,
+    finds,
+    play,
+)
+
+# What an answer may hold.
+
+
+async def test_half_a_surrogate_pair_in_a_passage_or_a_query_becomes_a_question_mark():
+    body = '{"result": [[{"document": {"contents": "\\"Peru\\"\\nLima \\ud83d \\ud83d\\ude00"}}]]}'
+    service = Service(answers(body))
+    async with client_of(service) as client:
+        assert await client.search("capital \ud83d", 0, QUESTION, 0) == ['"Peru"\nLima ? 😀']
+        assert (await play(client)).depth == 1
+    assert service.bodies[0]["queries"] == ["capital ?"]
+
+
+async def test_an_answer_that_is_nested_too_deeply_is_a_failure():
+    async with client_of(Service(answers("[" * 100_000))) as client:
+        with pytest.raises(RetrievalUnavailable, match="RecursionError"):
+            await client.search("capital of Peru", 0, QUESTION, 0)
+        assert client.failures == {"garbage": 1}
+
+
+async def test_a_redirect_is_named_and_not_followed():
+    elsewhere = Service(finds("stolen"))
+    async with client_of(elsewhere) as other:
+        target = f"{other._settings.url}/retrieve"
+
+        async def redirects(service: Service, request: web.Request) -> web.StreamResponse:
+            raise web.HTTPTemporaryRedirect(target)
+
+        async with client_of(Service(redirects)) as client:
+            with pytest.raises(
+                RetrievalUnavailable, match=f"it answers 307: it redirects to '{target}', and redirects"
+            ):
+                await client.search("capital of Peru", 0, QUESTION, 0)
+    assert elsewhere.bodies == []
+
+
+async def endless(service: Service, request: web.Request) -> web.StreamResponse:
+    """An answer that goes on until nobody reads it any more."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    await response.write(b'{"result": [[{"document": {"contents": "')
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await response.write(b"x" * (1 << 16))
+    return response
+
+
+async def test_an_answer_beyond_the_limit_is_not_read_to_its_end_and_fails_its_search():
+    async with client_of(Service(endless, finds("Lima")), max_answer_mib=2, outage_s=60) as client:
+        with pytest.raises(SearchRefused, match=r"'capital of Peru' with more than retriever.max_answer_mib \(2\)"):
+            await client.search("capital of Peru", 0, QUESTION, 0)
+        assert await client.search("capital of Peru", 0, QUESTION, 0) == ["Lima"]
+
+
+async def test_a_compressed_answer_is_not_unpacked():
+    bomb = zlib.compress(b" " * (300 << 20), wbits=31)
+
+    async def answer(service: Service, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with client_of(Service(answer)) as client:
+        with pytest.raises(RetrievalUnavailable, match=r"the answer is compressed \(gzip\), unasked"):
+            await client.search("capital of Peru", 0, QUESTION, 0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10, "KiB"
+
+
+async def test_passages_of_ten_megabytes_cost_neither_the_loop_nor_memory():
+    """A dozen at once: the loop must go on beating, and only what can be shown is kept."""
+    huge = json.dumps({"result": [[{"document": {"contents": "t\n" + "many words " * 1_000_000}}]]})
+    gaps = []
+
+    async def beat() -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.01)
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with client_of(Service(answers(huge)), timeout_s=60, noise=0.5) as client:
+        beating = asyncio.create_task(beat())
+        played = await asyncio.gather(*(play(client) for _ in range(12)))
+        found = await client.search("capital of Peru", 0, QUESTION, 0)
+        beating.cancel()
+    assert [trajectory.depth for trajectory in played] == [1] * 12
+    assert [len(text) for text in found] == [EpisodeConfig().max_observation_characters]
+    assert max(gaps) < 5, "seconds without a beat: tokenised whole, each passage takes ten"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 800 << 10, "KiB, the server's share included"
+
+
+async def test_a_server_that_knows_no_field_of_ours_is_not_sent_one():
+    async def strict(service: Service, request: web.Request) -> web.StreamResponse:
+        unknown = set(await request.json()) - {"queries", "topk", "return_scores"}
+        return await (answers(f"extra fields {unknown}", 422) if unknown else finds("Lima"))(service, request)
+
+    async with client_of(Service(strict)) as client:
+        assert await client.search("capital of Peru", 5, QUESTION, 0) == ["Lima"]
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [{"noise": 0.5}, {"distractors": 1}, {"latency_median_s": 0.1, "latency_p99_s": 0.2}, {"backend": "zerosearch"}],
+)
+async def test_a_retriever_of_ours_that_draws_is_sent_the_draw(ours):
+    service = Service(finds("Lima"))
+    async with client_of(service, **ours, timeout_s=60) as client:
+        await client.search("capital of Peru", 5, QUESTION, 0)
+    assert service.bodies[0]["draws"] == [5]
+
+
+# What is said while the retriever is down, and what is left at the end.
+
+
+async def test_a_retriever_that_is_down_is_named_in_the_log_until_it_answers(atlas_config, monkeypatch, caplog):
+    monkeypatch.setattr(retrieval, "SAY_EVERY_S", 0.05)
+    url = f"http://127.0.0.1:{free_port()}"
+    config = load_config(atlas_config, ["--retriever.url", url])
+    async with SearchClient.open(config) as client, asyncio.timeout(20):
+        waiting = asyncio.create_task(client.wait_until_answering(60))
+        while len(caplog.messages) < 3:
+            await asyncio.sleep(0.01)
+        assert re.fullmatch(
+            rf"retriever at {url} down for \d+ s: Connection refused; waiting up to 60 s", caplog.messages[-1]
+        )
+        app = web.Application()
+        app.router.add_post("/retrieve", Service(finds("Lima")).handle)
+        async with TestServer(app, port=int(url.rsplit(":", 1)[1])):
+            await waiting
+            assert client.facts()["retriever_down_s"] == 0.0
+            assert client._trouble == ""
+
+
+async def test_a_client_that_ends_while_its_retriever_is_down_leaves_nothing_behind(atlas_config, caplog):
+    config = load_config(atlas_config, ["--retriever.url", f"http://127.0.0.1:{free_port()}"])
+    unseen: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    async with SearchClient.open(config) as client:
+        episodes = [asyncio.create_task(client.search(f"q{i}", i, QUESTION, 0)) for i in range(20)]
+        while client.failures.total() < 20:
+            await asyncio.sleep(0.01)
+        for episode in episodes:
+            episode.cancel()
+        await asyncio.gather(*episodes, return_exceptions=True)
+    del episodes, client
+    gc.collect()
+    await asyncio.sleep(0)
+    assert unseen == []
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_search_that_fails_after_its_episode_is_gone_is_not_complained_about():
+    unseen: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    async with client_of(Service(answers("down", 500)), outage_s=0.3) as client:
+        episode = asyncio.create_task(client.search("q", 0, QUESTION, 0))
+        while not client._on_their_way:
+            await asyncio.sleep(0)
+        episode.cancel()
+        while client._on_their_way:
+            await asyncio.sleep(0.01)
+    gc.collect()
+    assert unseen == []
