@@ -99,6 +99,7 @@ class RunConfig(Section):
     steps: int = Field(203, ge=0)
     """Learner steps; each consumes one pool."""
     seed: int = Field(0, ge=0)
+    """Of the order of the questions, of every draw of a method and of every sampled token."""
     folder: Path | None = None
     """Where the run writes its checkpoints, weights, logs and metrics; None for runs/{name}."""
     wait_s: float = Field(60.0, gt=0)
@@ -133,16 +134,24 @@ class DataConfig(Section):
 
 class EpisodeConfig(Section):
     template: Literal["paper", "atlas"] = "paper"
+    """The prompt, and what the environment says after a turn that neither searches nor answers. `atlas` is the
+    short one that the starter policy was trained with."""
     s_max: int = Field(5, ge=1)
     """Most search turns of an episode, and the deepest bucket."""
     topk: int = Field(3, ge=1)
     """Documents per search."""
     temperature: float = Field(1.0, gt=0)
+    """Of the sampling in rollouts; 1 samples from the policy as it is. Evaluation is greedy unless told otherwise."""
     max_prompt_tokens: int = Field(512, ge=1)
+    """Longest prompt, template and question together. A longer question is an error before the run starts."""
     max_turn_tokens: int = Field(500, ge=1)
+    """Most tokens that the policy may write in a turn."""
     max_observation_tokens: int = Field(500, ge=8)
+    """Most tokens of a search result; the rest of its documents is cut off."""
     document_template: str = "Doc {rank}(Title: {title}) {text}\n"
+    """One document of a search result; {rank} counts from 1, {title} is its first line, {text} the rest."""
     timeout_s: float = Field(600.0, gt=0)
+    """An episode that takes longer is given up, and its ticket is tried again."""
     format_weight: float = Field(0.2, ge=0, le=1)
     """λ_f, the weight of a valid format in the reward."""
 
@@ -172,10 +181,13 @@ class PoolConfig(Section):
     rollouts: int = Field(3, ge=1)
     """G, trajectories per group."""
     order: Literal["ticket", "oldest_complete"] = "ticket"
+    """Which groups make the next pool: those of the next N tickets, in their order (`ticket`), or the N complete
+    groups with the oldest tickets, whichever are complete (`oldest_complete`)."""
     max_staleness: int = Field(2, ge=0)
     """Learner steps a trajectory may lag behind the policy that trains on it; 0 is the synchronous algorithm."""
     max_attempts: int = Field(5, ge=1)
-    """Times that a ticket is tried (its worker dies, its episode takes too long) before its group closes short."""
+    """Times that a ticket is tried (its worker dies, its episode takes too long) before its group is left
+    incomplete."""
 
     @property
     def size(self) -> int:
@@ -184,10 +196,15 @@ class PoolConfig(Section):
 
 class MethodConfig(Section):
     name: str = "sdga_phase"
+    """How a step's trajectories are chosen: sdga_phase, sdga_auto, sdga_anti, random, topk_reward, grpo_full,
+    grpo_half, dapo or ar3po."""
     budget: int = Field(96, ge=1)
     """K, trajectories trained on per step."""
     phase_reserve: float = Field(0.0, ge=0, lt=1)
+    """Share of the budget that sdga_phase keeps for depths beyond its target; 0 is the paper's rule."""
     singleton: Singleton = "raw"
+    """Advantage of a trajectory that is alone in its group: `raw` its reward (VERL), `zero` none, `pool` by the
+    mean and spread of its whole group before the selection."""
     advantage_std: bool = True
     """Divide advantages by the standard deviation of their group's rewards (GRPO); false only centres them (Dr. GRPO).
     """
@@ -203,7 +220,9 @@ class LossConfig(Section):
     minibatch: int = Field(32, ge=1)
     """M, trajectories per optimizer step."""
     clip_low: float = Field(0.2, gt=0, lt=1)
+    """The ratio to the proximal policy is clipped at 1 - clip_low …"""
     clip_high: float = Field(0.2, gt=0)
+    """… and at 1 + clip_high."""
     dual_clip: float | None = Field(None, gt=1)
     """Where the advantage is negative, the loss of a token is at most this many times its size; None for no bound."""
     ratio: RatioLevel = "token"
@@ -216,6 +235,9 @@ class LossConfig(Section):
     """Weight of an entropy bonus, the entropy of the policy where it sampled a token; the paper's loss has none,
     ZeroSearch's is 0.001."""
     aggregation: Aggregation = "token-mean"
+    """How the losses of tokens become one number, by VERL's names: the mean over all tokens (token-mean), the mean over
+    trajectories of their means (seq-mean-token-mean), or of their sums divided by the most tokens of an episode
+    (seq-mean-token-sum-norm)."""
     correction: Correction = "tis"
     """How the off-policy weight π_prox/μ is bounded: tis, icepop, mask, geometric or none."""
     correction_low: float = Field(0.5, ge=0)
@@ -233,21 +255,30 @@ class LossConfig(Section):
 
 class LearnerConfig(Section):
     lr: float = Field(1e-6, gt=0)
+    """Learning rate of AdamW."""
     warmup_steps: int = Field(0, ge=0)
     """Learner steps over which the learning rate grows linearly."""
     weight_decay: float = Field(0.0, ge=0)
+    """Of AdamW."""
     grad_clip: float = Field(1.0, gt=0)
+    """Longest gradient, as a 2-norm over all parameters; a longer one is scaled down to it."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Tokens per forward pass and rank, padding included."""
     ranks: int = Field(1, ge=1)
+    """Processes of the learner, one GPU each; they share every step's trajectories."""
     zero_stage: int = Field(1, ge=0, le=3)
+    """DeepSpeed's ZeRO: 0 divides nothing among the ranks, 1 the optimizer state, 2 also gradients, 3 also weights."""
     packing: bool = False
     """Lay the trajectories of a forward pass end to end instead of padding them. Meant for flash_attention_2, which
     skips what lies between them; `sdpa` builds the whole mask (0.66 times as fast as padding on a CPU)."""
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    """Attention kernel of the learner; flash_attention_2 needs the flash-attn package and a GPU."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
     checkpoint_every: int = Field(10, ge=1)
+    """Learner steps between checkpoints; a run that was killed goes on from the newest."""
     keep_checkpoints: int = Field(2, ge=1)
+    """Newest checkpoints that are kept; older ones are deleted."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between published weight versions."""
     cores: tuple[int, ...] = ()
@@ -258,6 +289,7 @@ class LearnerConfig(Section):
 
 class RolloutConfig(Section):
     workers: int = Field(1, ge=1)
+    """Rollout workers that `cusearch launch` starts, each with an engine of its own."""
     max_episodes: int = Field(192, ge=1)
     """Episodes in flight per worker."""
     max_sequences: int = Field(128, ge=1)
@@ -265,7 +297,9 @@ class RolloutConfig(Section):
     kv_cache_mib: int | None = Field(None, ge=16)
     """KV-cache room; None leaves it to vLLM's share of the device memory."""
     block_size: int | None = None
+    """Tokens in a block of vLLM's KV cache; None for vLLM's own choice."""
     enforce_eager: bool = False
+    """Do not compile the model: it starts sooner and decodes more slowly on a GPU."""
     canary_every: int = Field(10, ge=1)
     """Published versions between two checks that the engine computes what the learner computes."""
     cores: tuple[int, ...] = ()
@@ -292,7 +326,7 @@ class RedisConfig(Section):
     timeout_s: float = Field(10.0, gt=0)
     """Time for one answer; the command is then sent again."""
     outage_s: float = Field(120.0, ge=0)
-    """How long a process rides out a Redis that does not answer, before it ends by name."""
+    """How long a process waits for a Redis that does not answer, before it exits with BufferUnavailable."""
     lease_s: float = Field(60.0, gt=1)
     """A worker that has been silent for so long loses its tickets to others."""
     max_trajectories: int | None = Field(None, ge=1)
@@ -322,12 +356,17 @@ class DenseConfig(Section):
     encoder: str = "intfloat/e5-base-v2"
     """A Hugging Face id or a local folder; any encoder that transformers' AutoModel loads."""
     query_prefix: str = "query: "
+    """Put before a query; what the encoder was trained with."""
     passage_prefix: str = "passage: "
+    """Put before a passage; what the encoder was trained with."""
     pooling: Literal["mean", "cls"] = "mean"
+    """A text's vector: the mean over its tokens, or the first token's."""
     normalize: bool = True
     """Vectors of length 1: the inner product is the cosine."""
     max_query_tokens: int = Field(256, ge=1)
+    """What is longer is cut off."""
     max_passage_tokens: int = Field(256, ge=1)
+    """What is longer is cut off."""
     batch: int = Field(128, ge=1)
     """Texts that are encoded at once."""
     device: str = Field("cpu", pattern=_DEVICE)
@@ -339,13 +378,14 @@ class DenseConfig(Section):
 
 
 class RerankConfig(Section):
-    """A cross-encoder that orders anew what bm25 or dense has found."""
+    """A cross-encoder that sorts again what bm25 or dense has found."""
 
     model: str | None = None
     """A Hugging Face id or a local folder (Search-R1's: cross-encoder/ms-marco-MiniLM-L12-v2); None for none."""
     candidates: int = Field(10, ge=1)
     """Documents that are found before the best topk of them are kept."""
     max_tokens: int = Field(512, ge=1)
+    """Query and document together; what is longer is cut off."""
 
 
 class ZeroSearchConfig(Section):
@@ -358,15 +398,19 @@ class ZeroSearchConfig(Section):
     mode: Literal["sft", "prompt"] = "sft"
     """sft: the short prompt of ZeroSearch's fine-tuned simulators; prompt: with an example, for any chat model."""
     p_start: float = Field(0.0, ge=0, le=1)
+    """Probability that a search returns noisy documents, at the first step …"""
     p_end: float = Field(0.5, ge=0, le=1)
-    """Probability that a search returns noisy documents, at the first and at the last step."""
+    """… and at the last step."""
     base: float = Field(4.0, gt=1)
     """b of p(i) = p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s)."""
     steps: int | None = Field(None, ge=1)
     """m; None for run.steps."""
     temperature: float = Field(0.8, ge=0)
+    """Of the language model's sampling."""
     max_tokens: int = Field(600, ge=1)
+    """Longest answer of the language model."""
     timeout_s: float = Field(25.0, gt=0)
+    """For one answer of the language model."""
 
     @model_validator(mode="after")
     def _address(self) -> ZeroSearchConfig:
@@ -384,11 +428,13 @@ class WebConfig(Section):
     max_requests: int | None = Field(None, ge=1)
     """Requests that a retriever process may spend, cached answers not counted; None for no cap."""
     attempts: int = Field(3, ge=1)
+    """Times that a request is tried before the search fails."""
     timeout_s: float = Field(8.0, gt=0)
     """For one attempt."""
     cache: Path | None = None
     """A folder that keeps answers; None (the default, as training wants fresh noise) asks every time."""
     cache_ttl_s: float = Field(86400.0, gt=0)
+    """A kept answer that is older is asked for again."""
 
     @model_validator(mode="after")
     def _address(self) -> WebConfig:
@@ -399,13 +445,18 @@ class WebConfig(Section):
 
 class RetrieverConfig(Section):
     url: str = "http://127.0.0.1:8000"
+    """Where the retriever answers `POST /retrieve`; `cusearch launch` starts one there if nothing listens."""
     backend: Literal["bm25", "dense", "zerosearch", "serper", "serpapi"] = "bm25"
+    """What searches: an index of our own (bm25, dense), a language model that plays a search engine (zerosearch),
+    or the web (serper, serpapi)."""
     corpus: str = "atlas"
     """bm25 and dense: `atlas`, or a JSONL file of {"id", "contents"}."""
     index: Path | None = None
     """bm25 and dense: a folder that `cusearch index` has made; None makes the index in memory at start."""
     timeout_s: float = Field(30.0, gt=0)
+    """A worker waits so long for the answer to one search, and then asks again."""
     max_connections: int = Field(256, ge=1)
+    """Searches that one worker has on their way at once."""
     outage_s: float = Field(300.0, gt=0)
     """How long a worker retries a retriever that is down before it ends with RetrievalUnavailable."""
     max_answer_mib: int = Field(16, ge=1)
@@ -415,8 +466,9 @@ class RetrieverConfig(Section):
     noise: float = Field(0.0, ge=0, le=1)
     """Probability that a search returns random documents only; bm25 and dense."""
     latency_median_s: float = Field(0.0, ge=0)
+    """Half of all requests wait at least this long, to play a slow engine …"""
     latency_p99_s: float = Field(0.0, ge=0)
-    """Log-normal waiting time added to each request; 0 for none."""
+    """… and one in a hundred at least this long (log-normal); 0 for none."""
     dense: DenseConfig = DenseConfig()
     rerank: RerankConfig = RerankConfig()
     zerosearch: ZeroSearchConfig = ZeroSearchConfig()

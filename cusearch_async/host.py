@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,7 +94,11 @@ def settle(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # vLLM would bind to cores of its own choice
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # on CPU: the model lives in the engine's process
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # only such an engine dies with its worker (below)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # of libraries about each other
+    warnings.simplefilter("ignore", FutureWarning)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     usable = sorted(set(cores) & os.sched_getaffinity(0))

@@ -10,6 +10,8 @@ import pytest
 
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods import METHODS, Candidates, Settings, State
+from cusearch_async.cli.config import reference
+from cusearch_async.config import known_keys
 from cusearch_async.metrics import WorkerRates, describe_step
 from cusearch_async.training.report import UpdateReport, describe_ledger
 from cusearch_async.transport.contract import Ledger
@@ -84,3 +86,23 @@ def test_every_metric_is_documented():
     for source in sources:
         names |= set(re.findall(r'"((?:train|time|learner)/[a-z_]+)"', source.read_text(encoding="utf-8")))
     assert documented == names
+
+
+KEYS = "\n## Every key\n\nAs `cusearch config` prints them: the key, its default, its meaning.\n\n"
+
+
+def test_every_setting_is_in_the_docs_as_the_command_prints_it():
+    """`python -m tests.test_docs` writes them there."""
+    assert (DOCS / "configuration.md").read_text(encoding="utf-8").partition(KEYS)[2] == reference(None)
+
+
+def test_every_setting_has_a_meaning():
+    said = reference(None)
+    for key in known_keys():
+        assert f"- `{key}` (" in said or f"### {key}\n" in said, key
+    assert not re.findall(r"^- .*\): *$", said, re.MULTILINE)
+
+
+if __name__ == "__main__":
+    page = DOCS / "configuration.md"
+    page.write_text(page.read_text(encoding="utf-8").partition(KEYS)[0] + KEYS + reference(None), encoding="utf-8")

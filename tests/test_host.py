@@ -198,3 +198,29 @@ def test_the_ranks_of_a_learner_share_a_secret_that_each_start_makes_anew(tmp_pa
         secrets.add(said.split()[-1])
     assert len(secrets) == 2
     assert all(len(secret) == 64 for secret in secrets)
+
+
+SPAWNS = """
+import ctypes, multiprocessing, os
+from cusearch_async import host
+
+def ask():
+    signal = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(signal))  # PR_GET_PDEATHSIG
+    print(signal.value, flush=True)
+
+if __name__ == "__main__":
+    host.settle([])
+    child = multiprocessing.get_context(os.environ["VLLM_WORKER_MULTIPROC_METHOD"]).Process(target=ask)
+    child.start()
+    child.join()
+"""
+
+
+def test_an_engine_is_started_so_that_it_dies_with_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """vLLM forks its engine on CUDA unless it is told otherwise, and a forked one is not armed."""
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
+    (tmp_path / "worker.py").write_text(SPAWNS)
+    child = host.start_child([sys.executable, str(tmp_path / "worker.py")], log_file=tmp_path / "log")
+    assert child.wait(timeout=60) == 0
+    assert (tmp_path / "log").read_text().split() == [str(int(signal.SIGKILL))]

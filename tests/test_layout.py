@@ -57,7 +57,7 @@ def test_vllm_and_deepspeed_are_known_to_one_module_each():
 
 
 def test_two_modules_open_sockets_that_others_can_connect_to():
-    """Each binds to loopback, or to the address that it is given; tests/system/test_listeners.py watches a run."""
+    """Each binds to loopback, or to the address that it is given; system/test_listeners.py watches a whole run."""
     opening = {"bind", "TCPSite", "SockSite", "start_server", "create_server", "run_app", "HTTPServer", "TCPServer"}
     found = set()
     for path in ROOT.rglob("*.py"):

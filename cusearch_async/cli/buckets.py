@@ -172,7 +172,8 @@ def ledger(counts: Ledger) -> Text:
     closes = "[green]closes[/]" if counts.closes else "[bold red]DOES NOT CLOSE[/]"
     return Text.from_markup(
         f"finished {counts.finished} = buffered {counts.buffered} + claimed {counts.claimed} "
-        f"+ trained {counts.trained} + unselected {counts.unselected} + quarantined {counts.quarantined}   {closes}\n"
+        f"+ trained {counts.trained} + unselected {counts.unselected} + quarantined {counts.quarantined} "
+        f"+ lost {counts.lost}   {closes}\n"
         f"requeued {counts.requeued}   duplicates refused {counts.duplicates_refused}   "
         f"late refused {counts.late_refused}"
     )

@@ -167,7 +167,7 @@ def turns(trajectory: Trajectory, tokenizer: Any) -> list[Panel]:
         if is_sampled:
             logprobs = trajectory.logprobs[sampled_before : sampled_before + length]
             title = f"model: {length} tokens, trained on; mean log-probability {logprobs.mean():.2f}"
-            panels.append(Panel(_marked(ids, logprobs, tokenizer), title=title, border_style="green"))
+            panels.append(Panel(marked(ids, logprobs, tokenizer), title=title, border_style="green"))
             sampled_before += length
         else:
             style, who = (PROMPT, "prompt") if place == 0 else (ENVIRONMENT, "environment")
@@ -177,7 +177,7 @@ def turns(trajectory: Trajectory, tokenizer: Any) -> list[Panel]:
     return panels
 
 
-def _marked(ids: list[int], logprobs: np.ndarray[Any, Any], tokenizer: Any) -> Text:
+def marked(ids: list[int], logprobs: np.ndarray[Any, Any], tokenizer: Any) -> Text:
     """The turn's text, unlikely tokens underlined."""
     text, before, is_unlikely = Text(), "", False
     for count, logprob in enumerate(logprobs, start=1):

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         newest = live.newest_checkpoint(config)
         if newest is None:
             raise ProcessDied(f"the learner has ended and left no checkpoint in {config.folder / 'checkpoints'}")
-        after = evaluate(fleet, screen, config, str(newest[1] / "model"), "after")
+        after = evaluate(fleet, screen, config, str(newest.path / "model"), "after")
     summary = live.conclude(config, ledger, time.monotonic() - started, console)
     finish(config, before, after, summary, console)
 

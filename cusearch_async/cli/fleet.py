@@ -28,10 +28,10 @@ SAY_S = 5.0
 """Whoever waits says for what, every so often."""
 _SERVING = ("redis", "retriever", "simulator", "rollout")
 _STAGES = (
-    (("rollout", "evaluator", "eval_"), 30.0),
+    (("rollout", "evaluator", "eval_"), 60.0),
     (("learner",), 300.0),
-    (("retriever", "simulator"), 20.0),
-    (("redis",), 20.0),
+    (("retriever", "simulator"), 30.0),
+    (("redis",), 30.0),
 )
 """Who is stopped one after the other, and how many seconds each stage is given: workers give their tickets back to
 Redis, then the learner saves its checkpoint, and only then the services end."""

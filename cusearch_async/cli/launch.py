@@ -42,9 +42,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     console = Console()
     started = time.monotonic()
-    if is_complete(config):
+    done = live.newest_checkpoint(config)
+    if done is not None and is_complete(done.state.step, config):
         console.print(
-            f"run {config.run.name} is complete: {live.steps_done(config)} steps are done and run.steps is "
+            f"run {config.run.name} is complete: {done.state.step} steps are done and run.steps is "
             f"{config.run.steps}. Nothing is left to do; to go on, add --steps N"
         )
         live.say_where(config, console)
@@ -66,10 +67,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     live.say_where(config, console)
 
 
-def is_complete(config: Config) -> bool:
+def is_complete(done: int, config: Config) -> bool:
     """Whether every step has been done, and the last version scored if there is to be an evaluator."""
-    done = live.steps_done(config)
-    if done is None or done < config.run.steps:
-        return False
-    scored = read_metrics(config.folder / "eval.jsonl")
-    return not config.eval.every or (bool(scored) and scored[-1]["step"] >= done)
+    scored = read_metrics(config.folder / "eval.jsonl") if config.eval.every else []
+    return done >= config.run.steps and (not config.eval.every or (bool(scored) and scored[-1]["step"] >= done))

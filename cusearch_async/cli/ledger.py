@@ -1,4 +1,5 @@
-"""`cusearch ledger CONFIG`: where every finished trajectory is; status 1 when that does not add up."""
+"""`cusearch ledger CONFIG`: where every finished trajectory is; status 1 when that does not add up. With `--deep` the
+keys in Redis are counted too, and compared with the counters."""
 
 from __future__ import annotations
 
@@ -11,29 +12,43 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from cusearch_async.cli import buckets
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.contract import Ledger
+from cusearch_async.transport.inspection import Audit, audit
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("ledger", help="print and check the ledger of a run")
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("--deep", action="store_true", help="count the keys in Redis too (holds Redis up meanwhile)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    found = asyncio.run(read(load_config(arguments.config, overrides)))
+    found, counted = asyncio.run(read(load_config(arguments.config, overrides), arguments.deep))
+    closes = found.closes and (counted is None or counted.closes)
     if arguments.json:
-        print(msgspec.json.encode(asdict(found) | {"closes": found.closes}).decode())
+        told = asdict(found) | {"closes": closes} | ({"audit": asdict(counted)} if counted else {})
+        print(msgspec.json.encode(told).decode())
     else:
         Console().print(buckets.ledger(found))
-    sys.exit(0 if found.closes else 1)
+        if counted:
+            Console().print(report(counted))
+    sys.exit(0 if closes else 1)
 
 
-async def read(config: Config) -> Ledger:
+async def read(config: Config, deep: bool) -> tuple[Ledger, Audit | None]:
     async with open_run(config) as buffer:
-        return await buffer.ledger()
+        return await buffer.ledger(), await audit(buffer) if deep else None
+
+
+def report(counted: Audit) -> Text:
+    """What the keys say; a line for whatever does not add up."""
+    if counted.closes:
+        return Text(f"{counted.kept} trajectories in Redis, counted by keys: as the ledger says", style="green")
+    return Text("\n".join(counted.findings), style="red")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,8 @@ from cusearch_async.cli.fleet import SAY_S, Fleet
 from cusearch_async.cli.plot import draw
 from cusearch_async.config import Config
 from cusearch_async.metrics import read_metrics
+from cusearch_async.training.checkpoint import Checkpoint, Checkpoints
+from cusearch_async.training.starts import read_starts
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import Ledger
 from cusearch_async.transport.server import redis_cli_line
@@ -192,24 +193,10 @@ def conclude(config: Config, ledger: Ledger, wall_s: float, console: Console) ->
     }
 
 
-_CHECKPOINT = re.compile(r"step(\d+)(?:-e(\d+))?")
-
-
-def newest_checkpoint(config: Config) -> tuple[int, Path] | None:
-    """Steps done and folder of the newest checkpoint, by its name: whether it is whole is looked at when it is
-    loaded."""
-    found = []
-    for path in (config.folder / "checkpoints").glob("step*"):
-        match = _CHECKPOINT.fullmatch(path.name)
-        if match and (path / "model").exists():
-            found.append((int(match[1]), int(match[2] or 0), path))
-    return (max(found)[0], max(found)[2]) if found else None
-
-
-def steps_done(config: Config) -> int | None:
-    """Up to the newest checkpoint; None without one."""
-    newest = newest_checkpoint(config)
-    return newest[0] if newest else None
+def newest_checkpoint(config: Config) -> Checkpoint | None:
+    """Of the course that the run is on; whether it is whole is looked at when it is loaded."""
+    starts = [(start.epoch, start.step) for start in read_starts(config.folder)]
+    return Checkpoints(config.folder, config.learner.keep_checkpoints, starts).latest()
 
 
 def say_where(config: Config, console: Console) -> None:
@@ -221,7 +208,7 @@ def say_where(config: Config, console: Console) -> None:
         ("curves", f"tensorboard --logdir {config.folder / 'tensorboard'}"),
     ]
     if newest is not None:
-        model = newest[1] / "model"
+        model = newest.path / "model"
         lines += [
             ("model", model),
             ("next", f"cusearch eval {settings} --checkpoint {model}"),

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from cusearch_async import run_folder
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.transport.buffer import RedisBuffer, open_buffer
+from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
@@ -92,17 +92,11 @@ async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None
     """Raises: ConfigError while a worker or the learner of the run is alive."""
     async with open_buffer(config) as buffer:
         alive = [n for n, facts in (await buffer.workers()).items() if float(facts["heartbeat_age_s"]) < ALIVE_S]
-        learner = await learner_facts(buffer)
+        learner = await buffer.learner()
     if learner:
         alive.append(f"the learner (process {learner['pid']} on {learner['host']})")
     if alive:
         raise ConfigError(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")
-
-
-async def learner_facts(buffer: RedisBuffer) -> dict[str, str]:
-    """What the run's learner says of itself; empty when none is alive: the key has a time to live."""
-    raw = await buffer.ask(lambda client: client.hgetall(buffer.keys.prefix + "learner"))
-    return {key.decode(): value.decode() for key, value in raw.items()}
 
 
 async def forget_keys(config: Config) -> int:

@@ -42,5 +42,6 @@ async def run(config: Config, name: str) -> None:
             store = WeightStore(config.folder / "weights")
             log.info("ready")
             await RolloutLoop(name, config, buffer, engine, store, player, search, questions).run(stop)
+            log.info("stopped; its tickets went back")
         finally:
             engine.close()

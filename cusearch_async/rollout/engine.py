@@ -23,11 +23,13 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from cusearch_async.config import Config
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
+from cusearch_async.models import first_line
 from cusearch_async.rollout.dialogue import STOP_TAGS
+from cusearch_async.rollout.overheard import Overheard
 from cusearch_async.transport.weights import TENSORS, Canary, WeightStore
 
 CPU_BATCH_TOKENS = 4096
@@ -62,8 +64,9 @@ class Turn:
 
 
 class Engine:
-    def __init__(self, llm: AsyncLLM, tokenizer: Any) -> None:
+    def __init__(self, llm: AsyncLLM, tokenizer: Any, overheard: Overheard) -> None:
         self._llm = llm
+        self._overheard = overheard
         self._stop = _stop_settings(tokenizer)
         self._ids = itertools.count()
         self.version = -1
@@ -79,7 +82,9 @@ class Engine:
 
     @classmethod
     def start(cls, model: str, tokenizer: Any, config: Config) -> Engine:
-        """Load `model` (a local folder or a Hub id) into a new engine. Takes seconds to minutes."""
+        """Load `model` (a local folder or a Hub id) into a new engine. Takes seconds to minutes.
+
+        Raises: EngineDied quoting the engine's last error."""
         rollout = config.rollout
         optional: dict[str, Any] = {"block_size": rollout.block_size}
         if current_platform.is_cpu():
@@ -98,9 +103,18 @@ class Engine:
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             disable_log_stats=True,
+            use_tqdm_on_load=False,
             **{name: value for name, value in optional.items() if value is not None},
         )
-        return cls(AsyncLLM.from_engine_args(arguments), tokenizer)
+        overheard = Overheard()
+        try:
+            with overheard.listening():
+                llm = AsyncLLM.from_engine_args(arguments)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise EngineDied(
+                f"vLLM cannot start with {model!r}: {overheard.last_error() or first_line(error)}"
+            ) from error
+        return cls(llm, tokenizer, overheard)
 
     @property
     def busy_s(self) -> float:
@@ -149,6 +163,8 @@ class Engine:
         try:
             await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
             await self._llm.update_weight_version(str(manifest.version))
+        except EngineDeadError as error:
+            raise await self._died(error) from error
         except Exception as error:
             raise WeightsMismatch(f"loading {directory} failed half-way, the engine is unusable: {error}") from error
         await self._llm.resume_generation()
@@ -180,9 +196,13 @@ class Engine:
         request = self._llm.generate({"prompt_token_ids": list(prompt)}, params, f"request-{next(self._ids)}")
         try:
             outputs = [output async for output in request]
-        except EngineDeadError as error:
-            raise EngineDied("the vLLM engine died; its own log above says why") from error
+        except (EngineDeadError, EngineGenerateError) as error:  # after the latter vLLM reads no output any more
+            raise await self._died(error) from error
         return outputs[-1]
+
+    async def _died(self, error: Exception) -> EngineDied:
+        words = await asyncio.to_thread(self._overheard.last_error) or (error.__cause__ and repr(error.__cause__))
+        return EngineDied(f"the vLLM engine died: {words or 'without a word (killed, or out of memory?)'}")
 
     def close(self) -> None:
         """Stop the engine's process."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import random
 import time
 from collections import Counter, deque
@@ -247,6 +248,8 @@ def _have_seen(task: asyncio.Task[list[str]]) -> None:
 def _told(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return f"it answers {error.status}: {error.message}"
+    if isinstance(error, aiohttp.ClientConnectorError) and error.errno and error.errno > 0:
+        return os.strerror(error.errno)
     return f"{type(error).__name__}: {error}"
 
 

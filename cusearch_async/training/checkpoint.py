@@ -110,6 +110,11 @@ class Checkpoints:
             )
         return None
 
+    def latest(self) -> Checkpoint | None:
+        """The newest of this course, by its state alone: whether its files are whole is not looked at."""
+        found = self._of_this_course()
+        return found[-1] if found else None
+
     def highest_epoch(self) -> int:
         """Of all learners that have started, or have left something here, whole or not."""
         names = (_NAME.fullmatch(path.name) for path in self._entries())

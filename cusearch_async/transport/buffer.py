@@ -389,7 +389,8 @@ class RedisBuffer:
             forgotten, _, step = what.partition(" ")
             return ConfigError(
                 f"Redis holds run {run!r} with the pools before step {forgotten} forgotten, but the newest checkpoint "
-                f"is of step {step}; restore the checkpoint, or `cusearch reset` the run"
+                f"is of step {step}; if another run has this name, choose another run.name; else restore the "
+                "checkpoint, or `cusearch reset` the run"
             )
         if kind == "SHAPE":
             name, _, value = what.partition(" ")

@@ -166,6 +166,8 @@ CASES = [
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": '{"id": 1, "contents": "où"}'.encode("latin-1")}),
     Case("an empty corpus", "cusearch index mine.toml", r"retriever\.corpus c\.jsonl is empty; it needs lines of",
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": ""}),
+    Case("a passage without text", f"{RETRIEVER} --retriever.corpus c.jsonl", r"c\.jsonl, line 2: 'contents' must be",
+         files={"c.jsonl": lines({"id": 1, "contents": "x"}, {"id": 2})}),
     Case("no index", f"{RETRIEVER} --retriever.corpus c.jsonl --retriever.index i", r"i holds no .*cusearch index",
          files={"c.jsonl": lines({"id": 1, "contents": "x"})}),
     Case("an index of atlas's own", "cusearch index atlas", r"retriever\.index must name the folder to make"),
@@ -176,7 +178,7 @@ CASES = [
     # --- services
     Case("no Redis", "cusearch ledger atlas --redis.url $dead", r"127\.0\.0\.1:\d+ cannot be reached .*fix redis\.url"),
     Case("no Redis to watch", "cusearch buckets atlas --redis.url $dead", r"cannot be reached .*`cusearch redis"),
-    Case("Redis speaks HTTP", "cusearch ledger atlas --redis.url $web", r"is no Redis .*; fix redis\.url"),
+    Case("Redis speaks HTTP", "cusearch ledger atlas --redis.url $web", r"does not answer as Redis .*; fix redis\.url"),
     Case("a wrong password", "cusearch workers atlas --redis.url $locked", r"refuses us .*CUSEARCH_REDIS_PASSWORD"),
     Case("an unknown run", "cusearch ledger atlas --redis.url $redis --run.name gone", r"no run 'gone'; .*known"),
     Case("no trajectory", "cusearch buffer peek atlas 9:9 --run.name known --redis.url $redis", r"'9:9'; .*buffer ls"),

@@ -10,10 +10,14 @@ from argparse import Namespace
 import pytest
 from rich.console import Console
 
+from cusearch_async.algorithm.methods import State
 from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.cli import demo, launch, live, main, plot
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.training.loop import state_at
+from cusearch_async.training.starts import record_start
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.server import is_listening
 
@@ -81,8 +85,13 @@ def test_plot_draws_each_run_and_names_one_without_steps(tmp_path, monkeypatch):
 def complete(atlas_config, tmp_path):
     """A run that has done its steps; nothing can be started, as nothing may listen at a port like this."""
     overrides = ["--run.folder", str(tmp_path / "run"), "--steps", "8", "--redis.url", "redis://127.0.0.1:1/0"]
+    config = load_config(atlas_config, overrides)
+    checkpoints = Checkpoints(config.folder, 2)
+    checkpoints.begin(3, 0)
     for step in (6, 8):
-        (tmp_path / "run" / "checkpoints" / f"step{step:06d}" / "model").mkdir(parents=True)
+        with checkpoints.write(state_at(step, State(), {}, config)) as folder:
+            (folder / "model").mkdir(parents=True)
+        checkpoints.finish(step)
     return atlas_config, overrides
 
 
@@ -91,23 +100,21 @@ def test_launching_a_complete_run_says_so_at_once(complete, capsys):
     launch.run(Namespace(config=config, accept_changes=False, take_over=False), overrides)
     said = capsys.readouterr().out
     assert "run atlas is complete: 8 steps are done and run.steps is 8" in " ".join(said.split())
-    assert "checkpoints/step000008/model" in said
+    assert "checkpoints/step000008-e3/model" in said
     assert "cusearch eval" in said
 
 
 def test_a_run_with_steps_left_or_a_version_to_score_is_not_complete(complete, tmp_path):
     path, overrides = complete
-    assert not launch.is_complete(load_config(path, [*overrides, "--steps", "9"]))
+    assert not launch.is_complete(8, load_config(path, [*overrides, "--steps", "9"]))
     evaluated = load_config(path, [*overrides, "--eval.every", "2"])
-    assert not launch.is_complete(evaluated)
+    assert not launch.is_complete(8, evaluated)
     (tmp_path / "run" / "eval.jsonl").write_text('{"step": 8}\n')
-    assert launch.is_complete(evaluated)
+    assert launch.is_complete(8, evaluated)
 
 
-def test_the_newest_checkpoint_is_of_the_highest_step_and_then_the_highest_epoch(complete, tmp_path):
+def test_a_checkpoint_of_a_course_that_was_left_does_not_count(complete, tmp_path):
     path, overrides = complete
-    folder = tmp_path / "run" / "checkpoints"
-    for name in ("step000008-e2", "step000008-e10", "step000007-e11"):
-        (folder / name / "model").mkdir(parents=True)
-    (folder / ".unfinished-step000009-e11").mkdir()
-    assert live.newest_checkpoint(load_config(path, overrides)) == (8, folder / "step000008-e10")
+    config = load_config(path, overrides)
+    record_start(config, epoch=4, step=6)
+    assert live.newest_checkpoint(config).state.step == 6, "the learner of epoch 4 went back to step 6"

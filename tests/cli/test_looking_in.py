@@ -100,7 +100,7 @@ async def test_buckets_show_depth_by_staleness_groups_workers_and_ledger(atlas_c
     assert re.search(r"1\s+1\s+·", shown), "one of depth 1, fresh"
     assert "phase 2" in shown
     assert "2 of 768" in shown
-    assert "finished 2 = buffered 2 + claimed 0 + trained 0 + unselected 0 + quarantined 0   closes" in shown
+    assert "finished 2 = buffered 2 + claimed 0 + trained 0 + unselected 0 + quarantined 0 + lost 0   closes" in shown
     assert re.search(r"w\s+\d+ s ago\s+0\s+4", shown)
 
 
@@ -149,6 +149,29 @@ def test_quarantine_and_requeue_change_what_they_say(config, atlas_config, overr
         monkeypatch.setattr("sys.argv", ["cusearch", "buffer", command, arguments[0], target, *overrides])
         with pytest.raises(SystemExit, match=named):
             main.main()
+
+
+def test_the_ledger_command_counts_the_keys_where_that_is_asked_for(
+    config, atlas_config, overrides, monkeypatch, capsys
+):
+    def status(*arguments: str) -> object:
+        monkeypatch.setattr("sys.argv", ["cusearch", "ledger", str(atlas_config), *overrides, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        return ended.value.code
+
+    async def delete() -> None:
+        async with open_buffer(config) as open_:
+            await open_.connection.client.delete(open_.keys.trajectory("0:1"))
+
+    assert status("--deep") == 0
+    assert "2 trajectories in Redis, counted by keys: as the ledger says" in capsys.readouterr().out
+    asyncio.run(delete())
+    assert status() == 0, "the counters do not know"
+    assert status("--deep") == 1
+    assert "gone without having been counted as lost: 1 (0:1)" in capsys.readouterr().out
+    assert status("--deep", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["audit"]["kept"] == 2
 
 
 def test_the_ledger_command_checks_it(config, atlas_config, overrides, monkeypatch, capsys):

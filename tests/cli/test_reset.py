@@ -164,3 +164,13 @@ def test_a_redis_of_the_runs_own_goes_with_the_folder_unless_it_is_running(atlas
         server.wait()
     run_reset(atlas_config, overrides, yes=True)
     assert not config.folder.exists()
+
+
+async def test_a_learner_is_not_told_to_reset_before_it_asks_whose_run_it_is(atlas_config, overrides):
+    """Redis holds another run of the same name, further than this folder's checkpoints."""
+    config = load_config(atlas_config, overrides)
+    async with open_buffer(config) as buffer:
+        await buffer.recover(0, State(), {})
+        await buffer.ask(lambda client: client.hset(buffer.keys.state, mapping={"step": 4, "checkpoint": 4}))
+        with pytest.raises(ConfigError, match=r"if another run has this name, choose another run\.name; else"):
+            await buffer.recover(0, State(), {})

@@ -355,7 +355,7 @@ async def test_a_retriever_that_is_down_is_named_in_the_log_until_it_answers(atl
         while len(caplog.messages) < 3:
             await asyncio.sleep(0.01)
         assert re.fullmatch(
-            rf"retriever at {url} down for \d+ s: ClientConnectorError: .*; waiting up to 60 s", caplog.messages[-1]
+            rf"retriever at {url} down for \d+ s: Connection refused; waiting up to 60 s", caplog.messages[-1]
         )
         app = web.Application()
         app.router.add_post("/retrieve", Service(finds("Lima")).handle)

@@ -184,30 +184,34 @@ def test_redis_is_counted_key_by_key(redis_url: str, plant: Callable[[Any, str],
     assert any(named in told for told in wrong) if named else wrong == []
 
 
+def row(step: int, epoch: int = 1) -> str:
+    return f'{{"step": {step}, "epoch": {epoch}}}\n'
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('{"step": 0}\n{"step": 1}\n', None),
-        ('{"step": 0}\n', "missing [1]"),
-        ('{"step": 0}\n{"step": 1}\n{"step": 1}\n', "twice [1]"),
-        ('{"step": 1}\n{"step": 0}\n', "out of order [0]"),
-        ('{"step": 0}\n{"st\n{"step": 1}\n', "metrics.jsonl holds"),
+        (row(0) + row(1) + row(1, epoch=2), None),
+        (row(0) + row(1, epoch=2) + row(1), None),
+        (row(0) + '{"st\n' + row(1, epoch=2), None),
+        (row(0), "missing [(1, 2)]"),
+        (row(0) + row(1), "missing [(1, 2)], strange [(1, 1)]"),
+        (row(0) + row(1, epoch=2) + row(2, epoch=2), "strange [(2, 2)]"),
     ],
 )
-def test_metrics_hold_every_step_once(tmp_path: Path, text: str, named: str | None):
+def test_metrics_hold_every_step_once_by_the_learner_that_committed_it(tmp_path: Path, text: str, named: str | None):
     (tmp_path / "metrics.jsonl").write_text(text)
-    _, wrong = judge_files(tmp_path, 2)
+    _, wrong = judge_files(tmp_path, {0: 1, 1: 2})
     assert any(named in told for told in wrong) if named else wrong == []
 
 
 def test_what_is_half_written_is_found(tmp_path: Path):
-    (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "weights" / ".unfinished-v000003-e1").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step000002").mkdir(parents=True)
-    _, wrong = judge_files(tmp_path, 0)
+    _, wrong = judge_files(tmp_path, {})
     assert "weights/.unfinished-v000003-e1" in wrong[0]
     assert "checkpoints/step000002 (no state.json)" in wrong[0]
-    _, wrong = judge_files(tmp_path, 0, {"step000002"})
+    _, wrong = judge_files(tmp_path, {}, {"step000002"})
     assert "step000002" not in wrong[0]
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from cusearch_async import host
 from cusearch_async.config import STARTER, load_config
-from cusearch_async.errors import WeightsMismatch, WeightsUnavailable
+from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
 from cusearch_async.transport.weights import Canary, WeightStore
 
 pytestmark = pytest.mark.system
@@ -92,6 +94,40 @@ def test_published_weights_are_computed_with_and_tokens_know_their_version(tied,
     with_engine(atlas_config, tmp_path, old, body)
 
 
+def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_config, tmp_path):
+    async def body(engine, tokenizer):
+        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+        process = next(p for p in psutil.Process().children() if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
+        turn = asyncio.create_task(engine.generate(text, 800, 1.0, seed=1))
+        async with asyncio.timeout(60):
+            while not engine._pulse.at:
+                await asyncio.sleep(0.01)
+        process.suspend()
+        async with asyncio.timeout(60):
+            while engine.last_token_age_s < 1.5:
+                await asyncio.sleep(0.01)
+        process.resume()
+        await turn
+        assert engine.last_token_age_s == 0.0
+        process.kill()
+        with pytest.raises(EngineDied, match=r"the vLLM engine died: without a word \(killed, or out of memory\?\)"):
+            await engine.generate(text, 800, 1.0, seed=1)
+
+    with_engine(atlas_config, tmp_path, small_model(False, 0), body)
+
+
+def test_an_engine_that_fails_is_quoted(atlas_config, tmp_path):
+    """vLLM's CPU attention knows no heads of 16 numbers, and finds out at the first request."""
+    shape = Qwen2Config.from_pretrained(STARTER)
+    shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads, shape.intermediate_size = 64, 4, 4, 128
+
+    async def body(engine, tokenizer):
+        await engine.generate(tokenizer("Where?")["input_ids"], 8, 1.0, seed=1)
+
+    with pytest.raises(EngineDied, match=r"the vLLM engine died: RuntimeError: .*head_dim=16"):
+        with_engine(atlas_config, tmp_path, Qwen2ForCausalLM(shape), body)
+
+
 def test_wrong_or_torn_weights_never_go_unnoticed(atlas_config, tmp_path):
     store = WeightStore(tmp_path / "store")
     model = small_model(False, 0)
@@ -102,6 +138,18 @@ def test_wrong_or_torn_weights_never_go_unnoticed(atlas_config, tmp_path):
             await engine.load(store, "v000007-e1", check=True)
         assert engine.version == -1
         await engine.load(store, publish(store, model, 0, text), check=True)
+        gone = publish(store, model, 3, text)
+        pause = engine._llm.pause_generation
+
+        async def pause_and_lose(**options):
+            await pause(**options)
+            shutil.rmtree(store.folder / gone)
+
+        engine._llm.pause_generation = pause_and_lose
+        with pytest.raises(WeightsUnavailable, match="v000003-e1 was removed before it was loaded"):
+            await engine.load(store, gone, check=True)
+        engine._llm.pause_generation = pause
+        assert (engine.version, engine.last_token_age_s) == (0, 0.0)
         seeded = [(await engine.generate(text, 30, 1.0, seed=5)).token_ids for _ in range(2)]
         assert seeded[0] == seeded[1]
         with pytest.raises(WeightsMismatch, match="differ from the learner's by"):

@@ -19,7 +19,7 @@ from tests.system.conftest import Run
 
 pytestmark = pytest.mark.system
 
-START_S = 150 * SLOW
+START_S = 150
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> tuple[int, str]:
@@ -61,17 +61,22 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     status, output = finish(run.cusearch("launch", run__steps=6, learner__ranks=2, learner__zero_stage=1))
     assert status == 1
     assert "was saved with learner.ranks = 1 and can only go on so, got 2" in output
-    status, output = finish(run.cusearch("launch", run__steps=6, method__name="grpo_half"))
+    before = (run.folder / "config.toml").read_text()
+    status, output = finish(run.cusearch("launch", run__steps=6, learner__lr=1e-4))
     assert status == 1
-    assert "was saved with groups per step (pool.questions, or K / G for grpo_half) = 8" in output
-    status, output = finish(run.cusearch("launch", run__steps=6))
+    assert "would not be the same run: learner.lr" in output
+    assert "go on so with --accept-changes" in output
+    assert (run.folder / "config.toml").read_text() == before, "what was refused is no setting of the run"
+    status, output = finish(run.cusearch("launch", "--accept-changes", run__steps=6, learner__lr=1e-4))
     assert status == 0, output
+    assert "learner: since the last start: learner.lr" in output
+    assert "learner: resuming from step 4" in output
     assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3, 4, 5]
     assert "loaded weights v000004-e" in run.log("rollout-0")
     assert "cusearch eval" in output
     assert "checkpoints/step000006" in output, "it ends with the model and what to do with it"
     assert (run.folder / "plot.png").exists()
-    status, output = finish(run.cusearch("launch", run__steps=6), 180)
+    status, output = finish(run.cusearch("launch", run__steps=6), 60)
     assert status == 0
     assert "run atlas is complete: 6 steps are done" in " ".join(output.split())
 
@@ -85,11 +90,11 @@ def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
     wait_until(lambda: len(run.metrics()) >= 1 or rollout.poll() is not None or learner.poll() is not None, START_S)
     assert [p.poll() for p in (rollout, learner, retriever)] == [None] * 3
     learner.send_signal(signal.SIGINT)
-    status, output = finish(learner, 180)
+    status, output = finish(learner, 60)
     assert status == 0, output
     assert "Traceback" not in output
     rollout.send_signal(signal.SIGTERM)
-    status, output = finish(rollout, 180)
+    status, output = finish(rollout, 60)
     assert status == 0, output
     client = run.redis()
     ledger = {name: int(count) for name, count in client.hgetall("cusearch:{atlas}:ledger").items()}
@@ -108,7 +113,7 @@ def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(r
     family = psutil.Process(launched.pid).children(recursive=True)
     assert any("VLLM" in process.name() for process in family)
     worker.kill()
-    status, output = finish(launched, 180)
+    status, output = finish(launched, 60)
     assert status == 1
     assert "rollout-0 ended with status -9" in output
     assert "Traceback" not in output
@@ -146,7 +151,7 @@ def test_launch_passes_a_signal_on_while_it_starts_and_leaves_nothing_behind(run
     launched = run.cusearch("launch", run__steps=50)
     wait_until(lambda: "ready" in run.log("rollout-0") or launched.poll() is not None, START_S)
     os.kill(launched.pid, signal.SIGTERM)
-    status, output = finish(launched, 180)
+    status, output = finish(launched, 60)
     assert status == 130, output
     assert "Traceback" not in output
     assert run.processes() == []
@@ -156,11 +161,14 @@ def test_a_launch_that_is_stopped_ends_its_workers_first_and_redis_last(run: Run
     """The learner ends its step, and says no word of a Redis that is gone; a second launch meanwhile is refused."""
     launched = run.cusearch("launch", run__steps=50, learner__checkpoint_every=50)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
-    status, output = finish(run.cusearch("launch", run__steps=50), 180)
+    status, output = finish(run.cusearch("launch", run__steps=50), 60)
     assert (status, "is in use: a launch or a demo runs in it" in output) == (1, True), output
     os.kill(launched.pid, signal.SIGTERM)
     status, output = finish(launched, 120)
     assert status == 130, output
+    done = run.metrics()[-1]["step"] + 1
+    assert f"stopped at step {done}; checkpoint saved" in output
+    assert (run.folder / "checkpoints" / f"step{done:06d}-e1" / "model" / "model.safetensors").exists()
     for name in ("learner", "rollout-0"):
         assert "cannot be reached" not in run.log(name)
         assert "Traceback" not in run.log(name)
@@ -176,13 +184,13 @@ def test_only_when_told_to_a_launch_takes_over_a_run_that_is_alive(run: Run):
     wait_until(lambda: client.hget("cusearch:{atlas}:state", "weights") or learner.poll() is not None, START_S)
     seconds, micros = client.time()
     client.zadd("cusearch:{atlas}:workers", {"w1": seconds * 1000 + micros // 1000 + 60_000})
-    status, output = finish(run.cusearch("launch", run__steps=1), 180)
+    status, output = finish(run.cusearch("launch", run__steps=1), 60)
     assert status == 1
     assert "is alive: w1" in output
     assert "add --take-over" in output
     status, output = finish(run.cusearch("launch", "--take-over", run__steps=1))
     assert status == 0, output
-    status, output = finish(learner, 180)
+    status, output = finish(learner, 60)
     assert status == 1
     assert "another learner has taken over" in output
     assert [service.poll() for service in services] == [None, None]
@@ -225,7 +233,7 @@ def test_the_demo_leaves_its_table_plot_checkpoint_and_summary(run: Run):
     assert (run.folder / "checkpoints" / "step000002-e1" / "model" / "model.safetensors").exists()
     assert (run.folder / "config.toml").exists()
     assert run.processes() == []
-    status, output = finish(run.cusearch("reset", "--yes"), 180)
+    status, output = finish(run.cusearch("reset", "--yes"), 60)
     assert status == 0, output
     assert not run.folder.exists(), "everything that a run writes is known and deleted"
     assert aside.exists()
@@ -289,7 +297,7 @@ def test_a_process_without_a_service_says_in_one_line_what_is_missing(run: Run, 
     if missing.startswith("the retriever"):
         run.cusearch("redis")
         wait_until(lambda: is_listening(run.overrides["redis.url"]), 30)
-    status, output = finish(run.worker(process, run__wait_s=1), 180)
+    status, output = finish(run.worker(process, run__wait_s=1), 60)
     last = output.strip().splitlines()[-1]
     assert status == 1
     assert missing in last

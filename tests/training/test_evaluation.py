@@ -10,7 +10,8 @@ import pytest
 from cusearch_async.cli import trace
 from cusearch_async.cli.evaluate import markdown, table
 from cusearch_async.errors import SearchRefused
-from cusearch_async.processes.evaluator import is_due, last_scored, score
+from cusearch_async.processes.evaluator import is_due, last_scored
+from cusearch_async.processes.evaluator import score as score_version
 from cusearch_async.training.evaluation import FIGURES, bootstrap, summarize
 from cusearch_async.transport.contract import RunState
 from cusearch_async.types import Question
@@ -168,7 +169,7 @@ async def test_a_version_whose_search_is_refused_is_not_scored_and_the_next_one_
         async def play(self, *args):
             raise SearchRefused("the retriever refuses the search for 'x' (422)")
 
-    assert await score(Refused(), QUESTIONS, 7, 2) is None
+    assert await score_version(Refused(), QUESTIONS, 7, 2) is None
     assert "version 7 is not scored: the retriever refuses the search for 'x' (422)" in caplog.text
-    scores = await score(FakePlayer(), QUESTIONS, 8, 2)
+    scores = await score_version(FakePlayer(), QUESTIONS, 8, 2)
     assert scores["all"]["count"] == len(QUESTIONS)

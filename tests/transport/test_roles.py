@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 
@@ -86,7 +87,10 @@ if HAS_ROLES:
                 await worker.release("w", [places[0].ticket], failed=True)
                 await worker.release("w", [places[-1].ticket], failed=False)
                 for place in await worker.admit("w", step, 2 * G):
-                    assert await worker.put(make_trajectory(place.ticket, place.rollout)) == "stored"
+                    played = make_trajectory(
+                        place.ticket, place.rollout, sampled=3, versions=np.full(3, step, np.int32)
+                    )
+                    assert await worker.put(played) == "stored"
                 pool = await learner.claim(step)
                 assert pool is not None
                 await learner.commit(pool, pool.trajectories[:1], State(), {})

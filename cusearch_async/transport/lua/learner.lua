@@ -1,7 +1,7 @@
 -- Say that the learner lives, or that it has ended (ttl_ms 0). Gone by itself when it is not said again in time.
 -- ARGV epoch ttl_ms field value...
-local refusal = refusal_of(ARGV[1])
-if refusal then return refusal end
+local refused = refusal_of(ARGV[1])
+if refused then return refused end
 redis.call('UNLINK', key('learner'))
 for i = 3, #ARGV, 2 do redis.call('HSET', key('learner'), ARGV[i], ARGV[i + 1]) end
 redis.call('PEXPIRE', key('learner'), ARGV[2])

@@ -19,7 +19,10 @@ for name, kind in pairs(kinds) do
   if found ~= 'none' and found ~= kind then return lost(name .. ' is a ' .. found .. ' now') end
 end
 for _, name in ipairs({'epoch', 'step', 'checkpoint'}) do
-  if run[name] and type(run[name]) ~= 'number' then return lost(name .. " is '" .. run[name] .. "' now") end
+  if run[name] and (type(run[name]) ~= 'number' or run[name] % 1 ~= 0) then return lost(name .. " is '" .. run[name] .. "' now") end
+end
+for _, number in ipairs(redis.call('HVALS', key('ledger'))) do
+  if not string.match(number, '^%-?%d+$') then return lost("a counter of the ledger is '" .. number .. "' now") end
 end
 local forgotten, reached = run.checkpoint or 0, run.step or step
 if step < forgotten then return redis.error_reply('GONE ' .. forgotten .. ' ' .. step) end
@@ -39,7 +42,7 @@ local pools, s = {}, step > reached and forgotten or step
 while s <= reached or redis.call('EXISTS', facts_key(s)) == 1 do
   local facts = redis.call('HMGET', facts_key(s), 'tickets', 'size', 'trained')
   if facts[1] then
-    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = tonumber(facts[2])}
+    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = tonumber(facts[2]) or 0}
     pool.trained = tonumber(facts[3])
     for ticket in string.gmatch(facts[1], '%d+') do pool.tickets[#pool.tickets + 1] = ticket end
     pools[s] = pool

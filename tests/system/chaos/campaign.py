@@ -182,7 +182,8 @@ async def audit(scene: Scene) -> dict[str, Any]:
     events = checker.read_events(scene.record)
     verdict = checker.judge(events, steps, expected)
     facts, wrong_keys = checker.judge_keys(redis.Redis(port=scene.redis_port), scene.keys.prefix)
-    files, wrong_files = checker.judge_files(scene.run_folder, steps, scene.spoiled)
+    epochs = {step: commit["epoch"] for step, (_, commit) in checker.lineage(events).items()}
+    files, wrong_files = checker.judge_files(scene.run_folder, epochs, scene.spoiled)
     return {
         "steps": steps,
         **{name: verdict.counts[name] for name in checker.WRONGS},

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cusearch_async.metrics import read_metrics
+
 Event = dict[str, Any]
 MOST_MIB = {"redis": 400, "retriever": 800, "learner": 2500, "worker": 2000, "vllm worker": 6000}
 """Resident memory of a process and its children at its largest."""
@@ -189,21 +191,17 @@ def judge_keys(client: Any, prefix: str) -> tuple[dict[str, Any], list[str]]:
     return {"ledger": ledger, "keys": dict(kinds), "states": dict(states)}, wrong
 
 
-def judge_files(run_folder: Path, steps: int, spoiled: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Metrics rows 0..steps - 1 once each, and nothing half-written left but the checkpoints that we have `spoiled`."""
-    wrong, rows = [], []
-    metrics = run_folder / "metrics.jsonl"
-    for line in metrics.read_bytes().splitlines() if metrics.exists() else []:
-        try:
-            rows.append(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            wrong.append(f"metrics.jsonl holds {line[:60]!r}")
-    if rows != list(range(steps)):
-        missing, twice = sorted(set(range(steps)) - set(rows)), [s for s, n in Counter(rows).items() if n > 1]
-        order = [after for before, after in itertools.pairwise(rows) if after < before]
-        wrong.append(
-            f"metrics.jsonl: missing {missing[:5]}, twice {twice[:5]}, out of order {order[:5]}, {len(rows)} rows"
-        )
+def judge_files(
+    run_folder: Path, epochs: dict[int, int], spoiled: Collection[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """Metrics of every step, once, by the learner that committed it (`epochs`: step -> epoch), and nothing half-written
+    left but the checkpoints that we have `spoiled`."""
+    wrong = []
+    rows = [(row["step"], row.get("epoch")) for row in read_metrics(run_folder / "metrics.jsonl")]
+    expected = sorted(epochs.items())
+    if rows != expected:
+        missing, strange = sorted(set(expected) - set(rows)), sorted(set(rows) - set(expected))
+        wrong.append(f"metrics.jsonl, (step, epoch): missing {missing[:5]}, strange {strange[:5]}, {len(rows)} rows")
     left = [str(p.relative_to(run_folder)) for p in run_folder.rglob(".unfinished-*")]
     left += [
         f"{p.relative_to(run_folder)} (no state.json)"

@@ -58,9 +58,9 @@ def pause(who: str) -> Act:
 
 async def overlapping_learner(scene: Scene, draw: random.Random) -> str:
     """A second learner starts over a running one; the older has to end by itself."""
-    older = _step_aside(scene)
+    older, epoch = _step_aside(scene), await scene.epoch()
     scene.launch("learner")
-    await scene.wait_for_steps(3, STUCK_S)
+    await scene.wait_for_successor(epoch)
     await _must_end(scene, older, "the older of two learners")
     return "started over a running one"
 
@@ -68,9 +68,10 @@ async def overlapping_learner(scene: Scene, draw: random.Random) -> str:
 async def sleeping_learner(scene: Scene, draw: random.Random) -> str:
     """A learner sleeps, wherever it is, while its successor makes a checkpoint; then it wakes."""
     await asyncio.sleep(draw.uniform(0, 1))
-    older = _step_aside(scene)
+    older, epoch = _step_aside(scene), await scene.epoch()
     older.send_signal(19)
     scene.launch("learner")
+    await scene.wait_for_successor(epoch)
     await scene.wait_for_steps(2 * int(scene.settings["learner.checkpoint_every"]), STUCK_S)
     older.send_signal(18)
     await _must_end(scene, older, "a learner that woke after its successor")
@@ -151,7 +152,8 @@ async def torn_checkpoint(scene: Scene, draw: random.Random) -> str | None:
 
 
 async def torn_weights(scene: Scene, draw: random.Random) -> str | None:
-    """The announced version is spoiled, and a worker has to start with it; the learner sleeps meanwhile."""
+    """The announced version is spoiled, and a worker has to start with it; the learner sleeps meanwhile. The other
+    workers go on with what they have; where there is none, only a learner that is started again can help."""
     learner = scene.processes["learner"]
     learner.send_signal(19)
     try:
@@ -162,6 +164,8 @@ async def torn_weights(scene: Scene, draw: random.Random) -> str | None:
         how = spoil(path, draw)
         scene.kill(draw.choice(scene.workers))
         await asyncio.sleep(2)
+        if len(scene.workers) == 1:
+            scene.kill("learner")
         return how
     finally:
         if learner.poll() is None:

@@ -265,6 +265,18 @@ class Scene:
         raw = await self.ask(lambda client: client.hget(self.keys.state, "step"))
         return int(raw) if raw is not None else -1
 
+    async def epoch(self) -> int:
+        raw = await self.ask(lambda client: client.hget(self.keys.state, "epoch"))
+        return int(raw or 0)
+
+    async def wait_for_successor(self, epoch: int) -> None:
+        """Until a learner has taken over from the one of `epoch`. Raises: Stuck."""
+        deadline = time.monotonic() + STUCK_S
+        while await self.epoch() <= epoch:
+            if time.monotonic() > deadline:
+                raise Stuck(f"no learner takes over from epoch {epoch}; learner: {self.last_words('learner')}")
+            await asyncio.sleep(0.1)
+
     async def wait_for_steps(self, more: int, patience_s: float) -> None:
         """Until the run has committed `more` steps. Raises: Stuck."""
         before, made, deadline = await self.step(), 0, time.monotonic() + patience_s

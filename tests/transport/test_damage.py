@@ -1,0 +1,195 @@
+"""A Redis that evicts, keeps nothing, or holds what no script of ours has written."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from redis import exceptions
+
+from cusearch_async.algorithm.methods import State
+from cusearch_async.errors import BufferLost, ConfigError
+from cusearch_async.transport.contract import Place
+from cusearch_async.transport.health import check_server
+from cusearch_async.transport.inspection import audit
+from tests.strategies import make_trajectory
+from tests.transport.test_contract import G, N, fill, start
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+async def test_a_redis_that_evicts_is_refused_before_anything_is_stored(redis_backend, policy):
+    buffer = redis_backend.make()
+    await redis_backend.client.config_set("maxmemory-policy", policy)
+    try:
+        with pytest.raises(ConfigError, match=rf"maxmemory-policy {policy}.*CONFIG SET maxmemory-policy noeviction"):
+            await buffer.recover(0, State(), {})
+    finally:
+        await redis_backend.client.config_set("maxmemory-policy", "noeviction")
+    assert not (await buffer.state()).exists
+
+
+class Asked:
+    """A connection whose server answers INFO so, or refuses to."""
+
+    def __init__(self, **sections: Any) -> None:
+        self.client = self
+        self._sections = sections
+
+    async def info(self, section: str) -> Any:
+        if not self._sections:
+            raise exceptions.NoPermissionError("this user has no permissions to run the 'info' command")
+        return self._sections[section]
+
+    async def run(self, command: Any) -> Any:
+        return await command()
+
+
+async def test_a_redis_that_keeps_nothing_on_disk_is_warned_of_once(caplog):
+    with caplog.at_level(logging.WARNING):
+        await check_server(Asked(memory={"maxmemory_policy": "noeviction"}, persistence={"aof_enabled": 1}))
+        assert not caplog.records
+        await check_server(Asked(memory={"maxmemory_policy": "noeviction"}, persistence={"aof_enabled": 0}))
+    assert [record.getMessage()[:29] for record in caplog.records] == ["Redis has appendonly off: wha"]
+
+
+async def test_a_user_who_may_not_ask_is_warned(caplog):
+    await check_server(Asked())
+    assert "make sure that maxmemory-policy is noeviction" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "key", ["ledger", "lease", "waiting", "ready", "requeue", "groups", "heat", "next_ticket", "owner"]
+)
+async def test_a_key_of_another_type_is_named_and_recovery_does_nothing_by_halves(redis_backend, key):
+    buffer = redis_backend.make(max_staleness=0)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories, State(), {})
+    client = redis_backend.client
+    name = getattr(buffer.keys, key)
+    await client.delete(name)
+    await (client.rpush(name, "x") if key == "next_ticket" else client.set(name, "x"))
+    before = await redis_backend.dump()
+    with pytest.raises(BufferLost, match=rf"Redis has lost run .*{key} is a (list|string) now"):
+        await redis_backend.make(max_staleness=0).recover(0, State(), {})
+    assert await redis_backend.dump() == before
+
+
+@pytest.mark.parametrize("value", ["x", "", "1.5"])
+async def test_a_step_that_is_no_number_is_named(redis_backend, value):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await redis_backend.client.hset(buffer.keys.state, "step", value)
+    with pytest.raises(BufferLost, match=r"Redis holds what this project has not written .*step = "):
+        await buffer.state()
+    with pytest.raises(BufferLost):
+        await buffer.claim(0)
+    with pytest.raises(BufferLost):
+        await redis_backend.make().recover(0, State(), {})
+
+
+async def test_a_counter_that_is_no_number_is_named(redis_backend):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await redis_backend.client.hset(buffer.keys.ledger, "claimed", "x")
+    with pytest.raises(BufferLost, match="claimed = 'x'"):
+        await buffer.ledger()
+    with pytest.raises(BufferLost, match="a counter of the ledger is 'x' now"):
+        await redis_backend.make().recover(0, State(), {})
+
+
+async def test_tickets_that_are_nowhere_are_played_again(redis_backend):
+    """As when an operator, or an eviction, has deleted a whole key."""
+    buffer = redis_backend.make(max_staleness=0)
+    await start(buffer)
+    places = await buffer.admit("w", 0, N * G)
+    await fill(buffer, [p for p in places if p.ticket < 2])
+    await redis_backend.client.delete(buffer.keys.ready, buffer.keys.lease, buffer.keys.owner)
+    assert await buffer.claim(0) is None
+    assert await buffer.admit("v", 0, N * G) == [Place(t, r) for t in (2, 3) for r in range(G)]
+    await fill(buffer, [p for p in places if p.ticket >= 2])
+    assert len(await buffer.claim(0)) == N * G
+    assert (await audit(buffer)).closes
+
+
+@pytest.mark.parametrize("key", ["depth", "heat", "groups", "attempts", "requeue", "ready", "next_ticket", "waiting"])
+async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_learner(redis_backend, key):
+    buffer = redis_backend.make(max_staleness=1)
+    await start(buffer)
+    places = await buffer.admit("w", 0, 2 * N * G)
+    await buffer.release("w", [7], failed=True)
+    await fill(buffer, [p for p in places if p.ticket not in (6, 7)] + [Place(6, 0)])
+    assert (await audit(buffer)).closes
+    name = buffer.keys.depth(1) if key == "depth" else getattr(buffer.keys, key)
+    await redis_backend.client.delete(name)
+    assert (await audit(buffer)).closes == (key in ("attempts", "next_ticket"))
+    heir = redis_backend.make(max_staleness=1)
+    await heir.recover(0, State(), {})
+    await heir.announce(0, "v000000-e2")
+    await redis_backend.expire_leases()
+    for _ in range(4):
+        await fill(heir, await heir.admit("v", 0, 2 * N * G))
+        if pool := await heir.claim(0):
+            break
+        await redis_backend.expire_leases()
+    assert len(pool) == N * G
+    if key != "waiting":  # the hashes that it named are kept for nothing, until their tickets are played again
+        assert (await audit(heir)).findings == ()
+
+
+async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(redis_backend):
+    buffer = redis_backend.make(max_staleness=0)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await redis_backend.client.delete(buffer.keys.pool(0))
+    with pytest.raises(BufferLost, match="part of pool 0 is gone"):
+        await buffer.claim(0)
+    heir = redis_backend.make(max_staleness=0)
+    await heir.recover(0, State(), {})
+    await heir.announce(0, "v000000-e2")
+    assert (await heir.ledger()).lost == N * G
+    await fill(heir, await heir.admit("w", 0, N * G))
+    assert [t.id for t in await heir.claim(0)] == [t.id for t in pool]
+    assert (await audit(heir)).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (lambda c, k: c.hincrby(k.ledger, "buffered", 1), "buffered: 3 by keys, 4 by counters"),
+        (lambda c, k: c.hincrby(k.ledger, "trained", 1), "trained: 3 by keys, 4 by counters"),
+        (lambda c, k: c.delete(k.trajectory("4:0")), "gone without having been counted as lost: 1 (4:0)"),
+        (lambda c, k: c.delete(k.payload("0:0")), "gone without having been counted as lost: 1 (0:0)"),
+        (lambda c, k: c.set(k.payload("77:1"), "x"), "kept for nothing: 1 (77:1)"),
+        (lambda c, k: c.zrem(k.depth(1), "4:0"), "in the depth buckets: 2 by keys, 3 by counters"),
+        (lambda c, k: c.lpop(k.pool(0)), "pool 0: 7 by keys, 8 by counters"),
+        (lambda c, k: c.zrem(k.lease, 6), "tickets that are nowhere: 1 (6)"),
+        (lambda c, k: c.zadd(k.ready, {"6": 6}), "tickets that are in two places: 1 (6)"),
+        (lambda c, k: c.hincrby(k.groups, 5, 1), "open tickets with a wrong count: 1 (5)"),
+        (lambda c, k: c.hset(k.heat, "3:0", 2), "heat 3:0: 0 by keys, 2 by counters"),
+    ],
+)
+async def test_the_audit_counts_keys_and_not_only_counters(redis_backend, change, finding):
+    buffer = redis_backend.make()
+    await start(buffer)
+    places = await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [p for p in places if p.ticket < N] + [Place(4, 0), Place(4, 1), Place(5, 0)])
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories[:3], State(), {})
+    found = await audit(buffer)
+    assert (found.closes, found.kept) == (True, N * G + 3)
+    await change(redis_backend.client, buffer.keys)
+    assert finding in (await audit(buffer)).findings
+
+
+async def test_a_second_copy_that_is_not_the_same_is_refused_while_its_payload_is_gone(redis_backend):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    await buffer.put(make_trajectory(0, 0))
+    await redis_backend.client.delete(buffer.keys.payload("0:0"))
+    assert await buffer.put(make_trajectory(0, 0)) == "duplicate"
+    assert (await buffer.ledger()).finished == 1
