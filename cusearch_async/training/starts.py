@@ -101,7 +101,7 @@ def read_starts(run_folder: Path) -> list[Start]:
 
 
 def record_start(config: Config, epoch: int, step: int) -> None:
-    """Keep this start, and make its settings the run's config.toml. Raises: WriteFailed."""
+    """Keep this start, and make its settings the run's config.toml. Raises: ConfigError or WriteFailed."""
     folder = config.folder / "starts"
     started = Start(
         epoch=epoch,
