@@ -81,7 +81,7 @@ MUTANTS = {
     "an older admission takes leases": (lua("admit", "buffer"), "tonumber(number) < tonumber(last_number)", "false"),
     "attempts are without number": (lua("common"), "ticket, 1) < run.max_attempts then", "ticket, 1) < 1000 then"),
     "a closed group stays leased": (lua("common"), "close_group(ticket)\n  end_lease(ticket)", "close_group(ticket)"),
-    "a group played again stays ready": (lua("common", "claims"), "  redis.call('ZREM', key('ready'), ticket)\n", ""),
+    "a group played again stays ready": (lua("common", "buffer"), "  redis.call('ZREM', key('ready'), ticket)\n", ""),
     "an outage ends leases": (lua("common", "buffer"), "math.floor(run.lease_ms / 2))", "math.huge)"),
     "a clock that is set back goes back": (lua("common", "buffer"), "math.max(0, passed)", "passed"),
     "a lost run looks taken over": (

@@ -53,6 +53,7 @@ async def test_what_cannot_be_read_is_quarantined_and_played_again(redis_backend
     assert reason in (await client.hget(buffer.keys.quarantine, "2:1")).decode()
     assert await client.hget(buffer.keys.quarantined("2:1"), "state") == b"quarantined"
     assert await client.get(buffer.keys.quarantined_payload("2:1")) == value
+    assert (await audit(buffer)).closes, "its ticket waits for a worker, and nowhere else"
     await fill(buffer, await buffer.admit("w", 0, N * G))
     assert len(await buffer.claim(0)) == N * G
     assert (await audit(buffer)).closes
@@ -115,9 +116,10 @@ async def test_an_outage_longer_than_a_lease_costs_no_attempt(redis_backend):
     await start(buffer)
     await buffer.admit("w", 0, G)
     for jump_s in (3600, -7200):
-        wall = int(await redis_backend.client.hget(buffer.keys.clock, "wall"))
+        wall, before = map(int, await redis_backend.client.hmget(buffer.keys.clock, "wall", "run"))
         await redis_backend.client.hset(buffer.keys.clock, "wall", wall - jump_s * 1000)
         assert Place(0, 0) not in await buffer.admit("other", 0, G)
+        assert 0 <= int(await redis_backend.client.hget(buffer.keys.clock, "run")) - before <= 30_000
         await buffer.heartbeat("w", [0], {})
     assert (await buffer.ledger()).requeued == 0
     deadline = await redis_backend.client.zscore(buffer.keys.lease, "0")

@@ -74,3 +74,13 @@ async def test_a_claimed_trajectory_can_be_taken_out_by_an_operator(backend):
     ledger = await buffer.ledger()
     assert (ledger.trained, ledger.unselected, ledger.quarantined, ledger.closes) == (3, 4, 1, True)
     assert not await buffer.quarantine("0:0", "it is trained on already")
+
+
+async def test_a_group_of_which_one_was_taken_out_is_closed_when_all_are_there_again(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    await fill(buffer, [Place(0, 0)])
+    assert await buffer.quarantine("0:0", "strange")
+    await fill(buffer, [Place(0, 0), Place(0, 1)])
+    assert not await buffer.reopen(0), "it waits for a learner, and is leased no more"
