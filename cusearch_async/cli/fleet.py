@@ -223,6 +223,10 @@ class Fleet:
                 log.info("waiting for %s to end: %.0f s (ctrl-C again kills)", names, now - began)
                 said = now
             time.sleep(POLL_S)
+        for child in stage:
+            if child.name == "learner":  # at which step it has stopped, and that it is saved
+                for line in child.news()[-1:]:
+                    log.info("%s: %s", child.name, line)
         self._kill(stage)
 
     def _kill(self, children: Sequence[Child]) -> None:

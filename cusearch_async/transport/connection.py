@@ -112,7 +112,7 @@ class Connection:
                 return await command()
             except exceptions.InvalidResponse as error:
                 raise BufferUnavailable(
-                    f"what listens at {self._address} does not answer as Redis does ({_one_line(error)}); fix redis.url"
+                    f"what answers at {self._address} is no Redis ({_one_line(error)}); fix redis.url"
                 ) from error
             except (*_OUTAGE, exceptions.ResponseError) as error:
                 if _is_refusal(error):

@@ -25,6 +25,7 @@ GOODBYE = """
 import signal, sys, time
 def end(*_):
     print(sys.argv[1], file=open(sys.argv[2], "a"), flush=True)
+    print("10:00:00", sys.argv[1] + ": stopped; checkpoint saved", flush=True)
     time.sleep(float(sys.argv[3]))
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
@@ -65,7 +66,8 @@ def start(fleet: Fleet, folder: Path, name: str, script: str, *arguments: object
     return fleet.children[name]
 
 
-def test_workers_end_before_the_learner_and_the_services_last(fleet, tmp_path):
+def test_workers_end_before_the_learner_and_the_services_last(fleet, tmp_path, caplog):
+    caplog.set_level("INFO")
     said = tmp_path / "said"
     names = ["redis", "retriever", "learner", "evaluator", "rollout-0", "rollout-1"]
     children = [start(fleet, tmp_path, name, GOODBYE, name, said, 0.3) for name in names]
@@ -76,6 +78,7 @@ def test_workers_end_before_the_learner_and_the_services_last(fleet, tmp_path):
     assert order[3:] == ["learner", "retriever", "redis"]
     assert [child.process.returncode for child in children] == [0] * 6, "each ended by itself"
     assert fleet.children == {}
+    assert caplog.messages == ["learner: stopped; checkpoint saved"], "what a user wants to know"
 
 
 def test_a_second_interrupt_kills_at_once(fleet, tmp_path):
