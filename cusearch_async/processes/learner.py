@@ -45,6 +45,8 @@ def run(config: Config, accept_changes: bool = False) -> None:
     checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints, starts)
     newest = asyncio.run(find_checkpoint(checkpoints, config))
     learner = Learner(config, team)
+    if newest is not None and not newest.path.exists():  # a learner that is alive has deleted it: it has newer ones
+        newest = asyncio.run(find_checkpoint(checkpoints, config))
     team.tell(str(newest.path if newest else "").encode())
     if newest is not None:
         learner.load(newest.path)

@@ -125,11 +125,17 @@ class Learner:
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote. Called by every rank at the start.
 
-        Raises: ConfigError for a file that holds anything but tensors and plain values."""
+        Raises: ConfigError for a file that holds anything but tensors and plain values, or is deleted meanwhile."""
         try:
             self._engine.load_checkpoint(str(folder), tag="deepspeed")
         except pickle.UnpicklingError as error:
             raise ConfigError(f"checkpoint {folder} holds what no learner writes: {first_line(error)}") from error
+        except (OSError, AssertionError) as error:  # DeepSpeed asserts that it finds files
+            if folder.exists():
+                raise
+            raise ConfigError(
+                f"checkpoint {folder} was deleted while it was read: another learner of this run is alive; start again"
+            ) from error
 
     def follow(self) -> None:
         """The life of a rank other than 0: do what rank 0 says until it says stop."""

@@ -96,6 +96,23 @@ def test_a_checkpoint_is_loaded_without_running_what_is_in_it(tmp_path, name):
     assert f"checkpoint {checkpoint} holds what no learner writes" in output
 
 
+def test_a_checkpoint_that_another_learner_has_deleted_meanwhile_is_named(tmp_path):
+    """What a learner that is still alive does to the one that its successor is about to load."""
+    command = [sys.executable, "-m", "tests.system.learner_script", str(tmp_path), "late", *SETTINGS]
+    shared = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--load", str(tmp_path / "step000010-e1")],
+        env=os.environ | shared,
+        capture_output=True,
+        text=True,
+        timeout=180 * SLOW,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "ConfigError: checkpoint" in done.stderr
+    assert "step000010-e1 was deleted while it was read: another learner of this run is alive" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One rank, whole mini-batches: the update that every division must reproduce."""

@@ -184,9 +184,6 @@ class Scene:
     async def stop(self) -> None:
         """The learner first, then the workers, then what they need; whoever does not end is named."""
         everyone = {**self.guests, **self.processes}
-        for process in everyone.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
         order = sorted(everyone, key=lambda name: (name in SERVERS, not name.startswith("learner")))
         for name in order:
             await self._terminate(name, everyone[name])
@@ -197,6 +194,7 @@ class Scene:
         self._expected.add(process.pid)
         if process.poll() is None:
             process.terminate()
+            process.send_signal(signal.SIGCONT)  # a fault may have put it to sleep
         deadline = time.monotonic() + 30 * SLOW
         while process.poll() is None:
             if time.monotonic() > deadline:
