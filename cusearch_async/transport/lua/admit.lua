@@ -31,7 +31,7 @@ local time = now()
 for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('lease'), '-inf', time, 'LIMIT', 0, 1000)) do
   fail_attempt(ticket)
 end
-if run.paused == 1 then return granted end
+if run.paused == 1 then room = 0 end
 local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or nil)
 if not next_ticket then return lost('next_ticket is gone') end
 
@@ -46,7 +46,7 @@ local function take(ticket)
   return true
 end
 
-local has_room = true
+local has_room = room > 0
 for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), '-inf', '(' .. limit, 'LIMIT', 0, room)) do
   has_room = take(ticket)
   if not has_room then break end
