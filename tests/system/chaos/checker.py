@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -167,7 +168,8 @@ def judge_keys(client: Any, prefix: str) -> tuple[dict[str, Any], list[str]]:
     buckets = {
         id_.decode() for name in names if name.startswith(prefix + "depth:") for id_ in client.zrange(name, 0, -1)
     }
-    pools = {id_.decode() for name in names if name.startswith(prefix + "pool:") for id_ in client.lrange(name, 0, -1)}
+    lists = [name for name in names if re.fullmatch(re.escape(prefix) + r"pool:\d+", name)]
+    pools = {id_.decode() for name in lists for id_ in client.lrange(name, 0, -1)}
     ledger = {name.decode(): int(count) for name, count in client.hgetall(prefix + "ledger").items()}
     lasting = [name for name in names if name.startswith(prefix + "staged:") and client.ttl(name) < 0]
     waiting = {id_ for id_ in held if client.hget(f"{prefix}traj:{id_}", "state") == b"buffered"}

@@ -306,14 +306,14 @@ async def another_schema(scene: Scene, draw: random.Random) -> str | None:
 
 
 async def clock_step(scene: Scene, draw: random.Random) -> str:
-    """The server's clock jumps: to the scripts it is the same as all its times having been shifted the other way."""
+    """The server's clock jumps: to the scripts it is the same as everything that is kept of it having been shifted the
+    other way, the time of the last call and of every heartbeat. (Leases are kept by the run's own clock.)"""
     hours = draw.choice((-3, -1, 1, 3))
     script = """
-        for _, name in ipairs({'lease', 'workers'}) do
-          local key = ARGV[2] .. name
-          local all = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
-          for i = 1, #all, 2 do redis.call('ZADD', key, all[i + 1] - ARGV[1], all[i]) end
-        end
+        if redis.call('EXISTS', ARGV[2] .. 'clock') == 0 then return 0 end
+        redis.call('HINCRBY', ARGV[2] .. 'clock', 'wall', -ARGV[1])
+        local all = redis.call('ZRANGE', ARGV[2] .. 'workers', 0, -1)
+        for _, name in ipairs(all) do redis.call('ZINCRBY', ARGV[2] .. 'workers', -ARGV[1], name) end
         return 1"""
     await scene.ask(lambda client: client.eval(script, 1, scene.keys.state, hours * 3_600_000, scene.keys.prefix))
     return f"{hours:+d} h"
