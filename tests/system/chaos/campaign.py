@@ -195,6 +195,7 @@ async def audit(scene: Scene) -> dict[str, Any]:
         "files_whole": not wrong_files,
         "wrong": [*verdict.examples.values(), *wrong_keys, *wrong_files, *checker.judge_memory(scene.most_mib)],
         "incomplete_groups": verdict.incomplete_groups,
+        "counted_lost": verdict.counted_lost,
         "trajectories": verdict.trajectories,
         "staleness_max": verdict.staleness_max,
         "max_staleness": expected.max_staleness,

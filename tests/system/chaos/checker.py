@@ -44,6 +44,8 @@ class Verdict:
     examples: dict[str, str] = field(default_factory=dict)
     staleness_max: int = 0
     incomplete_groups: int = 0
+    counted_lost: int = 0
+    """Deleted or spoiled by a fault in a pool that was trained on before, and counted so by the run."""
     trajectories: int = 0
 
     def wrong(self, what: str, example: str) -> None:
@@ -81,12 +83,14 @@ def judge(events: list[Event], steps: int, expected: Expected) -> Verdict:
     put = {(e["id"], e["digest"]) for e in events if e["event"] == "put"}
     trained: dict[str, int] = {}
     done = lineage(events)
+    claims = [event for event in events if event["event"] == "claim"]
+    first_claimed = {e["step"]: e["epoch"] for e in sorted(claims, key=lambda e: e["epoch"], reverse=True)}
     for step in range(steps):
         if step not in done:
             verdict.wrong("not_committed", f"step {step} is done, and no learner wrote that it committed it")
             continue
         claim, commit = done[step]
-        _judge_pool(claim, commit, expected, verdict)
+        _judge_pool(claim, commit, first_claimed[step] < claim["epoch"], expected, verdict)
         for t in claim["pool"]:
             _judge_trajectory(t, step, put, expected, verdict)
             if t["id"] in trained:
@@ -102,14 +106,17 @@ def judge(events: list[Event], steps: int, expected: Expected) -> Verdict:
     return verdict
 
 
-def _judge_pool(claim: Event, commit: Event, expected: Expected, verdict: Verdict) -> None:
-    """The whole groups of its tickets, but for what was counted as lacking."""
+def _judge_pool(claim: Event, commit: Event, was_kept: bool, expected: Expected, verdict: Verdict) -> None:
+    """The whole groups of its tickets, but for what was counted: as lacking when its group was closed, or as lost or
+    quarantined out of a pool that an earlier learner had taken (its tickets are not played again)."""
     step, pool = claim["step"], claim["pool"]
     ids = [t["id"] for t in pool]
     first = step * expected.questions
     tickets = range(first, first + expected.questions)
     places = {f"{ticket}:{rollout}" for ticket in tickets for rollout in range(expected.rollouts)}
-    missing = Counter(int(place.split(":")[0]) for place in places - set(ids))
+    counted = places & set(claim["counted"]) - set(ids) if was_kept else set()
+    verdict.counted_lost += len(counted)
+    missing = Counter(int(place.split(":")[0]) for place in places - set(ids) - counted)
     lacking = {int(ticket): count for ticket, count in claim["lacking"].items()}
     for ticket, count in missing.items():
         if lacking.get(ticket) == count:

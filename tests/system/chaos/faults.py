@@ -141,7 +141,7 @@ def spoil(path: Path, draw: random.Random) -> str:
 async def torn_checkpoint(scene: Scene, draw: random.Random) -> str | None:
     """The newest of at least two is spoiled while no learner runs."""
     folder = scene.run_folder / "checkpoints"
-    scene.end(scene.processes["learner"])
+    scene.take_down("learner")
     found = sorted(folder.glob("step*"))
     how = None
     if len(found) >= 2:
@@ -193,7 +193,7 @@ async def late_weights(scene: Scene, draw: random.Random) -> str | None:
 async def torn_metrics(scene: Scene, draw: random.Random) -> str:
     """As a kill in the middle of a line, or a power cut, leaves the file."""
     how = draw.choice(("half a line", "zeros"))
-    scene.end(scene.processes["learner"])
+    scene.take_down("learner")
     with (scene.run_folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 7, "reward/all": 0.1' if how == "half a line" else bytes(200))
     scene.launch("learner")
@@ -235,7 +235,7 @@ async def evicted(scene: Scene, draw: random.Random) -> str | None:
 
 async def evicted_from_kept_pool(scene: Scene, draw: random.Random) -> str | None:
     """Out of a pool that a learner will claim again: it is killed."""
-    scene.end(scene.processes["learner"])
+    scene.take_down("learner")
     gone = 0
     pools = await scene.ask(lambda client: client.keys(scene.keys.prefix + "pool:*")) or []
     if pools:
@@ -385,7 +385,7 @@ def late_command(*, is_copy: bool) -> Act:
 
 async def late_recover(scene: Scene, draw: random.Random) -> str | None:
     """The command by which a learner has taken over comes once more, seconds later."""
-    scene.end(scene.processes["learner"])
+    scene.take_down("learner")
     scene.launch("learner")
     link, most_s = scene.links["learner"], draw.choice((1.0, 4.0))
     was_sent = await link.deliver_late("recover", 1000, most_s, is_copy=True, patience_s=40 * SLOW)
