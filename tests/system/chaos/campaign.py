@@ -30,7 +30,7 @@ VOCABULARY = 384
 """Of the atlas tokenizer, which the tiny model has too."""
 SHARES = {"network": 0.43, "content": 0.43, "worker": 0.05, "servers": 0.05, "learner": 0.04, "forgetful": 0.04}
 """Of the faults, by lane: a learner that starts takes many seconds."""
-ATTEMPTS = 8
+ATTEMPTS = 20
 """Times that a fault is tried which finds nothing to spoil."""
 GAP_S = {"network": 0.1, "content": 0.1, "worker": 2.0, "servers": 2.0, "learner": 2.0, "forgetful": 1.0}
 """Longest pause between two faults of a lane."""

@@ -16,7 +16,7 @@ from typing import Any
 from cusearch_async.transport import codec
 from tests.conftest import SLOW
 from tests.system.chaos.gateway import HOSTILE
-from tests.system.chaos.scene import LEASE_S, STUCK_S, Scene
+from tests.system.chaos.scene import LEASE_S, STUCK_S, Scene, Stuck
 
 Act = Callable[[Scene, random.Random], Awaitable[str | None]]
 RECENT_S = 20.0
@@ -152,8 +152,8 @@ async def torn_checkpoint(scene: Scene, draw: random.Random) -> str | None:
 
 
 async def torn_weights(scene: Scene, draw: random.Random) -> str | None:
-    """The announced version is spoiled, and a worker has to start with it; the learner sleeps meanwhile. The other
-    workers go on with what they have; where there is none, only a learner that is started again can help."""
+    """The announced version is spoiled, and a worker has to start with it; the learner sleeps meanwhile. Where no other
+    worker can go on with what it has, the learner is started again, as the worker's message asks."""
     learner = scene.processes["learner"]
     learner.send_signal(19)
     try:
@@ -164,12 +164,14 @@ async def torn_weights(scene: Scene, draw: random.Random) -> str | None:
         how = spoil(path, draw)
         scene.kill(draw.choice(scene.workers))
         await asyncio.sleep(2)
-        if len(scene.workers) == 1:
-            scene.kill("learner")
-        return how
     finally:
         if learner.poll() is None:
             learner.send_signal(18)
+    try:
+        await scene.wait_for_steps(1, 5 * SLOW)
+    except Stuck:
+        scene.kill("learner")
+    return how
 
 
 async def late_weights(scene: Scene, draw: random.Random) -> str | None:
