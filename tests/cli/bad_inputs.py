@@ -178,7 +178,7 @@ CASES = [
     # --- services
     Case("no Redis", "cusearch ledger atlas --redis.url $dead", r"127\.0\.0\.1:\d+ cannot be reached .*fix redis\.url"),
     Case("no Redis to watch", "cusearch buckets atlas --redis.url $dead", r"cannot be reached .*`cusearch redis"),
-    Case("Redis speaks HTTP", "cusearch ledger atlas --redis.url $web", r"does not answer as Redis .*; fix redis\.url"),
+    Case("Redis speaks HTTP", "cusearch ledger atlas --redis.url $web", r"is no Redis .*; fix redis\.url"),
     Case("a wrong password", "cusearch workers atlas --redis.url $locked", r"refuses us .*CUSEARCH_REDIS_PASSWORD"),
     Case("an unknown run", "cusearch ledger atlas --redis.url $redis --run.name gone", r"no run 'gone'; .*known"),
     Case("no trajectory", "cusearch buffer peek atlas 9:9 --run.name known --redis.url $redis", r"'9:9'; .*buffer ls"),

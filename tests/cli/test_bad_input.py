@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from cusearch_async import host, run_folder
+from cusearch_async.algorithm.methods import State
 from cusearch_async.config import load_config, save_config
 from cusearch_async.transport.buffer import open_buffer
 
@@ -93,6 +94,7 @@ async def test_a_run_that_is_alive_is_not_forgotten(atlas_config, tmp_path, redi
     async with open_buffer(config) as buffer, asyncio.TaskGroup() as tasks:
 
         async def live():
+            await buffer.recover(0, State(), {})
             while True:
                 await buffer.heartbeat("w1", [], {"version": 0})
                 await asyncio.sleep(0.5)

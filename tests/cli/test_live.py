@@ -63,6 +63,7 @@ async def test_a_demo_has_a_redis_of_its_own_beside_one_that_is_in_use(atlas_con
     assert not is_listening(own.redis.url)
     assert demo.with_own_redis(own) == own, "a free address is used as it is"
     async with open_buffer(config) as buffer:
+        await buffer.recover(0, State(), {})
         await buffer.heartbeat("w1", [], {"version": 0})
         with pytest.raises(ConfigError, match="run 'demo-beside' is alive: w1"):
             await asyncio.to_thread(demo.with_own_redis, config)

@@ -8,7 +8,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from cusearch_async.config import EpisodeConfig
-from cusearch_async.data.questions import load_questions
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.rollout.dialogue import NOTICES, build_prompt, check_lengths, encode_foreign, overlong
 from cusearch_async.rollout.episode import Player
@@ -74,14 +73,6 @@ def test_a_passage_is_shown_as_text_and_the_notice_holds_no_special_token():
     assert specials(tokenizer, ids) == []
     assert HOSTILE in text
     assert specials(tokenizer, encode_foreign(tokenizer, "".join(NOTICES.values()))) == []
-
-
-def test_half_a_surrogate_pair_in_a_question_file_becomes_a_question_mark(tmp_path):
-    path = tmp_path / "train.jsonl"
-    path.write_text('{"question": "Who \\ud83d is it?", "golden_answers": ["Lima \\ude00"], "id": "7\\ud83d"}\n')
-    (found,) = load_questions([str(path)])
-    assert (found.id, found.text, found.answers) == ("train/7?", "Who ? is it?", ("Lima ?",))
-    assert build_prompt(tokenizer_with(CHATML), "paper", found.text)
 
 
 # Questions that do not fit.

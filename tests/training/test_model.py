@@ -101,6 +101,7 @@ def test_a_context_that_is_too_short_is_named_with_the_lengths():
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(ConfigError, match="tokenizer"):
         load_tokenizer(str(tmp_path))
 

@@ -339,18 +339,19 @@ class Run(RuleBasedStateMachine):
     @rule()
     def redis_is_copied(self) -> None:
         memory, redis = self.backends
-        self.snapshot = copy.deepcopy(memory.run), self.loop.run_until_complete(redis.dump())
+        self.snapshot = copy.deepcopy(memory.run), self.loop.run_until_complete(redis.dump()), len(self.recoveries)
 
     @precondition(lambda self: self.snapshot is not None)
     @rule()
     def redis_goes_back_to_the_copy(self) -> None:
         """As when a replica that lags behind is promoted. The learner meets BufferLost, and the next one recovers."""
         memory, redis = self.backends
-        run, dump = self.snapshot
+        run, dump, recoveries = self.snapshot
         for field in dataclasses.fields(run):
             setattr(memory.run, field.name, copy.deepcopy(getattr(run, field.name)))
         self.loop.run_until_complete(redis.restore(dump))
         self.went_back, self.pool = True, None
+        del self.recoveries[recoveries:]  # the copy has never heard of the later ones
         if memory.run.state.step != self.step:
             assert self.both("claim", self.step, by=self.learners) in (BufferLost.__name__, Fenced.__name__)
         self.take_over()
