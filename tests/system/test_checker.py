@@ -149,6 +149,14 @@ def test_the_pool_of_a_step_is_the_one_that_the_last_learner_committed():
     assert not verdict.counts.total()
 
 
+def test_what_was_trained_behind_the_end_of_the_run_does_not_count():
+    """The learner of epoch 2 goes back to step 1 and is stopped after it; the first one had done step 2 as well."""
+    events = clean_run()
+    events += [dict(e, epoch=2) for e in events if e.get("step") == 1]
+    assert not judge(events, 2, EXPECTED).counts.total()
+    assert judge(events, 3, EXPECTED).counts == {"old_learner_committed": 1}
+
+
 @pytest.mark.parametrize(("kept", "lost"), [(True, 0), (False, 1)])
 def test_only_of_a_pool_that_was_taken_before_may_a_trajectory_be_counted_as_lost(kept: bool, lost: int):
     events = clean_run()

@@ -65,14 +65,19 @@ def read_events(folder: Path) -> list[Event]:
     return events
 
 
-def lineage(events: Iterable[Event]) -> dict[int, tuple[Event, Event]]:
-    """Step -> (claim, commit) of the learner with the highest epoch that committed it: the one whose weights live on,
-    as every learner takes over at a step that is done."""
+def lineage(events: Iterable[Event], steps: int) -> dict[int, tuple[Event, Event]]:
+    """Of the first `steps` steps, those that the run has done in the end: step -> (claim, commit) of the learner with
+    the highest epoch that committed it: the one whose weights live on, as every learner takes over at a step that is
+    done."""
     events = list(events)
     claims = {(e["epoch"], e["step"]): e for e in events if e["event"] == "claim"}
     last: dict[int, Event] = {}
     for event in events:
-        if event["event"] == "commit" and event["epoch"] >= last.get(event["step"], event)["epoch"]:
+        if (
+            event["event"] == "commit"
+            and event["step"] < steps
+            and event["epoch"] >= last.get(event["step"], event)["epoch"]
+        ):
             last[event["step"]] = event
     return {step: (claims[commit["epoch"], step], commit) for step, commit in sorted(last.items())}
 
@@ -82,7 +87,7 @@ def judge(events: list[Event], steps: int, expected: Expected) -> Verdict:
     verdict = Verdict()
     put = {(e["id"], e["digest"]) for e in events if e["event"] == "put"}
     trained: dict[str, int] = {}
-    done = lineage(events)
+    done = lineage(events, steps)
     claims = [event for event in events if event["event"] == "claim"]
     first_claimed = {e["step"]: e["epoch"] for e in sorted(claims, key=lambda e: e["epoch"], reverse=True)}
     for step in range(steps):
