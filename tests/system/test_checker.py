@@ -38,7 +38,7 @@ def clean_run() -> list[Event]:
     for step in range(STEPS):
         pool = [trajectory(t, r, step) for t in range(step * N, (step + 1) * N) for r in range(G)]
         events += [{"event": "put", "id": t["id"], "digest": t["digest"]} for t in pool]
-        events.append({"event": "claim", "epoch": 1, "step": step, "pool": pool, "lacking": {}})
+        events.append({"event": "claim", "epoch": 1, "step": step, "pool": pool, "lacking": {}, "counted": []})
         events.append({"event": "commit", "epoch": 1, "step": step, "selected": [pool[0]["id"]]})
     return events
 
@@ -147,6 +147,25 @@ def test_the_pool_of_a_step_is_the_one_that_the_last_learner_committed():
     claim(events, 1)["pool"] = []
     verdict = judge([*events, {"event": "recover", "epoch": 2, "step": 1}, *repeated], STEPS, EXPECTED)
     assert not verdict.counts.total()
+
+
+def test_what_was_trained_behind_the_end_of_the_run_does_not_count():
+    """The learner of epoch 2 goes back to step 1 and is stopped after it; the first one had done step 2 as well."""
+    events = clean_run()
+    events += [dict(e, epoch=2) for e in events if e.get("step") == 1]
+    assert not judge(events, 2, EXPECTED).counts.total()
+    assert judge(events, 3, EXPECTED).counts == {"old_learner_committed": 1}
+
+
+@pytest.mark.parametrize(("kept", "lost"), [(True, 0), (False, 1)])
+def test_only_of_a_pool_that_was_taken_before_may_a_trajectory_be_counted_as_lost(kept: bool, lost: int):
+    events = clean_run()
+    if kept:
+        events += [dict(e, epoch=2) for e in events if e.get("step") == 1]
+    last = [e for e in events if e["event"] == "claim" and e["step"] == 1][-1]
+    last |= {"pool": last["pool"][1:], "counted": [last["pool"][0]["id"]]}
+    verdict = judge(events, 2, EXPECTED)
+    assert (verdict.counts["lost"], verdict.counted_lost) == (lost, 1 - lost)
 
 
 def lay_out(client: redis.Redis) -> str:

@@ -228,9 +228,7 @@ async def test_what_is_no_redis_is_said_in_one_line_at_once():
     port = web.sockets[0].getsockname()[1]
     try:
         async with buffer_on(f"redis://127.0.0.1:{port}/0", patience_s=1000) as buffer:
-            with pytest.raises(
-                BufferUnavailable, match=rf"^what answers at .*:{port} is no Redis .*fix redis.url$"
-            ):
+            with pytest.raises(BufferUnavailable, match=rf"^what answers at .*:{port} is no Redis .*fix redis.url$"):
                 await buffer.state()
     finally:
         web.close()

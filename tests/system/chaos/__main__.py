@@ -55,7 +55,16 @@ def main() -> None:
 
 def together(summaries: list[dict[str, Any]], seed: int, seconds: float) -> dict[str, Any]:
     """One summary of all campaigns."""
-    names = (*checker.WRONGS, "raw_ends", "workers_ended", "incomplete_groups", "trajectories", "steps", "recoveries")
+    names = (
+        *checker.WRONGS,
+        "raw_ends",
+        "workers_ended",
+        "incomplete_groups",
+        "counted_lost",
+        "trajectories",
+        "steps",
+        "recoveries",
+    )
     counted = ("faults", "not_run", "restarts")
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {

@@ -30,7 +30,7 @@ VOCABULARY = 384
 """Of the atlas tokenizer, which the tiny model has too."""
 SHARES = {"network": 0.43, "content": 0.43, "worker": 0.05, "servers": 0.05, "learner": 0.04, "forgetful": 0.04}
 """Of the faults, by lane: a learner that starts takes many seconds."""
-ATTEMPTS = 8
+ATTEMPTS = 20
 """Times that a fault is tried which finds nothing to spoil."""
 GAP_S = {"network": 0.1, "content": 0.1, "worker": 2.0, "servers": 2.0, "learner": 2.0, "forgetful": 1.0}
 """Longest pause between two faults of a lane."""
@@ -184,7 +184,7 @@ async def audit(scene: Scene) -> dict[str, Any]:
     events = checker.read_events(scene.record)
     verdict = checker.judge(events, steps, expected)
     facts, wrong_keys = checker.judge_keys(redis.Redis(port=scene.redis_port), scene.keys.prefix)
-    epochs = {step: commit["epoch"] for step, (_, commit) in checker.lineage(events).items()}
+    epochs = {step: commit["epoch"] for step, (_, commit) in checker.lineage(events, steps).items()}
     async with open_buffer(config, 10) as buffer:  # what `cusearch ledger --deep` would say
         wrong_keys += [f"audit: {finding}" for finding in (await inspection.audit(buffer)).findings]
     files, wrong_files = checker.judge_files(scene.run_folder, epochs, scene.spoiled)
@@ -195,6 +195,7 @@ async def audit(scene: Scene) -> dict[str, Any]:
         "files_whole": not wrong_files,
         "wrong": [*verdict.examples.values(), *wrong_keys, *wrong_files, *checker.judge_memory(scene.most_mib)],
         "incomplete_groups": verdict.incomplete_groups,
+        "counted_lost": verdict.counted_lost,
         "trajectories": verdict.trajectories,
         "staleness_max": verdict.staleness_max,
         "max_staleness": expected.max_staleness,

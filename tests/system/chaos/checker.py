@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class Verdict:
     examples: dict[str, str] = field(default_factory=dict)
     staleness_max: int = 0
     incomplete_groups: int = 0
+    counted_lost: int = 0
+    """Deleted or spoiled by a fault in a pool that was trained on before, and counted so by the run."""
     trajectories: int = 0
 
     def wrong(self, what: str, example: str) -> None:
@@ -62,14 +65,19 @@ def read_events(folder: Path) -> list[Event]:
     return events
 
 
-def lineage(events: Iterable[Event]) -> dict[int, tuple[Event, Event]]:
-    """Step -> (claim, commit) of the learner with the highest epoch that committed it: the one whose weights live on,
-    as every learner takes over at a step that is done."""
+def lineage(events: Iterable[Event], steps: int) -> dict[int, tuple[Event, Event]]:
+    """Of the first `steps` steps, those that the run has done in the end: step -> (claim, commit) of the learner with
+    the highest epoch that committed it: the one whose weights live on, as every learner takes over at a step that is
+    done."""
     events = list(events)
     claims = {(e["epoch"], e["step"]): e for e in events if e["event"] == "claim"}
     last: dict[int, Event] = {}
     for event in events:
-        if event["event"] == "commit" and event["epoch"] >= last.get(event["step"], event)["epoch"]:
+        if (
+            event["event"] == "commit"
+            and event["step"] < steps
+            and event["epoch"] >= last.get(event["step"], event)["epoch"]
+        ):
             last[event["step"]] = event
     return {step: (claims[commit["epoch"], step], commit) for step, commit in sorted(last.items())}
 
@@ -79,13 +87,15 @@ def judge(events: list[Event], steps: int, expected: Expected) -> Verdict:
     verdict = Verdict()
     put = {(e["id"], e["digest"]) for e in events if e["event"] == "put"}
     trained: dict[str, int] = {}
-    done = lineage(events)
+    done = lineage(events, steps)
+    claims = [event for event in events if event["event"] == "claim"]
+    first_claimed = {e["step"]: e["epoch"] for e in sorted(claims, key=lambda e: e["epoch"], reverse=True)}
     for step in range(steps):
         if step not in done:
             verdict.wrong("not_committed", f"step {step} is done, and no learner wrote that it committed it")
             continue
         claim, commit = done[step]
-        _judge_pool(claim, commit, expected, verdict)
+        _judge_pool(claim, commit, first_claimed[step] < claim["epoch"], expected, verdict)
         for t in claim["pool"]:
             _judge_trajectory(t, step, put, expected, verdict)
             if t["id"] in trained:
@@ -101,14 +111,17 @@ def judge(events: list[Event], steps: int, expected: Expected) -> Verdict:
     return verdict
 
 
-def _judge_pool(claim: Event, commit: Event, expected: Expected, verdict: Verdict) -> None:
-    """The whole groups of its tickets, but for what was counted as lacking."""
+def _judge_pool(claim: Event, commit: Event, was_kept: bool, expected: Expected, verdict: Verdict) -> None:
+    """The whole groups of its tickets, but for what was counted: as lacking when its group was closed, or as lost or
+    quarantined out of a pool that an earlier learner had taken (its tickets are not played again)."""
     step, pool = claim["step"], claim["pool"]
     ids = [t["id"] for t in pool]
     first = step * expected.questions
     tickets = range(first, first + expected.questions)
     places = {f"{ticket}:{rollout}" for ticket in tickets for rollout in range(expected.rollouts)}
-    missing = Counter(int(place.split(":")[0]) for place in places - set(ids))
+    counted = places & set(claim["counted"]) - set(ids) if was_kept else set()
+    verdict.counted_lost += len(counted)
+    missing = Counter(int(place.split(":")[0]) for place in places - set(ids) - counted)
     lacking = {int(ticket): count for ticket, count in claim["lacking"].items()}
     for ticket, count in missing.items():
         if lacking.get(ticket) == count:
@@ -167,7 +180,8 @@ def judge_keys(client: Any, prefix: str) -> tuple[dict[str, Any], list[str]]:
     buckets = {
         id_.decode() for name in names if name.startswith(prefix + "depth:") for id_ in client.zrange(name, 0, -1)
     }
-    pools = {id_.decode() for name in names if name.startswith(prefix + "pool:") for id_ in client.lrange(name, 0, -1)}
+    lists = [name for name in names if re.fullmatch(re.escape(prefix) + r"pool:\d+", name)]
+    pools = {id_.decode() for name in lists for id_ in client.lrange(name, 0, -1)}
     ledger = {name.decode(): int(count) for name, count in client.hgetall(prefix + "ledger").items()}
     lasting = [name for name in names if name.startswith(prefix + "staged:") and client.ttl(name) < 0]
     waiting = {id_ for id_ in held if client.hget(f"{prefix}traj:{id_}", "state") == b"buffered"}

@@ -16,7 +16,7 @@ from typing import Any
 from cusearch_async.transport import codec
 from tests.conftest import SLOW
 from tests.system.chaos.gateway import HOSTILE
-from tests.system.chaos.scene import LEASE_S, STUCK_S, Scene
+from tests.system.chaos.scene import LEASE_S, STUCK_S, Scene, Stuck
 
 Act = Callable[[Scene, random.Random], Awaitable[str | None]]
 RECENT_S = 20.0
@@ -141,7 +141,7 @@ def spoil(path: Path, draw: random.Random) -> str:
 async def torn_checkpoint(scene: Scene, draw: random.Random) -> str | None:
     """The newest of at least two is spoiled while no learner runs."""
     folder = scene.run_folder / "checkpoints"
-    scene.end(scene.processes["learner"])
+    scene.take_down("learner")
     found = sorted(folder.glob("step*"))
     how = None
     if len(found) >= 2:
@@ -152,8 +152,8 @@ async def torn_checkpoint(scene: Scene, draw: random.Random) -> str | None:
 
 
 async def torn_weights(scene: Scene, draw: random.Random) -> str | None:
-    """The announced version is spoiled, and a worker has to start with it; the learner sleeps meanwhile. The other
-    workers go on with what they have; where there is none, only a learner that is started again can help."""
+    """The announced version is spoiled, and a worker has to start with it; the learner sleeps meanwhile. Where no other
+    worker can go on with what it has, the learner is started again, as the worker's message asks."""
     learner = scene.processes["learner"]
     learner.send_signal(19)
     try:
@@ -164,12 +164,14 @@ async def torn_weights(scene: Scene, draw: random.Random) -> str | None:
         how = spoil(path, draw)
         scene.kill(draw.choice(scene.workers))
         await asyncio.sleep(2)
-        if len(scene.workers) == 1:
-            scene.kill("learner")
-        return how
     finally:
         if learner.poll() is None:
             learner.send_signal(18)
+    try:
+        await scene.wait_for_steps(1, 5 * SLOW)
+    except Stuck:
+        scene.kill("learner")
+    return how
 
 
 async def late_weights(scene: Scene, draw: random.Random) -> str | None:
@@ -193,7 +195,7 @@ async def late_weights(scene: Scene, draw: random.Random) -> str | None:
 async def torn_metrics(scene: Scene, draw: random.Random) -> str:
     """As a kill in the middle of a line, or a power cut, leaves the file."""
     how = draw.choice(("half a line", "zeros"))
-    scene.end(scene.processes["learner"])
+    scene.take_down("learner")
     with (scene.run_folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 7, "reward/all": 0.1' if how == "half a line" else bytes(200))
     scene.launch("learner")
@@ -235,7 +237,7 @@ async def evicted(scene: Scene, draw: random.Random) -> str | None:
 
 async def evicted_from_kept_pool(scene: Scene, draw: random.Random) -> str | None:
     """Out of a pool that a learner will claim again: it is killed."""
-    scene.end(scene.processes["learner"])
+    scene.take_down("learner")
     gone = 0
     pools = await scene.ask(lambda client: client.keys(scene.keys.prefix + "pool:*")) or []
     if pools:
@@ -306,14 +308,14 @@ async def another_schema(scene: Scene, draw: random.Random) -> str | None:
 
 
 async def clock_step(scene: Scene, draw: random.Random) -> str:
-    """The server's clock jumps: to the scripts it is the same as all its times having been shifted the other way."""
+    """The server's clock jumps: to the scripts it is the same as everything that is kept of it having been shifted the
+    other way, the time of the last call and of every heartbeat. (Leases are kept by the run's own clock.)"""
     hours = draw.choice((-3, -1, 1, 3))
     script = """
-        for _, name in ipairs({'lease', 'workers'}) do
-          local key = ARGV[2] .. name
-          local all = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
-          for i = 1, #all, 2 do redis.call('ZADD', key, all[i + 1] - ARGV[1], all[i]) end
-        end
+        if redis.call('EXISTS', ARGV[2] .. 'clock') == 0 then return 0 end
+        redis.call('HINCRBY', ARGV[2] .. 'clock', 'wall', -ARGV[1])
+        local all = redis.call('ZRANGE', ARGV[2] .. 'workers', 0, -1)
+        for _, name in ipairs(all) do redis.call('ZINCRBY', ARGV[2] .. 'workers', -ARGV[1], name) end
         return 1"""
     await scene.ask(lambda client: client.eval(script, 1, scene.keys.state, hours * 3_600_000, scene.keys.prefix))
     return f"{hours:+d} h"
@@ -385,7 +387,7 @@ def late_command(*, is_copy: bool) -> Act:
 
 async def late_recover(scene: Scene, draw: random.Random) -> str | None:
     """The command by which a learner has taken over comes once more, seconds later."""
-    scene.end(scene.processes["learner"])
+    scene.take_down("learner")
     scene.launch("learner")
     link, most_s = scene.links["learner"], draw.choice((1.0, 4.0))
     was_sent = await link.deliver_late("recover", 1000, most_s, is_copy=True, patience_s=40 * SLOW)

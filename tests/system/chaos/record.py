@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -61,6 +62,20 @@ class Record:
 def record_learner(record: Record) -> None:
     recover, claim, commit = RedisBuffer.recover, RedisBuffer.claim, RedisBuffer.commit
 
+    counted: list[str] = []
+
+    class Counted(logging.Handler):
+        """Hears which trajectories the buffer says it has lost or taken out."""
+
+        def emit(self, told: logging.LogRecord) -> None:
+            assert isinstance(told.args, tuple)
+            if "count as lost" in told.msg:
+                counted.extend(str(told.args[-1]).split(", "))
+            elif "is quarantined" in told.msg:
+                counted.append(str(told.args[0]))
+
+    logging.getLogger(RedisBuffer.__module__).addHandler(Counted())
+
     @functools.wraps(recover)
     async def recording_recover(self: RedisBuffer, step: int, *rest: Any, **named: Any) -> None:
         await recover(self, step, *rest, **named)
@@ -68,11 +83,13 @@ def record_learner(record: Record) -> None:
 
     @functools.wraps(claim)
     async def recording_claim(self: RedisBuffer, step: int, *rest: Any, **named: Any) -> Any:
+        counted.clear()
         pool = await claim(self, step, *rest, **named)
         if pool is not None:
             lacking = await self.ask(lambda client: client.hgetall(self.keys.incomplete))
             known = {int(ticket): int(count) for ticket, count in lacking.items()}
-            record.write("claim", epoch=self.epoch, step=step, pool=[describe(t) for t in pool], lacking=known)
+            told = [describe(t) for t in pool]
+            record.write("claim", epoch=self.epoch, step=step, pool=told, lacking=known, counted=list(counted))
         return pool
 
     @functools.wraps(commit)

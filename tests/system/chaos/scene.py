@@ -154,9 +154,13 @@ class Scene:
         process.kill()
         process.wait()
 
+    def take_down(self, name: str) -> None:
+        """kill -9; nobody starts it again but `launch`."""
+        self.end(self.processes.pop(name))
+
     def kill(self, name: str) -> None:
         """kill -9 and start again."""
-        self.end(self.processes[name])
+        self.take_down(name)
         self.restarts[name] += 1
         self.launch(name)
 
