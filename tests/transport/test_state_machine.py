@@ -66,7 +66,7 @@ class Run(RuleBasedStateMachine):
         self.old_learners: list[list[Any]] = []
         self.learners: list[Any] = []
         self.playing: dict[str, dict[Place, int]] = {worker: {} for worker in WORKERS}  # and the version that began it
-        self.granted: dict[str, list[Place]] = {worker: [] for worker in WORKERS}  # by its newest admission
+        self.granted: dict[tuple[str, int], list[Place]] = {}  # by worker and number of its admission
         self.sent: list[tuple[str, list[Any], tuple[Any, ...]]] = []  # commands that may come again
         self.recoveries: list[Any] = []
         self.snapshot: Any = None
@@ -116,7 +116,7 @@ class Run(RuleBasedStateMachine):
         limit = (STALENESS + self.loaded[worker] + 1) * N
         assert all(place.ticket < limit for place in granted), "the staleness bound"
         self.playing[worker] |= dict.fromkeys(granted, self.loaded[worker])
-        self.granted[worker] = granted
+        self.granted[worker, 1000 * self.admissions] = granted
 
     @precondition(lambda self: self.admissions)
     @rule(data=st.data(), worker=st.sampled_from(WORKERS))
@@ -134,7 +134,7 @@ class Run(RuleBasedStateMachine):
             return
         state = self.do(memory.state())
         limit = (STALENESS + min(self.loaded[worker], state.published) + 1) * N if state.published >= 0 else 0
-        tickets = {p.ticket for p in self.granted[worker]}
+        tickets = {p.ticket for p in self.granted[worker, number]}
         leased = {t for t in tickets if memory._run.leases.get(t, ("", 0))[0] == worker}
         assert {p.ticket for p in again} == {t for t in leased if t < limit}
         if state.published >= 0:
