@@ -4,6 +4,7 @@ the workers fill."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import time
@@ -16,6 +17,7 @@ from cusearch_async.algorithm.advantages import Advantages, group_advantages
 from cusearch_async.algorithm.methods import METHODS, Candidates, Selection, Settings, State
 from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import Config
+from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.metrics import Metrics, WorkerRates, describe_step
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.heartbeat import Heartbeat
@@ -52,7 +54,7 @@ async def train(
     Waits for a complete pool; unblocked by the workers' `put`. Ends after run.steps, or before the next step
     once `stop` is set, with a checkpoint of what is committed; after a failure the run goes on from its newest one."""
     metrics_log = MetricsLog(config.folder, buffer.epoch, start.step)
-    rates, watchdog = WorkerRates(), Watchdog(buffer, config)
+    rates, watchdog = WorkerRates(), Watchdog(buffer, config, functools.partial(republish, learner, buffer, store))
     question_of = question_names(questions, config)
     state, sizes = start.method, dict(start.sizes)
     await publish(learner, buffer, store, start.step)
@@ -186,6 +188,15 @@ async def publish(learner: Learner, buffer: RedisBuffer, store: WeightStore, ver
     """Write the policy as weight version `version`, then announce it."""
     directory = store.publish(version, buffer.epoch, learner.tensors(), learner.canary())
     await buffer.announce(version, directory)
+
+
+async def republish(learner: Learner, buffer: RedisBuffer, store: WeightStore, version: int) -> None:
+    """Publish the policy again if the announced weights cannot be read any more: nobody could start with them."""
+    try:
+        await asyncio.to_thread(store.verify, (await buffer.state()).weights)
+    except WeightsUnavailable as error:
+        log.warning("%s; publishing it again", error)
+        await publish(learner, buffer, store, version)
 
 
 def state_at(step: int, state: State, sizes: dict[int, int], config: Config) -> CheckpointState:

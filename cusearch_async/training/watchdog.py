@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
@@ -14,14 +15,19 @@ log = logging.getLogger(__name__)
 SILENT_S = 10.0
 """A worker whose last heartbeat is older counts as gone."""
 SAY_EVERY_S = 5.0
+REPUBLISH_S = 10.0
+"""Standing still for so long, the learner reads what it has announced; again after twice the time."""
 
 
 class Watchdog:
     """Says what the learner waits for, and raises Stalled when no trajectory has been finished for run.stall_s in a run
     that is not paused."""
 
-    def __init__(self, buffer: RedisBuffer, config: Config) -> None:
+    def __init__(self, buffer: RedisBuffer, config: Config, republish: Callable[[int], Awaitable[None]]) -> None:
+        """`republish` is asked to look after the announced weights when the run stands still at a step."""
         self._buffer = buffer
+        self._republish = republish
+        self._republish_at = REPUBLISH_S
         self._config = config
         self._finished = -1
         self._moved_at = time.monotonic()
@@ -41,8 +47,13 @@ class Watchdog:
             )
         finished, state = (await self._buffer.ledger()).finished, await self._buffer.state()
         if finished != self._finished or state.paused:
-            self._finished, self._moved_at = finished, now
-        elif (idle_s := now - self._moved_at) > self._config.run.stall_s:
+            self._finished, self._moved_at, self._republish_at = finished, now, REPUBLISH_S
+            return
+        idle_s = now - self._moved_at
+        if idle_s > self._republish_at:
+            self._republish_at = 2 * idle_s
+            await self._republish(step)
+        if idle_s > self._config.run.stall_s:
             raise Stalled(
                 f"no trajectory was finished for {idle_s:.0f} s (run.stall_s) while step {step} waits for "
                 "its pool: " + "; ".join(await explain(self._buffer, step, self._config))

@@ -9,6 +9,7 @@ version (learner steps) and the epoch of the learner, so no name is ever used tw
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,9 +72,11 @@ class WeightStore:
                 remove(path)
 
     def publish(self, version: int, epoch: int, tensors: Mapping[str, torch.Tensor], canary: Canary) -> str:
-        """Write a version; returns its directory name. The last `keep` versions stay on disk, and all that later
-        learners have published. Raises: WriteFailed."""
-        name = f"v{version:06d}-e{epoch}"
+        """Write a version; returns its directory name, which is a new one when the version is published again. The
+        last `keep` versions stay on disk, and all that later learners have published. Raises: WriteFailed."""
+        first = f"v{version:06d}-e{epoch}"
+        names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
+        name = next(name for name in names if not (self.folder / name).exists())
         unfinished = self.folder / f"{_UNFINISHED}{name}"
         remove(unfinished)
         with writing(unfinished):

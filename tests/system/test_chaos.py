@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "only"),
     [("asynchronous", set()), ("forgetful", set()), ("engine", ON_THE_ENGINE)],
-    ids=lambda v: str(v)[:12],
+    ids=["asynchronous", "forgetful", "engine"],
 )
 def test_a_run_under_every_kind_of_fault_loses_nothing(tmp_path: Path, model: Path, name: str, only: set[str]):
     campaign = next(campaign for campaign in CAMPAIGNS if campaign.name == name)

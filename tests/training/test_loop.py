@@ -6,15 +6,19 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 
 from cusearch_async.algorithm.methods import State
 from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.metrics import describe_step
-from cusearch_async.training.loop import advantages_of, plan_groups, question_names, select
+from cusearch_async.training.loop import advantages_of, plan_groups, publish, question_names, republish, select
+from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from cusearch_async.transport.weights import Canary, WeightStore
 from cusearch_async.types import Pool, Question
 from tests.strategies import make_trajectory
+from tests.transport.conftest import make_shape
 
 SMALL = ("--pool.questions", "4", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4")
 
@@ -141,3 +145,25 @@ def test_a_ticket_stands_for_the_question_that_workers_play(config_of):
     names = [question_names(QUESTIONS, config)(ticket) for ticket in range(12)]
     assert names == [QUESTIONS[question_index(ticket, 6, config.run.seed)].id for ticket in range(12)]
     assert sorted(names[:6]) == sorted(names[6:]) == [question.id for question in QUESTIONS]
+
+
+class Published:
+    """What `republish` asks of a learner."""
+
+    def tensors(self):
+        return {"w": torch.ones(2)}
+
+    def canary(self):
+        return Canary([1], [], 0.1)
+
+
+async def test_announced_weights_that_are_torn_are_published_again_under_a_new_name(tmp_path):
+    buffer, store, learner = MemoryBuffer(MemoryRun(), make_shape()), WeightStore(tmp_path), Published()
+    await buffer.recover(0, State(), {})
+    await publish(learner, buffer, store, 0)
+    await republish(learner, buffer, store, 0)
+    assert (await buffer.state()).weights == "v000000-e1", "whole weights are left alone"
+    (tmp_path / "v000000-e1" / "model.safetensors").write_bytes(b"torn")
+    await republish(learner, buffer, store, 0)
+    assert (await buffer.state()).weights == "v000000-e1-2"
+    assert store.verify("v000000-e1-2").version == 0

@@ -30,6 +30,10 @@ async def started(buffer):
     await buffer.announce(0, "v000000-e1")
 
 
+async def no_republish(step):
+    pass
+
+
 async def test_nothing_moving_is_a_stall_that_says_who_waits_for_what(config):
     async with open_buffer(config) as buffer:
         await started(buffer)
@@ -37,7 +41,7 @@ async def test_nothing_moving_is_a_stall_that_says_who_waits_for_what(config):
         await buffer.put(make_trajectory(0, 0))
         await buffer.put(make_trajectory(0, 1))
         with pytest.raises(Stalled) as stalled:
-            await wait_for_pool(buffer, 0, Watchdog(buffer, config), asyncio.Event())
+            await wait_for_pool(buffer, 0, Watchdog(buffer, config, no_republish), asyncio.Event())
     message = str(stalled.value)
     assert "(run.stall_s) while step 0 waits for its pool: 1 of 4 groups are ready" in message
     assert "2 tickets are leased" in message
@@ -59,7 +63,7 @@ async def test_workers_a_dead_retriever_and_a_pause_are_named(config):
 async def test_a_run_that_moves_is_left_alone(config):
     async with open_buffer(config) as buffer:
         await started(buffer)
-        watchdog = Watchdog(buffer, config)
+        watchdog = Watchdog(buffer, config, no_republish)
         for place in await buffer.admit("w", 0, 8):
             await watchdog.look(0)
             await asyncio.sleep(0.1)
@@ -71,7 +75,7 @@ async def test_a_pause_is_no_stall_however_long_it_lasts(config):
     async with open_buffer(config) as buffer:
         await started(buffer)
         await buffer.pause(True)
-        watchdog = Watchdog(buffer, config)
+        watchdog = Watchdog(buffer, config, no_republish)
         deadline = time.monotonic() + 5 * config.run.stall_s
         while time.monotonic() < deadline:
             await watchdog.look(0)
@@ -85,7 +89,7 @@ async def test_a_learner_that_waits_says_for_what(config, caplog, monkeypatch):
     with caplog.at_level(logging.INFO):
         async with open_buffer(config) as buffer:
             await started(buffer)
-            watchdog = Watchdog(buffer, config)
+            watchdog = Watchdog(buffer, config, no_republish)
             await buffer.admit("w", 0, 8)
             await watchdog.look(0)
             for rollout in range(2):
@@ -100,6 +104,20 @@ async def test_a_learner_that_waits_says_for_what(config, caplog, monkeypatch):
         "waiting for the pool of step 0: 1 of 4 groups are ready, 3 tickets are leased, 0 requeued"
     )
     assert "no worker is alive" in said[1]
+
+
+async def test_a_run_that_stands_still_has_its_weights_looked_after_ever_more_rarely(config, monkeypatch):
+    monkeypatch.setattr(watchdog_module, "REPUBLISH_S", 0.01)
+    asked = []
+
+    async def republish(step):
+        asked.append(time.monotonic())
+
+    async with open_buffer(config) as buffer:
+        await started(buffer)
+        with pytest.raises(Stalled):
+            await wait_for_pool(buffer, 0, Watchdog(buffer, config, republish), asyncio.Event())
+    assert 1 <= len(asked) <= 5
 
 
 async def test_a_worker_that_beats_and_finishes_nothing_is_named(config):
