@@ -2,7 +2,7 @@
 
 Every sampled token comes with its log-probability under the sampling policy (after temperature) and with the
 weight version that sampled it. Weights are swapped while episodes are in flight: the engine is paused between
-two decoding steps, running requests keep their tokens, and their KV cache is computed anew under the new
+two decoding steps, running requests keep their tokens, and their KV cache is computed again under the new
 weights.
 """
 

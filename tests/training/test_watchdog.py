@@ -1,4 +1,4 @@
-"""A run that stands still is explained, and ended by name."""
+"""A run that stands still is explained, and ends with Stalled."""
 
 from __future__ import annotations
 

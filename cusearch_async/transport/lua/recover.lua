@@ -115,7 +115,7 @@ if run.order == 'ticket' then
 end
 for ticket in pairs(played_again) do requeue(ticket) end
 
--- 3. Count anew what waits: buckets, heat or counters may have gone by themselves.
+-- 3. Count again what waits: buckets, heat or counters may have gone by themselves.
 for depth = 0, run.s_max do redis.call('UNLINK', key('depth:' .. depth)) end
 redis.call('UNLINK', key('heat'))
 local counted = tonumber(redis.call('HGET', key('ledger'), 'buffered')) or 0
