@@ -1,4 +1,4 @@
-"""The search client against real servers: a failure is retried, then raised as what it is, and never becomes documents."""
+"""The search client against real servers: a failure is retried, then raised, and never becomes documents."""
 
 from __future__ import annotations
 
