@@ -82,7 +82,7 @@ def test_every_metric_is_documented():
     names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), 1, 5).keys()
     names |= UpdateReport(5).metrics(1).keys() | WorkerRates().since_last({}).keys() | describe_ledger(Ledger()).keys()
     names |= {f"sdga/{fact}" for fact in select("sdga_phase", pool_of(np.zeros(60), np.ones(60, np.int64))).facts}
-    sources = [DOCS.parent / "cusearch_async" / "training" / name for name in ("loop.py", "learner.py")]
+    sources = [DOCS.parent / "cusearch_async" / "training" / name for name in ("report.py", "learner.py")]
     for source in sources:
         names |= set(re.findall(r'"((?:train|time|learner)/[a-z_]+)"', source.read_text(encoding="utf-8")))
     assert documented == names

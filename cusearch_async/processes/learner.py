@@ -15,7 +15,7 @@ from cusearch_async.config import Config
 from cusearch_async.data.questions import load_questions
 from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed
 from cusearch_async.models import check_context
-from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState
+from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import state_at, train
@@ -45,7 +45,7 @@ def run(config: Config, accept_changes: bool = False) -> None:
     checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints, starts)
     newest = asyncio.run(find_checkpoint(checkpoints, config))
     learner = Learner(config, team)
-    if newest is not None and not newest.path.exists():  # a learner that is alive has deleted it: it has newer ones
+    if newest is not None and not is_sealed(newest.path):  # a learner that is alive has deleted it: it has newer ones
         newest = asyncio.run(find_checkpoint(checkpoints, config))
     team.tell(str(newest.path if newest else "").encode())
     if newest is not None:

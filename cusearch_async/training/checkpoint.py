@@ -128,7 +128,7 @@ class Checkpoints:
         self._starts.append((epoch, step))
         for path in self._entries():
             name = _NAME.fullmatch(path.name)
-            is_half = path.name.startswith(".") or not (path / _STATE).exists()
+            is_half = path.name.startswith(".") or not is_sealed(path)
             if name and is_half and int(name[2] or 0) < epoch:
                 log.info("%s was left half done by an earlier learner; it is deleted", path)
                 remove(path)
@@ -212,6 +212,11 @@ class Checkpoints:
             except (OSError, ValueError) as error:
                 log.warning("checkpoint %s has no state that can be read (%s); it is skipped", path, error)
         return sorted(found, key=lambda c: (c.state.step, c.epoch))
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether a checkpoint has its state, which is the last to be written and the first to be deleted."""
+    return (folder / _STATE).exists()
 
 
 def _read(path: Path) -> Checkpoint:

@@ -30,6 +30,7 @@ from cusearch_async.metrics import Metrics
 from cusearch_async.models import first_line, load_tokenizer
 from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
+from cusearch_async.training.checkpoint import is_sealed
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
 from cusearch_async.training.report import UpdateReport
 from cusearch_async.training.team import Team
@@ -131,7 +132,7 @@ class Learner:
         except pickle.UnpicklingError as error:
             raise ConfigError(f"checkpoint {folder} holds what no learner writes: {first_line(error)}") from error
         except (OSError, AssertionError) as error:  # DeepSpeed asserts that it finds files
-            if folder.exists():
+            if is_sealed(folder):
                 raise
             raise ConfigError(
                 f"checkpoint {folder} was deleted while it was read: another learner of this run is alive; start again"

@@ -22,7 +22,7 @@ from cusearch_async.metrics import Metrics, WorkerRates, describe_step
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.log import MetricsLog
-from cusearch_async.training.report import describe_ledger
+from cusearch_async.training.report import describe_ledger, describe_times
 from cusearch_async.training.watchdog import Watchdog
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.weights import WeightStore
@@ -84,15 +84,8 @@ async def train(
         report |= {f"sdga/{name}": value for name, value in selection.facts.items()}
         report |= rates.since_last(await buffer.workers())
         report |= describe_ledger(await buffer.ledger())
-        report |= {
-            "time/wait_s": arrived - began,
-            "time/update_s": updated - arrived,
-            "time/publish_s": published - updated,
-            "time/checkpoint_s": checkpoint_s,
-            "time/step_s": checkpoint_s + published - began,
-            "learner/idle_share": (arrived - began) / (checkpoint_s + published - began),
-            "learner/tokens_per_s": sum(len(t.token_ids) for t in selected) / (updated - arrived),
-        }
+        tokens = sum(len(t.token_ids) for t in selected)
+        report |= describe_times(arrived - began, updated - arrived, published - updated, checkpoint_s, tokens)
         metrics_log.write(pool.step, report)
         checkpoint_s = 0.0
         if step % config.learner.checkpoint_every == 0:  # behind the row, which a learner that dies now could not redo

@@ -37,8 +37,9 @@ class Watchdog:
     async def look(self, step: int) -> None:
         """Called while the learner waits for the pool of `step`. Raises: Stalled, with the report."""
         now = time.monotonic()
-        if self._step not in (step, -1):  # in a run that moves there is nothing to say
-            self._said_at = now
+        if self._step not in (step, -1):  # a step was made: the run moves, and there is nothing to say
+            self._said_at = self._moved_at = now
+            self._republish_at = REPUBLISH_S
         self._step = step
         if now - self._said_at >= SAY_EVERY_S:
             self._said_at = now

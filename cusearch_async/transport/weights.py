@@ -9,7 +9,6 @@ version (learner steps) and the epoch of the learner, so no name is ever used tw
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from safetensors.torch import save_file
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.files import remove, sync, sync_tree, writing
 
-_NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-[0-9a-z]+)?", re.ASCII)
+_NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-(\d+))?", re.ASCII)
 """What a version may be called. Names come from Redis, and must not lead out of the store."""
 
 TENSORS = "model.safetensors"
@@ -74,9 +73,10 @@ class WeightStore:
     def publish(self, version: int, epoch: int, tensors: Mapping[str, torch.Tensor], canary: Canary) -> str:
         """Write a version; returns its directory name, which is a new one when the version is published again. The
         last `keep` versions stay on disk, and all that later learners have published. Raises: WriteFailed."""
-        first = f"v{version:06d}-e{epoch}"
-        names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
-        name = next(name for name in names if not (self.folder / name).exists())
+        name = f"v{version:06d}-e{epoch}"
+        before = [number for *of_one, number, _ in self._written() if of_one == [epoch, version]]
+        if before:
+            name += f"-{max(before) + 1}"
         unfinished = self.folder / f"{_UNFINISHED}{name}"
         remove(unfinished)
         with writing(unfinished):
@@ -122,10 +122,14 @@ class WeightStore:
         return found
 
     def _remove_old(self, epoch: int) -> None:
-        versions = [(int(name[2]), int(name[1]), path) for path, name in self._entries() if path.name.startswith("v")]
-        for _, _, path in sorted(entry for entry in versions if entry[0] <= epoch)[: -self._keep]:
+        for *_, path in [written for written in self._written() if written[0] <= epoch][: -self._keep]:
             remove(path / MANIFEST)
             remove(path)
+
+    def _written(self) -> list[tuple[int, int, int, Path]]:
+        """(epoch, version, how often it was published by then, directory), oldest first."""
+        versions = [(path, name) for path, name in self._entries() if path.name.startswith("v")]
+        return sorted((int(name[2]), int(name[1]), int(name[3] or 1), path) for path, name in versions)
 
     def _entries(self) -> list[tuple[Path, re.Match[str]]]:
         paths = self.folder.iterdir() if self.folder.is_dir() else ()

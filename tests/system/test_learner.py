@@ -97,7 +97,8 @@ def test_a_checkpoint_is_loaded_without_running_what_is_in_it(tmp_path, name):
 
 
 def test_a_checkpoint_that_another_learner_has_deleted_meanwhile_is_named(tmp_path):
-    """What a learner that is still alive does to the one that its successor is about to load."""
+    """What a learner that is still alive does to the one that its successor is about to load: first its state goes."""
+    (tmp_path / "step000010-e1" / "deepspeed").mkdir(parents=True)
     command = [sys.executable, "-m", "tests.system.learner_script", str(tmp_path), "late", *SETTINGS]
     shared = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -71,6 +71,20 @@ async def test_a_run_that_moves_is_left_alone(config):
         assert await wait_for_pool(buffer, 0, watchdog, asyncio.Event()) is not None
 
 
+async def test_a_step_that_took_longer_than_a_stall_is_movement(config, monkeypatch):
+    """Its pool was the last thing that was finished; then came a long update."""
+    async with open_buffer(config) as buffer:
+        await started(buffer)
+        watchdog = Watchdog(buffer, config, no_republish)
+        await watchdog.look(0)
+        clock = time.monotonic() + 100 * config.run.stall_s
+        monkeypatch.setattr(watchdog_module.time, "monotonic", lambda: clock)
+        await watchdog.look(1)
+        clock += 2 * config.run.stall_s
+        with pytest.raises(Stalled):
+            await watchdog.look(1)
+
+
 async def test_a_pause_is_no_stall_however_long_it_lasts(config):
     async with open_buffer(config) as buffer:
         await started(buffer)

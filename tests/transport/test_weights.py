@@ -146,3 +146,10 @@ def test_a_version_under_the_name_of_another_is_refused(tmp_path):
     (tmp_path / store.publish(3, 2, tensors(), CANARY)).rename(tmp_path / "v000004-e2")
     with pytest.raises(WeightsUnavailable, match="its manifest is of v000003-e2"):
         store.verify("v000004-e2")
+
+
+def test_a_version_that_is_published_often_keeps_its_newest_directories(tmp_path):
+    store = WeightStore(tmp_path, keep=2)
+    names = [store.publish(3, 1, tensors(), CANARY) for _ in range(11)]
+    assert names[:2] == ["v000003-e1", "v000003-e1-2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[-2:])
