@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ import psutil
 
 from tests.system.chaos import checker
 from tests.system.chaos.campaign import audit
-from tests.system.chaos.scene import STUCK_S, Scene, Stuck, write_line
+from tests.system.chaos.scene import STUCK_S, Scene, Stuck, fresh_folder, write_line
 
 SETTINGS = {
     "model.path": "atlas",
@@ -182,9 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/soak"))
     parser.add_argument("--without-vllm", action="store_true")
     arguments = parser.parse_args()
-    shutil.rmtree(arguments.out, ignore_errors=True)
-    out = arguments.out.resolve()
-    out.mkdir(parents=True)
+    out = fresh_folder(arguments.out)
     summary = asyncio.run(soak(out, arguments.minutes, arguments.every, not arguments.without_vllm))
     (out / "summary.json").write_text(json.dumps(summary, indent=1))
     show([Line(**line) for line in summary["lines"]])

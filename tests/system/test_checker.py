@@ -13,6 +13,7 @@ from tests.system.chaos.campaign import EVERYTHING, is_raw, plan
 from tests.system.chaos.checker import Event, Expected, judge, judge_files, judge_keys, judge_memory
 from tests.system.chaos.faults import KINDS
 from tests.system.chaos.proxy import end_of_commands
+from tests.system.chaos.scene import fresh_folder
 
 N, G, STEPS = 2, 2, 3
 EXPECTED = Expected(
@@ -268,3 +269,14 @@ def test_commands_are_found_in_what_a_client_has_sent():
     assert end_of_commands(one + other) == len(one + other)
     assert end_of_commands(one + other[:-1]) == len(one)
     assert end_of_commands(one[:-1]) == end_of_commands(b"") == 0
+
+
+def test_a_folder_that_these_tests_have_not_made_is_left_alone(tmp_path):
+    mine = tmp_path / "thesis"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("five years")
+    with pytest.raises(SystemExit, match="was not made by these tests"):
+        fresh_folder(mine)
+    assert (mine / "thesis.txt").exists()
+    (fresh_folder(tmp_path / "out") / "old").touch()
+    assert not (fresh_folder(tmp_path / "out") / "old").exists()

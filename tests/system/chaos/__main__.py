@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 from tests.system.chaos import checker
 from tests.system.chaos.campaign import CAMPAIGNS, is_clean, run
 from tests.system.chaos.faults import KINDS
-from tests.system.chaos.scene import tiny_model
+from tests.system.chaos.scene import fresh_folder, tiny_model
 
 
 def main() -> None:
@@ -34,9 +33,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=[], choices=[kind.name for kind in KINDS], metavar="KIND")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # every process is then ended
-    shutil.rmtree(arguments.out, ignore_errors=True)
-    out = arguments.out.resolve()
-    out.mkdir(parents=True)
+    out = fresh_folder(arguments.out)
     model = tiny_model(out / "model")
     chosen = [campaign for campaign in CAMPAIGNS if campaign.name in arguments.campaigns]
     total = sum(campaign.share for campaign in chosen)

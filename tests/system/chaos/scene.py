@@ -8,6 +8,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -304,6 +305,18 @@ def script_shas(config: Config) -> dict[bytes, str]:
     """SHA-1 -> name of every script of the buffer."""
     buffer = RedisBuffer(Connection(config.redis, 0), config.run.name, shape_of(config))
     return {script.sha.encode(): name for name, script in buffer._scripts.items()}
+
+
+def fresh_folder(out: Path) -> Path:
+    """`out`, made empty; what an earlier run of ours has left there is deleted, and nothing else ever."""
+    mark = out / ".made-by-tests"
+    if out.exists():
+        if not mark.exists():
+            sys.exit(f"--out {out} exists and was not made by these tests; choose another")
+        shutil.rmtree(out)
+    out.mkdir(parents=True)
+    mark.touch()
+    return out.resolve()
 
 
 def tiny_model(folder: Path) -> Path:
