@@ -2,9 +2,9 @@
 
 The atlas policy, a real learner, retriever and Redis, two workers whose engine costs nothing (slowed down, so that the
 soak leaves most of the machine to others) and one with vLLM. Every ten seconds the memory, open files and threads of
-every process, Redis's memory and keys, and the bytes of the run's folder are measured; over the second half each has to
-stay within its bound of a straight line. Afterwards every pool is audited as after a chaos campaign. Exit status 1 when
-a line is too steep, a process has ended, or the audit finds anything. OUT/samples.jsonl has every measurement."""
+every process, Redis's memory and keys, and the bytes of the run's folder are measured; over the last third each has to
+stay within its bound of a straight line: vLLM's memory takes twenty minutes to settle. Afterwards every pool is audited
+as after a chaos campaign. Exit status 1 when a line is too steep, a process has ended, or the audit finds anything. OUT/samples.jsonl has every measurement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = {
     "model.path": "atlas",
     "pool.max_staleness": 2,
     "learner.checkpoint_every": 10,
-    "rollout.kv_cache_mib": 64,  # filled within the first half, as vLLM touches every block once
+    "rollout.kv_cache_mib": 64,  # filled early on, as vLLM touches every block once
     "rollout.max_episodes": 8,
     "redis.lease_s": 30,
     "redis.timeout_s": 10,
@@ -63,14 +63,14 @@ BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series over the second half, and whether it is flat enough."""
+    """One series over the last third, and whether it is flat enough."""
 
     name: str
     last: float
     per_hour: float
     per_step: float
     grown: float
-    """By the straight line, over the second half."""
+    """By the straight line, over the last third."""
     allowed: float
     unit: str
 
@@ -89,12 +89,12 @@ def fit(name: str, hours: Sequence[float], steps: Sequence[int], values: Sequenc
     return Line(name, values[-1], per_hour, grown / made, grown, allowed, bound.unit)
 
 
-def second_half(samples: list[dict[str, Any]]) -> list[Line]:
+def last_third(samples: list[dict[str, Any]]) -> list[Line]:
     """A line for every series that the last sample has."""
-    half = samples[len(samples) // 2 :]
-    hours, steps = [s["seconds"] / 3600 for s in half], [s["step"] for s in half]
-    names = [name for name in half[-1] if name not in ("seconds", "step")]
-    return [fit(name, hours, steps, [s.get(name, half[-1][name]) for s in half]) for name in names]
+    part = samples[2 * len(samples) // 3 :]
+    hours, steps = [s["seconds"] / 3600 for s in part], [s["step"] for s in part]
+    names = [name for name in part[-1] if name not in ("seconds", "step")]
+    return [fit(name, hours, steps, [s.get(name, part[-1][name]) for s in part]) for name in names]
 
 
 async def measure(scene: Scene) -> dict[str, float]:
@@ -150,7 +150,7 @@ async def soak(out: Path, minutes: float, every_s: float, with_vllm: bool) -> di
     audited = await audit(scene)
     supervisor.cancel()
     await scene.stop()
-    lines = second_half(samples)
+    lines = last_third(samples)
     red = [line.name for line in lines if line.is_red]
     wrong = [*audited["wrong"], *(f"{told['process']}: {told['said']}" for told in scene.ended_alone)]
     return {
@@ -166,7 +166,7 @@ async def soak(out: Path, minutes: float, every_s: float, with_vllm: bool) -> di
 
 
 def show(lines: list[Line]) -> None:
-    print(f"{'':22} {'last':>10} {'per hour':>11} {'per step':>11} {'second half':>12} {'allowed':>9}")
+    print(f"{'':22} {'last':>10} {'per hour':>11} {'per step':>11} {'last third':>12} {'allowed':>9}")
     for line in lines:
         print(
             f"{line.name:22} {line.last:10.1f} {line.per_hour:+11.2f} {line.per_step:+11.5f} {line.grown:+12.2f} "
