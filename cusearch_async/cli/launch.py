@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         log.info("started %s; logs in %s", ", ".join(fleet.children), config.folder / "logs")
         live.say_how_to_look(config, console)
         live.watch(fleet, config, console)
-        ledger = asyncio.run(live.read_ledger(config))
-    live.conclude(config, ledger, time.monotonic() - started, console)
+        ledger, counted = asyncio.run(live.read_ledger(config))
+    live.conclude(config, ledger, counted, time.monotonic() - started, console)
     live.say_where(config, console)
 
 
