@@ -1,6 +1,7 @@
 """The folder of a run: whose it is, and what of it may be deleted.
 
-    <folder>/run.json      the marker: which run this folder belongs to, and since when
+    <folder>/run.json      the marker: which run this folder belongs to, and since when; a launch or a demo locks it
+    <folder>/learner.lock  every learner locks it for its life, so that nobody deletes the folder under it
     <folder>/...           the children named in CHILDREN, and nothing else of ours
 
 We delete only what we made: a folder without a marker is left alone, and in one with a marker only known children go.
@@ -16,7 +17,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -26,9 +27,11 @@ from cusearch_async.errors import ConfigError
 log = logging.getLogger(__name__)
 
 MARKER = "run.json"
+LEARNER = "learner.lock"
 CHILDREN = (
     "config.toml",
     "launch.toml",
+    LEARNER,
     "starts",
     "checkpoints",
     "weights",
@@ -103,13 +106,39 @@ def hold(folder: Path) -> Iterator[None]:
     """Keep a marked folder for this process: no other may launch in it, move it or delete it meanwhile.
 
     Raises: ConfigError when another process holds it."""
-    with (folder / MARKER).open("r+b") as file:
+    with _lock(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first"):
+        yield
+
+
+@contextmanager
+def hold_as_learner(folder: Path) -> Iterator[None]:
+    """Keep a folder from being moved or deleted. Several learners may: the newest fences off the others by its epoch.
+
+    Raises: ConfigError while it is being moved or deleted."""
+    with _lock(folder / LEARNER, fcntl.LOCK_SH, f"{folder} is being moved or deleted; start again when that is done"):
+        yield
+
+
+@contextmanager
+def hold_without_learner(folder: Path) -> Iterator[None]:
+    """Keep learners out of a folder, whether its Redis can be asked for them or not.
+
+    Raises: ConfigError while one runs in it."""
+    with _lock(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first"):
+        yield
+
+
+@contextmanager
+def _lock(path: Path, how: int, refusal: str) -> Iterator[None]:
+    """A lock that ends with this process at the latest. Where the disk knows none, there is a warning and no lock."""
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file = held.enter_context(path.open("r+b" if path.name == MARKER else "a+b"))
+            fcntl.flock(file, how | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"{folder} is in use: a launch or a demo runs in it; stop that first") from error
+            raise ConfigError(refusal) from error
         except OSError as error:
-            log.warning("%s cannot be locked (%s): start no second run in it", folder, error.strerror)
+            log.warning("%s cannot be locked (%s): start no second run in its folder", path, error.strerror)
         yield
 
 
@@ -177,6 +206,6 @@ def move_aside(folder: Path) -> Path | None:
     number = 1
     while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
         number += 1
-    with hold(folder):
+    with hold(folder), hold_without_learner(folder):
         folder.rename(aside)
     return aside

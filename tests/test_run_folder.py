@@ -145,3 +145,18 @@ def test_a_used_folder_is_moved_aside_under_the_next_free_number(tmp_path):
         run_folder.mark(folder, "demo")
         assert run_folder.move_aside(folder) == tmp_path / f"demo-{number}"
     assert not folder.exists()
+
+
+def test_learners_share_a_folder_which_nobody_moves_meanwhile(tmp_path):
+    folder = tmp_path / "run"
+    run_folder.mark(folder, "mine")
+    with run_folder.hold_as_learner(folder):
+        with run_folder.hold_as_learner(folder), run_folder.hold(folder):
+            pass  # a newer learner takes over, in a new launch
+        with pytest.raises(ConfigError, match="is in use: a learner runs in it"):
+            run_folder.move_aside(folder)
+    with run_folder.hold_without_learner(folder), pytest.raises(ConfigError, match="is being moved or deleted"):
+        run_folder.hold_as_learner(folder).__enter__()
+    assert run_folder.move_aside(folder) == tmp_path / "run-1"
+    run_folder.forget(tmp_path / "run-1")
+    assert list(tmp_path.iterdir()) == []

@@ -51,13 +51,13 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         before = evaluate(fleet, screen, config, config.model.location, "before")
         fleet.start_run(arguments.accept_changes)
         live.watch(fleet, config, console)
-        ledger = asyncio.run(live.read_ledger(config))
+        ledger, counted = asyncio.run(live.read_ledger(config))
         fleet.stop(*(name for name in fleet.children if name.startswith(("rollout", "learner", "evaluator"))))
         newest = live.newest_checkpoint(config)
         if newest is None:
             raise ProcessDied(f"the learner has ended and left no checkpoint in {config.folder / 'checkpoints'}")
         after = evaluate(fleet, screen, config, str(newest.path / "model"), "after")
-    summary = live.conclude(config, ledger, time.monotonic() - started, console)
+    summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
     finish(config, before, after, summary, console)
 
 

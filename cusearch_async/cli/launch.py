@@ -14,7 +14,7 @@ from rich.console import Console
 from cusearch_async import run_folder
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
-from cusearch_async.cli.reset import refuse_if_alive
+from cusearch_async.cli.reset import refuse_anothers, refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.metrics import read_metrics
 from cusearch_async.transport.server import is_listening
@@ -51,8 +51,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         live.say_where(config, console)
         return
     run_folder.refuse_if_held(config.folder)
-    if is_listening(config.redis.url) and not arguments.take_over:
-        asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
+    if is_listening(config.redis.url):
+        asyncio.run(refuse_anothers(config))
+        if not arguments.take_over:
+            asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 
     check_model(config.model.location, config.episode.max_tokens)
@@ -62,8 +64,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         log.info("started %s; logs in %s", ", ".join(fleet.children), config.folder / "logs")
         live.say_how_to_look(config, console)
         live.watch(fleet, config, console)
-        ledger = asyncio.run(live.read_ledger(config))
-    live.conclude(config, ledger, time.monotonic() - started, console)
+        ledger, counted = asyncio.run(live.read_ledger(config))
+    live.conclude(config, ledger, counted, time.monotonic() - started, console)
     live.say_where(config, console)
 
 

@@ -1,5 +1,5 @@
-"""`cusearch ledger CONFIG`: where every finished trajectory is; status 1 when that does not add up. With `--deep` the
-keys in Redis are counted too, and compared with the counters."""
+"""`cusearch ledger CONFIG`: where every finished trajectory is, by the counters and by the keys in Redis; status 1 when
+that does not add up. With `--quick` by the counters alone."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cusearch_async.transport.inspection import Audit, audit
 def add(commands: Any) -> None:
     parser = commands.add_parser("ledger", help="print and check the ledger of a run")
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
-    parser.add_argument("--deep", action="store_true", help="count the keys in Redis too (holds Redis up meanwhile)")
+    parser.add_argument("--quick", action="store_true", help="do not count the keys, which holds Redis up meanwhile")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    found, counted = asyncio.run(read(load_config(arguments.config, overrides), arguments.deep))
+    found, counted = asyncio.run(read(load_config(arguments.config, overrides), arguments.quick))
     closes = found.closes and (counted is None or counted.closes)
     if arguments.json:
         told = asdict(found) | {"closes": closes} | ({"audit": asdict(counted)} if counted else {})
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     sys.exit(0 if closes else 1)
 
 
-async def read(config: Config, deep: bool) -> tuple[Ledger, Audit | None]:
+async def read(config: Config, quick: bool) -> tuple[Ledger, Audit | None]:
     async with open_run(config) as buffer:
-        return await buffer.ledger(), await audit(buffer) if deep else None
+        return await buffer.ledger(), None if quick else await audit(buffer)
 
 
 def report(counted: Audit) -> Text:

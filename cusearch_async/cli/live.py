@@ -23,6 +23,7 @@ from cusearch_async.training.checkpoint import Checkpoint, Checkpoints
 from cusearch_async.training.starts import read_starts
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import Ledger
+from cusearch_async.transport.inspection import Audit, audit
 from cusearch_async.transport.server import redis_cli_line
 
 log = logging.getLogger(__name__)
@@ -156,13 +157,15 @@ def bars(counts: list[int]) -> str:
     return "".join(BAR[-(-count * (len(BAR) - 1) // most)] for count in counts)
 
 
-async def read_ledger(config: Config) -> Ledger:
+async def read_ledger(config: Config) -> tuple[Ledger, Audit]:
+    """The counters, and what counting the keys has found."""
     async with open_buffer(config) as buffer:
-        return await buffer.ledger()
+        return await buffer.ledger(), await audit(buffer)
 
 
-def conclude(config: Config, ledger: Ledger, wall_s: float, console: Console) -> dict[str, Any]:
+def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, console: Console) -> dict[str, Any]:
     """Print the table and what became of the trajectories, draw plot.png; returns the run's part of summary.json."""
+    closes = ledger.closes and counted.closes
     rows = read_metrics(config.folder / "metrics.jsonl")
     title = f"{config.run.name}: {config.method.name}, staleness ≤ {config.pool.max_staleness}"
     draw(rows, title, config.folder / "plot.png")
@@ -172,8 +175,10 @@ def conclude(config: Config, ledger: Ledger, wall_s: float, console: Console) ->
     console.print(
         f"{len(rows)} steps in {wall_s:.0f} s with start-up; {ledger.trained} trajectories trained, staleness at most "
         f"{staleness_max:g} (bound {config.pool.max_staleness}); "
-        f"the ledger {'closes' if ledger.closes else 'DOES NOT CLOSE'}"
+        f"the ledger {'closes' if closes else 'DOES NOT CLOSE'}"
     )
+    for finding in counted.findings:
+        console.print(Text(finding, style="red"), soft_wrap=True)
     if trapped:
         console.print(
             f"the phase was trapped in {trapped} of {len(rows)} steps: one depth alone filled the budget and nothing "
@@ -189,7 +194,7 @@ def conclude(config: Config, ledger: Ledger, wall_s: float, console: Console) ->
         "steps": len(rows),
         "wall_s": round(wall_s, 1),
         "trajectories_trained": ledger.trained,
-        "ledger": {name: getattr(ledger, name) for name in Ledger.__dataclass_fields__} | {"closes": ledger.closes},
+        "ledger": {name: getattr(ledger, name) for name in Ledger.__dataclass_fields__} | {"closes": closes},
     }
 
 

@@ -15,6 +15,7 @@ from cusearch_async import run_folder
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.origin import another_run, may_delete, refuse_another
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         if what is None:
             log.info("run %s has no keys in Redis and no folder %s; nothing to delete", config.run.name, folder)
             return
+        if folder.exists():
+            held.enter_context(run_folder.hold_without_learner(folder))
         if not arguments.yes and not _agreed(f"delete run {config.run.name}: {what}?"):
             log.info("nothing was deleted")
             return
@@ -82,10 +85,20 @@ def _agreed(question: str) -> bool:
 
 
 async def count_keys(config: Config) -> int:
-    """Keys that Redis holds of the run. Raises: ConfigError while a worker or the learner of the run is alive."""
-    await refuse_if_alive(config)
+    """Keys that Redis holds of the run. Raises: ConfigError when they are another's, and while a worker or the learner
+    of the run is alive."""
     async with open_buffer(config) as buffer:
+        known = (await buffer.state()).origin
+        if known is not None and not may_delete(known, config.folder):
+            raise another_run(config.run.name, known)
+        await refuse_if_alive(config)
         return len(await buffer.key_names())
+
+
+async def refuse_anothers(config: Config) -> None:
+    """Raises: ConfigError when Redis holds a run of this name that was made in another folder."""
+    async with open_buffer(config) as buffer:
+        refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
 
 
 async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None:

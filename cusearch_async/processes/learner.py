@@ -22,6 +22,7 @@ from cusearch_async.training.loop import state_at, train
 from cusearch_async.training.starts import read_starts, record_start, refuse_changes
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
+from cusearch_async.transport.origin import origin_of, refuse_another
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question
 
@@ -40,6 +41,12 @@ def run(config: Config, accept_changes: bool = False) -> None:
         follow(config, team)
         return
     run_folder.mark(config.folder, config.run.name)
+    with run_folder.hold_as_learner(config.folder):
+        lead(team, questions, config, accept_changes)
+
+
+def lead(team: Team, questions: Sequence[Question], config: Config, accept_changes: bool) -> None:
+    """Be rank 0."""
     refuse_changes(config, accept_changes)
     starts = [(start.epoch, start.step) for start in read_starts(config.folder)]
     checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints, starts)
@@ -72,9 +79,12 @@ def follow(config: Config, team: Team) -> None:
 
 
 async def find_checkpoint(checkpoints: Checkpoints, config: Config) -> Checkpoint | None:
-    """What to go on from; before anything large is loaded. Raises: BufferUnavailable, ConfigError."""
+    """What to go on from; before anything large is loaded.
+
+    Raises: BufferUnavailable, ConfigError, also when Redis holds another run of this name."""
     async with open_buffer(config, config.run.wait_s) as buffer:
         state = await buffer.state()
+    refuse_another(config.run.name, state.origin, config.folder)
     newest = checkpoints.newest(state)
     if newest is None:
         log.info("no checkpoint, starting at step 0")
@@ -131,7 +141,7 @@ async def take_over(
     """Fence off earlier learners, and clear what they left half done."""
     earlier = await buffer.learner()
     least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
-    await buffer.recover(start.step, start.method, start.sizes, least_epoch)
+    await buffer.recover(start.step, start.method, start.sizes, least_epoch, origin_of(config.folder))
     if earlier:
         log.warning(
             "epoch %d takes over from a learner that may be alive (%s, last heard of %s s ago); it will end",

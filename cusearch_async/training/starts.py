@@ -101,7 +101,7 @@ def read_starts(run_folder: Path) -> list[Start]:
 
 
 def record_start(config: Config, epoch: int, step: int) -> None:
-    """Keep this start, and make its settings the run's config.toml. Raises: ConfigError or WriteFailed."""
+    """Keep this start, and make the newest one's settings the run's config.toml. Raises: ConfigError or WriteFailed."""
     folder = config.folder / "starts"
     started = Start(
         epoch=epoch,
@@ -117,7 +117,24 @@ def record_start(config: Config, epoch: int, step: int) -> None:
     with writing(settings):
         save_config(config, settings)
         write_whole(settings.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(started)))
-        save_config(config, config.folder / "config.toml")
+        _show_newest(config.folder)
+
+
+def _show_newest(run_folder: Path) -> None:
+    """Make config.toml a copy of the newest start's settings. A learner that has slept since it took over is not the
+    newest any more, and may sleep here too: who writes last looks last."""
+    shown = None
+    while (newest := max(_settings_kept(run_folder), key=_epoch_of)) != shown:
+        write_whole(run_folder / "config.toml", newest.read_bytes())
+        shown = newest
+
+
+def _settings_kept(run_folder: Path) -> list[Path]:
+    return [path for path in (run_folder / "starts").glob("*.toml") if path.stem.isdigit()]
+
+
+def _epoch_of(settings: Path) -> int:
+    return int(settings.stem)
 
 
 def refuse_changes(config: Config, accept: bool) -> None:
@@ -152,7 +169,7 @@ def _is_operational(key: str) -> bool:
 
 def _last_settings(run_folder: Path) -> dict[str, Any] | None:
     """Of the newest start that can be read; config.toml for a run that has none."""
-    for path in (*sorted((run_folder / "starts").glob("*.toml"), reverse=True), run_folder / "config.toml"):
+    for path in (*sorted(_settings_kept(run_folder), key=_epoch_of, reverse=True), run_folder / "config.toml"):
         if not path.exists():
             continue
         try:

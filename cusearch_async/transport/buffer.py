@@ -44,6 +44,7 @@ from cusearch_async.transport.contract import (
 )
 from cusearch_async.transport.health import check_server
 from cusearch_async.transport.keys import Keys
+from cusearch_async.transport.origin import Origin, another_run
 from cusearch_async.transport.scripts import script
 from cusearch_async.types import Pool, Trajectory
 
@@ -173,10 +174,18 @@ class RedisBuffer:
     def epoch(self) -> int:
         return self._epoch
 
-    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int], least_epoch: int = 0) -> None:
+    async def recover(
+        self,
+        step: int,
+        state: methods.State,
+        sizes: Mapping[int, int],
+        least_epoch: int = 0,
+        origin: Origin | None = None,
+    ) -> None:
         await check_server(self.connection)
-        memory, nonce = _memory(state, state.visits, sizes), uuid.uuid4().hex
-        self._epoch = await self.run_script("recover", step, memory, nonce, least_epoch, _laid_down(self._shape))
+        memory, nonce, shape = _memory(state, state.visits, sizes), uuid.uuid4().hex, _laid_down(self._shape)
+        whose = (origin.run_id, origin.host, origin.folder) if origin else ()
+        self._epoch = await self.run_script("recover", step, memory, nonce, least_epoch, shape, *whose)
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
         answer = await self.run_script("claim", self._epoch, step, "look")
@@ -246,10 +255,12 @@ class RedisBuffer:
         raw, next_ticket = await self.ask(read)
         known = {name.decode(): value for name, value in raw.items()} | {"next_ticket": next_ticket or b"0"}
         weights = known.pop("weights", b"").decode()
+        whose = [known.get(name, b"").decode() for name in ("run_id", "host", "folder")]
         numbers = {
             name: self._number(name, known[name]) for name in known.keys() & RunState.__dataclass_fields__.keys()
         }
-        return RunState(**(numbers | {"weights": weights, "paused": bool(numbers.get("paused"))}))
+        told = {"weights": weights, "paused": bool(numbers.get("paused"))}
+        return RunState(**(numbers | told | {"origin": Origin(*whose) if whose[0] else None}))
 
     async def ledger(self) -> Ledger:
         raw = await self.ask(lambda client: client.hgetall(self.keys.ledger))
@@ -385,6 +396,8 @@ class RedisBuffer:
             return BufferLost(
                 f"Redis has lost run {run!r}: {what}; start the learner again, it goes on from its newest checkpoint"
             )
+        if kind == "ANOTHER":
+            return another_run(run, Origin(*what.split(" ", 2)))
         if kind == "GONE":
             forgotten, _, step = what.partition(" ")
             return ConfigError(
@@ -398,9 +411,8 @@ class RedisBuffer:
                 f"Redis holds tickets of run {run!r} that were granted with {_SHAPE_KEYS[name]} = {value}; set it "
                 "back, or `cusearch reset` the run"
             )
-        if any(word in answer for word in _DAMAGE_WORDS):
-            return BufferLost(f"{_DAMAGED.format(run)} ({' '.join(answer.split())})")
-        return None
+        is_damaged = any(word in answer for word in _DAMAGE_WORDS)
+        return BufferLost(f"{_DAMAGED.format(run)} ({' '.join(answer.split())})") if is_damaged else None
 
     def _number(self, name: str, value: bytes) -> int:
         try:

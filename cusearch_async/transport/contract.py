@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from cusearch_async.algorithm import methods
 from cusearch_async.config import Config
 from cusearch_async.errors import InvalidTrajectory
+from cusearch_async.transport.origin import Origin
 from cusearch_async.types import Pool, Trajectory
 
 LEARNER_ALIVE_S = 10.0
@@ -46,6 +47,8 @@ class RunState:
     """Pools before this step are forgotten."""
     paused: bool = False
     """Whether an operator has stopped admission."""
+    origin: Origin | None = None
+    """Whose run it is; None where no learner has said so."""
 
     @property
     def exists(self) -> bool:
@@ -186,15 +189,23 @@ class Buffer(Protocol):
         """This learner's fencing epoch; 0 before `recover`."""
         ...
 
-    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int], least_epoch: int = 0) -> None:
+    async def recover(
+        self,
+        step: int,
+        state: methods.State,
+        sizes: Mapping[int, int],
+        least_epoch: int = 0,
+        origin: Origin | None = None,
+    ) -> None:
         """Take over the run at `step`, with the method's state and the group sizes by ticket that the checkpoint
         holds; earlier learners are fenced off. Pools trained after that step are claimed again, each by its step.
 
         The new epoch is above Redis' own and above `least_epoch`, the highest that the run folder knows of, so it
-        never goes back though Redis may have forgotten it. Delivered twice, it takes over once.
+        never goes back though Redis may have forgotten it. Delivered twice, it takes over once. From then on the run
+        is that of `origin`, if one is given.
 
-        Raises: ConfigError when pools that the checkpoint needs are forgotten, when the tickets in the buffer make
-        pools of another N, G or order, or when the server may evict keys."""
+        Raises: ConfigError when it is another's already, when pools that the checkpoint needs are forgotten, when the
+        tickets in the buffer make pools of another N, G or order, or when the server may evict keys."""
         ...
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:

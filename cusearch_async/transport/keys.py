@@ -15,8 +15,8 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused, and the
-        shape of the run as its learner has laid it down. Workers only read it."""
+        """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused, whose
+        run it is (run_id, host, folder), and its shape as the learner has laid it down. Workers only read it."""
         return self.prefix + "state"
 
     @property

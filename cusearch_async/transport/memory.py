@@ -17,6 +17,7 @@ from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.contract import LEARNER_ALIVE_S, Ledger, Outcome, Place, QuestionOf, RunState, Shape
+from cusearch_async.transport.origin import Origin, another_run
 from cusearch_async.types import Pool, Trajectory
 
 
@@ -142,8 +143,17 @@ class MemoryBuffer:
     def epoch(self) -> int:
         return self._epoch
 
-    async def recover(self, step: int, state: methods.State, sizes: Mapping[int, int], least_epoch: int = 0) -> None:
+    async def recover(
+        self,
+        step: int,
+        state: methods.State,
+        sizes: Mapping[int, int],
+        least_epoch: int = 0,
+        origin: Origin | None = None,
+    ) -> None:
         run, shape = self._run, self._own_shape
+        if origin and run.state.origin and origin.run_id != run.state.origin.run_id:
+            raise another_run("in memory", run.state.origin)
         if step < run.state.checkpoint:
             raise ConfigError(
                 f"the pools before step {run.state.checkpoint} are forgotten, the checkpoint is of {step}"
@@ -171,6 +181,7 @@ class MemoryBuffer:
             phase=state.phase,
             next_ticket=max(run.state.next_ticket, step * shape.questions),
             checkpoint=max(run.state.checkpoint, step if step > reached else 0),
+            origin=origin or run.state.origin,
         )
         self._epoch = run.state.epoch
 

@@ -19,7 +19,11 @@ from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.loop import state_at
 from cusearch_async.training.starts import record_start
 from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.server import is_listening
+from tests.strategies import make_trajectory
+
+EXTRA = {"reward/trained": 0.5, "depth/mean_trained": 2.0, "learner/idle_share": 0.1, "rollout/idle_share": 0.2}
 
 
 def row(step: int, depths: int = 6, **changes) -> dict:
@@ -70,16 +74,49 @@ async def test_a_demo_has_a_redis_of_its_own_beside_one_that_is_in_use(atlas_con
 
 
 def test_plot_draws_each_run_and_names_one_without_steps(tmp_path, monkeypatch):
-    extra = {"reward/trained": 0.5, "depth/mean_trained": 2.0, "learner/idle_share": 0.1, "rollout/idle_share": 0.2}
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        rows = [json.dumps(row(step, **extra)) for step in range(3)]
+        rows = [json.dumps(row(step, **EXTRA)) for step in range(3)]
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     monkeypatch.setattr("sys.argv", ["cusearch", "plot", str(tmp_path / "a"), str(tmp_path / "b")])
     main.main()
     assert all((tmp_path / name / "plot.png").read_bytes().startswith(b"\x89PNG") for name in ("a", "b"))
     with pytest.raises(ConfigError, match=r"c/metrics\.jsonl holds no step yet"):
         plot.run(Namespace(folders=[tmp_path / "c"]), [])
+
+
+async def test_the_end_of_a_run_tells_what_counting_the_keys_has_found(atlas_config, redis_url, tmp_path):
+    overrides = ["--redis.url", redis_url, "--run.name", "live-end", "--run.folder", str(tmp_path)]
+    config = load_config(atlas_config, overrides)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(0, **EXTRA)) + "\n")
+    async with open_buffer(config) as buffer:
+        await buffer.recover(0, State(), {})
+        await buffer.announce(0, "v0")
+        await buffer.admit("w", 0, config.pool.rollouts)
+        await buffer.put(make_trajectory(0, 0))
+        for gone, verdict in ((False, "the ledger closes"), (True, "the ledger DOES NOT CLOSE")):
+            if gone:
+                await buffer.connection.client.delete(buffer.keys.payload("0:0"))
+            console = Console(file=io.StringIO(), width=200)
+            ledger, counted = await live.read_ledger(config)
+            summary = live.conclude(config, ledger, counted, 1.0, console)
+            assert ledger.closes, "the counters do not know"
+            assert summary["ledger"]["closes"] is not gone
+            assert verdict in console.file.getvalue()
+            assert ("gone without having been counted as lost: 1 (0:0)" in console.file.getvalue()) is gone
+
+
+async def test_a_launch_leaves_another_run_of_the_same_name_alone(atlas_config, redis_url, tmp_path):
+    """Also when it is told to take over, and before it makes a folder or starts a worker."""
+    overrides = ["--redis.url", redis_url, "--run.name", "live-twice", "--run.folder", str(tmp_path / "ours")]
+    config = load_config(atlas_config, overrides)
+    async with open_buffer(config) as buffer:
+        await buffer.recover(0, State(), {}, origin=Origin("theirs", "there", "/runs/twice"))
+    for take_over in (False, True):
+        arguments = Namespace(config=atlas_config, accept_changes=True, take_over=take_over)
+        with pytest.raises(ConfigError, match="another run 'live-twice', made in /runs/twice on there; choose"):
+            await asyncio.to_thread(launch.run, arguments, overrides)
+    assert not (tmp_path / "ours").exists()
 
 
 @pytest.fixture

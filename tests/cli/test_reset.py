@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -17,6 +18,7 @@ from cusearch_async.cli import reset
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.origin import origin_of
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import wait_until
 
@@ -44,9 +46,9 @@ def config(atlas_config, overrides):
     return config
 
 
-async def fill(config):
+async def fill(config, origin=None):
     async with open_buffer(config) as buffer:
-        await buffer.recover(0, State(), {})
+        await buffer.recover(0, State(), {}, origin=origin)
 
 
 def keys_of(config) -> set[bytes]:
@@ -174,3 +176,42 @@ async def test_a_learner_is_not_told_to_reset_before_it_asks_whose_run_it_is(atl
         await buffer.ask(lambda client: client.hset(buffer.keys.state, mapping={"step": 4, "checkpoint": 4}))
         with pytest.raises(ConfigError, match=r"if another run has this name, choose another run\.name; else"):
             await buffer.recover(0, State(), {})
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_the_keys_of_another_run_of_this_name_are_not_deleted(config, atlas_config, overrides, tmp_path, has_folder):
+    asyncio.run(fill(config, origin_of(config.folder)))
+    other = tmp_path / "other"
+    if has_folder:
+        run_folder.mark(other, config.run.name)
+    theirs = [*overrides, "--run.folder", str(other)]
+    with pytest.raises(ConfigError, match=f"another run '{config.run.name}', made in {config.folder} on "):
+        run_reset(atlas_config, theirs, yes=True)
+    assert keys_of(config)
+    assert other.exists() is has_folder
+    run_reset(atlas_config, overrides, yes=True)
+    assert keys_of(config) == set()
+
+
+def test_a_run_whose_folder_was_deleted_by_hand_can_be_reset(config, atlas_config, overrides):
+    asyncio.run(fill(config, origin_of(config.folder)))
+    shutil.rmtree(config.folder)
+    run_folder.mark(config.folder, config.run.name)
+    run_reset(atlas_config, overrides, yes=True)
+    assert keys_of(config) == set()
+
+
+def test_the_folder_of_a_living_learner_is_not_deleted_though_its_redis_is_down(atlas_config, overrides):
+    overrides = [*overrides, "--redis.url", f"redis://127.0.0.1:{host.free_port()}/0"]
+    config = load_config(atlas_config, overrides)
+    run_folder.mark(config.folder, config.run.name)
+    for child in ("redis", "checkpoints"):
+        (config.folder / child).mkdir()
+    with (
+        run_folder.hold_as_learner(config.folder),
+        pytest.raises(ConfigError, match="is in use: a learner runs in it; stop that first"),
+    ):
+        run_reset(atlas_config, overrides, yes=True)
+    assert (config.folder / "checkpoints").exists()
+    run_reset(atlas_config, overrides, yes=True)
+    assert not config.folder.exists()

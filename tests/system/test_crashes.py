@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,9 @@ import torch
 from safetensors.torch import load_file
 
 from cusearch_async import host
+from cusearch_async.cli import reset
 from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
 from cusearch_async.metrics import read_metrics
 from cusearch_async.training.starts import read_starts
 from cusearch_async.transport.server import is_listening, server_command
@@ -133,6 +136,33 @@ def test_a_torn_checkpoint_is_skipped_and_the_run_goes_on_from_the_one_before(
     output = finish(lives.start("none", 0), 0)
     assert "step000004-e1 is torn (model/model.safetensors); it is skipped" in output
     assert all(torch.equal(tensor, uninterrupted[name]) for name, tensor in lives.weights().items())
+
+
+def test_a_second_run_of_the_same_name_takes_nothing_from_the_first(lives: Lives, tmp_path: Path):
+    first = lives.start("none", 0)
+    client = redis.Redis(port=lives.port, decode_responses=True)
+    wait_until(lambda: client.hget("cusearch:{atlas}:state", "epoch") == "1", 60)
+    second = lives.start("none", 0, "--run.folder", str(tmp_path / "other"), "--learner.lr", "1e-5")
+    output = finish(second, 1)
+    assert re.search(rf"Redis holds another run 'atlas', made in {lives.folder} on \S+; choose another", output)
+    lives.feed()
+    finish(first, 0)
+    assert client.hget("cusearch:{atlas}:state", "epoch") == "1"
+
+
+def test_a_living_learners_folder_is_kept_though_its_redis_is_down(lives: Lives):
+    learner = lives.start("none", 0)
+    client = redis.Redis(port=lives.port, decode_responses=True)
+    wait_until(lambda: client.hget("cusearch:{atlas}:state", "epoch") == "1", 60)
+    (lives.folder / "redis").mkdir()  # as if its Redis were the run's own
+    lives.end()
+    arguments = Namespace(config=ATLAS, yes=True)
+    with pytest.raises(ConfigError, match="a learner runs in it; stop that first"):
+        reset.run(arguments, lives.overrides)
+    learner.kill()
+    learner.wait()
+    reset.run(arguments, lives.overrides)
+    assert not lives.folder.exists()
 
 
 def test_the_newer_of_two_learners_wins_and_the_older_ends_by_name(lives: Lives):

@@ -109,6 +109,7 @@ MUTANTS = {
     "an announcement goes back": (lua("announce", "claims"), "if run.announced_by == run.epoch and", "if false and"),
     "recovery leaves the trained pools trained": (lua("recover"), "count('claimed', pool.size)", "count('claimed', 0)"),
     "a recovery is done twice": (lua("recover", "buffer"), "if given then return tonumber(given) end", ""),
+    "another run takes over": (lua("recover", "origin"), "whose[1] ~= run_id", "false"),
     "an epoch goes back": (lua("recover"), "math.max(run.epoch or 0, least_epoch)", "(run.epoch or 0)"),
     "a worker's pools may be others": (lua("recover", "claims"), "next_ticket > 0 and run[name]", "false"),
     "what the learner is past stays": (lua("recover", "claims"), "if step > reached then", "if false then"),

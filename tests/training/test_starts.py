@@ -12,6 +12,7 @@ from cusearch_async.algorithm.methods import State
 from cusearch_async.config import Config, known_keys, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.processes.learner import check_same_run
+from cusearch_async.training import starts
 from cusearch_async.training.checkpoint import CheckpointState
 from cusearch_async.training.starts import OPERATIONAL, changed_settings, read_starts, record_start, refuse_changes
 
@@ -137,3 +138,25 @@ def test_what_cannot_go_on_is_refused_in_one_line(config_of, tmp_path, changes, 
     with pytest.raises(ConfigError) as refused:
         check_same_run(tmp_path, saved, config_of(*changes))
     assert str(refused.value) == said.replace("X", str(tmp_path))
+
+
+def test_a_learner_that_wakes_after_its_successor_leaves_the_successors_settings_in_place(config_of):
+    record_start(config_of("--run.steps", "30"), epoch=10, step=0)
+    record_start(config_of("--run.steps", "20"), epoch=9, step=0)
+    folder = config_of().folder
+    assert load_config(folder / "config.toml") == config_of("--run.steps", "30")
+    assert load_config(folder / "starts" / "0009.toml") == config_of("--run.steps", "20")
+
+
+def test_a_learner_that_sleeps_before_it_writes_config_toml_looks_once_more(config_of, monkeypatch):
+    write = starts.write_whole
+
+    def write_late(path, content):
+        if path.name == "config.toml":
+            monkeypatch.setattr(starts, "write_whole", write)
+            record_start(config_of("--run.steps", "30"), epoch=2, step=0)
+        write(path, content)
+
+    monkeypatch.setattr(starts, "write_whole", write_late)
+    record_start(config_of(), epoch=1, step=0)
+    assert load_config(config_of().folder / "config.toml") == config_of("--run.steps", "30")

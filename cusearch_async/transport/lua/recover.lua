@@ -2,13 +2,18 @@
 -- Pools trained after it are claimed again, so the same steps will get the same pools. What Redis has lost since, or
 -- never had, is played again or dropped. Every older learner is fenced off.
 -- Delivered again, however late, it changes nothing: its nonce has an epoch already.
--- ARGV step memory(JSON: phase, visits, sizes) nonce least_epoch shape(JSON: name -> text)     Returns the new epoch.
+-- ARGV step memory(JSON: phase, visits, sizes) nonce least_epoch shape(JSON: name -> text) [run_id host folder]
+-- Returns the new epoch.
 local step, memory, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local shape = cjson.decode(ARGV[5])
+local shape, run_id, host, folder = cjson.decode(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
 
 -- 1. Read and check everything: a script that fails halfway is not rolled back.
 local given = redis.call('HGET', key('learners'), nonce)
 if given then return tonumber(given) end
+local whose = redis.call('HMGET', state, 'run_id', 'host', 'folder')  -- as text, which `run` is not
+if run_id and whose[1] and whose[1] ~= run_id then
+  return redis.error_reply('ANOTHER ' .. table.concat({whose[1], whose[2] or '?', whose[3] or '?'}, ' '))
+end
 local kinds = {
   ledger = 'hash', waiting = 'hash', heat = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
   incomplete = 'hash', sizes = 'hash', visits = 'hash', clock = 'hash', quarantine = 'hash', learners = 'hash',
@@ -55,6 +60,7 @@ for name, value in pairs(shape) do
   run[name] = tonumber(value) or value
   redis.call('HSET', state, name, value)
 end
+if run_id then redis.call('HSET', state, 'run_id', run_id, 'host', host, 'folder', folder) end
 local played_again = {}
 local function lose_pool(s, pool)
   if pool.trained then

@@ -185,7 +185,7 @@ async def audit(scene: Scene) -> dict[str, Any]:
     verdict = checker.judge(events, steps, expected)
     facts, wrong_keys = checker.judge_keys(redis.Redis(port=scene.redis_port), scene.keys.prefix)
     epochs = {step: commit["epoch"] for step, (_, commit) in checker.lineage(events, steps).items()}
-    async with open_buffer(config, 10) as buffer:  # what `cusearch ledger --deep` would say
+    async with open_buffer(config, 10) as buffer:  # what `cusearch ledger` would say
         wrong_keys += [f"audit: {finding}" for finding in (await inspection.audit(buffer)).findings]
     files, wrong_files = checker.judge_files(scene.run_folder, epochs, scene.spoiled)
     return {
