@@ -291,7 +291,7 @@ class RolloutConfig(Section):
     workers: int = Field(1, ge=1)
     """Rollout workers that `cusearch launch` starts, each with an engine of its own."""
     max_episodes: int = Field(192, ge=1)
-    """Episodes in flight per worker."""
+    """Episodes at play per worker; those that wait for room in the buffer are not counted."""
     max_sequences: int = Field(128, ge=1)
     """Sequences that the engine decodes at once."""
     kv_cache_mib: int | None = Field(None, ge=16)

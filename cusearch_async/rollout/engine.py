@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ CPU_BATCH_TOKENS = 4096
 
 @dataclass(slots=True)
 class _Pulse:
-    """When the engine last gave a token, of whatever request."""
+    """When the engine last gave a token, of whatever request, or was made to go on."""
 
     at: float = 0.0
 
@@ -79,6 +80,7 @@ class Engine:
         self._busy_since = 0.0
         self._pulse = _Pulse()
         self._pulse.listen(llm)
+        self._is_paused = False
 
     @classmethod
     def start(cls, model: str, tokenizer: Any, config: Config) -> Engine:
@@ -123,8 +125,11 @@ class Engine:
 
     @property
     def last_token_age_s(self) -> float:
-        """Seconds since the engine gave a token, or since it was asked for one; 0 while it is asked for none."""
-        return time.monotonic() - max(self._pulse.at, self._busy_since) if self._running else 0.0
+        """Seconds since the engine gave a token, or since it was asked for one; 0 while it is asked for none, or paused
+        for a swap of weights."""
+        if self._is_paused or not self._running:
+            return 0.0
+        return time.monotonic() - max(self._pulse.at, self._busy_since)
 
     async def generate(self, prompt: Sequence[int], max_tokens: int, temperature: float, seed: int | None) -> Turn:
         """Sample one turn after `prompt`. `temperature` 0 is greedy."""
@@ -153,24 +158,42 @@ class Engine:
 
         The version is verified before the engine is paused, in a thread: episodes go on meanwhile. With `check` the
         engine must then compute what the learner computes.
-        Raises: WeightsUnavailable (nothing changed); WeightsMismatch (the engine must not be used any more)."""
+        Raises: WeightsUnavailable (nothing changed); WeightsMismatch (the engine must not be used any more);
+        EngineDied."""
         manifest = await asyncio.to_thread(store.verify, name)
         directory = store.directory(name)
-        await self._llm.pause_generation(mode="keep", clear_cache=True)
-        if not (directory / TENSORS).exists():
-            await self._llm.resume_generation()
-            raise WeightsUnavailable(f"{directory} was removed before it was loaded")
         try:
-            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
-            await self._llm.update_weight_version(str(manifest.version))
+            async with self._paused():
+                if is_there := (directory / TENSORS).exists():
+                    await self._swap(directory, manifest.version)
         except EngineDeadError as error:
             raise await self._died(error) from error
-        except Exception as error:
-            raise WeightsMismatch(f"loading {directory} failed half-way, the engine is unusable: {error}") from error
-        await self._llm.resume_generation()
+        if not is_there:
+            raise WeightsUnavailable(f"{directory} was removed before it was loaded")
         self.version, self.loaded = manifest.version, name
         if check:
             await self.check(manifest.canary, name)
+
+    async def _swap(self, directory: Path, version: int) -> None:
+        try:
+            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
+            await self._llm.update_weight_version(str(version))
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise WeightsMismatch(f"loading {directory} failed half-way, the engine is unusable: {error}") from error
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        """No token is made inside, and none missed. After an error the engine stays as it is: it is of no use then."""
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        self._is_paused = True
+        try:
+            yield
+            await self._llm.resume_generation()
+        finally:
+            self._is_paused = False
+            self._pulse.at = time.monotonic()
 
     async def check(self, canary: Canary, name: str) -> None:
         """Raises: WeightsMismatch unless the engine's log-probabilities of the canary are the learner's."""

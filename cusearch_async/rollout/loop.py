@@ -2,8 +2,9 @@
 
 Three tasks beside the episodes: admission, weight pick-up, heartbeat. What can go wrong, by kind:
 
-- The data of one episode (its question, its search, its trajectory, its time): a failed attempt of its ticket, named
-  in the log and counted in the heartbeat. Others play it, up to pool.max_attempts times.
+- The data of one episode (its question, its search, its trajectory, its time): named in the log and counted in the
+  heartbeat. The ticket's other episodes are played to their end; then it goes back, with one failed attempt however
+  many of them failed. Others play what is missing, up to pool.max_attempts times.
 - An outage (Redis, the retriever, weights that cannot be read): waited for, then the worker exits with its name.
 - Anything else is an error in a program: the worker exits with it at once. Its ticket has failed an attempt, so that
   it cannot end one worker after another for ever.
@@ -54,6 +55,16 @@ class Activity:
     weight_load_s: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class _Grant:
+    """A ticket that was granted to this worker. Granted again it is another one: what an old one does is its own."""
+
+    ticket: int
+    lacking: int
+    """Episodes that have not been played to their end and put."""
+    has_failed: bool = False
+
+
 class RolloutLoop:
     """Consumes tickets of `buffer`, produces trajectories in it. Waits for weights and for admission; unblocked
     by the learner's `announce`."""
@@ -77,8 +88,12 @@ class RolloutLoop:
         self._player = player
         self._search = search
         self._questions = questions
-        self._in_flight: Counter[int] = Counter()
-        self._episodes: dict[asyncio.Task[None], Place] = {}
+        self._grants: dict[int, _Grant] = {}
+        """The newest of each ticket that has not gone back yet. Only the admission loop gives tickets back."""
+        self._episodes: dict[asyncio.Task[None], _Grant] = {}
+        """Each until its task is done."""
+        self._putting = 0
+        """Of the episodes, those that are played and wait to be stored."""
         self._activity = Activity()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -94,7 +109,8 @@ class RolloutLoop:
             raise cause from None
         finally:
             if has_buffer:
-                await self._buffer.leave(self._name, list(self._in_flight))
+                await self._give_back()
+                await self._buffer.leave(self._name, [])
 
     async def _work(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -127,7 +143,7 @@ class RolloutLoop:
         self._activity.weight_load_s += time.monotonic() - started
         log.info("loaded weights %s", state.weights)
         if self._engine.version < before:
-            await self._release_beyond_bound()
+            await self._end_beyond_bound()
         return True
 
     @property
@@ -136,70 +152,74 @@ class RolloutLoop:
         pool = self._config.pool
         return ticket_limit(self._engine.version, pool.max_staleness, self._config.questions_per_step)
 
-    async def _release_beyond_bound(self) -> None:
-        """A learner has gone back to its checkpoint, and with it the weights: give back the tickets that these weights
-        may not start, or their last tokens would be older than max_staleness when they are trained on."""
+    async def _end_beyond_bound(self) -> None:
+        """A learner has gone back to its checkpoint, and with it the weights: end the episodes that these weights may
+        not start, or their last tokens would be older than max_staleness when they are trained on."""
         limit = self._limit
-        beyond = {task: place for task, place in self._episodes.items() if place.ticket >= limit}
-        await _end(list(beyond))
-        for task, place in beyond.items():
-            if task.cancelled():
-                self._forget(place)
-        await self._buffer.release(self._name, sorted({place.ticket for place in beyond.values()}), failed=False)
+        await _end([task for task, grant in self._episodes.items() if grant.ticket >= limit])
 
     async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> None:
-        """Keep up to `max_episodes` episodes in flight until `stop`."""
+        """Keep up to `max_episodes` episodes at play until `stop`. Those that wait to be stored take no room: with room
+        the worker takes over what a dead one has left, and the buffer may be full until that is played."""
         while not _is_over(stop):
-            room = self._config.rollout.max_episodes - len(self._episodes)
+            await self._give_back()
+            room = self._config.rollout.max_episodes - (len(self._episodes) - self._putting)
             places = await self._buffer.admit(self._name, self._engine.version, room) if room > 0 else []
-            self._in_flight.update(place.ticket for place in places)
+            lacking = Counter(place.ticket for place in places)
+            self._grants |= {ticket: _Grant(ticket, count) for ticket, count in lacking.items()}
             if _is_over(stop):
                 break
             limit = self._limit  # the weights may have gone back since the question was sent
             for place in places:
                 if place.ticket < limit:
-                    task = tasks.create_task(self._play(place))
-                    self._episodes[task] = place
+                    grant = self._grants[place.ticket]
+                    task = tasks.create_task(self._play(place, grant))
+                    self._episodes[task] = grant
                     task.add_done_callback(self._episodes.pop)
-                else:
-                    self._forget(place)
-            beyond = sorted({place.ticket for place in places if place.ticket >= limit})
-            if beyond:
-                await self._buffer.release(self._name, beyond, failed=False)
             if not places:
                 await asyncio.sleep(POLL_S)
 
-    async def _play(self, place: Place) -> None:
+    async def _give_back(self) -> None:
+        """Give back the tickets that lack episodes though none is in flight any more, with one failed attempt if any
+        has failed."""
+        in_flight = set(self._episodes.values())
+        over = [grant for grant in self._grants.values() if grant not in in_flight]
+        for failed in (True, False):
+            tickets = sorted(grant.ticket for grant in over if grant.lacking and grant.has_failed is failed)
+            if tickets:
+                await self._buffer.release(self._name, tickets, failed=failed)
+        for grant in over:
+            del self._grants[grant.ticket]
+
+    async def _play(self, place: Place, grant: _Grant) -> None:
         index = question_index(place.ticket, len(self._questions), self._config.run.seed)
         try:
             async with asyncio.timeout(self._config.episode.timeout_s):
                 trajectory = await self._player.play(self._questions[index], place.ticket, place.rollout, self._name)
             await self._put(trajectory)
         except tuple(_FAILED) as error:
+            grant.has_failed = True
             self._activity.failures[_FAILED[type(error)]] += 1
             why = str(error) or "it ran out of time"
             log.warning("episode %d:%d failed, its ticket goes back: %s", place.ticket, place.rollout, why)
-            self._forget(place)
-            await self._buffer.release(self._name, [place.ticket], failed=True)
         except CusearchError:
             raise
         except Exception:
-            await self._buffer.release(self._name, [place.ticket], failed=True)
+            grant.has_failed = True
             raise
         else:
+            grant.lacking -= 1
             self._activity.episodes += 1
-            self._forget(place)
 
     async def _put(self, trajectory: Trajectory) -> None:
-        while await self._buffer.put(trajectory) == "full":
-            if _is_cancelled():
-                raise asyncio.CancelledError
-            await asyncio.sleep(10 * POLL_S)
-
-    def _forget(self, place: Place) -> None:
-        self._in_flight[place.ticket] -= 1
-        if not self._in_flight[place.ticket]:
-            del self._in_flight[place.ticket]
+        self._putting += 1
+        try:
+            while await self._buffer.put(trajectory) == "full":
+                if _is_cancelled():
+                    raise asyncio.CancelledError
+                await asyncio.sleep(10 * POLL_S)
+        finally:
+            self._putting -= 1
 
     async def _beat(self, stop: asyncio.Event) -> None:
         """Renew the leases, unless the engine hangs: then others must have the tickets."""
@@ -209,14 +229,15 @@ class RolloutLoop:
             if age_s > lease_s and not hangs:
                 log.warning("the engine has made no token for %.0f s: its tickets go to other workers", age_s)
             hangs = age_s > lease_s
-            await self._buffer.heartbeat(self._name, [] if hangs else list(self._in_flight), self._facts())
+            tickets = [] if hangs else sorted({grant.ticket for grant in self._episodes.values()})
+            await self._buffer.heartbeat(self._name, tickets, self._facts())
             await asyncio.sleep(HEARTBEAT_S)
 
     def _facts(self) -> dict[str, str | int | float]:
         activity, engine = self._activity, self._engine
         return {
             "version": engine.version,
-            "in_flight": sum(self._in_flight.values()),
+            "in_flight": len(self._episodes),
             "episodes": activity.episodes,
             "failed_episodes": activity.failures.total(),
             "failed_episodes_by_kind": " ".join(f"{kind}:{n}" for kind, n in sorted(activity.failures.items())),

@@ -59,6 +59,8 @@ class SearchClient:
         self._on_their_way: dict[str, asyncio.Task[list[str]]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._failed_in_a_row = 0
+        self._retrying: set[object] = set()
+        """Searches whose last attempt failed. Without any nothing is known of the retriever, so it is not down."""
         self._down_since: float | None = None
         self._trouble = ""
         """Why the last attempt failed, and how long that is borne; empty after a search that was answered."""
@@ -122,7 +124,7 @@ class SearchClient:
 
     @property
     def down_s(self) -> float:
-        """How long every attempt has failed; 0 after a search that was answered."""
+        """How long every attempt has failed; 0 after a search that was answered, or while none is tried again."""
         return time.monotonic() - self._down_since if self._down_since else 0.0
 
     def facts(self) -> dict[str, str | int | float]:
@@ -148,34 +150,49 @@ class SearchClient:
         return body
 
     async def _insist(self, body: dict[str, Any], outage_s: float) -> list[str]:
-        began = time.monotonic()
-        while True:
-            try:
-                found = await self._guarded(body)
-            except _FAILURES as error:
-                self.failures[_kind(error)] += 1
-                self._failed_in_a_row += 1
-                self._down_since = self._down_since or time.monotonic()
-                self._trouble = f"{_told(error)}; waiting up to {outage_s:g} s"
-                if self.down_s + self._pause_s > outage_s:
-                    raise RetrievalUnavailable(
-                        f"the retriever at {self._settings.url} has not answered properly for "
-                        f"{outage_s:g} s ({_told(error)}); start it (`python -m cusearch_async.processes.start "
-                        "retriever CONFIG`) or fix retriever.url"
-                    ) from error
-                if time.monotonic() - began > outage_s:
-                    raise SearchRefused(
-                        f"the retriever at {self._settings.url} answers others, but for {outage_s:g} s not the search "
-                        f"for {body['queries'][0]!r:.200} ({_told(error)})"
-                    ) from error
-                await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))
-            else:
-                self.searches += 1
-                self._failed_in_a_row = 0
-                self._down_since = None
-                self._trouble = ""
-                self._seconds.append(time.monotonic() - began)
-                return found
+        began, this = time.monotonic(), object()
+        try:
+            while True:
+                try:
+                    found = await self._guarded(body)
+                except SearchRefused:  # that is an answer
+                    self._is_up()
+                    raise
+                except _FAILURES as error:
+                    self._retrying.add(this)
+                    self._bear(error, body, began, outage_s)
+                    await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))
+                else:
+                    self.searches += 1
+                    self._is_up()
+                    self._seconds.append(time.monotonic() - began)
+                    return found
+        finally:
+            self._retrying.discard(this)
+            if not self._retrying:
+                self._is_up()
+
+    def _bear(self, error: Exception, body: dict[str, Any], began: float, outage_s: float) -> None:
+        """Take note of a failed attempt. Raises what it means once it has lasted too long."""
+        self.failures[_kind(error)] += 1
+        self._failed_in_a_row += 1
+        self._down_since = self._down_since or time.monotonic()
+        self._trouble = f"{_told(error)}; waiting up to {outage_s:g} s"
+        if self.down_s + self._pause_s > outage_s:
+            raise RetrievalUnavailable(
+                f"the retriever at {self._settings.url} has not answered properly for {outage_s:g} s ({_told(error)}); "
+                "start it (`python -m cusearch_async.processes.start retriever CONFIG`) or fix retriever.url"
+            ) from error
+        if time.monotonic() - began > outage_s:
+            raise SearchRefused(
+                f"the retriever at {self._settings.url} answers others, but for {outage_s:g} s not the search for "
+                f"{body['queries'][0]!r:.200} ({_told(error)})"
+            ) from error
+
+    def _is_up(self) -> None:
+        self._failed_in_a_row = 0
+        self._down_since = None
+        self._trouble = ""
 
     @property
     def _pause_s(self) -> float:

@@ -89,7 +89,7 @@ async def test_episodes_beyond_the_bound_of_restored_weights_are_given_back(part
     await restarted.recover(1, State(), {})
     await restarted.announce(1, "v000001-e2")
     await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 12)))
-    assert run.requeue == {12, 13, 14, 15}
+    await until(lambda: run.requeue == {12, 13, 14, 15})
     assert not run.attempts, "giving back is no failed attempt"
     for go in list(player.playing.values()):
         go.set()
@@ -172,7 +172,9 @@ async def test_a_fault_in_the_data_fails_one_episode_is_named_and_counted(parts,
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
-    await until(lambda: len(player.playing) == 16 and not player.failures and run.attempts == {3: 1})
+    await until(lambda: len(player.playing) == 15 and not player.failures)
+    player.playing[3, 0].set()
+    await until(lambda: (3, 1) in player.playing and run.attempts == {3: 1})
     facts = loop._facts()
     assert (facts["failed_episodes"], facts["failed_episodes_by_kind"]) == (1, f"{kind}:1")
     assert f"episode 3:1 failed, its ticket goes back: {error or 'it ran out of time'}" in caplog.text
@@ -195,7 +197,8 @@ async def test_a_trajectory_that_the_buffer_refuses_fails_its_episode(parts):
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
     await until(lambda: len(player.playing) == 16)
-    player.playing[0, 0].set()
+    for place in ((0, 0), (0, 1)):
+        player.playing[place].set()
     await until(lambda: run.attempts == {0: 1})
     assert loop._facts()["failed_episodes_by_kind"] == "trajectory:1"
     stop.set()

@@ -270,6 +270,46 @@ async def test_failures_are_told_apart(failure, kind):
         assert client.failures == {kind: 1}
 
 
+async def refuses_what_is_wrong(service, request):
+    query = (await request.json())["queries"][0]
+    return await (answers("topk", 422) if query == "wrong" else answers("down", 500))(service, request)
+
+
+async def test_a_retriever_that_refuses_a_search_as_wrong_has_answered():
+    async with client_of(Service(refuses_what_is_wrong), outage_s=60) as client:
+        failing = asyncio.create_task(client.search("q", 0, QUESTION, 0))
+        while not client.down_s:
+            await asyncio.sleep(0.01)
+        client._failed_in_a_row = 3
+        with pytest.raises(SearchRefused, match="refuses the search for 'wrong'"):
+            await client.search("wrong", 0, QUESTION, 0)
+        assert (client.down_s, client._trouble, client._failed_in_a_row) == (0.0, "", 0)
+        failing.cancel()
+
+
+async def test_a_search_that_is_refused_after_a_failure_leaves_the_retriever_up():
+    service = Service(answers("down", 500), answers("topk", 422), answers("down", 500), finds("Lima"))
+    async with client_of(service, outage_s=0.6) as client:
+        with pytest.raises(SearchRefused):
+            await client.search("q", 0, QUESTION, 0)
+        assert client.facts()["retriever_down_s"] == 0.0
+        await asyncio.sleep(0.7)
+        assert await client.search("q", 0, QUESTION, 0) == ["Lima"], "no outage of 0.6 s"
+
+
+async def test_a_search_that_is_cancelled_leaves_no_retriever_down():
+    service = Service(answers("down", 500), answers("down", 500), finds("Lima"))
+    async with client_of(service, noise=0.5, outage_s=0.6) as client:
+        failing = asyncio.create_task(client.search("q", 0, QUESTION, 0))
+        while not client.down_s:
+            await asyncio.sleep(0.01)
+        failing.cancel()
+        await asyncio.wait([failing])
+        assert (client.down_s, client._trouble, client._failed_in_a_row) == (0.0, "", 0)
+        await asyncio.sleep(0.7)
+        assert await client.search("q", 0, QUESTION, 0) == ["Lima"], "no outage of 0.6 s"
+
+
 # What an episode does when its retriever fails.
 
 

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,74 @@ def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_con
             await engine.generate(text, 800, 1.0, seed=1)
 
     with_engine(atlas_config, tmp_path, small_model(False, 0), body)
+
+
+class FakeLLM:
+    """Swaps weights when it is told to."""
+
+    def __init__(self, dies_in: str = "") -> None:
+        self.output_processor = SimpleNamespace(process_outputs=None)
+        self.dies_in, self.swapping, self.go_on = dies_in, asyncio.Event(), asyncio.Event()
+
+    async def _do(self, name: str) -> None:
+        if name == self.dies_in:
+            from vllm.v1.engine.exceptions import EngineDeadError
+
+            raise EngineDeadError
+
+    async def pause_generation(self, **options: Any) -> None:
+        await self._do("pause_generation")
+
+    async def collective_rpc(self, method: str, **options: Any) -> None:
+        await self._do("collective_rpc")
+        self.swapping.set()
+        await self.go_on.wait()
+
+    async def update_weight_version(self, version: str) -> None:
+        await self._do("update_weight_version")
+
+    async def resume_generation(self) -> None:
+        await self._do("resume_generation")
+
+
+def engine_of(llm: FakeLLM) -> Any:
+    from cusearch_async.rollout.engine import Engine
+    from cusearch_async.rollout.overheard import Overheard
+
+    return Engine(llm, AutoTokenizer.from_pretrained(STARTER), Overheard())
+
+
+def test_a_swap_that_takes_long_does_not_look_like_a_hang(tmp_path):
+    store = WeightStore(tmp_path)
+
+    async def body() -> None:
+        engine = engine_of(llm := FakeLLM())
+        name = publish(store, small_model(False, 0), 0, [1, 2, 3])
+        async with engine._busy():
+            loading = asyncio.create_task(engine.load(store, name, check=False))
+            await asyncio.wait_for(llm.swapping.wait(), 60)
+            await asyncio.sleep(1)
+            assert engine.last_token_age_s == 0.0
+            llm.go_on.set()
+            await loading
+            assert engine.last_token_age_s < 1, "counted from when it went on"
+            await asyncio.sleep(0.05)
+            assert engine.last_token_age_s > 0
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("call", ["pause_generation", "collective_rpc", "update_weight_version", "resume_generation"])
+def test_an_engine_that_dies_while_it_loads_is_named(call, tmp_path):
+    store = WeightStore(tmp_path)
+
+    async def body() -> None:
+        engine = engine_of(llm := FakeLLM(dies_in=call))
+        llm.go_on.set()
+        with pytest.raises(EngineDied, match="the vLLM engine died"):
+            await engine.load(store, publish(store, small_model(False, 0), 0, [1, 2, 3]), check=False)
+
+    asyncio.run(body())
 
 
 def test_an_engine_that_fails_is_quoted(atlas_config, tmp_path):

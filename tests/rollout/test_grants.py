@@ -1,0 +1,205 @@
+"""What a worker does with the tickets it was granted, on the buffer in memory: attempts, leases, room."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cusearch_async.algorithm.methods import State
+from cusearch_async.config import load_config
+from cusearch_async.errors import SearchRefused
+from cusearch_async.rollout import loop as rollout_loop
+from cusearch_async.rollout.loop import RolloutLoop
+from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from tests.rollout.test_loop import (
+    QUESTIONS,
+    SMALL,
+    BeatingBuffer,
+    FailingPlayer,
+    FakeEngine,
+    FakeSearch,
+    HeldPlayer,
+    until,
+)
+from tests.strategies import make_trajectory
+from tests.transport.conftest import make_shape
+
+
+@pytest.fixture
+def make_loop(atlas_config):
+    def make(buffer, player, *options: str) -> RolloutLoop:
+        config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", *options])
+        return RolloutLoop("w", config, buffer, FakeEngine(), None, player, FakeSearch(), QUESTIONS)
+
+    return make
+
+
+class RefusedAtFirst(HeldPlayer):
+    """In the first round every search of ticket 0 is refused, one after the other; the second round succeeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.played: set[int] = set()
+
+    async def play(self, question, ticket, rollout, worker):
+        if ticket:
+            return await super().play(question, ticket, rollout, worker)
+        if rollout not in self.played:
+            self.played.add(rollout)
+            await asyncio.sleep(0.15 * rollout)
+            raise SearchRefused("it is refused (422)")
+        await asyncio.sleep(1)
+        return make_trajectory(ticket, rollout)
+
+
+async def test_a_round_in_which_every_episode_fails_is_one_failed_attempt(make_loop):
+    run = MemoryRun()
+    buffer = MemoryBuffer(run, make_shape(rollouts=5, max_attempts=3))
+    loop = make_loop(buffer, RefusedAtFirst())
+    await buffer.recover(0, State(), {})
+    await buffer.announce(0, "v000000-e1")
+    stop = asyncio.Event()
+    working = asyncio.create_task(loop.run(stop))
+    await until(lambda: 0 in run.ready)
+    assert run.attempts[0] == 1
+    assert {f"0:{rollout}" for rollout in range(5)} <= set(run.entries)
+    assert (run.counts["late_refused"], run.counts["failed_rollouts"]) == (0, 0)
+    stop.set()
+    await working
+
+
+async def test_the_siblings_of_a_failed_episode_are_played_to_their_end_and_count(make_loop):
+    run = MemoryRun()
+    buffer, player = MemoryBuffer(run, make_shape(rollouts=3)), FailingPlayer(p0_1=SearchRefused("422"))
+    loop = make_loop(buffer, player)
+    await buffer.recover(0, State(), {})
+    await buffer.announce(0, "v000000-e1")
+    stop = asyncio.Event()
+    working = asyncio.create_task(loop.run(stop))
+    await until(lambda: len(player.playing) == 23)
+    player.playing[0, 0].set()
+    await until(lambda: "0:0" in run.entries)
+    await asyncio.sleep(0.2)
+    assert 0 in run.leases
+    assert not run.attempts
+    player.playing[0, 2].set()
+    await until(lambda: (0, 1) in player.playing and run.attempts == {0: 1})
+    assert {"0:0", "0:2"} <= set(run.entries)
+    player.playing[0, 1].set()
+    await until(lambda: 0 in run.ready)
+    stop.set()
+    await working
+
+
+async def test_a_failed_episode_of_a_worker_that_is_stopped_is_a_failed_attempt(make_loop):
+    run = MemoryRun()
+    buffer, player = MemoryBuffer(run, make_shape()), FailingPlayer(p0_1=SearchRefused("422"))
+    loop = make_loop(buffer, player)
+    await buffer.recover(0, State(), {})
+    await buffer.announce(0, "v000000-e1")
+    stop = asyncio.Event()
+    working = asyncio.create_task(loop.run(stop))
+    await until(lambda: len(player.playing) == 15)
+    stop.set()
+    await working
+    assert run.attempts == {0: 1}
+    assert run.requeue == set(range(8))
+
+
+class LapsingBuffer(MemoryBuffer):
+    """Renews nothing."""
+
+    async def heartbeat(self, worker, tickets, facts):
+        pass
+
+
+async def test_an_episode_of_a_lease_that_ran_out_fails_no_later_grant_of_its_ticket(make_loop):
+    run, fails, is_first = MemoryRun(), asyncio.Event(), [True]
+    buffer, player = LapsingBuffer(run, make_shape(rollouts=1)), HeldPlayer()
+    loop, play = make_loop(buffer, player), player.play
+
+    async def play_or_fail(question, ticket, rollout, worker):
+        if ticket == 0 and is_first:
+            is_first.clear()
+            await fails.wait()
+            raise SearchRefused("422")
+        return await play(question, ticket, rollout, worker)
+
+    player.play = play_or_fail
+    await buffer.recover(0, State(), {})
+    await buffer.announce(0, "v000000-e1")
+    stop = asyncio.Event()
+    working = asyncio.create_task(loop.run(stop))
+    await until(lambda: len(player.playing) == 7)
+    run.leases[0] = ("w", run.now)
+    await until(lambda: run.attempts == {0: 1} and (0, 0) in player.playing)
+    fails.set()
+    await until(lambda: loop._activity.failures.total() == 1)
+    await asyncio.sleep(0.2)
+    assert run.attempts == {0: 1}
+    stop.set()
+    await working
+
+
+async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_once(make_loop, monkeypatch):
+    """Version 2 opens tickets below 16; the learner goes back to step 1, whose weights open 12."""
+    monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
+    run, go_on, asked = MemoryRun(), asyncio.Event(), asyncio.Event()
+    buffer, player = BeatingBuffer(run, make_shape(rollouts=1)), FailingPlayer(p12_0=SearchRefused("422"))
+    loop, release = make_loop(buffer, player), buffer.release
+
+    async def release_late(worker, tickets, failed):
+        if failed and not asked.is_set():
+            asked.set()
+            await go_on.wait()
+        await release(worker, tickets, failed)
+
+    buffer.release = release_late
+    await buffer.recover(2, State(), {})
+    await buffer.announce(2, "v000002-e1")
+    stop = asyncio.Event()
+    working = asyncio.create_task(loop.run(stop))
+    await asyncio.wait_for(asked.wait(), 5)
+    run.state = run.state.__class__(epoch=1, step=1, next_ticket=16, published=2, weights="v000002-e1")
+    learner = MemoryBuffer(run, make_shape(rollouts=1))
+    await learner.recover(1, State(), {})
+    await learner.announce(1, "v000001-e2")
+    await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 12)))
+    go_on.set()
+    await until(lambda: run.requeue == {12, 13, 14, 15})
+    assert loop._facts()["in_flight"] == 4
+    await learner.announce(2, "v000002-e2")
+    await until(lambda: (12, 0) in player.playing)
+    player.playing[12, 0].set()
+    await until(lambda: set(buffer.tickets) == {8, 9, 10, 11, 13, 14, 15})
+    assert loop._facts()["in_flight"] == 7
+    stop.set()
+    await working
+
+
+async def test_a_worker_whose_episodes_all_wait_for_room_plays_what_a_dead_one_has_left(make_loop):
+    """Or the buffer stays full: its oldest pool lacks the dead worker's ticket."""
+    run = MemoryRun()
+    shape = make_shape(limit=6)
+    buffer, dead, player = MemoryBuffer(run, shape), MemoryBuffer(run, shape), HeldPlayer()
+    loop = make_loop(buffer, player, "--rollout.max_episodes", "4")
+    await buffer.recover(0, State(), {})
+    await buffer.announce(0, "v000000-e1")
+    assert len(await dead.admit("dead", 0, 2)) == 2
+    stop = asyncio.Event()
+    working = asyncio.create_task(loop.run(stop))
+
+    def let_go():
+        for go in list(player.playing.values()):
+            go.set()
+
+    await until(lambda: let_go() or run.ready == {1, 2, 3})
+    await until(lambda: let_go() or (5 in run.leases and not player.playing))
+    await asyncio.sleep(0.1)
+    assert run.ready == {1, 2, 3}
+    assert loop._facts()["in_flight"] >= 4, "the buffer is full"
+    run.leases[0] = ("dead", run.now)
+    await until(lambda: let_go() or run.ready == {0, 1, 2, 3})
+    stop.set()
+    await working
