@@ -109,6 +109,13 @@ def test_launching_a_complete_run_says_so_at_once(complete, capsys):
     assert "cusearch eval" in said
 
 
+def test_a_complete_run_of_another_name_is_not_ours(complete, tmp_path):
+    config, overrides = complete
+    (tmp_path / "run" / "run.json").write_text('{"run": "other", "id": "1", "created": "2026-01-01"}')
+    with pytest.raises(ConfigError, match="belongs to run 'other', not to 'atlas'"):
+        launch.run(Namespace(config=config, accept_changes=False, take_over=False), overrides)
+
+
 def test_a_run_with_steps_left_or_a_version_to_score_is_not_complete(complete, tmp_path):
     path, overrides = complete
     assert not launch.is_complete(8, load_config(path, [*overrides, "--steps", "9"]))
