@@ -105,7 +105,8 @@ class RunConfig(Section):
     wait_s: float = Field(60.0, gt=0)
     """How long a process that starts waits for Redis and the retriever, in whatever order they are started."""
     stall_s: float = Field(1800.0, gt=0)
-    """The learner gives up, and says who waits for what, when no trajectory has been finished for so long."""
+    """The learner gives up, and says who waits for what, when no trajectory has been finished for so long. With several
+    ranks it also ends, and names the rank, when one of them has said nothing for so long."""
 
 
 class ModelConfig(Section):

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
+CANCEL_AGAIN_S = 1.0
+LEAVE_S = 60.0
+"""What the other ranks of a learner that has done its work are given to end."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -178,9 +182,15 @@ async def unless_stopped(work: asyncio.Future[Any], stop: asyncio.Event) -> bool
         return work.done()
     finally:
         stopped.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.wait((work,))
+        await end_tasks([work])
+
+
+async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel tasks until they have ended: a library in between may swallow one cancellation."""
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
 
 
 async def serve(application: web.Application, url: str, key: str) -> None:
@@ -275,20 +285,35 @@ def other_ranks(module: str, count: int) -> Iterator[int]:
     command = [sys.executable, "-m", module, *sys.argv[1:]]
     children = [start_child(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)]
     os.environ.update(shared | {"RANK": "0", "LOCAL_RANK": "0"})
+    ending = threading.Event()
     for rank, child in enumerate(children, start=1):
-        threading.Thread(target=_end_when_child_fails, args=(rank, child), daemon=True).start()
+        threading.Thread(target=_end_when_child_fails, args=(rank, child, ending), daemon=True).start()
     try:
         yield 0
-        for child in children:
-            child.wait(timeout=60)
+        ending.set()
+        _see_off(children)
     finally:
+        ending.set()
         for child in children:
             child.kill()
 
 
-def _end_when_child_fails(rank: int, child: subprocess.Popen[bytes]) -> None:
+def _see_off(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for the other ranks of a learner that has done its work: how they leave changes nothing of it."""
+    deadline = time.monotonic() + LEAVE_S
+    for rank, child in enumerate(children, start=1):
+        try:
+            status = child.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            log.warning("rank %d did not end within %g s; killed", rank, LEAVE_S)
+        else:
+            if status:
+                log.warning("rank %d ended with status %d when the learner had done its work", rank, status)
+
+
+def _end_when_child_fails(rank: int, child: subprocess.Popen[bytes], ending: threading.Event) -> None:
     status = child.wait()
-    if status:
+    if status and not ending.is_set():
         log.error("rank %d ended with status %d; the learner ends too", rank, status)
         os._exit(1)
 

@@ -61,9 +61,20 @@ def mark(folder: Path, run: str) -> Marker:
 
     Raises: ConfigError when it belongs to another run, holds what no run has made, or cannot be written."""
     found = read_marker(folder) or _make_marker(folder, run)
+    _refuse_other(found, folder, run)
+    return found
+
+
+def refuse_others(folder: Path, run: str) -> None:
+    """Raises: ConfigError when the folder belongs to another run than `run`."""
+    found = read_marker(folder)
+    if found is not None:
+        _refuse_other(found, folder, run)
+
+
+def _refuse_other(found: Marker, folder: Path, run: str) -> None:
     if found.run != run:
         raise ConfigError(f"run.folder {folder} belongs to run {found.run!r}, not to {run!r}; choose another")
-    return found
 
 
 def _make_marker(folder: Path, run: str) -> Marker:

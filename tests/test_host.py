@@ -200,6 +200,55 @@ def test_the_ranks_of_a_learner_share_a_secret_that_each_start_makes_anew(tmp_pa
     assert all(len(secret) == 64 for secret in secrets)
 
 
+LEAVES = """
+import logging, sys, time
+from cusearch_async import host
+
+if __name__ == "__main__":
+    host.LEAVE_S = 1.0
+    logging.basicConfig()
+    with host.other_ranks("rank_probe", 3) as rank:
+        time.sleep(600 if rank == 1 else rank / 4)
+    if rank == 2:
+        sys.exit(3)
+    time.sleep(0.5)  # long enough for who would end rank 0 because others were killed
+    print(rank, "has left")
+"""
+
+
+def test_a_rank_that_is_slow_to_leave_does_not_spoil_a_learner_that_has_done_its_work(tmp_path: Path):
+    (tmp_path / "rank_probe.py").write_text(LEAVES)
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(host.__file__).parents[1]}"}
+    command = [sys.executable, "-m", "rank_probe"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "0 has left\n"), done.stderr
+    assert "rank 1 did not end within 1 s; killed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_work_that_swallows_its_cancellation_is_cancelled_again(monkeypatch):
+    monkeypatch.setattr(host, "CANCEL_AGAIN_S", 0.05)
+    swallowed = []
+
+    async def work() -> None:
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                if len(swallowed) == 2:
+                    raise
+                swallowed.append("once more")
+
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(host.unless_stopped(asyncio.ensure_future(work()), stop))
+    await asyncio.sleep(0.01)
+    stop.set()
+    done, _ = await asyncio.wait((waiting,), timeout=20)
+    assert done
+    assert waiting.result() is False
+    assert len(swallowed) == 2
+
+
 SPAWNS = """
 import ctypes, multiprocessing, os
 from cusearch_async import host

@@ -19,7 +19,7 @@ from rich.text import Text
 from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
-from cusearch_async.transport.contract import Ledger, Queues, RunState
+from cusearch_async.transport.contract import ALIVE_S, Ledger, Queues, RunState
 from cusearch_async.transport.inspection import heat
 from cusearch_async.transport.server import redis_cli_line
 
@@ -34,7 +34,6 @@ SHADES = (
     "black on #a4e4f1",
 )
 """From an empty cell to the fullest."""
-_SILENT_S = 10.0
 
 
 def add(commands: Any) -> None:
@@ -155,7 +154,7 @@ def workers(found: dict[str, dict[str, str]]) -> Table:
         down = float(facts.get("retriever_down_s", 0))
         shown.add_row(
             plain(name),
-            Text(f"{age:.0f} s ago", style="red" if age > _SILENT_S else "green"),
+            Text(f"{age:.0f} s ago", style="red" if age > ALIVE_S else "green"),
             facts.get("version", "?"),
             facts.get("in_flight", "?"),
             facts.get("episodes", "?"),

@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     console = Console()
     started = time.monotonic()
+    run_folder.refuse_others(config.folder, config.run.name)
     done = live.newest_checkpoint(config)
     if done is not None and is_complete(done.state.step, config):
         console.print(

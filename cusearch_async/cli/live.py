@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from rich.text import Text
 from cusearch_async.cli.fleet import SAY_S, Fleet
 from cusearch_async.cli.plot import draw
 from cusearch_async.config import Config
+from cusearch_async.errors import ProcessDied
 from cusearch_async.metrics import read_metrics
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints
 from cusearch_async.training.starts import read_starts
@@ -95,7 +97,9 @@ def say_how_to_look(config: Config, console: Console) -> None:
 
 
 def watch(fleet: Fleet, config: Config, console: Console) -> None:
-    """Show the run until the learner is done."""
+    """Show the run until the learner and the evaluator are done.
+
+    Raises: ProcessDied, also for a learner that was stopped alone: the evaluator would wait on for the last version."""
     progress = Progress(TextColumn("learner step"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     task = progress.add_task("steps", total=config.run.steps)
     metrics = MetricsFile(config.folder / "metrics.jsonl")
@@ -109,7 +113,25 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
         done = len(metrics.rows())
         return f"waiting for step {done}" if done < config.run.steps else "waiting for the learner and the evaluator"
 
-    Screen(fleet, console).wait(what, fleet.is_run_over, body)
+    refuse_stopped = functools.cache(lambda: refuse_stopped_early(config))  # the checkpoints are read once
+
+    def is_over() -> bool:
+        if fleet.has_ended("learner"):
+            refuse_stopped()
+        return fleet.is_run_over()
+
+    Screen(fleet, console).wait(what, is_over, body)
+
+
+def refuse_stopped_early(config: Config) -> None:
+    """Of a learner that has ended well. Raises: ProcessDied when it has left steps undone."""
+    newest = newest_checkpoint(config)
+    done = newest.state.step if newest else 0
+    if done < config.run.steps:
+        raise ProcessDied(
+            f"the learner stopped at step {done} of {config.run.steps}; start launch again to go on "
+            f"(cusearch launch {config.folder / 'launch.toml'})"
+        )
 
 
 class MetricsFile:
@@ -167,6 +189,16 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
     """Print the table and what became of the trajectories, draw plot.png; returns the run's part of summary.json."""
     closes = ledger.closes and counted.closes
     rows = read_metrics(config.folder / "metrics.jsonl")
+    summary = {
+        "staleness_bound": config.pool.max_staleness,
+        "steps": len(rows),
+        "wall_s": round(wall_s, 1),
+        "trajectories_trained": ledger.trained,
+        "ledger": {name: getattr(ledger, name) for name in Ledger.__dataclass_fields__} | {"closes": closes},
+    }
+    if not rows:  # there is nothing to draw of
+        console.print(f"no step was done in {wall_s:.0f} s with start-up")
+        return summary
     title = f"{config.run.name}: {config.method.name}, staleness ≤ {config.pool.max_staleness}"
     draw(rows, title, config.folder / "plot.png")
     staleness_max = max(row["staleness/max"] for row in rows)
@@ -185,16 +217,11 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
             "deeper was trained on; consider method.phase_reserve",
             style="yellow",
         )
-    return {
+    return summary | {
         "staleness_max": staleness_max,
         "staleness_mean": sum(row["staleness/mean"] for row in rows) / len(rows),
-        "staleness_bound": config.pool.max_staleness,
         "phase_after": rows[-1].get("sdga/phase"),
         "phase_trapped_steps": trapped,
-        "steps": len(rows),
-        "wall_s": round(wall_s, 1),
-        "trajectories_trained": ledger.trained,
-        "ledger": {name: getattr(ledger, name) for name in Ledger.__dataclass_fields__} | {"closes": closes},
     }
 
 

@@ -47,49 +47,59 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
 
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), constrained_layout=True)
-    steps = np.array([row["step"] for row in rows])
+    for panel, fill in zip(axes.flat, (_rewards, _depth, _depths, _phase, _staleness, _idle), strict=True):
+        fill(panel, rows, np.array([row["step"] for row in rows]))
+    figure.suptitle(title, color=INK)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
-    def series(name: str) -> Any:
-        return np.array([row.get(name, np.nan) for row in rows], dtype=float)
 
-    panel = axes[0, 0]
-    panel.plot(steps, series("reward/all"), color=BLUE, label="reward, whole pool")
-    panel.plot(steps, series("reward/trained"), color=BLUE, linestyle=":", label="reward, trained on")
-    panel.plot(steps, series("reward/em"), color=ORANGE, label="exact match")
+def _series(rows: list[dict[str, Any]], name: str) -> Any:
+    """[steps], NaN where a step has no such figure."""
+    return np.array([row.get(name, np.nan) for row in rows], dtype=float)
+
+
+def _rewards(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
+    panel.plot(steps, _series(rows, "reward/all"), color=BLUE, label="reward, whole pool")
+    panel.plot(steps, _series(rows, "reward/trained"), color=BLUE, linestyle=":", label="reward, trained on")
+    panel.plot(steps, _series(rows, "reward/em"), color=ORANGE, label="exact match")
     _finish(panel, "Reward and exact match (sampled)", "", (0, 1.02))
 
-    panel = axes[0, 1]
-    panel.plot(steps, series("depth/mean"), color=BLUE, label="whole pool")
-    panel.plot(steps, series("depth/mean_trained"), color=ORANGE, label="trained on")
+
+def _depth(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
+    panel.plot(steps, _series(rows, "depth/mean"), color=BLUE, label="whole pool")
+    panel.plot(steps, _series(rows, "depth/mean_trained"), color=ORANGE, label="trained on")
     _finish(panel, "Mean search depth", "searches", None)
 
-    panel = axes[0, 2]
+
+def _depths(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
+    from matplotlib import colormaps  # noqa: PLC0415
+
     counts = np.array([row["depth/generated"] for row in rows], dtype=float)
     shares = (counts / counts.sum(axis=1, keepdims=True)).T
-    colors = plt.get_cmap("viridis")(np.linspace(0.05, 0.95, len(shares)))
+    colors = colormaps["viridis"](np.linspace(0.05, 0.95, len(shares)))
     panel.stackplot(steps, shares, colors=colors, labels=[f"{depth}" for depth in range(len(shares))])
     _finish(panel, "Search depth of the pool", "share", (0, 1))
     panel.legend(title="depth", frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
 
-    panel = axes[1, 0]
-    panel.step(steps, series("sdga/phase"), where="mid", color=GREEN, label="phase k")
-    _finish(panel, "SDGA phase", "", (-0.1, max(4.1, np.nanmax(series("sdga/phase"), initial=0) + 0.5)))
 
-    panel = axes[1, 1]
-    panel.fill_between(
-        steps, series("staleness/min"), series("staleness/max"), color=BLUE, alpha=0.2, label="min to max", linewidth=0
-    )
-    panel.plot(steps, series("staleness/mean"), color=BLUE, label="mean")
+def _phase(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
+    phase = _series(rows, "sdga/phase")
+    panel.step(steps, phase, where="mid", color=GREEN, label="phase k")
+    _finish(panel, "SDGA phase", "", (-0.1, max(4.1, np.nanmax(phase, initial=0) + 0.5)))
+
+
+def _staleness(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
+    least, most = _series(rows, "staleness/min"), _series(rows, "staleness/max")
+    panel.fill_between(steps, least, most, color=BLUE, alpha=0.2, label="min to max", linewidth=0)
+    panel.plot(steps, _series(rows, "staleness/mean"), color=BLUE, label="mean")
     _finish(panel, "Staleness of the pool", "versions", (-0.1, None))
 
-    panel = axes[1, 2]
-    panel.plot(steps, series("learner/idle_share"), color=ORANGE, label="learner")
-    panel.plot(steps, series("rollout/idle_share"), color=BLUE, label="rollout engines")
-    _finish(panel, "Idle share of time", "", (0, 1.02))
 
-    figure.suptitle(title, color=INK)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+def _idle(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
+    panel.plot(steps, _series(rows, "learner/idle_share"), color=ORANGE, label="learner")
+    panel.plot(steps, _series(rows, "rollout/idle_share"), color=BLUE, label="rollout engines")
+    _finish(panel, "Idle share of time", "", (0, 1.02))
 
 
 def _finish(panel: Any, title: str, unit: str, limits: tuple[float, float | None] | None) -> None:

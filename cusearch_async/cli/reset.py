@@ -15,12 +15,11 @@ from cusearch_async import run_folder
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.contract import ALIVE_S
 from cusearch_async.transport.origin import another_run, may_delete, refuse_another
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
-
-ALIVE_S = 10.0
 
 
 def add(commands: Any) -> None:

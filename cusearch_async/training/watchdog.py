@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
 from cusearch_async.transport.buffer import RedisBuffer
+from cusearch_async.transport.contract import ALIVE_S
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 10.0
-"""A worker whose last heartbeat is older counts as gone."""
 SAY_EVERY_S = 5.0
 REPUBLISH_S = 10.0
 """Standing still for so long, the learner reads what it has announced; again after twice the time."""
@@ -70,7 +69,7 @@ async def explain(buffer: RedisBuffer, step: int, config: Config) -> list[str]:
     ]
     if state.paused:
         found.append("the run is paused (`cusearch resume`)")
-    alive = {name: facts for name, facts in workers.items() if float(facts["heartbeat_age_s"]) < SILENT_S}
+    alive = {name: facts for name, facts in workers.items() if float(facts["heartbeat_age_s"]) < ALIVE_S}
     if not alive:
         gone = ", ".join(f"{name} {facts['heartbeat_age_s']} s ago" for name, facts in workers.items())
         found.append("no worker is alive" + (f" (last seen: {gone})" if gone else "; start one"))

@@ -32,7 +32,7 @@ from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.contract import (
-    LEARNER_ALIVE_S,
+    ALIVE_S,
     Ledger,
     Outcome,
     Place,
@@ -231,7 +231,7 @@ class RedisBuffer:
 
     async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
         told = itertools.chain.from_iterable(facts.items())
-        await self.run_script("learner", self._epoch, int(LEARNER_ALIVE_S * 1000), *told)
+        await self.run_script("learner", self._epoch, int(ALIVE_S * 1000), *told)
 
     async def learner_leaves(self) -> None:
         await self.run_script("learner", self._epoch, 0)
@@ -299,7 +299,7 @@ class RedisBuffer:
 
         raw, left_ms = await self.ask(read)
         told = {key.decode(): value.decode() for key, value in raw.items()}
-        return told | {"heartbeat_age_s": f"{LEARNER_ALIVE_S - left_ms / 1000:.1f}"} if told else {}
+        return told | {"heartbeat_age_s": f"{ALIVE_S - left_ms / 1000:.1f}"} if told else {}
 
     async def workers(self) -> dict[str, dict[str, str]]:
         """What each worker said of itself at its last heartbeat, with `heartbeat_age_s`."""

@@ -13,8 +13,8 @@ from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.transport.origin import Origin
 from cusearch_async.types import Pool, Trajectory
 
-LEARNER_ALIVE_S = 10.0
-"""A learner that has said nothing for so long is gone."""
+ALIVE_S = 10.0
+"""A learner or a worker that has said nothing for so long counts as gone."""
 
 QuestionOf = Callable[[int], str]
 """The id of the question that a ticket visits."""

@@ -45,14 +45,10 @@ async def audit(buffer: RedisBuffer) -> Audit:
     """Count the run's keys against its counters: buckets, hashes, payloads and pools against the ledger; every ticket
     in exactly one place. Redis does nothing else meanwhile, about 3 microseconds for each trajectory."""
 
-    async def seen(client: Any) -> set[str]:
-        found = set()
-        for kind in (buffer.keys.trajectory("*"), buffer.keys.payload("*")):
-            async for name in client.scan_iter(match=kind, count=1000):
-                found.add(":".join(name.decode().split(":")[-2:]))
-        return found
-
-    kept, findings = await buffer.run_script("audit", *await buffer.ask(seen))
+    kinds = (buffer.keys.trajectory(""), buffer.keys.payload(""))
+    names = [name.decode() for name in await buffer.key_names()]
+    seen = {":".join(name.split(":")[-2:]) for name in names if name.startswith(kinds)}
+    kept, findings = await buffer.run_script("audit", *seen)
     return Audit(kept, tuple(finding.decode() for finding in findings))
 
 

@@ -16,7 +16,7 @@ from cusearch_async.algorithm.ar3po import Visits
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
-from cusearch_async.transport.contract import LEARNER_ALIVE_S, Ledger, Outcome, Place, QuestionOf, RunState, Shape
+from cusearch_async.transport.contract import ALIVE_S, Ledger, Outcome, Place, QuestionOf, RunState, Shape
 from cusearch_async.transport.origin import Origin, another_run
 from cusearch_async.types import Pool, Trajectory
 
@@ -280,7 +280,7 @@ class MemoryBuffer:
 
     async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
         self._refuse_if_fenced()
-        self._run.learner = {k: str(v) for k, v in facts.items()}, self._run.now + LEARNER_ALIVE_S
+        self._run.learner = {k: str(v) for k, v in facts.items()}, self._run.now + ALIVE_S
 
     async def learner_leaves(self) -> None:
         self._refuse_if_fenced()
@@ -332,7 +332,7 @@ class MemoryBuffer:
     async def learner(self) -> dict[str, str]:
         told, until = self._run.learner
         left = until - self._run.now
-        return told | {"heartbeat_age_s": f"{LEARNER_ALIVE_S - left:.1f}"} if told and left > 0 else {}
+        return told | {"heartbeat_age_s": f"{ALIVE_S - left:.1f}"} if told and left > 0 else {}
 
     async def state(self) -> RunState:
         return self._run.state

@@ -4,7 +4,8 @@ The atlas policy, a real learner, retriever and Redis, two workers whose engine 
 soak leaves most of the machine to others) and one with vLLM. Every ten seconds the memory, open files and threads of
 every process, Redis's memory and keys, and the bytes of the run's folder are measured; over the last third each has to
 stay within its bound of a straight line: vLLM's memory takes twenty minutes to settle. Afterwards every pool is audited
-as after a chaos campaign. Exit status 1 when a line is too steep, a process has ended, or the audit finds anything. OUT/samples.jsonl has every measurement."""
+as after a chaos campaign. Exit status 1 when a line is too steep, a process has ended, or the audit finds anything.
+OUT/samples.jsonl has every measurement."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 from argparse import Namespace
+from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -13,12 +15,14 @@ from rich.console import Console
 from cusearch_async.algorithm.methods import State
 from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.cli import demo, launch, live, main, plot
+from cusearch_async.cli.fleet import Child
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, ProcessDied
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.loop import state_at
 from cusearch_async.training.starts import record_start
 from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.contract import Ledger
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.server import is_listening
 from tests.strategies import make_trajectory
@@ -142,6 +146,13 @@ def test_launching_a_complete_run_says_so_at_once(complete, capsys):
     assert "cusearch eval" in said
 
 
+def test_a_complete_run_of_another_name_is_not_ours(complete, tmp_path):
+    config, overrides = complete
+    (tmp_path / "run" / "run.json").write_text('{"run": "other", "id": "1", "created": "2026-01-01"}')
+    with pytest.raises(ConfigError, match="belongs to run 'other', not to 'atlas'"):
+        launch.run(Namespace(config=config, accept_changes=False, take_over=False), overrides)
+
+
 def test_a_run_with_steps_left_or_a_version_to_score_is_not_complete(complete, tmp_path):
     path, overrides = complete
     assert not launch.is_complete(8, load_config(path, [*overrides, "--steps", "9"]))
@@ -156,3 +167,43 @@ def test_a_checkpoint_of_a_course_that_was_left_does_not_count(complete, tmp_pat
     config = load_config(path, overrides)
     record_start(config, epoch=4, step=6)
     assert live.newest_checkpoint(config).state.step == 6, "the learner of epoch 4 went back to step 6"
+
+
+class Ended:
+    """The processes of a run whose learner has ended with status 0, and whose evaluator waits for the last version."""
+
+    children: ClassVar[dict[str, Child]] = {}
+
+    def has_ended(self, name: str) -> bool:
+        return name == "learner"
+
+    def is_run_over(self) -> bool:
+        return False
+
+    def wait(self, is_done: Callable[[], bool], poll_s: float) -> None:
+        assert any(is_done() for _ in range(3)), "it would be waited for without end"
+
+
+@pytest.mark.parametrize(("done", "steps"), [(8, 9), (0, 8)])
+def test_a_learner_that_was_stopped_alone_ends_the_launch(complete, tmp_path, done, steps):
+    path, overrides = complete
+    folder = ["--run.folder", str(tmp_path / "fresh")] if done == 0 else []
+    config = load_config(path, [*overrides, *folder, "--steps", str(steps)])
+    with pytest.raises(
+        ProcessDied, match=f"the learner stopped at step {done} of {steps}; start launch again to go on"
+    ):
+        live.watch(Ended(), config, Console(file=io.StringIO()))
+
+
+def test_a_learner_that_has_done_its_steps_is_waited_with_for_the_evaluator(complete):
+    path, overrides = complete
+    with pytest.raises(AssertionError, match="waited for without end"):
+        live.watch(Ended(), load_config(path, overrides), Console(file=io.StringIO()))
+
+
+def test_a_run_without_steps_is_concluded_without_a_picture(atlas_config, tmp_path):
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
+    console = Console(file=io.StringIO(), width=80)
+    assert live.conclude(config, Ledger(), Audit(), 3.2, console)["steps"] == 0
+    assert console.file.getvalue() == "no step was done in 3 s with start-up\n"
+    assert list(tmp_path.iterdir()) == []

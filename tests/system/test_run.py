@@ -176,6 +176,16 @@ def test_a_launch_that_is_stopped_ends_its_workers_first_and_redis_last(run: Run
     assert run.processes() == []
 
 
+def test_a_launch_ends_when_its_learner_alone_is_stopped(run: Run):
+    launched = run.cusearch("launch", run__steps=50, eval__every=50)
+    wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
+    next(p for p in run.processes() if "learner" in p.cmdline()).terminate()
+    status, output = finish(launched, 120)
+    assert status == 1, output
+    assert f"the learner stopped at step {run.metrics()[-1]['step'] + 1} of 50; start launch again to go on" in output
+    assert run.processes() == []
+
+
 def test_only_when_told_to_a_launch_takes_over_a_run_that_is_alive(run: Run):
     services = [run.cusearch("redis"), run.worker("retriever")]
     wait_until(lambda: is_listening(run.overrides["redis.url"]), START_S)

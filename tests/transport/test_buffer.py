@@ -13,7 +13,7 @@ from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import LEARNER_ALIVE_S, Place
+from cusearch_async.transport.contract import ALIVE_S, Place
 from cusearch_async.transport.inspection import audit
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_shape
@@ -315,4 +315,4 @@ async def test_a_learner_that_says_nothing_any_more_is_gone_by_itself(redis_back
     await buffer.recover(0, State(), {})
     await buffer.learner_heartbeat({"pid": 7})
     left_ms = await redis_backend.client.pttl(redis_backend.keys.learner)
-    assert 0 < left_ms <= LEARNER_ALIVE_S * 1000
+    assert 0 < left_ms <= ALIVE_S * 1000

@@ -10,7 +10,7 @@ import pytest
 
 from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import BufferLost, ConfigError, Fenced, InvalidTrajectory
-from cusearch_async.transport.contract import LEARNER_ALIVE_S, Buffer, Place
+from cusearch_async.transport.contract import ALIVE_S, Buffer, Place
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 
@@ -461,7 +461,7 @@ async def test_a_learner_is_alive_until_it_ends_or_another_takes_over(backend):
         "epoch": "1",
         "step": "3",
     }
-    assert 0 <= float(told["heartbeat_age_s"]) < LEARNER_ALIVE_S
+    assert 0 <= float(told["heartbeat_age_s"]) < ALIVE_S
     await newer.recover(0, State(), {})
     with pytest.raises(Fenced):
         await older.learner_heartbeat({"pid": 7})

@@ -10,10 +10,12 @@ from redis import exceptions
 
 from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import BufferLost, ConfigError
+from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.contract import Place
 from cusearch_async.transport.health import check_server
 from cusearch_async.transport.inspection import audit
 from tests.strategies import make_trajectory
+from tests.transport.conftest import make_shape
 from tests.transport.test_contract import G, N, fill, start
 
 
@@ -193,3 +195,12 @@ async def test_a_second_copy_that_is_not_the_same_is_refused_while_its_payload_i
     await redis_backend.client.delete(buffer.keys.payload("0:0"))
     assert await buffer.put(make_trajectory(0, 0)) == "duplicate"
     assert (await buffer.ledger()).finished == 1
+
+
+async def test_the_audit_finds_the_keys_of_a_run_whose_name_looks_like_a_pattern(redis_backend):
+    made = redis_backend.make()
+    buffer = RedisBuffer(made.connection, "t[1]", make_shape())
+    await start(buffer)
+    await redis_backend.client.set(buffer.keys.payload("77:1"), "x")
+    assert (await audit(buffer)).findings == ("kept for nothing: 1 (77:1)",)
+    await buffer.reset()
