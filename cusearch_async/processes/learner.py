@@ -19,7 +19,7 @@ from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, Checkpoi
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import state_at, train
-from cusearch_async.training.starts import read_starts, record_start, refuse_changes
+from cusearch_async.training.starts import epochs_and_steps, record_start, refuse_changes
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.weights import WeightStore
@@ -41,8 +41,7 @@ def run(config: Config, accept_changes: bool = False) -> None:
         return
     run_folder.mark(config.folder, config.run.name)
     refuse_changes(config, accept_changes)
-    starts = [(start.epoch, start.step) for start in read_starts(config.folder)]
-    checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints, starts)
+    checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
     newest = asyncio.run(find_checkpoint(checkpoints, config))
     learner = Learner(config, team)
     if newest is not None and not newest.path.exists():  # a learner that is alive has deleted it: it has newer ones

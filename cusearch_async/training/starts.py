@@ -100,6 +100,11 @@ def read_starts(run_folder: Path) -> list[Start]:
     return found
 
 
+def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
+    """Which learner went on from where: of what was made later than that, by earlier ones, nothing counts."""
+    return [(start.epoch, start.step) for start in read_starts(run_folder)]
+
+
 def record_start(config: Config, epoch: int, step: int) -> None:
     """Keep this start, and make its settings the run's config.toml. Raises: ConfigError or WriteFailed."""
     folder = config.folder / "starts"
