@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import cached_file
 
 from cusearch_async.errors import ConfigError
 
@@ -63,6 +64,14 @@ def read_config(path: str, key: str = "model.path") -> Any:
             "use a causal LM like Qwen/Qwen2.5-3B"
         )
     return config
+
+
+def config_bytes(path: str) -> bytes:
+    """config.json as it is, of a folder or from the Hub. Raises: ConfigError."""
+    try:
+        return Path(cached_file(path, "config.json")).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"model.path {path!r} has no config that can be read: {first_line(error)}") from error
 
 
 def refuse_missing_folder(path: str, key: str) -> None:
