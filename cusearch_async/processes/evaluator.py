@@ -22,6 +22,7 @@ from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader
 from cusearch_async.rollout.retrieval import SearchClient
+from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.evaluation import Scores, evaluate, summarize
 from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
@@ -54,7 +55,7 @@ async def run(config: Config) -> None:
         done = Done(config.folder)
         log.info("ready")
         try:
-            while not stop.is_set() and done.version < config.run.steps:
+            while not stop.is_set() and not is_over(done, config):
                 version = await load_due(buffer, engine, loader, done, config)
                 if version is None:
                     await asyncio.sleep(POLL_S)
@@ -86,6 +87,15 @@ class Done:
             self._epoch = epoch_of(weights)
             rows = read_scores(self._folder / FILE, epochs_and_steps(self._folder))
             self.version = rows[-1]["step"] if rows else -1
+
+
+def is_over(done: Done, config: Config) -> bool:
+    """Whether the run's last version is scored, and its checkpoint there: without it, the next learner goes back."""
+    if done.version < config.run.steps:
+        return False
+    starts = epochs_and_steps(config.folder)
+    newest = Checkpoints(config.folder, config.learner.keep_checkpoints, starts).latest()
+    return newest is not None and newest.state.step >= config.run.steps
 
 
 def record(run_folder: Path, version: int, weights: str, seconds: float, scores: Scores) -> None:

@@ -7,15 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cusearch_async.algorithm.methods import State
 from cusearch_async.cli import trace
 from cusearch_async.cli.evaluate import markdown, table
 from cusearch_async.cli.launch import is_complete
 from cusearch_async.config import load_config
 from cusearch_async.errors import SearchRefused, WriteFailed
 from cusearch_async.metrics import read_scores
-from cusearch_async.processes.evaluator import Done, is_due, record
+from cusearch_async.processes.evaluator import Done, is_due, is_over, record
 from cusearch_async.processes.evaluator import score as score_version
+from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.evaluation import FIGURES, bootstrap, summarize
+from cusearch_async.training.loop import state_at
 from cusearch_async.training.starts import epochs_and_steps, record_start
 from cusearch_async.transport.contract import RunState
 from cusearch_async.types import Question
@@ -194,6 +197,26 @@ def test_a_run_is_complete_only_when_the_last_version_of_its_own_course_is_score
     assert not is_complete(4, config)
     record(tmp_path, 4, "v000004-e2", 1.0, {})
     assert is_complete(4, config)
+
+
+def test_an_evaluator_stays_until_no_learner_can_go_back_behind_the_last_version(atlas_config, tmp_path):
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path), "--eval.every", "2", "--steps", "4"])
+    record_start(config, epoch=1, step=0)
+    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints.begin(1, 0)
+
+    def save(step: int) -> None:
+        with checkpoints.write(state_at(step, State(), {}, config)) as folder:
+            (folder / "model").mkdir(parents=True)
+        checkpoints.finish(step)
+
+    save(2)
+    record(tmp_path, 4, "v000004-e1", 1.0, {})
+    done = Done(tmp_path)
+    done.follow("v000004-e1")
+    assert not is_over(done, config), "the next learner would go on from step 2"
+    save(4)
+    assert is_over(done, config)
 
 
 def test_rows_from_before_they_had_an_epoch_count(tmp_path):
