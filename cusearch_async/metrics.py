@@ -97,7 +97,7 @@ class WorkerRates:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl or eval.jsonl in order of step, one a step; none without the file.
+    """The rows of a metrics.jsonl in order of step, one a step; none without the file.
 
     A learner that went back to a checkpoint writes its steps again, under a later epoch: from its first row on the
     rows of earlier epochs do not count, however late they were written. A last line without its end is still being
@@ -106,6 +106,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for _, group in itertools.groupby(sorted(_rows(path), key=_epoch), key=_epoch):
         of_epoch = {row["step"]: row for row in group}
         kept = {step: row for step, row in kept.items() if step < min(of_epoch)} | of_epoch
+    return [kept[step] for step in sorted(kept)]
+
+
+def read_scores(path: Path, starts: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """The rows of an eval.jsonl in order of version, one a version; none without the file.
+
+    `starts` holds (epoch, step) of each learner that took the run over: one that went back to `step` left the later
+    versions of earlier epochs behind, and their scores are of weights that the run does not go on from. Rows without an
+    epoch are from before they had one, and count."""
+    kept: dict[int, dict[str, Any]] = {}
+    for row in sorted(_rows(path), key=_epoch):
+        if "epoch" not in row or all(epoch <= row["epoch"] or row["step"] <= step for epoch, step in starts):
+            kept[row["step"]] = row
     return [kept[step] for step in sorted(kept)]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import cached_file
 
 from cusearch_async.errors import ConfigError
 
@@ -32,12 +33,8 @@ def check_model(path: str, episode_tokens: int, key: str = "model.path") -> Any:
 
 
 def check_context(path: str, needed: int, key: str = "model.path") -> None:
-    """Raises: ConfigError when an episode can be longer than the model's context."""
-    refuse_missing_folder(path, key)
-    try:
-        config = AutoConfig.from_pretrained(path).get_text_config()  # a model that sees has one for its text alone
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{key} {path!r} has no config that can be read: {first_line(error)}") from error
+    """Raises: ConfigError when the model is not one of text, or an episode can be longer than its context."""
+    config = read_config(path, key)
     context = getattr(config, "max_position_embeddings", None)
     if context is None:
         raise ConfigError(f"{key} {path!r} is a {config.model_type}, whose config names no context; use a causal LM")
@@ -46,6 +43,35 @@ def check_context(path: str, needed: int, key: str = "model.path") -> None:
             f"an episode can take {needed} tokens (episode.max_prompt_tokens + (s_max + 1) max_turn_tokens + "
             f"s_max max_observation_tokens), but {path!r} has a context of {context}; lower one of them"
         )
+
+
+def vocab_size(path: str) -> int:
+    """Rows of the embedding: token ids are below it. Raises: ConfigError."""
+    return int(read_config(path).vocab_size)
+
+
+def read_config(path: str, key: str = "model.path") -> Any:
+    """A model's config.json. Raises: ConfigError when it cannot be read, or is not of a text model: one that also sees
+    or hears has a config within its config, and learner and engine would each need to know where."""
+    refuse_missing_folder(path, key)
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key} {path!r} has no config that can be read: {first_line(error)}") from error
+    if config.get_text_config() is not config:
+        raise ConfigError(
+            f"{key} {path!r} is a {config.model_type}, which takes more than text; only text models are supported: "
+            "use a causal LM like Qwen/Qwen2.5-3B"
+        )
+    return config
+
+
+def config_bytes(path: str) -> bytes:
+    """config.json as it is, of a folder or from the Hub. Raises: ConfigError."""
+    try:
+        return Path(cached_file(path, "config.json")).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"model.path {path!r} has no config that can be read: {first_line(error)}") from error
 
 
 def refuse_missing_folder(path: str, key: str) -> None:

@@ -148,7 +148,7 @@ def _lengths(config: Config, shape: ModelShape | None) -> Finding:
 
 def _tokenizer(config: Config) -> tuple[Finding, Any]:
     """And the tokenizer itself, where it is on this machine."""
-    from cusearch_async.models import is_local, load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
+    from cusearch_async.models import is_local, load_tokenizer, read_config  # noqa: PLC0415  (transformers only where it is needed)
 
     location = config.model.location
     if is_local(location) and not Path(location).exists():
@@ -157,11 +157,12 @@ def _tokenizer(config: Config) -> tuple[Finding, Any]:
         )
         return Finding("not reachable", "tokenizer", text), None
     if not is_local(location) and not Path(location).exists():
-        cached = try_to_load_from_cache(location, "tokenizer_config.json")
-        if not isinstance(cached, str):
+        cached = [try_to_load_from_cache(location, name) for name in ("config.json", "tokenizer_config.json")]
+        if not all(isinstance(path, str) for path in cached):
             text = f"{location} is not on this machine; it is downloaded at the start"
             return Finding("not reachable", "tokenizer", text), None
     try:
+        read_config(location)
         tokenizer = load_tokenizer(location)
     except ConfigError as error:
         return Finding("error", "tokenizer", str(error)), None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.cli.terminal import plain
+from cusearch_async.config import EpisodeConfig, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
+from cusearch_async.types import Question
 
 SHOWN = 20
 """Problems of a file that are printed."""
@@ -24,6 +28,9 @@ def add(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="report what is wrong, by row; status 1 if anything is")
     check.add_argument("sources", nargs="+", metavar="FILE", help=".parquet, .jsonl, or hf:OWNER/NAME/FILE")
+    check.add_argument(
+        "--config", type=Path, help="also check that the questions fit this run's prompts, by its model and template"
+    )
     check.set_defaults(run=check_files)
     convert = actions.add_parser("convert", help="write questions as parquet in Search-R1's schema")
     convert.add_argument("sources", nargs="+", metavar="FILE", help="as for check, or `atlas`")
@@ -31,14 +38,35 @@ def add(commands: Any) -> None:
     convert.set_defaults(run=convert_files)
 
 
-def check_files(arguments: argparse.Namespace, _: list[str]) -> None:
+def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
-    outcomes = [report(source, console) for source in arguments.sources]
+    limits = limits_of(arguments.config, overrides) if arguments.config else None
+    outcomes = [report(source, limits, console) for source in arguments.sources]
+    if limits is None:
+        console.print(
+            "lengths were not checked: they depend on a run's model and template; give it with --config CONFIG"
+        )
     if not all(outcomes):
         sys.exit(1)
 
 
-def report(source: str, console: Console) -> bool:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a run allows a prompt to be, and how it measures it."""
+
+    tokenizer: Any
+    settings: EpisodeConfig
+
+
+def limits_of(path: Path, overrides: list[str]) -> Limits:
+    """Raises: ConfigError."""
+    from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers is slow)
+
+    config = load_config(path, overrides)
+    return Limits(load_tokenizer(config.model.location), config.episode)
+
+
+def report(source: str, limits: Limits | None, console: Console) -> bool:
     """Print what a file holds and what is wrong with it; whether nothing is."""
     from cusearch_async.data.rows import can_be_answered, locate, parse_row, read_rows  # noqa: PLC0415  (pyarrow is slow)
 
@@ -47,6 +75,8 @@ def report(source: str, console: Console) -> bool:
     ids: Counter[str] = Counter()
     categories: Counter[str] = Counter()
     hopeless: list[str] = []
+    places: dict[str, str] = {}
+    questions: list[Question] = []
     answers = 0
     for number, row in enumerate(read_rows(path, "data check")):
         try:
@@ -55,12 +85,16 @@ def report(source: str, console: Console) -> bool:
             problems.append(str(error).removeprefix(f"{path}, "))
             continue
         ids[question.id] += 1
+        questions.append(question)
+        places.setdefault(question.id, row.where.removeprefix(f"{path}, "))
         categories[question.category] += 1
         answers += len(question.answers)
         if not can_be_answered(question):
             hopeless.append(f"{row.where.removeprefix(f'{path}, ')}: {question.answers[0]!r:.40}")
         if ids[question.id] > 1:
             problems.append(f"{row.where.removeprefix(f'{path}, ')}: the id {question.id!r} was there before")
+    if limits is not None:
+        problems += too_long(questions, places, limits)
     console.print(str(path), style="bold", markup=False, highlight=False, soft_wrap=True)
     shown = Table(box=None, pad_edge=False)
     shown.add_column("source")
@@ -86,6 +120,17 @@ def report(source: str, console: Console) -> bool:
     if not good:
         console.print("  no question can be used", style="red")
     return bool(good) and not problems
+
+
+def too_long(questions: list[Question], places: Mapping[str, str], limits: Limits) -> list[str]:
+    """The questions that a run would refuse, by their `places` in the file."""
+    from cusearch_async.rollout.dialogue import overlong  # noqa: PLC0415
+
+    most = limits.settings.max_prompt_tokens
+    return [
+        f"{places[question.id]}: its prompt has {length} tokens, over episode.max_prompt_tokens ({most})"
+        for question, length in overlong(questions, limits.tokenizer, limits.settings)
+    ]
 
 
 def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:

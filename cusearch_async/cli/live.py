@@ -22,7 +22,7 @@ from cusearch_async.config import Config
 from cusearch_async.errors import ProcessDied
 from cusearch_async.metrics import read_metrics
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints
-from cusearch_async.training.starts import read_starts
+from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import Ledger
 from cusearch_async.transport.inspection import Audit, audit
@@ -227,8 +227,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
 
 def newest_checkpoint(config: Config) -> Checkpoint | None:
     """Of the course that the run is on; whether it is whole is looked at when it is loaded."""
-    starts = [(start.epoch, start.step) for start in read_starts(config.folder)]
-    return Checkpoints(config.folder, config.learner.keep_checkpoints, starts).latest()
+    return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder)).latest()
 
 
 def say_where(config: Config, console: Console) -> None:

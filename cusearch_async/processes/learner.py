@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cusearch_async import host, run_folder
@@ -14,12 +14,12 @@ from cusearch_async.algorithm.methods import State
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_questions
 from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed
-from cusearch_async.models import check_context
+from cusearch_async.models import check_model
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import state_at, train
-from cusearch_async.training.starts import read_starts, record_start, refuse_changes
+from cusearch_async.training.starts import contents_of, epochs_and_steps, record_start, refuse_changes
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.origin import origin_of, refuse_another
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def run(config: Config, accept_changes: bool = False) -> None:
     """One rank of the learner, from start to end of the run. `accept_changes`: settings may differ from those of the
     last start in what the run means."""
-    check_context(config.model.location, config.episode.max_tokens)
+    tokenizer = check_model(config.model.location, config.episode.max_tokens)
     team = Team()
     if team.size != config.learner.ranks:
         raise ConfigError(f"learner.ranks = {config.learner.ranks}, but WORLD_SIZE is {team.size}; set them alike")
@@ -41,15 +41,17 @@ def run(config: Config, accept_changes: bool = False) -> None:
         follow(config, team)
         return
     run_folder.mark(config.folder, config.run.name)
+    contents = contents_of(questions, config.model.location, tokenizer)
     with run_folder.hold_as_learner(config.folder):
-        lead(team, questions, config, accept_changes)
+        lead(team, questions, contents, config, accept_changes)
 
 
-def lead(team: Team, questions: Sequence[Question], config: Config, accept_changes: bool) -> None:
+def lead(
+    team: Team, questions: Sequence[Question], contents: Mapping[str, str], config: Config, accept_changes: bool
+) -> None:
     """Be rank 0."""
-    refuse_changes(config, accept_changes)
-    starts = [(start.epoch, start.step) for start in read_starts(config.folder)]
-    checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints, starts)
+    refuse_changes(config, accept_changes, contents)
+    checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
     newest = asyncio.run(find_checkpoint(checkpoints, config))
     learner = Learner(config, team)
     if newest is not None and not is_sealed(newest.path):  # a learner that is alive has deleted it: it has newer ones
@@ -59,7 +61,7 @@ def lead(team: Team, questions: Sequence[Question], config: Config, accept_chang
         learner.load(newest.path)
     start = newest.state if newest else state_at(0, State(), {}, config)
     try:
-        asyncio.run(_lead(learner, team, checkpoints, start, questions, config))
+        asyncio.run(_lead(learner, team, checkpoints, start, questions, contents, config))
     finally:
         learner.stop()
     team.close()
@@ -122,12 +124,13 @@ async def _lead(
     checkpoints: Checkpoints,
     start: CheckpointState,
     questions: Sequence[Question],
+    contents: Mapping[str, str],
     config: Config,
 ) -> None:
     stop = host.stop_on_signals()
     store = WeightStore(config.folder / "weights")
     async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size) as buffer:
-        await take_over(buffer, store, checkpoints, start, config)
+        await take_over(buffer, store, checkpoints, start, contents, config)
         try:
             with Heartbeat(config, buffer.epoch, team).beating() as heartbeat:
                 await train(learner, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
@@ -136,7 +139,12 @@ async def _lead(
 
 
 async def take_over(
-    buffer: RedisBuffer, store: WeightStore, checkpoints: Checkpoints, start: CheckpointState, config: Config
+    buffer: RedisBuffer,
+    store: WeightStore,
+    checkpoints: Checkpoints,
+    start: CheckpointState,
+    contents: Mapping[str, str],
+    config: Config,
 ) -> None:
     """Fence off earlier learners, and clear what they left half done."""
     earlier = await buffer.learner()
@@ -151,7 +159,7 @@ async def take_over(
         )
     checkpoints.begin(buffer.epoch, start.step)
     store.begin(buffer.epoch)
-    record_start(config, buffer.epoch, start.step)
+    record_start(config, buffer.epoch, start.step, contents)
 
 
 async def _cause(buffer: RedisBuffer, error: CusearchError) -> CusearchError:

@@ -8,7 +8,7 @@ import logging
 from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_questions
-from cusearch_async.models import check_model
+from cusearch_async.models import check_model, vocab_size
 from cusearch_async.rollout.dialogue import check_lengths
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
@@ -29,7 +29,7 @@ async def run(config: Config, name: str) -> None:
     async with open_buffer(config, config.run.wait_s, stop) as buffer:
         await buffer.state()
     async with (
-        open_buffer(config, config.redis.outage_s, stop) as buffer,
+        open_buffer(config, config.redis.outage_s, stop, vocab_size(config.model.location)) as buffer,
         SearchClient.open(config) as search,
     ):
         waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))

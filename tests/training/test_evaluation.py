@@ -7,12 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cusearch_async.algorithm.methods import State
 from cusearch_async.cli import trace
 from cusearch_async.cli.evaluate import markdown, table
-from cusearch_async.errors import SearchRefused
-from cusearch_async.processes.evaluator import is_due, last_scored
+from cusearch_async.cli.launch import is_complete
+from cusearch_async.config import load_config
+from cusearch_async.errors import SearchRefused, WriteFailed
+from cusearch_async.metrics import read_scores
+from cusearch_async.processes.evaluator import Done, is_due, is_over, record
 from cusearch_async.processes.evaluator import score as score_version
+from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.evaluation import FIGURES, bootstrap, summarize
+from cusearch_async.training.loop import state_at
+from cusearch_async.training.starts import epochs_and_steps, record_start
 from cusearch_async.transport.contract import RunState
 from cusearch_async.types import Question
 from tests.fakes import ChatTokenizer
@@ -136,24 +143,91 @@ def test_a_page_holds_at_most_so_many_episodes_evenly_taken(monkeypatch):
     ],
 )
 def test_a_version_is_due_every_so_many_steps_and_at_the_end(atlas_config, published, scored, due):
-    from cusearch_async.config import load_config
-
     config = load_config(atlas_config, ["--eval.every", "5", "--steps", "12"])
     state = RunState(published=published, weights=f"v{published}" if published >= 0 else "")
     assert is_due(state, scored, config) is due
 
 
-def test_an_evaluator_goes_on_behind_torn_lines_and_leaves_them_out(tmp_path, caplog):
-    rows = ['{"step": 0, "all": {}}', '{"step": 5, "al', "\x00\x00\x00", "[3]", '{"step": 10, "all": {}}']
+def done_at(folder, weights: str) -> int:
+    done = Done(folder)
+    done.follow(weights)
+    return done.version
+
+
+def test_an_evaluator_goes_on_behind_torn_lines(tmp_path):
     output = tmp_path / "eval.jsonl"
-    assert last_scored(output) == -1
-    output.write_text("\n".join(rows))
-    assert last_scored(output) == 10
-    assert output.read_text() == f"{rows[0]}\n{rows[4]}\n"
-    assert "torn" in caplog.text
-    caplog.clear()
-    assert last_scored(output) == 10
-    assert not caplog.text
+    assert done_at(tmp_path, "v000005-e1") == -1
+    output.write_bytes(b'{"step": 0, "epoch": 1}\n{"step": 5, "al\n\x00\x00\n[3]\n{"step": 10, "epo')
+    assert done_at(tmp_path, "v000010-e1") == 0
+    record(tmp_path, 10, "v000010-e1", 2.04, {"all": {"em": 0.5}})
+    assert done_at(tmp_path, "v000010-e1") == 10
+    rows = read_scores(output, [(1, 0)])
+    assert rows[-1] == {"step": 10, "epoch": 1, "seconds": 2.0, "all": {"em": 0.5}}
+
+
+def test_versions_of_a_course_that_was_left_are_scored_again(atlas_config, tmp_path):
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path), "--eval.every", "2", "--steps", "20"])
+    record_start(config, epoch=1, step=0)
+    for version in (0, 6, 10, 12, 14):
+        record(tmp_path, version, f"v{version:06d}-e1", 1.0, {"all": {"em": 0.1}})
+    done = Done(tmp_path)
+    done.follow("v000014-e1")
+    assert done.version == 14
+
+    record_start(config, epoch=2, step=10)
+    done.follow("v000010-e2")
+    assert done.version == 10, "what the new learner went on from is what was scored"
+    state = RunState(published=12, weights="v000012-e2")
+    assert is_due(state, done.version, config)
+    record(tmp_path, 14, "v000014-e1", 1.0, {"all": {"em": 0.1}})  # was being scored while the learner went back
+    starts = epochs_and_steps(tmp_path)
+    assert [row["step"] for row in read_scores(tmp_path / "eval.jsonl", starts)] == [0, 6, 10]
+
+    record(tmp_path, 12, "v000012-e2", 1.0, {"all": {"em": 0.9}})
+    scores = read_scores(tmp_path / "eval.jsonl", starts)
+    assert [(row["step"], row["epoch"], row["all"]["em"]) for row in scores[-2:]] == [(10, 1, 0.1), (12, 2, 0.9)]
+
+
+def test_a_run_is_complete_only_when_the_last_version_of_its_own_course_is_scored(atlas_config, tmp_path):
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path), "--eval.every", "2", "--steps", "4"])
+    record_start(config, epoch=1, step=0)
+    record(tmp_path, 4, "v000004-e1", 1.0, {})
+    assert is_complete(4, config)
+    record_start(config, epoch=2, step=2)
+    assert not is_complete(4, config)
+    record(tmp_path, 4, "v000004-e2", 1.0, {})
+    assert is_complete(4, config)
+
+
+def test_an_evaluator_stays_until_no_learner_can_go_back_behind_the_last_version(atlas_config, tmp_path):
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path), "--eval.every", "2", "--steps", "4"])
+    record_start(config, epoch=1, step=0)
+    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints.begin(1, 0)
+
+    def save(step: int) -> None:
+        with checkpoints.write(state_at(step, State(), {}, config)) as folder:
+            (folder / "model").mkdir(parents=True)
+        checkpoints.finish(step)
+
+    save(2)
+    record(tmp_path, 4, "v000004-e1", 1.0, {})
+    done = Done(tmp_path)
+    done.follow("v000004-e1")
+    assert not is_over(done, config), "the next learner would go on from step 2"
+    save(4)
+    assert is_over(done, config)
+
+
+def test_rows_from_before_they_had_an_epoch_count(tmp_path):
+    (tmp_path / "eval.jsonl").write_text('{"step": 4}\n')
+    assert read_scores(tmp_path / "eval.jsonl", [(1, 0)]) == [{"step": 4}]
+
+
+def test_an_evaluator_on_a_full_disk_ends_with_one_line(tmp_path):
+    (tmp_path / "eval.jsonl").symlink_to("/dev/full")
+    with pytest.raises(WriteFailed, match=r"^cannot write .*eval\.jsonl: No space left on device$"):
+        record(tmp_path, 4, "v000004-e1", 1.0, {})
 
 
 class FakePlayer:

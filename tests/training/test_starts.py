@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 
 from cusearch_async.algorithm.methods import State
 from cusearch_async.config import Config, known_keys, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.models import load_tokenizer
 from cusearch_async.processes.learner import check_same_run
 from cusearch_async.training import starts
 from cusearch_async.training.checkpoint import CheckpointState
-from cusearch_async.training.starts import OPERATIONAL, changed_settings, read_starts, record_start, refuse_changes
+from cusearch_async.training.starts import (
+    OPERATIONAL,
+    changed_settings,
+    contents_of,
+    read_starts,
+    record_start,
+    refuse_changes,
+)
+from cusearch_async.types import Question
+from tests.fakes import STARTER
 
 
 @pytest.fixture
@@ -97,6 +109,69 @@ def test_a_torn_start_is_named_and_the_one_before_is_compared_with(config_of, ca
         refuse_changes(config_of("--run.seed", "3"), accept=False)
     assert "0002.toml is no config of this version" in caplog.text
     assert [start.epoch for start in read_starts(config_of().folder)] == [1]
+
+
+QUESTIONS = [Question(id=f"q{i}", text=f"who {i}?", answers=("me",), category="x") for i in range(3)]
+
+
+def contents(questions=QUESTIONS, model=STARTER):
+    return contents_of(questions, str(model), load_tokenizer(str(model)))
+
+
+@pytest.mark.parametrize(
+    "questions",
+    [
+        QUESTIONS[:2],
+        [*QUESTIONS[:2], replace(QUESTIONS[2], text="who?")],
+        [*QUESTIONS[:2], replace(QUESTIONS[2], answers=("you",))],
+        [*QUESTIONS[:2], replace(QUESTIONS[2], id="q9")],
+        QUESTIONS[::-1],
+    ],
+    ids=["fewer", "text", "answers", "id", "order"],
+)
+def test_questions_that_changed_under_the_same_name_are_refused_unless_accepted(config_of, caplog, questions):
+    before, after = contents(), contents(questions)
+    record_start(config_of(), epoch=1, step=0, contents=before)
+    refuse_changes(config_of(), accept=False, contents=contents())
+    said = f"data.source: its questions have changed: {before['data.source']} -> {after['data.source']}"
+    with pytest.raises(ConfigError) as refused:
+        refuse_changes(config_of(), accept=False, contents=after)
+    assert str(refused.value) == (
+        f"run 'atlas' would not be the same run: {said}; give it another run.name, or go on so with --accept-changes"
+    )
+    assert before["data.source"].startswith("3 (")
+    with caplog.at_level(logging.INFO):
+        refuse_changes(config_of(), accept=True, contents=after)
+    assert f"since the last start: {said}" in caplog.text
+    record_start(config_of(), epoch=2, step=0, contents=after)
+    refuse_changes(config_of(), accept=False, contents=after)
+
+
+@pytest.mark.parametrize(
+    ("file", "was", "is_now"),
+    [
+        ("config.json", b'"rms_norm_eps": 1e-06', b'"rms_norm_eps": 1e-05'),
+        ("tokenizer.json", b'"</search>"', b'"</Search>"'),
+    ],
+)
+def test_a_model_that_changed_under_the_same_name_is_refused(config_of, tmp_path, file, was, is_now):
+    model = tmp_path / "model"
+    shutil.copytree(STARTER, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    record_start(config_of(), epoch=1, step=0, contents=contents(model=model))
+    content = (model / file).read_bytes()
+    assert was in content
+    (model / file).write_bytes(content.replace(was, is_now))
+    with pytest.raises(ConfigError, match=r"model\.path: its config or tokenizer has changed: 384 tokens \(.* -> "):
+        refuse_changes(config_of(), accept=False, contents=contents(model=model))
+
+
+def test_another_name_is_said_once_and_a_start_without_contents_is_not_compared_with(config_of):
+    record_start(config_of(), epoch=1, step=0)
+    refuse_changes(config_of(), accept=False, contents=contents())
+    record_start(config_of(), epoch=2, step=0, contents=contents())
+    with pytest.raises(ConfigError, match=r"data\.source") as refused:
+        refuse_changes(config_of("--data.source", "mine.jsonl"), accept=False, contents=contents(QUESTIONS[:1]))
+    assert "its questions" not in str(refused.value)
 
 
 def test_every_operational_name_is_a_setting_or_a_section():
