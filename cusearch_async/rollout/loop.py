@@ -16,10 +16,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cusearch_async import host
 from cusearch_async.algorithm.staleness import question_index, ticket_limit
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
@@ -37,9 +37,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
-CANCEL_AGAIN_S = 1.0
-
-
 _FAILED = {TimeoutError: "timeout", SearchRefused: "search", EpisodeFailed: "question", InvalidTrajectory: "trajectory"}
 """What fails one episode and nothing else, and what it is called in the heartbeat."""
 
@@ -118,7 +115,7 @@ class RolloutLoop:
             try:
                 await self._admit(tasks, stop)
             finally:
-                await _end([*helpers, *self._episodes])
+                await host.end_tasks([*helpers, *self._episodes])
 
     async def _wait_for_weights(self, stop: asyncio.Event) -> None:
         while not _is_over(stop) and not await self._pick_up():
@@ -156,7 +153,7 @@ class RolloutLoop:
         """A learner has gone back to its checkpoint, and with it the weights: end the episodes that these weights may
         not start, or their last tokens would be older than max_staleness when they are trained on."""
         limit = self._limit
-        await _end([task for task, grant in self._episodes.items() if grant.ticket >= limit])
+        await host.end_tasks([task for task, grant in self._episodes.items() if grant.ticket >= limit])
 
     async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         """Keep up to `max_episodes` episodes at play until `stop`. Those that wait to be stored take no room: with room
@@ -259,14 +256,6 @@ def _is_over(stop: asyncio.Event) -> bool:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel tasks until they have ended; once may not be enough (see `_is_over`)."""
-    while running := [task for task in tasks if not task.done()]:
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
 
 
 def _first(error: BaseException) -> BaseException:

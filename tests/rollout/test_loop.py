@@ -9,6 +9,7 @@ import traceback
 
 import pytest
 
+from cusearch_async import host
 from cusearch_async.algorithm.methods import State
 from cusearch_async.config import load_config
 from cusearch_async.errors import (
@@ -257,7 +258,7 @@ async def test_a_worker_on_redis_whose_episodes_all_fail_at_once_ends(parts, red
 
 @pytest.mark.parametrize("swallows", ["admit", "state", "heartbeat", "play"])
 async def test_a_worker_ends_whatever_swallows_the_one_cancellation(parts, monkeypatch, swallows):
-    monkeypatch.setattr(rollout_loop, "CANCEL_AGAIN_S", 0.05)
+    monkeypatch.setattr(host, "CANCEL_AGAIN_S", 0.05)
     monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
     _, buffer, player, loop = parts
     playing, inside, swallowed, fails = (asyncio.Event() for _ in range(4))
