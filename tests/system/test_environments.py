@@ -125,4 +125,5 @@ def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
         low, high = row["all"]["em_interval"]
         assert 0 <= low <= row["all"]["em"] <= high <= 1
         assert row["all"]["count"] == 10
+        assert row["epoch"] == 1
     assert run.processes() == []
