@@ -9,24 +9,18 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions
-from cusearch_async.errors import EpisodeFailed, SearchRefused
-from cusearch_async.files import write_whole
 from cusearch_async.models import check_model
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader
 from cusearch_async.rollout.retrieval import SearchClient
-from cusearch_async.training.evaluation import Scores, evaluate, summarize
+from cusearch_async.training.evaluation import is_due, last_scored, score
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
-from cusearch_async.transport.contract import RunState
 from cusearch_async.transport.weights import WeightStore
-from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
 
@@ -74,36 +68,6 @@ async def run(config: Config) -> None:
             engine.close()
 
 
-def last_scored(output: Path) -> int:
-    """The newest version in the file; -1 when there is none. Lines that a crash has torn are cut out of it, or the next
-    row would be written behind half a one."""
-    text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
-    steps = {line: _step(line) for line in text.splitlines()}
-    whole = "".join(f"{line}\n" for line, step in steps.items() if step is not None)
-    if whole != text:
-        log.warning("%s has torn lines; they are left out", output)
-        write_whole(output, whole.encode())
-    return max((step for step in steps.values() if step is not None), default=-1)
-
-
-def _step(line: str) -> int | None:
-    """The version that a row is about; None for a line that is no row."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-async def score(player: Player, questions: Sequence[Question], version: int, at_once: int) -> Scores | None:
-    """The scores of the loaded version; None when a question could not be played, for a mean over the others would be
-    one of another test."""
-    try:
-        return summarize(await evaluate(player, questions, 0.0, at_once), questions)
-    except* (SearchRefused, EpisodeFailed) as failed:
-        log.warning("version %d is not scored: %s", version, failed.exceptions[0])
-    return None
-
-
 async def load_due(
     buffer: RedisBuffer, engine: Engine, loader: PatientLoader, scored: int, config: Config
 ) -> int | None:
@@ -113,11 +77,3 @@ async def load_due(
         return None
     is_last = state.published == config.run.steps  # before it there may be a newer one to score
     return engine.version if await loader.load(state.weights, check=False, idle=is_last) else None
-
-
-def is_due(state: RunState, scored: int, config: Config) -> bool:
-    """A version is due once `eval.every` steps lie behind the last one that was scored; the last of the run always."""
-    if not state.weights or state.published <= scored:
-        return False
-    is_last = state.published == config.run.steps
-    return is_last or scored < 0 or state.published // config.eval.every > scored // config.eval.every

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.algorithm.rewards import sub_exact_match
+from cusearch_async.config import Config
+from cusearch_async.errors import EpisodeFailed, SearchRefused
+from cusearch_async.files import write_whole
 from cusearch_async.rollout.episode import Player
+from cusearch_async.transport.contract import RunState
 from cusearch_async.types import Question, Trajectory
 
 log = logging.getLogger(__name__)
@@ -99,3 +105,41 @@ def _score(members: Sequence[Trajectory]) -> dict[str, Any]:
         scores[name] = float(means[column])
         scores[f"{name}_interval"] = [float(bound) for bound in intervals[:, column]]
     return scores
+
+
+def last_scored(output: Path) -> int:
+    """The newest version in the file; -1 when there is none. Lines that a crash has torn are cut out of it, or the next
+    row would be written behind half a one."""
+    text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
+    steps = {line: _step(line) for line in text.splitlines()}
+    whole = "".join(f"{line}\n" for line, step in steps.items() if step is not None)
+    if whole != text:
+        log.warning("%s has torn lines; they are left out", output)
+        write_whole(output, whole.encode())
+    return max((step for step in steps.values() if step is not None), default=-1)
+
+
+def _step(line: str) -> int | None:
+    """The version that a row is about; None for a line that is no row."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+async def score(player: Player, questions: Sequence[Question], version: int, at_once: int) -> Scores | None:
+    """The scores of the loaded version; None when a question could not be played, for a mean over the others would be
+    one of another test."""
+    try:
+        return summarize(await evaluate(player, questions, 0.0, at_once), questions)
+    except* (SearchRefused, EpisodeFailed) as failed:
+        log.warning("version %d is not scored: %s", version, failed.exceptions[0])
+    return None
+
+
+def is_due(state: RunState, scored: int, config: Config) -> bool:
+    """A version is due once `eval.every` steps lie behind the last one that was scored; the last of the run always."""
+    if not state.weights or state.published <= scored:
+        return False
+    is_last = state.published == config.run.steps
+    return is_last or scored < 0 or state.published // config.eval.every > scored // config.eval.every

@@ -10,9 +10,8 @@ import pytest
 from cusearch_async.cli import trace
 from cusearch_async.cli.evaluate import markdown, table
 from cusearch_async.errors import SearchRefused
-from cusearch_async.processes.evaluator import is_due, last_scored
-from cusearch_async.processes.evaluator import score as score_version
-from cusearch_async.training.evaluation import FIGURES, bootstrap, summarize
+from cusearch_async.training.evaluation import FIGURES, bootstrap, is_due, last_scored, summarize
+from cusearch_async.training.evaluation import score as score_version
 from cusearch_async.transport.contract import RunState
 from cusearch_async.types import Question
 from tests.fakes import ChatTokenizer

@@ -11,9 +11,15 @@ import pytest
 from cusearch_async.algorithm.methods import State
 from cusearch_async.config import Config, known_keys, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.processes.learner import check_same_run
 from cusearch_async.training.checkpoint import CheckpointState
-from cusearch_async.training.starts import OPERATIONAL, changed_settings, read_starts, record_start, refuse_changes
+from cusearch_async.training.starts import (
+    OPERATIONAL,
+    changed_settings,
+    check_same_run,
+    read_starts,
+    record_start,
+    refuse_changes,
+)
 
 
 @pytest.fixture
