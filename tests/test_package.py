@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SLOW
+
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(tree / "dist")]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(tree)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(tree)], check=True, timeout=120 * SLOW)
     (built,) = (tree / "dist").glob("*.whl")
     zipfile.ZipFile(built).extractall(unpacked)
     return unpacked
@@ -38,7 +40,9 @@ def start(wheel: Path, tmp_path: Path):
     def run(*command: str) -> subprocess.CompletedProcess[str]:
         env = os.environ | {"PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"}
         command = (sys.executable, "-m", *command)
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60 * SLOW, check=False
+        )
 
     return run
 

@@ -12,11 +12,16 @@ from cusearch_async import host, run_folder
 from cusearch_async.algorithm.methods import State
 from cusearch_async.config import load_config, save_config
 from cusearch_async.transport.buffer import open_buffer
+from tests.conftest import SLOW
+
+pytestmark = pytest.mark.system  # each starts an interpreter of its own
 
 
 def refused(*command: str) -> str:
     """Run `python -m COMMAND...`; it must fail with one line, which is returned."""
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, timeout=60 * SLOW, check=False
+    )
     assert done.returncode == 1, done
     assert "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -42,9 +47,7 @@ def launch(atlas_config, tmp_path):
     ("overrides", "parts"),
     [
         (["--learner.lrr", "1"], ["learner.lrr", "unknown", "learner.lr"]),
-        pytest.param(
-            ["--episode.max_turn_tokens", "200"], ["1736", "1024", "max_turn_tokens"], marks=pytest.mark.system
-        ),
+        (["--episode.max_turn_tokens", "200"], ["1736", "1024", "max_turn_tokens"]),
     ],
 )
 def test_an_impossible_setting_names_key_value_and_remedy(launch, overrides, parts):
