@@ -34,6 +34,7 @@ print(os.nice(0), pathlib.Path("/proc/self/autogroup").read_text())
 @pytest.mark.parametrize(
     "starter", [[], [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]]
 )
+@pytest.mark.system
 def test_a_process_gives_way_with_its_session_only_if_that_is_its_own(tmp_path: Path, starter: list[str]):
     child = host.start_child([*starter, sys.executable, "-c", GIVE_WAY], log_file=tmp_path / "log")
     assert child.wait(timeout=30 * SLOW) == 0

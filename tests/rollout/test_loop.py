@@ -230,6 +230,7 @@ async def test_an_outage_that_was_waited_for_in_vain_costs_its_tickets_no_attemp
 
 
 @pytest.mark.parametrize("error", [bug(), ConfigError("episode.max_prompt_tokens"), RetrievalUnavailable("down")])
+@pytest.mark.system
 async def test_a_worker_on_redis_whose_episodes_all_fail_at_once_ends(parts, redis_url, error):
     """The first failure cancels a loop in the midst of a Redis command, which may swallow the cancellation."""
 
