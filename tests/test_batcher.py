@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from cusearch_async.batcher import Batcher
+from tests.conftest import SLOW
 
 
 class Doubler:
@@ -70,7 +71,7 @@ async def test_a_batch_that_is_cancelled_or_answered_short_hangs_nobody():
         return list(outcome or [])
 
     batcher = Batcher(do, at_once=4)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * SLOW):
         with pytest.raises(asyncio.CancelledError):
             await asyncio.gather(batcher(1), batcher(2))
         with pytest.raises(ValueError, match="2 were asked for and 0 answered"):

@@ -18,7 +18,7 @@ from aiohttp import web
 from cusearch_async import host
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.server import is_listening
-from tests.conftest import wait_until_async
+from tests.conftest import SLOW, wait_until_async
 
 AUTOGROUP = Path("/proc/self/autogroup")
 GIVE_WAY = """
@@ -34,15 +34,17 @@ print(os.nice(0), pathlib.Path("/proc/self/autogroup").read_text())
 @pytest.mark.parametrize(
     "starter", [[], [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]]
 )
+@pytest.mark.system
 def test_a_process_gives_way_with_its_session_only_if_that_is_its_own(tmp_path: Path, starter: list[str]):
     child = host.start_child([*starter, sys.executable, "-c", GIVE_WAY], log_file=tmp_path / "log")
-    assert child.wait(timeout=30) == 0
+    assert child.wait(timeout=30 * SLOW) == 0
     nice, _, _, of_session = (tmp_path / "log").read_text().split()
     least = min(os.nice(0) + 10, 19)  # beside what these tests were started with, and never above the kernel's most
     assert (int(nice), of_session) == (least, "0" if starter else "10")
 
 
 @pytest.mark.parametrize("module", ["cusearch_async.processes.start", "workers.learner", "workers.retriever"])
+@pytest.mark.system
 def test_help_of_a_process_is_no_failure(module: str):
     done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
@@ -184,6 +186,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 def test_the_ranks_of_a_learner_share_a_secret_that_each_start_makes_anew(tmp_path: Path):
     (tmp_path / "rank_probe.py").write_text(PROBE)
     path = f"{tmp_path}:{Path(host.__file__).parents[1]}"
@@ -192,7 +195,7 @@ def test_the_ranks_of_a_learner_share_a_secret_that_each_start_makes_anew(tmp_pa
         folder = tmp_path / start
         folder.mkdir()
         command = [sys.executable, "-m", "rank_probe", str(folder)]
-        subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, timeout=60)
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, timeout=60 * SLOW)
         (said,) = {(folder / str(rank)).read_text() for rank in range(3)}
         assert said.startswith("3 127.0.0.1 ")
         secrets.add(said.split()[-1])
@@ -266,10 +269,11 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 def test_an_engine_is_started_so_that_it_dies_with_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """vLLM forks its engine on CUDA unless it is told otherwise, and a forked one is not armed."""
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
     (tmp_path / "worker.py").write_text(SPAWNS)
     child = host.start_child([sys.executable, str(tmp_path / "worker.py")], log_file=tmp_path / "log")
-    assert child.wait(timeout=60) == 0
+    assert child.wait(timeout=60 * SLOW) == 0
     assert (tmp_path / "log").read_text().split() == [str(int(signal.SIGKILL))]

@@ -66,3 +66,37 @@ def test_two_modules_open_sockets_that_others_can_connect_to():
             if name in opening:
                 found.add(str(path.relative_to(ROOT)))
     assert found == {"host.py", "training/team.py"}
+
+
+def test_no_message_names_a_page_that_is_not_installed():
+    """A wheel has no docs folder; docstrings are for those who read the source."""
+    for path in ROOT.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        comments = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in comments:
+                assert "docs/" not in node.value, f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_no_module_of_tests_loads_vllm_or_deepspeed_for_all_the_others():
+    """Seconds of each process that collects tests."""
+    heavy = {"rollout.engine", "training.learner", "processes.learner", "processes.rollout", "processes.evaluator"}
+    names = {f"cusearch_async.{name}" for name in heavy} | {"vllm", "deepspeed"}
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            loaded = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                loaded = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+            assert not names & set(loaded), path.name
+
+
+def test_deadlines_of_tests_grow_with_the_machines_slowness():
+    """What waits for a process or a task is given SLOW times as long, see conftest."""
+    place = {"wait_for": 1, "timeout": 0}  # of the seconds among the positional arguments
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+            if name in {"wait", "run", "communicate", "create_connection", "wait_for", "timeout"}:
+                given = [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
+                given += node.args[place[name] : place[name] + 1] if name in place else []
+                assert not any(isinstance(value, ast.Constant) for value in given), f"{path.name}:{node.lineno}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +11,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from cusearch_async import host
+from cusearch_async.metrics import read_metrics
+from tests.conftest import SLOW
+from tests.system.conftest import SMALL
 
 pytestmark = pytest.mark.system
 
@@ -25,7 +31,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(tree / "dist")]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(tree)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(tree)], check=True, timeout=120 * SLOW)
     (built,) = (tree / "dist").glob("*.whl")
     zipfile.ZipFile(built).extractall(unpacked)
     return unpacked
@@ -35,10 +41,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(wheel: Path, tmp_path: Path):
     """`python -m ...` in an empty folder with the wheel alone."""
 
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
+    def run(*command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         env = os.environ | {"PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = (sys.executable, "-m", *command)
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+        command, timeout_s = (sys.executable, "-m", *command), timeout_s * SLOW
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
 
     return run
 
@@ -69,3 +77,20 @@ def test_a_users_own_folders_shadow_nothing(start, tmp_path: Path, name: str):
         done.stderr
         == f"{name}: run.wait_s: input should be a valid number, unable to parse string as a number, got 'nothing'\n"
     )
+
+
+def test_a_demo_runs_in_an_empty_folder(start, wheel: Path, tmp_path: Path):
+    addresses = {
+        "redis.url": f"redis://127.0.0.1:{host.free_port()}/0",
+        "retriever.url": f"http://127.0.0.1:{host.free_port()}",
+    }
+    settings = [part for key, value in (SMALL | addresses).items() for part in (f"--{key}", str(value))]
+    done = start("cusearch_async.cli.main", "demo", "--steps", "1", *settings, timeout_s=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    run = tmp_path / "runs" / "demo"
+    assert json.loads((run / "summary.json").read_text())["by_category"]
+    assert (run / "plot.png").exists()
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [0]
+    (first_start,) = (run / "starts").glob("*.json")
+    assert str(wheel) in first_start.read_text(), "the processes are the wheel's"

@@ -93,7 +93,7 @@ class Screen:
 def say_how_to_look(config: Config, console: Console) -> None:
     """Two lines to be pasted into another terminal while the run goes on."""
     console.print(f"look into the run with: cusearch buckets {config.folder / 'launch.toml'}", soft_wrap=True)
-    console.print(f"or, as docs/redis.md shows: {redis_cli_line(config)}", soft_wrap=True, markup=False)
+    console.print(f"or with redis-cli: {redis_cli_line(config)}", soft_wrap=True, markup=False)
 
 
 def watch(fleet: Fleet, config: Config, console: Console) -> None:

@@ -19,7 +19,7 @@ from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, Checkpoi
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import state_at, train
-from cusearch_async.training.starts import contents_of, epochs_and_steps, record_start, refuse_changes
+from cusearch_async.training.starts import check_same_run, contents_of, epochs_and_steps, record_start, refuse_changes
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.origin import origin_of, refuse_another
@@ -94,28 +94,6 @@ async def find_checkpoint(checkpoints: Checkpoints, config: Config) -> Checkpoin
     check_same_run(newest.path, newest.state, config)
     log.info("resuming from step %d (checkpoint %s)", newest.state.step, newest.path)
     return newest
-
-
-def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
-    """Raises: ConfigError when this run cannot load the checkpoint, or cannot go on where it stands."""
-    for name, value, wanted in (
-        ("learner.ranks", saved.ranks, config.learner.ranks),
-        ("learner.zero_stage", saved.zero_stage, config.learner.zero_stage),
-        ("model.dtype", saved.dtype or config.model.dtype, config.model.dtype),
-        ("pool.rollouts", saved.rollouts, config.pool.rollouts),
-        ("groups per step (pool.questions, or K / G for grpo_half)", saved.questions, config.questions_per_step),
-    ):
-        if value != wanted:
-            raise ConfigError(f"{folder} was saved with {name} = {value} and can only go on so, got {wanted}")
-    if saved.method.phase >= config.episode.s_max:
-        raise ConfigError(
-            f"episode.s_max = {config.episode.s_max}, but {folder} has reached phase {saved.method.phase}; set it to "
-            f"{saved.method.phase + 1} or more"
-        )
-    if config.run.steps < saved.step:
-        raise ConfigError(
-            f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to that or more"
-        )
 
 
 async def _lead(

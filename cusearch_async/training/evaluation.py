@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.algorithm.rewards import sub_exact_match
+from cusearch_async.config import Config
+from cusearch_async.errors import EpisodeFailed, SearchRefused
 from cusearch_async.rollout.episode import Player
+from cusearch_async.transport.contract import RunState
 from cusearch_async.types import Question, Trajectory
 
 log = logging.getLogger(__name__)
@@ -99,3 +102,21 @@ def _score(members: Sequence[Trajectory]) -> dict[str, Any]:
         scores[name] = float(means[column])
         scores[f"{name}_interval"] = [float(bound) for bound in intervals[:, column]]
     return scores
+
+
+async def score(player: Player, questions: Sequence[Question], version: int, at_once: int) -> Scores | None:
+    """The scores of the loaded version; None when a question could not be played, for a mean over the others would be
+    one of another test."""
+    try:
+        return summarize(await evaluate(player, questions, 0.0, at_once), questions)
+    except* (SearchRefused, EpisodeFailed) as failed:
+        log.warning("version %d is not scored: %s", version, failed.exceptions[0])
+    return None
+
+
+def is_due(state: RunState, scored: int, config: Config) -> bool:
+    """A version is due once `eval.every` steps lie behind the last one that was scored; the last of the run always."""
+    if not state.weights or state.published <= scored:
+        return False
+    is_last = state.published == config.run.steps
+    return is_last or scored < 0 or state.published // config.eval.every > scored // config.eval.every

@@ -28,6 +28,7 @@ from cusearch_async.config import Config, load_config, save_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole, writing
 from cusearch_async.models import config_bytes
+from cusearch_async.training.checkpoint import CheckpointState
 from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
@@ -243,3 +244,25 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
+    """Raises: ConfigError when this run cannot load the checkpoint, or cannot go on where it stands."""
+    for name, value, wanted in (
+        ("learner.ranks", saved.ranks, config.learner.ranks),
+        ("learner.zero_stage", saved.zero_stage, config.learner.zero_stage),
+        ("model.dtype", saved.dtype or config.model.dtype, config.model.dtype),
+        ("pool.rollouts", saved.rollouts, config.pool.rollouts),
+        ("groups per step (pool.questions, or K / G for grpo_half)", saved.questions, config.questions_per_step),
+    ):
+        if value != wanted:
+            raise ConfigError(f"{folder} was saved with {name} = {value} and can only go on so, got {wanted}")
+    if saved.method.phase >= config.episode.s_max:
+        raise ConfigError(
+            f"episode.s_max = {config.episode.s_max}, but {folder} has reached phase {saved.method.phase}; set it to "
+            f"{saved.method.phase + 1} or more"
+        )
+    if config.run.steps < saved.step:
+        raise ConfigError(
+            f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to that or more"
+        )

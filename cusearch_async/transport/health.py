@@ -35,5 +35,6 @@ async def check_server(connection: Connection) -> None:
         )
     if not int(persistence.get("aof_enabled", 0)):
         log.warning(
-            "Redis has appendonly off: what is buffered is lost when the server ends (docs/redis.md, Durability)"
+            "Redis has appendonly off: what is buffered is lost when the server ends; "
+            "`redis-cli CONFIG SET appendonly yes`, or set it where the server is configured"
         )

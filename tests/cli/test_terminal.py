@@ -150,6 +150,7 @@ def test_the_version_is_said(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("cusearch 0.")
 
 
+@pytest.mark.system
 def test_no_command_waits_for_heavy_libraries():
     """`settle` has to come before torch is loaded."""
     code = "import sys, cusearch_async.cli.main, cusearch_async.processes.start as s; print(sorted(sys.modules))"

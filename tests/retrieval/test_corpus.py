@@ -115,6 +115,10 @@ def made(settings, on_progress=lambda done, total: None):
 QUERIES = ["number of city7", "n3", "city150 number", "zebra", ""]
 
 
+loads_an_index = pytest.mark.system
+"""numba compiles for seconds when an index is opened."""
+
+
 def found(index):
     """Scores, and what has the best of them; the order of equal scores is not compared."""
     results = index.search(QUERIES, 5)
@@ -122,12 +126,14 @@ def found(index):
     return [[score for _, score in result] for result in results], best
 
 
+@loads_an_index
 def test_an_index_in_a_folder_finds_what_one_in_memory_finds(settings):
     index = made(settings)
     assert found(index) == found(Bm25Index.in_memory(MANY))
     assert isinstance(index._index.scores["data"], np.memmap)
 
 
+@loads_an_index
 def test_an_interrupted_index_goes_on_where_it_stopped(settings, monkeypatch):
     monkeypatch.setattr(bm25, "_CHUNK", 50)
 
@@ -148,6 +154,7 @@ def test_an_interrupted_index_goes_on_where_it_stopped(settings, monkeypatch):
     assert found(index) == found(Bm25Index.in_memory(MANY))
 
 
+@loads_an_index
 def test_pieces_of_another_corpus_are_not_gone_on_with(settings, write, monkeypatch):
     monkeypatch.setattr(bm25, "_CHUNK", 50)
 
@@ -160,6 +167,7 @@ def test_pieces_of_another_corpus_are_not_gone_on_with(settings, write, monkeypa
     assert found(made(settings)) == found(Bm25Index.in_memory(MANY[::-1]))
 
 
+@loads_an_index
 def test_nothing_of_others_is_deleted_when_the_index_starts_over(write, tmp_path, monkeypatch):
     """The index may be in the folder of the corpus."""
     monkeypatch.setattr(bm25, "_CHUNK", 50)
@@ -176,6 +184,7 @@ def test_nothing_of_others_is_deleted_when_the_index_starts_over(write, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bm25", "corpus.jsonl", "manifest.json", "passages.npy"]
 
 
+@loads_an_index
 def test_an_index_of_another_corpus_is_named(settings, write):
     made(settings)
     write(*lines([*MANY[:-1], {"id": "x", "contents": "another one altogether"}]))
@@ -183,6 +192,7 @@ def test_an_index_of_another_corpus_is_named(settings, write):
         indexing.load(Path(settings.corpus), settings.index, settings)
 
 
+@loads_an_index
 def test_a_damaged_index_is_named(settings):
     made(settings)
     (settings.index / "bm25" / "params.index.json").write_text("{")

@@ -22,6 +22,7 @@ from cusearch_async.host import free_port
 from cusearch_async.retrieval.answers import MAX_ANSWER_BYTES
 from cusearch_async.retrieval.backend import Query, SearchFailed
 from cusearch_async.retrieval.websearch import MAX_QUERY_BYTES, WebSearch, parse_answer, pause_s, web_search
+from tests.conftest import SLOW
 
 ENGINES = ("serper", "serpapi")
 RESULTS = {"serper": "organic", "serpapi": "organic_results"}
@@ -711,7 +712,7 @@ async def test_a_search_that_is_cancelled_takes_no_other_with_it(tmp_path):
 
     async with asking("serper", finds_when_told, cache=tmp_path) as (service, search):
         impatient, patient = (asyncio.create_task(found(search, "Peru")) for _ in range(2))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * SLOW):
             while not service.requests:
                 await asyncio.sleep(0.01)
         impatient.cancel()
@@ -725,7 +726,7 @@ async def test_a_search_that_is_cancelled_takes_no_other_with_it(tmp_path):
 async def test_closing_ends_what_is_under_way(tmp_path):
     async with asking("serper", hangs, cache=tmp_path) as (service, search):
         waiting = asyncio.create_task(found(search, "Peru"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * SLOW):
             while not service.requests:
                 await asyncio.sleep(0.01)
             await search.close()

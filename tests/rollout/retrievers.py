@@ -14,6 +14,7 @@ from cusearch_async.config import EpisodeConfig, RetrieverConfig
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.types import Question
+from tests.conftest import SLOW
 from tests.fakes import STARTER, ScriptedPolicy
 
 QUESTION = Question(id="q/0", text="What is the capital of Peru?", answers=("Lima",), category="q")
@@ -59,7 +60,7 @@ def waits_for_more(count: int) -> Answer:
     """Finds Lima, once `count` requests are there."""
 
     async def answer(service: Service, request: web.Request) -> web.StreamResponse:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * SLOW):
             while len(service.bodies) < count:
                 await asyncio.sleep(0.01)
         return await finds("Lima")(service, request)

@@ -20,6 +20,7 @@ from cusearch_async.errors import RetrievalUnavailable, SearchRefused
 from cusearch_async.host import free_port
 from cusearch_async.rollout import retrieval
 from cusearch_async.rollout.retrieval import SearchClient
+from tests.conftest import SLOW
 from tests.rollout.retrievers import (
     QUESTION,
     Service,
@@ -147,7 +148,7 @@ async def test_a_retriever_that_is_down_is_named_in_the_log_until_it_answers(atl
     monkeypatch.setattr(retrieval, "SAY_EVERY_S", 0.05)
     url = f"http://127.0.0.1:{free_port()}"
     config = load_config(atlas_config, ["--retriever.url", url])
-    async with SearchClient.open(config) as client, asyncio.timeout(20):
+    async with SearchClient.open(config) as client, asyncio.timeout(20 * SLOW):
         waiting = asyncio.create_task(client.wait_until_answering(60))
         while len(caplog.messages) < 3:
             await asyncio.sleep(0.01)

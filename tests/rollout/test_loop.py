@@ -25,6 +25,7 @@ from cusearch_async.rollout import loop as rollout_loop
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.types import Question
+from tests.conftest import SLOW
 from tests.strategies import make_trajectory
 from tests.transport.conftest import RedisBackend, make_shape
 
@@ -72,7 +73,7 @@ def parts(atlas_config):
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * SLOW):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -133,7 +134,7 @@ async def test_a_worker_ends_though_its_engine_swallows_the_cancellation(parts):
     await buffer.announce(1, "v000001-e1")
     await loading.wait()
     stop.set()
-    await asyncio.wait_for(working, 5)
+    await asyncio.wait_for(working, 5 * SLOW)
     assert not run.leases
 
 
@@ -213,7 +214,7 @@ async def test_an_error_in_the_program_ends_the_worker_with_itself_as_the_last_l
     await buffer.recover(0, State(), {})
     await buffer.announce(0, "v000000-e1")
     with pytest.raises(TypeError) as caught:
-        await asyncio.wait_for(loop.run(asyncio.Event()), 5)
+        await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
     lines = traceback.format_exception(caught.value)
     assert lines[-1] == "TypeError: 'NoneType' object is not subscriptable\n"
     assert run.attempts == {5: 1}
@@ -227,12 +228,13 @@ async def test_an_outage_that_was_waited_for_in_vain_costs_its_tickets_no_attemp
     await buffer.recover(0, State(), {})
     await buffer.announce(0, "v000000-e1")
     with pytest.raises(RetrievalUnavailable, match="down"):
-        await asyncio.wait_for(loop.run(asyncio.Event()), 5)
+        await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
     assert not run.attempts
     assert run.requeue == set(range(8))
 
 
 @pytest.mark.parametrize("error", [bug(), ConfigError("episode.max_prompt_tokens"), RetrievalUnavailable("down")])
+@pytest.mark.system
 async def test_a_worker_on_redis_whose_episodes_all_fail_at_once_ends(parts, redis_url, error):
     """The first failure cancels a loop in the midst of a Redis command, which may swallow the cancellation."""
 
@@ -249,7 +251,7 @@ async def test_a_worker_on_redis_whose_episodes_all_fail_at_once_ends(parts, red
             await buffer.announce(0, "v000000-e1")
             worker = RolloutLoop("w", loop._config, buffer, FakeEngine(), None, Failing(), FakeSearch(), QUESTIONS)
             with pytest.raises(type(error)) as caught:
-                await asyncio.wait_for(worker.run(asyncio.Event()), 10)
+                await asyncio.wait_for(worker.run(asyncio.Event()), 10 * SLOW)
             assert caught.value is error
             await buffer.reset()
     finally:
@@ -288,10 +290,10 @@ async def test_a_worker_ends_whatever_swallows_the_one_cancellation(parts, monke
     working = asyncio.create_task(loop.run(asyncio.Event()))
     await until(lambda: len(loop._episodes) == 16)
     playing.set()
-    await asyncio.wait_for(inside.wait(), 5)
+    await asyncio.wait_for(inside.wait(), 5 * SLOW)
     fails.set()
     with pytest.raises(TypeError):
-        await asyncio.wait_for(working, 10)
+        await asyncio.wait_for(working, 10 * SLOW)
     assert swallowed.is_set()
 
 
@@ -353,7 +355,7 @@ async def test_a_worker_with_nothing_to_do_gives_torn_weights_up_after_a_while(p
     await buffer.recover(0, State(), {})
     await buffer.announce(0, "v000000-e1")
     with pytest.raises(WeightsUnavailable, match=r"v000000-e1 is missing or torn; no other version .* for 0\.3 s"):
-        await asyncio.wait_for(loop.run(asyncio.Event()), 5)
+        await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
 
 
 async def test_a_worker_with_episodes_to_play_never_gives_torn_weights_up(parts):
@@ -394,7 +396,7 @@ async def test_a_grant_that_comes_after_the_weights_went_back_is_released(parts)
     await buffer.announce(6, "v000006-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
-    await asyncio.wait_for(asked.wait(), 5)
+    await asyncio.wait_for(asked.wait(), 5 * SLOW)
     restarted = MemoryBuffer(run, make_shape(max_staleness=1))
     await restarted.recover(0, State(), {})
     await restarted.announce(0, "v000000-e2")

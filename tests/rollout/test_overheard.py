@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from cusearch_async.rollout.overheard import Overheard
+from tests.conftest import SLOW
 
 DIES = """
 import sys
@@ -25,7 +26,7 @@ def test_the_last_error_of_a_child_is_kept_and_all_it_says_passed_on(capfd, prog
     overheard = Overheard()
     with overheard.listening():
         child = subprocess.Popen([sys.executable, "-c", program])
-    assert child.wait(timeout=30) == 0
+    assert child.wait(timeout=30 * SLOW) == 0
     assert overheard.last_error() == words
     print("ours again")
     out, err = capfd.readouterr()
@@ -37,5 +38,5 @@ def test_a_child_that_says_very_much_is_neither_held_up_nor_remembered_whole():
     overheard = Overheard()
     with overheard.listening():
         child = subprocess.Popen([sys.executable, "-c", "print('x' * 99 * 10_000 + 'ab\\n' * 200_000)"])
-    assert child.wait(timeout=60) == 0
+    assert child.wait(timeout=60 * SLOW) == 0
     assert len(overheard._lines) <= 500

@@ -19,6 +19,7 @@ from cusearch_async import host
 from cusearch_async.config import STARTER, load_config
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
 from cusearch_async.transport.weights import Canary, WeightStore
+from tests.conftest import SLOW
 
 pytestmark = pytest.mark.system
 
@@ -100,11 +101,11 @@ def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_con
         text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
         process = next(p for p in psutil.Process().children() if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
         turn = asyncio.create_task(engine.generate(text, 800, 1.0, seed=1))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(60 * SLOW):
             while not engine._pulse.at:
                 await asyncio.sleep(0.01)
         process.suspend()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(60 * SLOW):
             while engine.last_token_age_s < 1.5:
                 await asyncio.sleep(0.01)
         process.resume()

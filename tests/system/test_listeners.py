@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from cusearch_async import host
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 from tests.sockets import ANYWHERE, family, listening
 from tests.system.conftest import Run
 
@@ -29,4 +29,4 @@ def test_no_process_of_a_run_listens_beyond_this_machine(run: Run):
     for address in ANYWHERE:
         for place in places:
             with pytest.raises(OSError, match=r"refused|unreachable|Cannot assign|Invalid argument"):
-                socket.create_connection((address, place.port), timeout=2)
+                socket.create_connection((address, place.port), timeout=2 * SLOW)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SLOW
+
 pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +134,7 @@ MUTANTS = {
 def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
     tests_file = next((folder / "tests").rglob(tests))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tests_file)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300 * SLOW, check=False)
 
 
 @pytest.fixture(scope="module")

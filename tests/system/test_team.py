@@ -17,7 +17,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from cusearch_async import host
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 from tests.sockets import ANYWHERE, listening
 
 pytestmark = pytest.mark.system
@@ -139,7 +139,7 @@ def test_several_ranks_listen_on_loopback_only(ranks):
     assert all(place.address.is_loopback for place in places), places
     for address in ANYWHERE:
         with pytest.raises(OSError, match=r"refused|unreachable|Cannot assign"):
-            socket.create_connection((address, team.port), timeout=2)
+            socket.create_connection((address, team.port), timeout=2 * SLOW)
 
 
 def test_who_does_not_know_the_secret_is_not_obeyed_and_ends_nothing(ranks):
@@ -201,7 +201,7 @@ def test_torchrun_starts_the_ranks_too(tmp_path, store):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=180 * SLOW,
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUSEARCH_TEAM_SECRET": "s"},
     )
@@ -212,6 +212,11 @@ def test_torchrun_starts_the_ranks_too(tmp_path, store):
 def test_an_address_that_is_not_this_machines_is_refused_in_one_line(tmp_path):
     env = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "29511"}
     done = subprocess.run(
-        [sys.executable, "-c", RANK], env=os.environ | env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", RANK],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=120 * SLOW,
+        check=False,
     )
     assert "ConfigError: rank 0 cannot listen at MASTER_ADDR 203.0.113.1, MASTER_PORT 29511" in done.stderr

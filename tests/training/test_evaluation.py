@@ -14,11 +14,11 @@ from cusearch_async.cli.launch import is_complete
 from cusearch_async.config import load_config
 from cusearch_async.errors import SearchRefused, WriteFailed
 from cusearch_async.metrics import read_scores
-from cusearch_async.processes.evaluator import Done, is_due, is_over, record
-from cusearch_async.processes.evaluator import score as score_version
 from cusearch_async.training.checkpoint import Checkpoints
-from cusearch_async.training.evaluation import FIGURES, bootstrap, summarize
+from cusearch_async.training.evaluation import FIGURES, bootstrap, is_due, summarize
+from cusearch_async.training.evaluation import score as score_version
 from cusearch_async.training.loop import state_at
+from cusearch_async.training.scores import Done, is_over, record
 from cusearch_async.training.starts import epochs_and_steps, record_start
 from cusearch_async.transport.contract import RunState
 from cusearch_async.types import Question

@@ -14,12 +14,12 @@ from cusearch_async.algorithm.methods import State
 from cusearch_async.config import Config, known_keys, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import load_tokenizer
-from cusearch_async.processes.learner import check_same_run
 from cusearch_async.training import starts
 from cusearch_async.training.checkpoint import CheckpointState
 from cusearch_async.training.starts import (
     OPERATIONAL,
     changed_settings,
+    check_same_run,
     contents_of,
     read_starts,
     record_start,

@@ -15,12 +15,13 @@ from cusearch_async.training import watchdog as watchdog_module
 from cusearch_async.training.loop import wait_for_pool
 from cusearch_async.training.watchdog import Watchdog, explain
 from cusearch_async.transport.buffer import open_buffer
+from tests.conftest import SLOW
 from tests.strategies import make_trajectory
 
 
 @pytest.fixture
 def config(atlas_config, redis_url, request):
-    overrides = ["--run.name", request.node.name[:40], "--redis.url", redis_url, "--run.stall_s", "0.2"]
+    overrides = ["--run.name", request.node.name[:40], "--redis.url", redis_url, "--run.stall_s", str(0.2 * SLOW)]
     overrides += ["--pool.questions", "4", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4"]
     return load_config(atlas_config, overrides)
 
@@ -66,7 +67,7 @@ async def test_a_run_that_moves_is_left_alone(config):
         watchdog = Watchdog(buffer, config, no_republish)
         for place in await buffer.admit("w", 0, 8):
             await watchdog.look(0)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(config.run.stall_s / 4)
             await buffer.put(make_trajectory(place.ticket, place.rollout))
         assert await wait_for_pool(buffer, 0, watchdog, asyncio.Event()) is not None
 
@@ -90,9 +91,10 @@ async def test_a_pause_is_no_stall_however_long_it_lasts(config):
         await started(buffer)
         await buffer.pause(True)
         watchdog = Watchdog(buffer, config, no_republish)
-        deadline = time.monotonic() + 5 * config.run.stall_s
+        deadline = time.monotonic() + 2 * config.run.stall_s
         while time.monotonic() < deadline:
             await watchdog.look(0)
+            await asyncio.sleep(0.02)
         await buffer.pause(False)
         with pytest.raises(Stalled):
             await wait_for_pool(buffer, 0, watchdog, asyncio.Event())
@@ -131,7 +133,7 @@ async def test_a_run_that_stands_still_has_its_weights_looked_after_ever_more_ra
         await started(buffer)
         with pytest.raises(Stalled):
             await wait_for_pool(buffer, 0, Watchdog(buffer, config, republish), asyncio.Event())
-    assert 1 <= len(asked) <= 5
+    assert 1 <= len(asked) <= 8, "each time after twice as long"
 
 
 async def test_a_worker_that_beats_and_finishes_nothing_is_named(config):

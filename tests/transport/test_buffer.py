@@ -201,6 +201,7 @@ async def test_workers_that_have_been_silent_for_an_hour_are_forgotten(redis_bac
     assert 3590 < await client.ttl(buffer.keys.worker("dead")) <= 3600
 
 
+@pytest.mark.system
 async def test_the_newest_thousand_of_the_quarantine_are_kept(redis_backend):
     buffer, client = redis_backend.make(questions=1001, rollouts=1), redis_backend.make().connection.client
     await start(buffer)

@@ -21,7 +21,7 @@ from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.server import find_redis_server, is_listening, server_command
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_shape
 from tests.transport.test_contract import G, N, fill, start
@@ -109,7 +109,7 @@ async def test_a_process_that_is_told_to_stop_waits_for_no_server(server):
     await asyncio.sleep(0.3)
     assert not waiting.done()
     stop.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * SLOW):
         with pytest.raises(BufferUnavailable):
             await waiting
     await connection.close()
@@ -159,6 +159,7 @@ async def test_a_server_that_has_lost_acknowledged_writes_is_named(server):
             await buffer.commit(pool, pool.trajectories, State(), {})
 
 
+@pytest.mark.system
 async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
     """Master and replica with one sentinel; the master is killed, the buffer goes on with the replica."""
     folders = [tmp_path / name for name in ("master", "replica", "sentinel")]
@@ -178,7 +179,7 @@ async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
         wait_until(lambda: is_listening(f"redis://127.0.0.1:{port}"), 20)
         known = redis.Redis(port=port, decode_responses=True)
         wait_until(lambda: len(known.execute_command("SENTINEL", "replicas", "runs")) == 1, 30)
-        async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0", patience_s=60) as buffer:
+        async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0", patience_s=60 * SLOW) as buffer:
             await start(buffer)
             places = await buffer.admit("w", 0, N * G)
             await fill(buffer, places[:-1])
@@ -194,6 +195,7 @@ async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
             process.wait()
 
 
+@pytest.mark.system
 async def test_sentinels_with_a_password_of_their_own_are_asked_with_it(server, tmp_path, monkeypatch):
     port = host.free_port()
     settings = tmp_path / "sentinel.conf"
@@ -245,6 +247,7 @@ def certificate(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.system
 async def test_tls_is_spoken_and_an_unknown_authority_is_refused(server, certificate):
     """A proxy speaks TLS for the server, which may be built without it."""
 

@@ -29,7 +29,7 @@ from cusearch_async.transport.server import (
     redis_version,
     server_command,
 )
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 from tests.transport.conftest import make_shape
 
 AWKWARD = ["two words", "it's", 'say "x"', "back\\slash", "#hash", "$HOME `id`", "żółw"]
@@ -81,6 +81,7 @@ async def test_the_server_writes_every_change_to_disk_and_evicts_nothing(redis_u
     await client.aclose()
 
 
+@pytest.mark.system
 async def test_our_own_server_has_a_password_that_only_its_user_and_the_run_can_read(config):
     with own(config):
         folder = config.folder / "redis"
@@ -98,6 +99,7 @@ async def test_our_own_server_has_a_password_that_only_its_user_and_the_run_can_
     assert redis_password(config) == first, "a server that is started again keeps its password"
 
 
+@pytest.mark.system
 async def test_what_a_password_is_made_of_does_not_matter(config, monkeypatch):
     for password in AWKWARD:
         monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", password)
@@ -156,9 +158,10 @@ def test_the_run_may_ask_how_redis_is_set_up(guarded):
     assert guarded.info("memory")["maxmemory_policy"] == "noeviction"
 
 
+@pytest.mark.system
 async def test_a_server_that_is_started_after_its_clients_is_theirs_too(config):
     """README: the processes of a run may be started in any order; the password is made by the last one."""
-    async with open_buffer(config, patience_s=30) as buffer:
+    async with open_buffer(config, patience_s=30 * SLOW) as buffer:
         assert redis_password(config) is None
         with pytest.raises(BufferUnavailable):
             async with open_buffer(config) as hasty:
@@ -263,6 +266,7 @@ def test_the_line_to_paste_names_the_server_of_the_config(atlas_config, tmp_path
     assert redis_cli_line(load_config(atlas_config, ["--redis.url", url, "--run.folder", str(tmp_path)])) == line
 
 
+@pytest.mark.system
 def test_the_redis_command_prints_the_line_and_never_the_password(config, atlas_config, tmp_path):
     overrides = ["--run.folder", str(config.folder), "--redis.url", config.redis.url]
     command = [sys.executable, "-m", "cusearch_async.cli.main", "redis", str(atlas_config), *overrides]

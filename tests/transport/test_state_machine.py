@@ -17,6 +17,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -427,10 +428,11 @@ class Run(RuleBasedStateMachine):
             self.loop.run_until_complete(self.backends[1].close())
 
 
-def test_memory_and_redis_behave_alike_whatever_happens(redis_url: str) -> None:
+@pytest.mark.parametrize("sequences", [12, pytest.param(SEQUENCES, marks=pytest.mark.system)])
+def test_memory_and_redis_behave_alike_whatever_happens(redis_url: str, sequences: int) -> None:
     Run.redis_url = redis_url
     Run.loop = asyncio.new_event_loop()
     try:
-        run_state_machine_as_test(Run, settings=settings(max_examples=SEQUENCES, stateful_step_count=50, deadline=None))
+        run_state_machine_as_test(Run, settings=settings(max_examples=sequences, stateful_step_count=50, deadline=None))
     finally:
         Run.loop.close()
