@@ -1,0 +1,46 @@
+"""eval.jsonl: what an evaluator has scored, and what is still to be scored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cusearch_async.config import Config
+from cusearch_async.files import append_row
+from cusearch_async.metrics import read_scores
+from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.training.evaluation import Scores
+from cusearch_async.training.starts import epochs_and_steps
+from cusearch_async.transport.weights import epoch_of
+
+FILE = "eval.jsonl"
+
+
+class Done:
+    """The newest version that needs no scoring again: in the rows of eval.jsonl that count, or seen by this process."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder
+        self._epoch = -1
+        self.version = -1
+
+    def follow(self, weights: str) -> None:
+        """`weights` are what is announced: behind a learner that went back to a checkpoint, versions come again."""
+        if epoch_of(weights) != self._epoch:
+            self._epoch = epoch_of(weights)
+            rows = read_scores(self._folder / FILE, epochs_and_steps(self._folder))
+            self.version = rows[-1]["step"] if rows else -1
+
+
+def is_over(done: Done, config: Config) -> bool:
+    """Whether the run's last version is scored, and its checkpoint there: without it, the next learner goes back."""
+    if done.version < config.run.steps:
+        return False
+    starts = epochs_and_steps(config.folder)
+    newest = Checkpoints(config.folder, config.learner.keep_checkpoints, starts).latest()
+    return newest is not None and newest.state.step >= config.run.steps
+
+
+def record(run_folder: Path, version: int, weights: str, seconds: float, scores: Scores) -> None:
+    """Add a row to eval.jsonl. Raises: WriteFailed."""
+    row = {"step": version, "epoch": epoch_of(weights), "seconds": round(seconds, 1)}
+    append_row(run_folder / FILE, row | scores)
