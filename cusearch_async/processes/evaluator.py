@@ -20,7 +20,7 @@ from cusearch_async.files import write_whole
 from cusearch_async.models import check_model
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
-from cusearch_async.rollout.loading import PatientLoader
+from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.training.evaluation import Scores, evaluate, summarize
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
@@ -54,6 +54,7 @@ async def run(config: Config) -> None:
         scored = last_scored(output)
         log.info("ready")
         try:
+            await wait_until_announced(buffer, stop.is_set)
             while not stop.is_set() and scored < config.run.steps:
                 version = await load_due(buffer, engine, loader, scored, config)
                 if version is None:
