@@ -32,6 +32,8 @@ from cusearch_async.errors import ConfigError, CusearchError
 
 log = logging.getLogger(__name__)
 
+SAY_S = 5.0
+"""Who waits says for what, every so often."""
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
 CANCEL_AGAIN_S = 1.0
@@ -165,13 +167,38 @@ def log_to_stderr(name: str) -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
+def stop_signals() -> list[signal.Signals]:
+    """What asks a process to end in good order: ctrl-C, SIGTERM, and a terminal that is closed or an ssh that is cut
+    off; not the last where `nohup` has said so."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
+
+
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGINT and SIGTERM set; loops watch it and end by themselves."""
+    """An event that `stop_signals` set; loops watch it and end by themselves."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+@contextmanager
+def saying(log: logging.Logger, what: str) -> Iterator[None]:
+    """Around what may take long, also what blocks: every SAY_S a thread logs `what`, and how long it has lasted."""
+    began, ended = time.monotonic(), threading.Event()
+
+    def say() -> None:
+        while not ended.wait(SAY_S):
+            log.info("%s: %.0f s", what, time.monotonic() - began)
+
+    thread = threading.Thread(target=say, name="saying", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 async def unless_stopped(work: asyncio.Future[Any], stop: asyncio.Event) -> bool:
@@ -323,3 +350,4 @@ if "__mp_main__" in sys.modules:
     # has, before all else. SIGTERM would not end an engine that waits for its dead worker to greet it. Not covered:
     # a worker that ends before its engine has come this far (a fraction of a second); vLLM gives up after five minutes.
     die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the worker gives its tickets back first, and ends us then

@@ -10,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 
 from cusearch_async.errors import WriteFailed
-from cusearch_async.files import append_row, write_whole, writing
+from cusearch_async.files import append_row, sync_tree, write_whole, writing
 
 
 def disk_full(handle: int) -> None:
@@ -75,3 +75,17 @@ def test_a_disk_that_refuses_is_named_in_one_line_and_leaves_no_half_folder(tmp_
 def test_a_programming_error_while_writing_stays_what_it_is(tmp_path: Path):
     with pytest.raises(RuntimeError, match="mat1 and mat2"), writing(tmp_path / "checkpoint"):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_a_folder_is_safe_on_disk_with_all_that_is_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Names as well: a file whose folder was not flushed is gone after a power cut."""
+    folder = tmp_path / "step000002-e1"
+    for name in ("state.json", "model/config.json", "deepspeed/rank/optimizer.pt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink()))
+    sync_tree(folder)
+    assert set(synced) == {folder, *folder.rglob("*")}
+    assert len(synced) == 1 + 3 + 3
+    assert synced[-1] == folder

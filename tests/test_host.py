@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -174,6 +176,32 @@ async def test_a_server_answers_nothing_that_a_web_page_can_make_a_browser_send(
             assert response.status == (421 if status == 421 else 200)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_process_is_asked_to_stop_by_each_signal(number: signal.Signals):
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+    try:
+        stop = host.stop_on_signals()
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(stop.wait(), 5)
+    finally:
+        for handled in host.stop_signals():
+            asyncio.get_running_loop().remove_signal_handler(handled)
+        signal.signal(signal.SIGHUP, before)
+
+
+async def test_nohup_is_heeded():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop = host.stop_on_signals()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        assert not stop.is_set()
+    finally:
+        for handled in host.stop_signals():
+            asyncio.get_running_loop().remove_signal_handler(handled)
+        signal.signal(signal.SIGHUP, before)
+
+
 PROBE = """
 import os, sys
 from pathlib import Path
@@ -277,3 +305,22 @@ def test_an_engine_is_started_so_that_it_dies_with_its_worker(tmp_path: Path, mo
     child = host.start_child([sys.executable, str(tmp_path / "worker.py")], log_file=tmp_path / "log")
     assert child.wait(timeout=60 * SLOW) == 0
     assert (tmp_path / "log").read_text().split() == [str(int(signal.SIGKILL))]
+
+
+def test_what_blocks_says_what_it_is_and_how_long_it_lasts(monkeypatch, caplog):
+    monkeypatch.setattr(host, "SAY_S", 0.05)
+    caplog.set_level("INFO")
+    with host.saying(logging.getLogger(), "waiting for the model to be loaded"):
+        time.sleep(0.3)
+    said = len(caplog.messages)
+    assert said >= 2
+    assert set(caplog.messages) == {"waiting for the model to be loaded: 0 s"}
+    time.sleep(0.15)
+    assert len(caplog.messages) == said, "it has ended"
+
+
+def test_what_is_done_at_once_says_nothing(caplog):
+    caplog.set_level("INFO")
+    with host.saying(logging.getLogger(), "waiting"):
+        pass
+    assert not caplog.messages

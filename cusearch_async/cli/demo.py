@@ -21,6 +21,7 @@ from cusearch_async.cli.launch import add_accept_changes
 from cusearch_async.cli.reset import refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import BufferUnavailable, ProcessDied
+from cusearch_async.training.checkpoint import Checkpoint
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
@@ -53,12 +54,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         live.watch(fleet, config, console)
         ledger, counted = asyncio.run(live.read_ledger(config))
         fleet.stop(*(name for name in fleet.children if name.startswith(("rollout", "learner", "evaluator"))))
-        newest = live.newest_checkpoint(config)
+        newest = live.whole_checkpoint(config)
         if newest is None:
             raise ProcessDied(f"the learner has ended and left no checkpoint in {config.folder / 'checkpoints'}")
         after = evaluate(fleet, screen, config, str(newest.path / "model"), "after")
     summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
-    finish(config, before, after, summary, console)
+    finish(config, newest, before, after, summary, console)
 
 
 def with_own_redis(config: Config) -> Config:
@@ -87,6 +88,7 @@ def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, name
 
 def finish(
     config: Config,
+    newest: Checkpoint,
     before: dict[str, dict[str, float]],
     after: dict[str, dict[str, float]],
     summary: dict[str, Any],
@@ -104,7 +106,7 @@ def finish(
     path = config.folder / "summary.json"
     path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
     console.print(comparison(before, after))
-    live.say_where(config, console)
+    live.say_where(config, newest, console)
     console.print(f"{'summary':<8} {path}", soft_wrap=True)
 
 

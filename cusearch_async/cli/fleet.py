@@ -109,10 +109,12 @@ class Fleet:
         self._exit.enter_context(run_folder.hold(self._config.folder))
         save_config(self._config, self._config_path)
         self._logs.mkdir(parents=True, exist_ok=True)
-        signal.signal(signal.SIGTERM, _interrupt)
+        for number in {*host.stop_signals()} - {signal.SIGINT}:
+            self._exit.callback(signal.signal, number, signal.signal(number, _interrupt))
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell adds its own to the terminal's; neither is impatience
         with self._exit:
             self.stop()
 
@@ -251,5 +253,7 @@ def _refuse_elsewhere(key: str, url: str) -> None:
         raise RetrievalUnavailable(f"nothing listens at {key} {url}; start it first")
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(number: int, _: object) -> None:
+    if number == signal.SIGHUP:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -45,12 +45,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     started = time.monotonic()
     run_folder.refuse_others(config.folder, config.run.name)
     done = live.newest_checkpoint(config)
-    if done is not None and is_complete(done.state.step, config):
+    if done is not None and is_complete(done.state.step, config) and not done.torn():
         console.print(
             f"run {config.run.name} is complete: {done.state.step} steps are done and run.steps is "
             f"{config.run.steps}. Nothing is left to do; to go on, add --steps N"
         )
-        live.say_where(config, console)
+        live.say_where(config, done, console)
         return
     run_folder.refuse_if_held(config.folder)
     if is_listening(config.redis.url):
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         live.watch(fleet, config, console)
         ledger, counted = asyncio.run(live.read_ledger(config))
     live.conclude(config, ledger, counted, time.monotonic() - started, console)
-    live.say_where(config, console)
+    live.say_where(config, live.whole_checkpoint(config), console)
 
 
 def is_complete(done: int, config: Config) -> bool:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from cusearch_async import host
 from cusearch_async.cli.fleet import SAY_S, Fleet
 from cusearch_async.cli.plot import draw
 from cusearch_async.config import Config
@@ -24,7 +25,7 @@ from cusearch_async.metrics import read_metrics
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints
 from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import Ledger
+from cusearch_async.transport.contract import Ledger, RunState
 from cusearch_async.transport.inspection import Audit, audit
 from cusearch_async.transport.server import redis_cli_line
 
@@ -226,13 +227,25 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
 
 
 def newest_checkpoint(config: Config) -> Checkpoint | None:
-    """Of the course that the run is on; whether it is whole is looked at when it is loaded."""
-    return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder)).latest()
+    """Of the course that the run is on; whether it is whole is not looked at."""
+    return _checkpoints(config).latest()
 
 
-def say_where(config: Config, console: Console) -> None:
-    """Where the results are, and what to do with them; each path whole on a line of its own."""
-    settings, newest = config.folder / "config.toml", newest_checkpoint(config)
+def whole_checkpoint(config: Config) -> Checkpoint | None:
+    """The newest one whose files are as they were written; newer ones that are torn are named in the log. None when
+    there are none at all. Raises: ConfigError when none is whole."""
+    with host.saying(log, "waiting for the newest checkpoint to be verified"):
+        return _checkpoints(config).newest(RunState())
+
+
+def _checkpoints(config: Config) -> Checkpoints:
+    return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
+
+
+def say_where(config: Config, newest: Checkpoint | None, console: Console) -> None:
+    """Where the results are, and what to do with them; each path whole on a line of its own. `newest` is the whole
+    checkpoint whose model is recommended."""
+    settings = config.folder / "config.toml"
     lines = [
         ("plot", config.folder / "plot.png"),
         ("metrics", config.folder / "metrics.jsonl"),

@@ -15,7 +15,7 @@ from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.models import check_model
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
-from cusearch_async.rollout.loading import PatientLoader
+from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.training.evaluation import is_due, score
 from cusearch_async.training.scores import Done, is_over, record
@@ -46,6 +46,7 @@ async def run(config: Config) -> None:
         done = Done(config.folder)
         log.info("ready")
         try:
+            await wait_until_announced(buffer, stop.is_set)
             while not stop.is_set() and not is_over(done, config):
                 version = await load_due(buffer, engine, loader, done, config)
                 if version is None:

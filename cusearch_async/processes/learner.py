@@ -53,12 +53,14 @@ def lead(
     refuse_changes(config, accept_changes, contents)
     checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
     newest = asyncio.run(find_checkpoint(checkpoints, config))
-    learner = Learner(config, team)
+    with host.saying(log, f"waiting for {config.model.location} to be loaded"):
+        learner = Learner(config, team)
     if newest is not None and not is_sealed(newest.path):  # a learner that is alive has deleted it: it has newer ones
         newest = asyncio.run(find_checkpoint(checkpoints, config))
     team.tell(str(newest.path if newest else "").encode())
     if newest is not None:
-        learner.load(newest.path)
+        with host.saying(log, f"waiting for {newest.path} to be loaded"):
+            learner.load(newest.path)
     start = newest.state if newest else state_at(0, State(), {}, config)
     try:
         asyncio.run(_lead(learner, team, checkpoints, start, questions, contents, config))
@@ -70,7 +72,7 @@ def lead(
 def follow(config: Config, team: Team) -> None:
     """Be a rank other than 0. Signals are left to rank 0, which stops the others when it has saved."""
     host.die_with_parent(signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in host.stop_signals():
         signal.signal(number, signal.SIG_IGN)
     learner = Learner(config, team)
     newest = team.listen().decode()
@@ -87,7 +89,8 @@ async def find_checkpoint(checkpoints: Checkpoints, config: Config) -> Checkpoin
     async with open_buffer(config, config.run.wait_s) as buffer:
         state = await buffer.state()
     refuse_another(config.run.name, state.origin, config.folder)
-    newest = checkpoints.newest(state)
+    with host.saying(log, "waiting for the newest checkpoint to be verified"):
+        newest = checkpoints.newest(state)
     if newest is None:
         log.info("no checkpoint, starting at step 0")
         return None

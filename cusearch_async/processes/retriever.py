@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 from cusearch_async import host
@@ -15,10 +16,13 @@ from cusearch_async.retrieval.server import Retriever
 from cusearch_async.retrieval.websearch import web_search
 from cusearch_async.retrieval.zerosearch import ZeroSearch
 
+log = logging.getLogger(__name__)
+
 
 async def run(config: Config) -> None:
     """Serve until a signal comes."""
-    backend = await asyncio.to_thread(make_backend, config)
+    with host.saying(log, "waiting for the corpus and its index to be loaded"):
+        backend = await asyncio.to_thread(make_backend, config)
     try:
         application = Retriever(backend, config.episode.topk).application()
         await host.serve(application, config.retriever.url, "retriever.url")

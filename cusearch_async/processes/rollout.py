@@ -23,9 +23,10 @@ log = logging.getLogger(__name__)
 async def run(config: Config, name: str) -> None:
     """Be the rollout worker `name` until a signal comes."""
     stop = host.stop_on_signals()
-    questions = load_questions(config.data.source)
-    tokenizer = check_model(config.model.location, config.episode.max_tokens)
-    check_lengths(questions, tokenizer, config.episode)
+    with host.saying(log, "waiting for the questions to be read"):
+        questions = load_questions(config.data.source)
+        tokenizer = check_model(config.model.location, config.episode.max_tokens)
+        check_lengths(questions, tokenizer, config.episode)
     async with open_buffer(config, config.run.wait_s, stop) as buffer:
         await buffer.state()
     async with (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -26,12 +27,15 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
 from cusearch_async.models import first_line
 from cusearch_async.rollout.dialogue import STOP_TAGS
 from cusearch_async.rollout.overheard import Overheard
 from cusearch_async.transport.weights import TENSORS, Canary, WeightStore
+
+log = logging.getLogger(__name__)
 
 CPU_BATCH_TOKENS = 4096
 """Most tokens of one engine step on CPU; prompts that do not fit wait for the next."""
@@ -110,7 +114,7 @@ class Engine:
         )
         overheard = Overheard()
         try:
-            with overheard.listening():
+            with host.saying(log, f"waiting for vLLM to load {model}"), overheard.listening():
                 llm = AsyncLLM.from_engine_args(arguments)
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineDied(

@@ -24,7 +24,7 @@ from cusearch_async.algorithm.staleness import question_index, ticket_limit
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
 from cusearch_async.rollout.episode import Player
-from cusearch_async.rollout.loading import PatientLoader
+from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.transport.contract import Buffer, Place
 from cusearch_async.transport.weights import WeightStore
@@ -118,8 +118,10 @@ class RolloutLoop:
                 await host.end_tasks([*helpers, *self._episodes])
 
     async def _wait_for_weights(self, stop: asyncio.Event) -> None:
-        while not _is_over(stop) and not await self._pick_up():
-            await asyncio.sleep(POLL_S)
+        await wait_until_announced(self._buffer, lambda: _is_over(stop))
+        with host.saying(log, "waiting for the first weights to be loaded"):
+            while not _is_over(stop) and not await self._pick_up():
+                await asyncio.sleep(POLL_S)
 
     async def _follow_weights(self, stop: asyncio.Event) -> None:
         while not _is_over(stop):

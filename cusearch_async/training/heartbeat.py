@@ -37,13 +37,22 @@ class Heartbeat:
 
     @contextmanager
     def beating(self) -> Iterator[Heartbeat]:
-        thread = threading.Thread(target=lambda: asyncio.run(self._beat()), name="heartbeat", daemon=True)
+        thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         thread.start()
         try:
             yield self
         finally:
             self._ended.set()
             thread.join(timeout=BEAT_S)
+
+    def _run(self) -> None:
+        """An error of the program ends the learner, with the error as its last line: without heartbeat and watch over
+        the ranks it would go on as if it had both."""
+        try:
+            asyncio.run(self._beat())
+        except Exception:
+            log.critical("the heartbeat failed; the learner ends", exc_info=True)
+            os._exit(1)
 
     async def _beat(self) -> None:
         """Fenced or cut off it goes on trying: to end the learner is left to the loop, which knows where it stands."""

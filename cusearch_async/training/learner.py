@@ -202,9 +202,10 @@ class Learner:
         faults = [fault for fault in self._team.gather(update.faults) if fault]
         if faults:
             raise NonFiniteUpdate(
-                f"step {update.step} is refused, not finite: {', '.join(faults)}; no update was made with it and its "
-                "pool stays claimed. Started again, the learner goes on from its newest checkpoint and meets it again: "
-                "change a setting, or look at the trajectory"
+                f"step {update.step} is refused, not finite: {', '.join(faults)}; no update was made with its "
+                f"{update.made_of}, and their pool stays claimed. Started again, the learner goes on from its newest "
+                "checkpoint and meets it again: change a setting, or look at the trajectory (`cusearch buffer peek "
+                "CONFIG ID`) and take it out of the pool (`cusearch buffer quarantine CONFIG ID`)"
             )
 
     def _score(self, module: Any, update: Update) -> Scores:

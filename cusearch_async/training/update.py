@@ -108,6 +108,12 @@ class Update:
                 self.note_fault(f"{name} of trajectory {self.selected[row].id}")
 
     @property
+    def made_of(self) -> str:
+        """Which trajectories, in words."""
+        tickets = [t.ticket for t in self.selected]
+        return f"{len(tickets)} trajectories of tickets {min(tickets, default=0)} to {max(tickets, default=0)}"
+
+    @property
     def faults(self) -> str:
         """What this rank found not to be finite; empty if nothing."""
         named = self._faults[:_FAULTS_NAMED]

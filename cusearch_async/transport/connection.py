@@ -16,6 +16,7 @@ from redis import exceptions
 from redis.asyncio.sentinel import Sentinel
 from redis.credentials import CredentialProvider
 
+from cusearch_async import host
 from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferUnavailable
 
@@ -100,6 +101,7 @@ class Connection:
         self._settings = settings
         self._patience_s = patience_s
         self._stop = stop or asyncio.Event()
+        self._said_at = float("-inf")
 
     async def run(self, command: Callable[[], Awaitable[T]]) -> T:
         """The answer to `command`, which must be idempotent: it is sent again when no answer comes.
@@ -121,11 +123,21 @@ class Connection:
                     raise
                 if self._stop.is_set() or time.monotonic() - began + wait_s > self._patience_s:
                     raise self._unavailable(error) from error
-                if wait_s == _FIRST_RETRY_S:
-                    log.warning("%s; waiting up to %g s", _one_line(error), self._patience_s)
+                self._say(error, began)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), wait_s)
             wait_s = min(2 * wait_s, _LAST_RETRY_S)
+
+    def _say(self, error: Exception, began: float) -> None:
+        """Of all commands that wait one speaks, every few seconds."""
+        now = time.monotonic()
+        if now - self._said_at < host.SAY_S:
+            return
+        self._said_at = now
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + began + self._patience_s - now))
+        log.warning(
+            "Redis at %s down for %.0f s (%s); waiting until %s", self._address, now - began, _one_line(error), until
+        )
 
     async def close(self) -> None:
         await self.client.aclose()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import pty
 import signal
+import subprocess
 import sys
+import termios
 import threading
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -19,7 +24,7 @@ from cusearch_async.cli import launch, live
 from cusearch_async.cli.fleet import Child, Fleet
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable
-from tests.conftest import wait_until
+from tests.conftest import SLOW, wait_until
 
 GOODBYE = """
 import signal, sys, time
@@ -52,10 +57,8 @@ def config(atlas_config, tmp_path, redis_url):
 
 @pytest.fixture
 def fleet(config):
-    handler = signal.getsignal(signal.SIGTERM)
     with Fleet(config) as fleet:
         yield fleet
-    signal.signal(signal.SIGTERM, handler)
 
 
 def start(fleet: Fleet, folder: Path, name: str, script: str, *arguments: object) -> Child:
@@ -96,6 +99,53 @@ def test_a_second_interrupt_kills_at_once(fleet, tmp_path):
         fleet.stop()
     thread.join()
     assert [child.process.returncode for child in children] == [-signal.SIGKILL] * 2
+
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from cusearch_async import host
+from cusearch_async.cli import live
+from cusearch_async.cli.fleet import Fleet
+from cusearch_async.config import load_config
+from tests.cli.test_fleet import GOODBYE, start
+config, folder = load_config(Path(sys.argv[1]), ["--run.folder", sys.argv[2]]), Path(sys.argv[3])
+with host.last_words("cusearch"), Fleet(config) as fleet:
+    for name in ("redis", "learner", "rollout-0"):
+        start(fleet, folder, name, GOODBYE, name, folder / "said", 1)
+    live.Screen(fleet, Console()).wait(lambda: "waiting", lambda: False, list)
+"""
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_closed_terminal_ends_a_launch_in_good_order(config, atlas_config, tmp_path, nohup):
+    """The terminal says so, and the shell once more; nobody reads any more what is printed meanwhile."""
+    command = [*(["nohup"] if nohup else []), sys.executable, "-c", LAUNCH, atlas_config, config.folder, tmp_path]
+    terminal, inner = pty.openpty()
+    launched = subprocess.Popen(
+        list(map(str, command)),
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),  # noqa: PLW1509  (no threads run here)
+    )
+    os.close(inner)
+    logs = [tmp_path / f"{name}.log" for name in ("redis", "learner", "rollout-0")]
+    wait_until(lambda: launched.poll() or all(log.exists() and "ready" in log.read_text() for log in logs), 30)
+    assert launched.poll() is None, os.read(terminal, 10_000).decode()
+    os.close(terminal)
+    said = tmp_path / "said"
+    if nohup:
+        time.sleep(0.5)
+        assert not said.exists()
+        launched.terminate()
+    wait_until(said.exists, 20)
+    launched.send_signal(signal.SIGHUP)
+    assert launched.wait(20 * SLOW), "130, or what came of printing to a terminal that is gone"
+    assert said.read_text().split() == ["rollout-0", "learner", "redis"], "each had the time to end"
 
 
 def test_what_does_not_end_in_time_is_killed_and_named(fleet, tmp_path, monkeypatch, caplog):

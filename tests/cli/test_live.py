@@ -135,6 +135,7 @@ def complete(atlas_config, tmp_path):
     for step in (6, 8):
         with checkpoints.write(state_at(step, State(), {}, config)) as folder:
             (folder / "model").mkdir(parents=True)
+            (folder / "model" / "model.safetensors").write_bytes(b"weights")
         checkpoints.finish(step)
     return atlas_config, overrides
 
@@ -153,6 +154,26 @@ def test_a_complete_run_of_another_name_is_not_ours(complete, tmp_path):
     (tmp_path / "run" / "run.json").write_text('{"run": "other", "id": "1", "created": "2026-01-01"}')
     with pytest.raises(ConfigError, match="belongs to run 'other', not to 'atlas'"):
         launch.run(Namespace(config=config, accept_changes=False, take_over=False), overrides)
+
+
+def test_a_model_that_is_torn_is_not_announced(complete, monkeypatch, caplog):
+    """The run goes on from the checkpoint before it, and makes the steps again."""
+    path, overrides = complete
+    config = load_config(path, overrides)
+    torn = config.folder / "checkpoints" / "step000008-e3"
+    (torn / "model" / "model.safetensors").write_bytes(b"weighty")
+    assert live.whole_checkpoint(config).state.step == 6
+    assert f"checkpoint {torn} is torn (model/model.safetensors); it is skipped" in caplog.messages
+
+    def go_on(folder):
+        raise ConfigError("it goes on")
+
+    monkeypatch.setattr(launch.run_folder, "refuse_if_held", go_on)
+    with pytest.raises(ConfigError, match="it goes on"):
+        launch.run(Namespace(config=path, accept_changes=False, take_over=False), overrides)
+    (config.folder / "checkpoints" / "step000006-e3" / "model" / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"no checkpoint in .* is whole"):
+        live.whole_checkpoint(config)
 
 
 def test_a_run_with_steps_left_or_a_version_to_score_is_not_complete(complete, tmp_path):

@@ -438,3 +438,37 @@ async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts,
     assert len(player.playing) == 16, "the episodes go on"
     stop.set()
     await working
+
+
+async def test_a_worker_that_waits_for_its_first_weights_says_so(parts, monkeypatch, caplog):
+    monkeypatch.setattr(host, "SAY_S", 0.05)
+    caplog.set_level("INFO")
+    _, buffer, player, loop = parts
+    load, let = loop._engine.load, asyncio.Event()
+
+    async def load_slowly(store, name, check):
+        await let.wait()
+        await load(store, name, check)
+
+    loop._engine.load = load_slowly
+    stop = asyncio.Event()
+    working = asyncio.create_task(loop.run(stop))
+    await until(lambda: "waiting for the learner to publish weights: 0 s" in caplog.messages)
+    await buffer.recover(0, State(), {})
+    await buffer.announce(0, "v000000-e1")
+    await until(lambda: "waiting for the first weights to be loaded: 0 s" in caplog.messages)
+    let.set()
+    await until(lambda: player.playing)
+    said = len(caplog.messages)
+    await asyncio.sleep(0.2)
+    assert len(caplog.messages) == said, "a worker that plays waits for nothing"
+    stop.set()
+    await working
+
+
+async def test_a_worker_that_is_stopped_before_the_first_weights_ends(parts):
+    stop = asyncio.Event()
+    working = asyncio.create_task(parts[-1].run(stop))
+    await asyncio.sleep(0.05)
+    stop.set()
+    await asyncio.wait_for(working, 5)

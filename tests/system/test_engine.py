@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,3 +228,68 @@ def test_wrong_or_torn_weights_never_go_unnoticed(atlas_config, tmp_path):
             await engine.load(store, publish(store, model, 1, text, shift=0.01), check=True)
 
     with_engine(atlas_config, tmp_path, model, body)
+
+
+class StandingLLM:
+    """Takes weights, and says in which order it was asked to."""
+
+    output_processor = SimpleNamespace(process_outputs=None)
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def answer(*_: Any, **__: Any) -> None:
+            self.asked.append(name)
+
+        return answer
+
+
+def test_a_version_is_verified_in_a_thread_before_the_engine_is_paused(atlas_config, tmp_path):
+    """Hashing 15 GB takes ten seconds, in which the leases of the worker's tickets must be renewed."""
+    host.settle([])
+    from cusearch_async.rollout.engine import Engine
+    from cusearch_async.rollout.overheard import Overheard
+
+    store, llm, verified_in = WeightStore(tmp_path / "store"), StandingLLM(), []
+    engine = Engine(llm, AutoTokenizer.from_pretrained(STARTER), Overheard())
+    name = publish(store, small_model(True, 0), 0, [1, 2, 3])
+    verify = store.verify
+
+    def verify_slowly(name: str) -> Any:
+        assert llm.asked == [], "episodes go on meanwhile"
+        verified_in.append(threading.current_thread())
+        time.sleep(0.2)
+        return verify(name)
+
+    store.verify = verify_slowly
+
+    async def session() -> int:
+        loading, beats = asyncio.create_task(engine.load(store, name, check=False)), 0
+        while not loading.done():
+            await asyncio.sleep(0.01)
+            beats += 1
+        await loading
+        return beats
+
+    assert asyncio.run(session()) > 5
+    assert verified_in != [threading.main_thread()]
+    assert llm.asked[0] == "pause_generation"
+    assert llm.asked[-1] == "resume_generation"
+    assert engine.loaded == name
+
+
+def test_an_engine_that_takes_long_to_start_says_so(atlas_config, monkeypatch, caplog):
+    host.settle([])
+    from cusearch_async.rollout import engine as engines
+
+    def start_slowly(_: Any) -> None:
+        time.sleep(0.2)
+        raise RuntimeError("that was all")
+
+    monkeypatch.setattr(host, "SAY_S", 0.05)
+    monkeypatch.setattr(engines.AsyncLLM, "from_engine_args", start_slowly)
+    caplog.set_level("INFO")
+    with pytest.raises(EngineDied, match="that was all"):
+        engines.Engine.start(str(STARTER), AutoTokenizer.from_pretrained(STARTER), load_config(atlas_config))
+    assert f"waiting for vLLM to load {STARTER}: 0 s" in caplog.messages

@@ -147,10 +147,11 @@ def test_a_run_whose_launcher_was_killed_ends_by_itself(run: Run):
     assert psutil.wait_procs(family, timeout=40 * SLOW)[1] == []
 
 
-def test_launch_passes_a_signal_on_while_it_starts_and_leaves_nothing_behind(run: Run):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_launch_passes_a_signal_on_while_it_starts_and_leaves_nothing_behind(run: Run, number: signal.Signals):
     launched = run.cusearch("launch", run__steps=50)
     wait_until(lambda: "ready" in run.log("rollout-0") or launched.poll() is not None, START_S)
-    os.kill(launched.pid, signal.SIGTERM)
+    os.kill(launched.pid, number)
     status, output = finish(launched, 60)
     assert status == 130, output
     assert "Traceback" not in output

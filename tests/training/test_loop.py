@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -161,8 +162,16 @@ async def test_announced_weights_that_are_torn_are_published_again_under_a_new_n
     buffer, store, learner = MemoryBuffer(MemoryRun(), make_shape()), WeightStore(tmp_path), Published()
     await buffer.recover(0, State(), {})
     await publish(learner, buffer, store, 0)
+    verify, verified_in = store.verify, []
+
+    def verify_somewhere(name):
+        verified_in.append(threading.current_thread())
+        return verify(name)
+
+    store.verify = verify_somewhere
     await republish(learner, buffer, store, 0)
     assert (await buffer.state()).weights == "v000000-e1", "whole weights are left alone"
+    assert verified_in[0] is not threading.main_thread(), "the loop goes on meanwhile"
     (tmp_path / "v000000-e1" / "model.safetensors").write_bytes(b"torn")
     await republish(learner, buffer, store, 0)
     assert (await buffer.state()).weights == "v000000-e1-2"

@@ -48,6 +48,10 @@ def test_the_tokens_of_a_micro_batch_lie_trajectory_by_trajectory(config_of):
     assert update.faults == ""
 
 
+def test_an_update_says_what_it_was_made_of(config_of):
+    assert Update(trajectories(), np.zeros(2), 7, config_of()).made_of == "2 trajectories of tickets 0 to 1"
+
+
 def test_without_a_recomputed_proximal_it_is_taken_between_the_policies(config_of):
     """log μ = -1, log π_θ = -2: sampled at 4 by step 7 (α = 3/4) -1.75; at 6 (α = 1/2) -1.5."""
     update = Update(trajectories(), np.zeros(2), 7, config_of("--loss.proximal", "loglinear"))
