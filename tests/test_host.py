@@ -182,7 +182,7 @@ async def test_a_process_is_asked_to_stop_by_each_signal(number: signal.Signals)
     try:
         stop = host.stop_on_signals()
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(stop.wait(), 5)
+        await asyncio.wait_for(stop.wait(), 5 * SLOW)
     finally:
         for handled in host.stop_signals():
             asyncio.get_running_loop().remove_signal_handler(handled)
@@ -251,7 +251,7 @@ def test_a_rank_that_is_slow_to_leave_does_not_spoil_a_learner_that_has_done_its
     (tmp_path / "rank_probe.py").write_text(LEAVES)
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(host.__file__).parents[1]}"}
     command = [sys.executable, "-m", "rank_probe"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120 * SLOW, check=False)
     assert (done.returncode, done.stdout) == (0, "0 has left\n"), done.stderr
     assert "rank 1 did not end within 1 s; killed" in done.stderr
     assert "Traceback" not in done.stderr
@@ -274,7 +274,7 @@ async def test_work_that_swallows_its_cancellation_is_cancelled_again(monkeypatc
     waiting = asyncio.create_task(host.unless_stopped(asyncio.ensure_future(work()), stop))
     await asyncio.sleep(0.01)
     stop.set()
-    done, _ = await asyncio.wait((waiting,), timeout=20)
+    done, _ = await asyncio.wait((waiting,), timeout=20 * SLOW)
     assert done
     assert waiting.result() is False
     assert len(swallowed) == 2

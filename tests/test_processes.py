@@ -9,7 +9,8 @@ import pytest
 from cusearch_async import host
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.processes import learner, retriever
+
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture
@@ -26,6 +27,8 @@ def load_slowly(*_: object) -> None:
 
 
 def test_a_learner_says_that_it_loads_its_model(config, monkeypatch, caplog):
+    from cusearch_async.processes import learner
+
     monkeypatch.setattr(learner, "Learner", load_slowly)
     with pytest.raises(ConfigError, match="that was all"):
         learner.run(config)
@@ -33,6 +36,8 @@ def test_a_learner_says_that_it_loads_its_model(config, monkeypatch, caplog):
 
 
 async def test_a_retriever_says_that_it_loads_its_index(config, monkeypatch, caplog):
+    from cusearch_async.processes import retriever
+
     monkeypatch.setattr(retriever, "make_backend", load_slowly)
     with pytest.raises(ConfigError, match="that was all"):
         await retriever.run(config)

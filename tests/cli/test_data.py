@@ -72,7 +72,7 @@ def test_lengths_are_checked_by_a_runs_model_and_template_and_else_said_not_to_b
     path = write(GOOD, GOOD | {"id": "2", "question": "who " * 500})
     status, output = cusearch("data", "check", path)
     assert status == 0
-    assert "lengths were not checked: they depend on a run's model and template; name it with --config" in output
+    assert "lengths were not checked: they depend on a run's model and template; give it with --config CONFIG" in output
     status, output = cusearch("data", "check", path, "--config", str(atlas_config))
     assert status == 1
     assert "not checked" not in output

@@ -118,6 +118,7 @@ with host.last_words("cusearch"), Fleet(config) as fleet:
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("nohup", [False, True])
 def test_a_closed_terminal_ends_a_launch_in_good_order(config, atlas_config, tmp_path, nohup):
     """The terminal says so, and the shell once more; nobody reads any more what is printed meanwhile."""

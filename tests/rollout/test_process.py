@@ -9,8 +9,9 @@ import pytest
 from cusearch_async.config import load_config
 from cusearch_async.errors import BufferUnavailable
 from cusearch_async.models import vocab_size
-from cusearch_async.processes import rollout
 from tests.fakes import STARTER
+
+pytestmark = pytest.mark.system
 
 
 class QuietBuffer:
@@ -19,6 +20,8 @@ class QuietBuffer:
 
 
 async def test_a_worker_hands_its_buffer_no_token_that_the_model_does_not_have(atlas_config, monkeypatch):
+    from cusearch_async.processes import rollout
+
     sizes = []
 
     @asynccontextmanager

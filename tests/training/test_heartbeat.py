@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.conftest import SLOW
+
 BROKEN = """
 import sys, time
 from pathlib import Path
@@ -24,7 +26,11 @@ with Heartbeat(load_config(Path(sys.argv[1]), []), 1, Team()).beating():
 
 def test_an_error_in_the_heartbeat_ends_the_learner_with_it_as_the_last_line(atlas_config):
     done = subprocess.run(
-        [sys.executable, "-c", BROKEN, str(atlas_config)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", BROKEN, str(atlas_config)],
+        capture_output=True,
+        text=True,
+        timeout=100 * SLOW,
+        check=False,
     )
     assert done.returncode == 1
     assert "learner: the heartbeat failed; the learner ends" in done.stderr
