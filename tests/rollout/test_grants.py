@@ -12,6 +12,7 @@ from cusearch_async.errors import SearchRefused
 from cusearch_async.rollout import loop as rollout_loop
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from tests.conftest import SLOW
 from tests.rollout.test_loop import (
     QUESTIONS,
     SMALL,
@@ -160,7 +161,7 @@ async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_on
     await buffer.announce(2, "v000002-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
-    await asyncio.wait_for(asked.wait(), 5)
+    await asyncio.wait_for(asked.wait(), 5 * SLOW)
     run.state = run.state.__class__(epoch=1, step=1, next_ticket=16, published=2, weights="v000002-e1")
     learner = MemoryBuffer(run, make_shape(rollouts=1))
     await learner.recover(1, State(), {})

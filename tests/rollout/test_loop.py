@@ -471,4 +471,4 @@ async def test_a_worker_that_is_stopped_before_the_first_weights_ends(parts):
     working = asyncio.create_task(parts[-1].run(stop))
     await asyncio.sleep(0.05)
     stop.set()
-    await asyncio.wait_for(working, 5)
+    await asyncio.wait_for(working, 5 * SLOW)

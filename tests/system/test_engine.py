@@ -163,7 +163,7 @@ def test_a_swap_that_takes_long_does_not_look_like_a_hang(tmp_path):
         name = publish(store, small_model(False, 0), 0, [1, 2, 3])
         async with engine._busy():
             loading = asyncio.create_task(engine.load(store, name, check=False))
-            await asyncio.wait_for(llm.swapping.wait(), 60)
+            await asyncio.wait_for(llm.swapping.wait(), 60 * SLOW)
             await asyncio.sleep(1)
             assert engine.last_token_age_s == 0.0
             llm.go_on.set()
