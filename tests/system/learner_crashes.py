@@ -98,7 +98,7 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0915  (one branch a point)
         setattr(owner, name, asynchronous if is_async else synchronous)
 
     if point == "before claim":
-        around(RedisBuffer, "claim", lambda s: s, before=True, is_async=True)
+        around(RedisBuffer, "claim", lambda s, *_: s, before=True, is_async=True)
     elif point == "after claim":
         around(RedisBuffer, "_payloads", lambda ids: int(ids[0].split(":")[0]) // 4, is_async=True)
     elif point == "mid-update":
