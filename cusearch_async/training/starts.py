@@ -27,7 +27,6 @@ import xxhash
 from cusearch_async.config import Config, load_config, save_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole, writing
-from cusearch_async.models import config_bytes
 from cusearch_async.training.checkpoint import CheckpointState
 from cusearch_async.types import Question
 
@@ -116,6 +115,8 @@ def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
 
 def contents_of(questions: Sequence[Question], model: str, tokenizer: Any) -> dict[str, str]:
     """Of the questions in their order, and of the model's config.json and what turns text into its tokens."""
+    from cusearch_async.models import config_bytes  # noqa: PLC0415  (it brings transformers, and every command reads starts)
+
     asked = [(question.id, question.text, question.answers) for question in questions]
     vocabulary = sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)
     return {
