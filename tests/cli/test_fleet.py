@@ -118,6 +118,12 @@ with host.last_words("cusearch"), Fleet(config) as fleet:
 """
 
 
+def take_terminal() -> None:
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("nohup", [False, True])
 def test_a_closed_terminal_ends_a_launch_in_good_order(config, atlas_config, tmp_path, nohup):
@@ -131,7 +137,7 @@ def test_a_closed_terminal_ends_a_launch_in_good_order(config, atlas_config, tmp
         stderr=inner,
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),  # noqa: PLW1509  (no threads run here)
+        preexec_fn=take_terminal,  # noqa: PLW1509  (no threads run here)
     )
     os.close(inner)
     logs = [tmp_path / f"{name}.log" for name in ("redis", "learner", "rollout-0")]

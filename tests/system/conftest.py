@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,11 @@ SMALL = {
     "rollout.canary_every": 1,
     "eval.questions_per_category": 2,
 }
+
+
+def heed_hangup() -> None:
+    """These tests may run under nohup, which children inherit."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @dataclass
@@ -59,7 +65,13 @@ class Run:
 
     def start(self, command: list[str], stdout: Path | None = None) -> subprocess.Popen[str]:
         output = stdout.open("w") if stdout else subprocess.PIPE
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=heed_hangup,  # noqa: PLW1509
+        )
         self.started.append(process)
         return process
 
