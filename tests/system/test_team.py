@@ -62,6 +62,7 @@ class Ranks:
     def __init__(self, command: Callable[[int], tuple[list[str], dict[str, str]]], size: int, folder: Path) -> None:
         self.port = host.free_port()
         self._folder = folder
+        self._said_before = [0] * size
         self.processes = []
         for rank in range(size):
             line, env = command(rank)
@@ -79,6 +80,7 @@ class Ranks:
     def say(self, rank: int, *words: str) -> None:
         stream = self.processes[rank].stdin
         assert stream
+        self._said_before[rank] = len(self.facts(rank))
         stream.write("".join(f"{word}\n" for word in words))
         stream.flush()
 
@@ -87,10 +89,13 @@ class Ranks:
         return [json.loads(line) for line in (self._folder / f"out{rank}").read_text().splitlines()]
 
     def answer(self, rank: int, key: str, timeout_s: float = 120) -> Any:
-        """The newest answer that has this key, once there is one more than now."""
-        count = sum(key in fact for fact in self.facts(rank))
-        wait_until(lambda: sum(key in fact for fact in self.facts(rank)) > count, timeout_s)
-        return [fact[key] for fact in self.facts(rank) if key in fact][-1]
+        """What a rank says under this key after the last `say` to it."""
+
+        def answers() -> list[Any]:
+            return [fact[key] for fact in self.facts(rank)[self._said_before[rank] :] if key in fact]
+
+        wait_until(lambda: bool(answers()), timeout_s)
+        return answers()[0]
 
     def ready(self) -> None:
         for rank in range(len(self.processes)):
