@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cusearch_async import host
+from cusearch_async import host, run_folder
 from cusearch_async.metrics import read_metrics
 from tests.conftest import SLOW
 from tests.system.conftest import SMALL
@@ -42,7 +42,7 @@ def start(wheel: Path, tmp_path: Path):
     """`python -m ...` in an empty folder with the wheel alone."""
 
     def run(*command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-        env = os.environ | {"PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1"}
+        env = os.environ | {"PYTHONPATH": str(wheel), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         command, timeout_s = (sys.executable, "-m", *command), timeout_s * SLOW
         return subprocess.run(
             command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -79,18 +79,47 @@ def test_a_users_own_folders_shadow_nothing(start, tmp_path: Path, name: str):
     )
 
 
-def test_a_demo_runs_in_an_empty_folder(start, wheel: Path, tmp_path: Path):
+def test_a_demo_runs_in_an_empty_folder_and_says_what_it_found(start, wheel: Path, tmp_path: Path):
+    """With literal SDGA-Phase: most episodes of the starter have depth 1, which alone fills half a pool."""
+    literal = {"method.phase_reserve": 0, "method.budget": 16, "loss.minibatch": 16, "pool.questions": 16}
     addresses = {
         "redis.url": f"redis://127.0.0.1:{host.free_port()}/0",
         "retriever.url": f"http://127.0.0.1:{host.free_port()}",
     }
-    settings = [part for key, value in (SMALL | addresses).items() for part in (f"--{key}", str(value))]
-    done = start("cusearch_async.cli.main", "demo", "--steps", "1", *settings, timeout_s=600)
+    changes = SMALL | literal | addresses | {"rollout.max_episodes": 32}
+    settings = [part for key, value in changes.items() for part in (f"--{key}", str(value))]
+    run, aside = tmp_path / "runs" / "demo", tmp_path / "runs" / "demo-1"
+    run_folder.mark(run, "atlas")
+    (run / "summary.json").write_text("of an earlier demo")
+    done = start("cusearch_async.cli.main", "demo", "--steps", "2", *settings, timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-    run = tmp_path / "runs" / "demo"
-    assert json.loads((run / "summary.json").read_text())["by_category"]
-    assert (run / "plot.png").exists()
-    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [0]
     (first_start,) = (run / "starts").glob("*.json")
     assert str(wheel) in first_start.read_text(), "the processes are the wheel's"
+    assert (aside / "summary.json").read_text() == "of an earlier demo"
+
+    said, rows = " ".join((done.stdout + done.stderr).split()), read_metrics(run / "metrics.jsonl")
+    summary = json.loads((run / "summary.json").read_text())
+    assert "the earlier demo is kept in runs/demo-1" in said
+    assert "held-out cities, greedy: before → after" in said
+    assert [row["step"] for row in rows] == [0, 1]
+    assert summary["steps"] == 2
+    assert summary["by_category"]
+    assert summary["ledger"]["closes"]
+    assert summary["trajectories_trained"] == summary["ledger"]["trained"] == 32
+    assert 0 <= summary["staleness_max"] <= summary["staleness_bound"] == 2
+    assert summary["em_before"] <= 0.35
+    assert (run / "plot.png").stat().st_size > 10_000
+    assert (run / "checkpoints" / "step000002-e1" / "model" / "model.safetensors").exists()
+    assert (run / "config.toml").exists()
+
+    trapped = [row["sdga/phase_trapped"] for row in rows]
+    assert 1 in trapped
+    assert summary["phase_trapped_steps"] == sum(trapped)
+    assert "the phase is trapped: depth 1 alone fills the budget" in (run / "logs" / "learner.log").read_text()
+    assert f"the phase was trapped in {int(sum(trapped))} of 2 steps" in said
+
+    done = start("cusearch_async.cli.main", "reset", str(run / "config.toml"), "--yes")
+    assert done.returncode == 0, done.stderr
+    assert not run.exists(), "everything that a run writes is known and deleted"
+    assert aside.exists()

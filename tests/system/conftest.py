@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ SMALL = {
     "rollout.max_episodes": 16,
     "rollout.canary_every": 1,
     "eval.questions_per_category": 2,
+    "learner.cores": [],
+    "rollout.cores": [],
 }
 
 
@@ -70,6 +73,7 @@ class Run:
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
             preexec_fn=heed_hangup,  # noqa: PLW1509
         )
         self.started.append(process)

@@ -178,10 +178,10 @@ def test_gradient_checkpointing_computes_the_layers_again(tmp_path, plain, check
     assert json.loads((tmp_path / "forwards-learner.json").read_text()) == [passes] * 4
 
 
-@pytest.fixture(scope="module", params=["untied", "tied"])
-def wide(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture
+def wide(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The starter policy with so large a vocabulary that ZeRO-3 really divides its LM head among the ranks."""
-    folder = str(tmp_path_factory.mktemp(request.param))
+    folder = str(tmp_path / request.param)
     model = AutoModelForCausalLM.from_pretrained(STARTER)
     model.resize_token_embeddings(1024, mean_resizing=False)
     if request.param == "tied":
@@ -192,7 +192,7 @@ def wide(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-@pytest.mark.parametrize("checkpointing", ["false", "true"])
+@pytest.mark.parametrize(("wide", "checkpointing"), [("untied", "false"), ("tied", "true")], indirect=["wide"])
 def test_ranks_with_different_numbers_of_pieces_of_logits_agree_under_zero_3(tmp_path, wide, checkpointing):
     """One rank samples more than 4,096 tokens, the other fewer; both must gather the LM head equally often."""
     selected, _ = fixed_trajectories(*LONG)

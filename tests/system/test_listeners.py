@@ -10,17 +10,20 @@ from cusearch_async import host
 from tests.conftest import SLOW, wait_until
 from tests.sockets import ANYWHERE, family, listening
 from tests.system.conftest import Run
+from tests.system.test_run import finish
 
 pytestmark = pytest.mark.system
 
 
 def test_no_process_of_a_run_listens_beyond_this_machine(run: Run):
-    """Redis, retriever, simulator, vLLM, and a learner of two ranks with their rendezvous."""
+    """Redis, retriever, simulator, vLLM, and a learner of two ranks (ZeRO-3) with their rendezvous. The run is held
+    while the listeners are looked at, and then goes on to its end."""
     run.overrides["retriever.backend"] = "zerosearch"
     run.overrides["retriever.zerosearch.url"] = f"http://127.0.0.1:{host.free_port()}/v1"
-    launched = run.cusearch("launch", run__steps=50, learner__ranks=2, learner__zero_stage=1)
+    learner = {"learner__ranks": 2, "learner__zero_stage": 3, "loss__kl_coef": 0}
+    launched = run.cusearch("launch", run__steps=6, pool__max_staleness=0, **learner)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, 300)
-    assert launched.poll() is None, launched.communicate()
+    run.redis().hset("cusearch:{atlas}:state", "paused", 1)
     places = listening(*family(launched.pid))
     served = {int(str(run.overrides[key]).split(":")[2].split("/")[0]) for key in run.overrides if key.endswith("url")}
     assert len(served) == 3
@@ -30,3 +33,8 @@ def test_no_process_of_a_run_listens_beyond_this_machine(run: Run):
         for place in places:
             with pytest.raises(OSError, match=r"refused|unreachable|Cannot assign|Invalid argument"):
                 socket.create_connection((address, place.port), timeout=2 * SLOW)
+    run.redis().hset("cusearch:{atlas}:state", "paused", 0)
+    status, output = finish(launched)
+    assert status == 0, output
+    assert run.metrics()[-1]["train/grad_norm"] > 0
+    assert "loaded weights v000001-e1" in run.log("rollout-0")

@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cusearch_async import run_folder
 from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.transport.server import is_listening
 from tests.conftest import SLOW, wait_until
@@ -147,11 +146,10 @@ def test_a_run_whose_launcher_was_killed_ends_by_itself(run: Run):
     assert psutil.wait_procs(family, timeout=40 * SLOW)[1] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_launch_passes_a_signal_on_while_it_starts_and_leaves_nothing_behind(run: Run, number: signal.Signals):
+def test_launch_passes_a_hangup_on_while_it_starts_and_leaves_nothing_behind(run: Run):
     launched = run.cusearch("launch", run__steps=50)
     wait_until(lambda: "ready" in run.log("rollout-0") or launched.poll() is not None, START_S)
-    os.kill(launched.pid, number)
+    os.kill(launched.pid, signal.SIGHUP)
     status, output = finish(launched, 60)
     assert status == 130, output
     assert "Traceback" not in output
@@ -207,66 +205,15 @@ def test_only_when_told_to_a_launch_takes_over_a_run_that_is_alive(run: Run):
     assert [service.poll() for service in services] == [None, None]
 
 
-def test_a_run_in_bfloat16_trains_and_publishes(run: Run):
-    status, output = finish(run.cusearch("launch", run__steps=2, model__dtype="bfloat16"))
+def test_grpo_half_in_bfloat16_generates_only_what_it_trains_on_and_publishes(run: Run):
+    status, output = finish(run.cusearch("launch", run__steps=2, model__dtype="bfloat16", method__name="grpo_half"))
     assert status == 0, output
+    for row in run.metrics():
+        assert sum(row["depth/generated"]) == sum(row["depth/selected"]) == 8
     last = run.metrics()[-1]
     assert last["train/grad_norm"] > 0
     assert last["off_policy/logprob_difference_mean"] < 0.05
     assert "loaded weights v000001-e1" in run.log("rollout-0")
-
-
-def test_two_ranks_with_zero_3_run_and_publish(run: Run):
-    status, output = finish(
-        run.cusearch("launch", run__steps=2, learner__ranks=2, learner__zero_stage=3, loss__kl_coef=0)
-    )
-    assert status == 0, output
-    assert run.metrics()[-1]["train/grad_norm"] > 0
-    assert "loaded weights v000001-e1" in run.log("rollout-0")
-
-
-def test_the_demo_leaves_its_table_plot_checkpoint_and_summary(run: Run):
-    run_folder.mark(run.folder, "atlas")
-    (run.folder / "summary.json").write_text("of an earlier demo")
-    status, output = finish(run.cusearch("demo", run__steps=2))
-    assert status == 0, output
-    aside = run.folder.with_name("run-1")
-    assert f"the earlier demo is kept in {aside}" in output
-    assert (aside / "summary.json").read_text() == "of an earlier demo"
-    assert "held-out cities, greedy: before → after" in output
-    summary = json.loads((run.folder / "summary.json").read_text())
-    assert summary["steps"] == 2
-    assert summary["ledger"]["closes"]
-    assert summary["trajectories_trained"] == summary["ledger"]["trained"] == 16
-    assert 0 <= summary["staleness_max"] <= summary["staleness_bound"] == 2
-    assert summary["em_before"] <= 0.35
-    assert (run.folder / "plot.png").stat().st_size > 10_000
-    assert (run.folder / "checkpoints" / "step000002-e1" / "model" / "model.safetensors").exists()
-    assert (run.folder / "config.toml").exists()
-    assert run.processes() == []
-    status, output = finish(run.cusearch("reset", "--yes"), 60)
-    assert status == 0, output
-    assert not run.folder.exists(), "everything that a run writes is known and deleted"
-    assert aside.exists()
-
-
-def test_the_literal_method_says_that_its_phase_is_trapped(run: Run):
-    """Most episodes of the starter have depth 1: that depth alone fills half a pool."""
-    small = {"method__budget": 16, "loss__minibatch": 16, "pool__questions": 16, "rollout__max_episodes": 32}
-    status, output = finish(run.cusearch("demo", run__steps=2, method__phase_reserve=0, **small))
-    assert status == 0, output
-    trapped = [row["sdga/phase_trapped"] for row in run.metrics()]
-    assert 1 in trapped
-    assert json.loads((run.folder / "summary.json").read_text())["phase_trapped_steps"] == sum(trapped)
-    assert "the phase is trapped: depth 1 alone fills the budget" in run.log("learner")
-    assert f"the phase was trapped in {int(sum(trapped))} of 2 steps" in " ".join(output.split())
-
-
-def test_grpo_half_generates_only_what_it_trains_on(run: Run):
-    status, output = finish(run.cusearch("launch", run__steps=2, method__name="grpo_half"))
-    assert status == 0, output
-    for row in run.metrics():
-        assert sum(row["depth/generated"]) == sum(row["depth/selected"]) == 8
 
 
 def test_ar3po_moves_rollouts_by_history_and_goes_on_after_a_restart(run: Run, tmp_path: Path):
@@ -278,21 +225,21 @@ def test_ar3po_moves_rollouts_by_history_and_goes_on_after_a_restart(run: Run, t
             answers = list(q.answers) if i % 2 else ["no such answer"]
             file.write(json.dumps({"id": i, "question": q.text, "golden_answers": answers}) + "\n")
     ar3po = {"method__name": "ar3po", "data__source": data, "pool__questions": 6, "pool__max_staleness": 1}
+    status, output = finish(run.cusearch("launch", run__steps=2, **ar3po))
+    assert status == 0, output
     status, output = finish(run.cusearch("launch", run__steps=4, **ar3po))
     assert status == 0, output
-    status, output = finish(run.cusearch("launch", run__steps=6, **ar3po))
-    assert status == 0, output
     rows = run.metrics()
-    assert [row["step"] for row in rows] == list(range(6))
+    assert [row["step"] for row in rows] == list(range(4))
     assert all(sum(row["depth/generated"]) == sum(row["depth/selected"]) == 12 for row in rows), "always N G"
-    checkpoint = json.loads((run.folder / "checkpoints" / "step000006-e2" / "state.json").read_text())["state"]
+    checkpoint = json.loads((run.folder / "checkpoints" / "step000004-e2" / "state.json").read_text())["state"]
     visits = checkpoint["method"]["visits"]
     assert sorted(visits) == [f"questions/{i}" for i in range(6)]
     assert all(passed == 0 for i in (0, 2, 4) for passed, _ in visits[f"questions/{i}"])
     played = [played for history in visits.values() for _, played in history]
     assert {1, 2, 3, 4} >= set(played) > {2}, "groups of another size than G have been played"
     planned = {int(ticket): size for ticket, size in checkpoint["sizes"].items()}
-    assert sorted(planned) == list(range(36, 48))
+    assert sorted(planned) == list(range(24, 36))
     assert sum(planned.values()) == 24
 
 
