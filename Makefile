@@ -8,6 +8,9 @@ TORCH_INDEX ?=
 
 .PHONY: setup demo test test-fast test-chaos soak lint bench bench-async bench-buffer bench-retriever bench-selection clean
 
+# What is started often is compiled once, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
 setup: $(VENV)/.complete
 
 # torch first, into the empty environment: pip then has nothing to compare the pinned list with, which leaves out on
@@ -29,7 +32,7 @@ test: test-fast lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "system or gpu"
 
 test-fast: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not system and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu"
 
 # a thousand faults on a living run, every pool audited; random interleavings of the buffer on both backends; mutated
 # payloads

@@ -247,6 +247,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 def test_a_rank_that_is_slow_to_leave_does_not_spoil_a_learner_that_has_done_its_work(tmp_path: Path):
     (tmp_path / "rank_probe.py").write_text(LEAVES)
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(host.__file__).parents[1]}"}

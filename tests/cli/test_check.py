@@ -364,18 +364,27 @@ def test_questions_that_cannot_be_used_are_an_error(tmp_path, atlas_config, name
     assert (found.status, said in found.text) == ("error", True), found
 
 
+@pytest.fixture
+def one_question(tmp_path) -> str:
+    """Reads faster than those of the atlas."""
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"id": 1, "question": "who?", "golden_answers": ["she"]}\n')
+    return str(path)
+
+
 @pytest.mark.parametrize(("content", "said"), [("", "is empty"), ('{"id": 1}\n', "line 1: 'contents' must be")])
-def test_a_corpus_that_cannot_be_used_is_an_error(tmp_path, atlas_config, content, said):
+def test_a_corpus_that_cannot_be_used_is_an_error(tmp_path, atlas_config, one_question, content, said):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(content)
-    found = findings("--retriever.corpus", str(corpus), path=atlas_config)["retriever.corpus"]
+    overrides = ("--retriever.corpus", str(corpus), "--data.source", one_question)
+    found = findings(*overrides, path=atlas_config)["retriever.corpus"]
     assert (found.status, said in found.text) == ("error", True), found
 
 
-def test_a_folder_that_is_no_index_is_an_error(tmp_path, atlas_config):
+def test_a_folder_that_is_no_index_is_an_error(tmp_path, atlas_config, one_question):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "x"}\n')
-    overrides = ("--retriever.corpus", str(corpus), "--retriever.index", str(tmp_path))
+    overrides = ("--retriever.corpus", str(corpus), "--retriever.index", str(tmp_path), "--data.source", one_question)
     found = findings(*overrides, path=atlas_config)["retriever.index"]
     assert (found.status, "cusearch index" in found.text) == ("error", True)
 

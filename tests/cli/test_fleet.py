@@ -69,6 +69,7 @@ def start(fleet: Fleet, folder: Path, name: str, script: str, *arguments: object
     return fleet.children[name]
 
 
+@pytest.mark.system
 def test_workers_end_before_the_learner_and_the_services_last(fleet, tmp_path, caplog):
     caplog.set_level("INFO")
     said = tmp_path / "said"
@@ -195,6 +196,7 @@ def test_a_process_that_dies_is_quoted_by_its_last_error(fleet, tmp_path, log, q
     assert str(died.value) == f"rollout-0 ended with status 3: {quoted} (log: {child.log})"
 
 
+@pytest.mark.system
 def test_each_process_gets_the_secrets_that_it_needs(fleet, monkeypatch):
     for secret in ("CUSEARCH_REDIS_PASSWORD", "SERPER_API_KEY"):
         monkeypatch.setenv(secret, "hush")

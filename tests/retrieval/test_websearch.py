@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from aiohttp import web
@@ -19,6 +20,7 @@ from aiohttp.test_utils import TestServer
 from cusearch_async.config import WebConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.host import free_port
+from cusearch_async.retrieval import websearch
 from cusearch_async.retrieval.answers import MAX_ANSWER_BYTES
 from cusearch_async.retrieval.backend import Query, SearchFailed
 from cusearch_async.retrieval.websearch import MAX_QUERY_BYTES, WebSearch, parse_answer, pause_s, web_search
@@ -166,7 +168,8 @@ async def search_of(engine: str, address: str, **settings: Any) -> AsyncIterator
 @asynccontextmanager
 async def asking(engine: str, *answers: Answer, **settings: Any) -> AsyncIterator[tuple[Service, WebSearch]]:
     async with served(*answers) as (service, address), search_of(engine, address, **settings) as search:
-        yield service, search
+        with patch.object(websearch, "_FIRST_PAUSE_S", 0.05):
+            yield service, search
 
 
 async def found(search: WebSearch, *texts: str, topk: int = 3) -> list[list[dict[str, str]]]:

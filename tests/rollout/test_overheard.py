@@ -19,6 +19,7 @@ print("(EngineCore pid=7) ERROR 11-21 14:00:00 [core.py:9] shutting down", file=
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("program", "words"), [(DIES, "RuntimeError: Unsupported head_dim=16"), ("print('all is well')", None)]
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import SLOW
 
 BROKEN = """
@@ -24,6 +26,7 @@ with Heartbeat(load_config(Path(sys.argv[1]), []), 1, Team()).beating():
 """
 
 
+@pytest.mark.system
 def test_an_error_in_the_heartbeat_ends_the_learner_with_it_as_the_last_line(atlas_config):
     done = subprocess.run(
         [sys.executable, "-c", BROKEN, str(atlas_config)],
