@@ -6,7 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup demo test test-fast test-chaos soak lint bench bench-async bench-buffer bench-retriever bench-selection clean
+.PHONY: setup demo test test-fast test-chaos mutants soak lint bench bench-async bench-buffer bench-retriever bench-selection clean
 
 # What is started often is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
@@ -40,6 +40,10 @@ test-chaos: setup
 	$(BIN)/python -m tests.transport.fuzz --count 200000
 	CUSEARCH_SEQUENCES=2000 $(BIN)/python -m pytest tests/transport/test_state_machine.py
 	$(BIN)/python -m tests.system.chaos --seed 0 --faults 1000 --out runs/chaos
+
+# planted bugs, each found by the tests of its module
+mutants: setup
+	$(BIN)/python -m pytest -n 2 tests/mutants.py
 
 soak: setup
 	$(BIN)/python -m tests.bench.soak --minutes 30 --out runs/soak

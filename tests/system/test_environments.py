@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig
 
 from cusearch_async import host
 from cusearch_async.config import STARTER
@@ -33,39 +32,47 @@ SHAPE = {
 }
 
 
-def make_model(folder: Path, kind: type[Any], tied: bool, template: str | None) -> None:
-    """A random policy with the starter's tokenizer."""
+def make_llama(folder: Path) -> None:
+    """A random policy with a tied LM head, the starter's tokenizer and a chat template."""
     shutil.copytree(STARTER, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     tokenizer = AutoTokenizer.from_pretrained(STARTER)
-    tokenizer.chat_template = template
+    tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     ids = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = kind(vocab_size=len(tokenizer), tie_word_embeddings=tied, **ids, **SHAPE)
+    config = LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, **ids, **SHAPE)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 @pytest.mark.parametrize(
-    ("kind", "tied", "template"),
-    [(Qwen2Config, True, CHAT), (LlamaConfig, False, CHAT)],
-    ids=["qwen2-tied-chat", "llama-untied-chat"],
+    ("name", "dtype", "of", "bound"),
+    [("starter", "float32", "max", 1e-3), ("llama", "bfloat16", "mean", 0.05)],
+    ids=["qwen2-untied-raw-float32", "llama-tied-chat-bfloat16"],
 )
-def test_each_architecture_goes_through_the_whole_loop(run: Run, tmp_path: Path, kind: Any, tied: bool, template: str):
-    """Played, put, trained, published, and loaded again: the engine then computes what the learner computes. (The
-    demo's policy is the third: Qwen2, untied, without a chat template.)"""
-    folder = tmp_path / "model"
-    make_model(folder, kind, tied, template)
-    changes = {"model__path": folder, "run__steps": 2, "pool__max_staleness": 0, "pool__questions": 4}
-    small = {"method__budget": 4, "episode__max_turn_tokens": 24, "learner__lr": 1e-3}
-    status, output = finish(run.cusearch("launch", **changes, **small))
+def test_each_architecture_goes_through_the_whole_loop_on_policy(
+    run: Run, tmp_path: Path, name: str, dtype: str, of: str, bound: float
+):
+    """Played, put, trained, published, and loaded again: with max_staleness = 0 the engine computes what the learner
+    computes. GRPO-Half generates what it trains on."""
+    if name == "llama":
+        make_llama(tmp_path / "model")
+        run.overrides |= {"model.path": tmp_path / "model", "episode.max_turn_tokens": 24, "learner.lr": 1e-3}
+    run.overrides |= {"model.dtype": dtype, "pool.max_staleness": 0, "method.name": "grpo_half"}
+    status, output = finish(run.cusearch("launch", run__steps=2))
     assert status == 0, output
-    first, second = run.metrics()
-    assert first["train/tokens"] > 0
-    assert first["off_policy/logprob_difference_max"] < 1e-3
-    assert second["off_policy/logprob_difference_max"] < 1e-3, "on the weights that came back"
-    assert "loaded weights v000001-e1" in run.log("rollout-0")
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == [0, 1]
+    for row in rows:  # the second on the weights that came back
+        assert row["train/tokens"] > 0
+        assert row[f"off_policy/logprob_difference_{of}"] < bound
+        assert row["off_policy/weight_mean"] == pytest.approx(1, abs=bound)
+        assert row["staleness/max"] == 0
+        assert sum(row["depth/generated"]) == sum(row["depth/selected"]) == 8
+    assert rows[0]["train/grad_norm"] > 0 or name == "llama", "a random policy has no reward to compare"
+    assert "loaded weights v000001-e1" in run.log("rollout-0"), "with the canary, and the worker lives on"
     saved = AutoModelForCausalLM.from_pretrained(run.folder / "checkpoints" / "step000002-e1" / "model")
-    assert saved.config.tie_word_embeddings is tied
+    assert saved.config.tie_word_embeddings is (name == "llama")
+    assert run.processes() == []
 
 
 @pytest.mark.parametrize("backend", ["bm25", "dense"])

@@ -61,7 +61,7 @@ def train(
     return {} if refused else load_file(folder / f"weights-{name}.safetensors")
 
 
-@pytest.mark.parametrize(("stage", "dtype"), [("0", "float32"), ("1", "float32"), ("3", "bfloat16")])
+@pytest.mark.parametrize(("stage", "dtype"), [("0", "float32"), ("3", "bfloat16")])
 def test_a_resumed_learner_makes_the_same_updates_bit_for_bit(tmp_path, stage, dtype):
     settings = ("--learner.zero_stage", stage, "--model.dtype", dtype)
     whole = train(tmp_path, "whole", "--to-step", "4", settings=settings)
@@ -82,18 +82,20 @@ class Planted:
         return Path.touch, (self.made,)
 
 
-@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"])
-def test_a_checkpoint_is_loaded_without_running_what_is_in_it(tmp_path, name):
+def test_a_checkpoint_is_loaded_without_running_what_is_in_it(tmp_path):
     checkpoint, made = tmp_path / "checkpoint", tmp_path / "made"
     train(tmp_path, "first", "--to-step", "1", "--save", str(checkpoint))
-    states = checkpoint / "deepspeed" / name
-    torch.save({"planted": Planted(made)}, states)
-    torch.load(states, weights_only=False)
-    assert made.exists(), "what is planted does run where it is unpickled"
-    made.unlink()
-    output = train(tmp_path, "second", "--load", str(checkpoint), status=1)
-    assert not made.exists()
-    assert f"checkpoint {checkpoint} holds what no learner writes" in output
+    for name in ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"):  # loaded last, and first
+        states = checkpoint / "deepspeed" / name
+        whole = states.read_bytes()
+        torch.save({"planted": Planted(made)}, states)
+        torch.load(states, weights_only=False)
+        assert made.exists(), "what is planted does run where it is unpickled"
+        made.unlink()
+        output = train(tmp_path, "second", "--load", str(checkpoint), status=1)
+        assert not made.exists()
+        assert f"checkpoint {checkpoint} holds what no learner writes" in output
+        states.write_bytes(whole)
 
 
 def test_a_checkpoint_that_another_learner_has_deleted_meanwhile_is_named(tmp_path):

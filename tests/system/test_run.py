@@ -26,21 +26,6 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> tuple[int,
     return process.returncode, output
 
 
-def test_a_synchronous_run_is_on_policy_and_publishes_what_it_learned(run: Run):
-    """max_staleness = 0: the learner's log-probabilities are the engine's, and the engine gets the weights back."""
-    status, output = finish(run.cusearch("launch", pool__max_staleness=0, run__steps=2))
-    assert status == 0, output
-    first, second = run.metrics()
-    for row in (first, second):
-        assert row["off_policy/logprob_difference_max"] < 1e-3
-        assert row["off_policy/weight_mean"] == pytest.approx(1, abs=1e-3)
-        assert row["staleness/max"] == 0
-    assert first["train/grad_norm"] > 0
-    log = run.log("rollout-0")
-    assert "loaded weights v000001-e1" in log, "every load is followed by the canary, and the worker lives on"
-    assert run.processes() == []
-
-
 def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run):
     launched = run.cusearch("launch", run__steps=4)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
@@ -146,16 +131,6 @@ def test_a_run_whose_launcher_was_killed_ends_by_itself(run: Run):
     assert psutil.wait_procs(family, timeout=40 * SLOW)[1] == []
 
 
-def test_launch_passes_a_hangup_on_while_it_starts_and_leaves_nothing_behind(run: Run):
-    launched = run.cusearch("launch", run__steps=50)
-    wait_until(lambda: "ready" in run.log("rollout-0") or launched.poll() is not None, START_S)
-    os.kill(launched.pid, signal.SIGHUP)
-    status, output = finish(launched, 60)
-    assert status == 130, output
-    assert "Traceback" not in output
-    assert run.processes() == []
-
-
 def test_a_launch_that_is_stopped_ends_its_workers_first_and_redis_last(run: Run):
     """The learner ends its step, and says no word of a Redis that is gone; a second launch meanwhile is refused."""
     launched = run.cusearch("launch", run__steps=50, learner__checkpoint_every=50)
@@ -203,17 +178,6 @@ def test_only_when_told_to_a_launch_takes_over_a_run_that_is_alive(run: Run):
     assert status == 1
     assert "another learner has taken over" in output
     assert [service.poll() for service in services] == [None, None]
-
-
-def test_grpo_half_in_bfloat16_generates_only_what_it_trains_on_and_publishes(run: Run):
-    status, output = finish(run.cusearch("launch", run__steps=2, model__dtype="bfloat16", method__name="grpo_half"))
-    assert status == 0, output
-    for row in run.metrics():
-        assert sum(row["depth/generated"]) == sum(row["depth/selected"]) == 8
-    last = run.metrics()[-1]
-    assert last["train/grad_norm"] > 0
-    assert last["off_policy/logprob_difference_mean"] < 0.05
-    assert "loaded weights v000001-e1" in run.log("rollout-0")
 
 
 def test_ar3po_moves_rollouts_by_history_and_goes_on_after_a_restart(run: Run, tmp_path: Path):

@@ -1,4 +1,7 @@
-"""Planted bugs: each is one line changed in the algorithm, and the tests of that module must find it."""
+"""Planted bugs: each is one line changed in the algorithm, and the tests of that module must find it.
+
+`make mutants` runs it. It tests the tests, so it is needed where these or the algorithm change, and not every time.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,7 @@ import pytest
 
 from tests.conftest import SLOW
 
-pytestmark = pytest.mark.system
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 SDGA, METHODS = ("algorithm/sdga.py", "test_sdga.py"), ("algorithm/methods.py", "test_methods.py")
 ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algorithm/losses.py", "test_losses.py")
