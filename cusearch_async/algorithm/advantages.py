@@ -7,10 +7,12 @@ it: A = (r - mean) / (std + 1e-6) with the sample standard deviation. Without th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cusearch_async.algorithm.shapes import require_vectors, unknown
 from cusearch_async.types import Singleton
 
 EPSILON = 1e-6
@@ -40,8 +42,16 @@ def group_advantages(
     Groups of two or more are normalised by their selected members. A group with one selected member has no
     spread of its own; `singleton` says what it gets: `raw` its reward (VERL), `zero` nothing, `pool` the
     statistics of the whole group [T], selected or not. Without `divide_by_std` rewards are centred and not scaled.
-    Raises: ValueError on non-finite rewards.
+    Raises: ValueError on non-finite rewards, on vectors of other lengths, on another rule, and on a selected ticket of
+    which the pool knows nothing.
     """
+    require_vectors(rewards.size, rewards=rewards, tickets=tickets)
+    require_vectors(pool_rewards.size, pool_rewards=pool_rewards, pool_tickets=pool_tickets)
+    if singleton not in get_args(Singleton):
+        raise unknown("the singleton rule", singleton, *get_args(Singleton))
+    strangers = np.setdiff1d(tickets, pool_tickets)
+    if strangers.size:
+        raise ValueError(f"every selected ticket must be one of the pool's, got {strangers[0]}")
     if not np.isfinite(rewards).all() or not np.isfinite(pool_rewards).all():
         raise ValueError("rewards must be finite")
     values = np.zeros(len(rewards))

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cusearch_async.algorithm.shapes import require_vectors, unknown
 from cusearch_async.types import Aggregation, Correction, RatioLevel
 
 MAX_LOG_RATIO = 20.0
@@ -32,12 +34,17 @@ def aggregation_weights(lengths: Sequence[int], mode: Aggregation, max_tokens: i
     1 / (M length). seq-mean-token-sum-norm: 1 / (M max_tokens), `max_tokens` being the most tokens that an episode can
     sample (TRL's dr_grpo). VERL divides by the padded length of a response instead, and older versions of it do not
     divide by M: their loss is M times as large.
-    """
+
+    Raises: ValueError for another mode, and for a trajectory without sampled tokens."""
+    if lengths and min(lengths) < 1:
+        raise ValueError(f"every trajectory must have a sampled token, got lengths {list(lengths)}")
     if mode == "token-mean":
         return [1 / sum(lengths)] * len(lengths)
     if mode == "seq-mean-token-mean":
         return [1 / (len(lengths) * length) for length in lengths]
-    return [1 / (len(lengths) * max_tokens)] * len(lengths)
+    if mode == "seq-mean-token-sum-norm":
+        return [1 / (len(lengths) * max_tokens)] * len(lengths)
+    raise unknown("the aggregation", mode, *get_args(Aggregation))
 
 
 def correction_weights(
@@ -47,7 +54,12 @@ def correction_weights(
 
     tis: min(w, high). icepop: w where low <= w <= high, else 0. mask: w where w <= high, else 0.
     geometric: w (at most `high`) if the geometric mean of the trajectory's w lies in [low, high], else 0.
-    none: 1."""
+    none: 1.
+
+    Raises: ValueError for another mode, and for log-probabilities that are not both [S]."""
+    if mode not in get_args(Correction):
+        raise unknown("the correction", mode, *get_args(Correction))
+    require_vectors(log_prox.size, log_prox=log_prox, log_behaviour=log_behaviour)
     if mode == "none":
         return np.ones_like(log_prox)
     log_w = np.clip(log_prox - log_behaviour, -MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -67,7 +79,9 @@ def loglinear_proximal(
     """log π_prox [S] without a forward pass of its own: between sampling and current policy, by their versions.
 
     log π_prox ≈ log μ + α (log π_θ - log μ),  α = (v_prox - v_μ) / (v_θ - v_μ),  v_prox = `step`, v_θ = step + 1.
-    Source: AReaL, proximal log-probability approximation. It grows crude with staleness (AReaL warns above 10)."""
+    Source: AReaL, proximal log-probability approximation. It grows crude with staleness (AReaL warns above 10).
+    Raises: ValueError for arguments that are not all [S]."""
+    require_vectors(log_policy.size, log_policy=log_policy, log_behaviour=log_behaviour, versions=versions)
     age = np.maximum(step - versions, 0)
     alpha = (age / (age + 1)).astype(np.float32)
     log_prox: NDArray[np.float32] = log_behaviour + alpha * (log_policy - log_behaviour)
@@ -128,11 +142,14 @@ def policy_loss(
     `entropy` [T], H_t of the policy where it sampled each token, is needed for an entropy bonus only. Gradients flow
     through these two. The bonus has no weight w_t: it is of the policy, whichever token was sampled (as in VERL).
 
-    Raises: ValueError for an entropy bonus without entropies."""
+    Raises: ValueError for an entropy bonus without entropies, for what is not [T], and for another ratio."""
+    _require_tokens(log_policy, tokens, entropy)
     advantages = tokens.advantages
     log_ratio = log_policy - tokens.log_prox
     if settings.ratio == "sequence":
         log_ratio = sequence_mean(log_ratio, tokens.lengths)
+    elif settings.ratio != "token":
+        raise unknown("the ratio", settings.ratio, *get_args(RatioLevel))
     ratio = torch.exp(torch.clamp(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     free = ratio * advantages
     held = torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high) * advantages
@@ -152,6 +169,17 @@ def policy_loss(
     weighted = tokens.aggregation * per_token
     terms = TokenTerms(weighted.detach(), (surrogate != free).detach(), kl.detach())
     return weighted.sum(), terms
+
+
+def _require_tokens(log_policy: torch.Tensor, tokens: Tokens, entropy: torch.Tensor | None) -> None:
+    """Broadcasting would make a loss of anything: advantages [T, 1] make one of T² terms."""
+    count = sum(tokens.lengths)
+    require_vectors(
+        count,
+        log_policy=log_policy,
+        entropy=entropy,
+        **{name: getattr(tokens, name) for name in Tokens.__slots__ if name != "lengths"},
+    )
 
 
 def sequence_mean(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

@@ -133,3 +133,21 @@ def test_the_order_of_the_selection_does_not_matter(order):
     tickets = np.array([0, 0, 0, 1, 1, 2, 3, 3])
     expected = advantages(rewards, tickets).values[order]
     np.testing.assert_allclose(advantages(rewards[order], tickets[order]).values, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_vectors_of_other_lengths_are_refused(wrong):
+    vectors = [np.ones(2), np.array([1, 2]), np.ones(4), np.array([1, 1, 2, 2])]
+    vectors[wrong] = vectors[wrong][:, None]
+    with pytest.raises(ValueError, match=r"must have shape \[\d\], got"):
+        group_advantages(*vectors, "raw")
+
+
+def test_a_rule_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="the singleton rule must be one of raw, zero, pool, got 'none'"):
+        group_advantages(np.ones(1), np.array([1]), np.ones(1), np.array([1]), "none")
+
+
+def test_a_ticket_that_the_pool_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="every selected ticket must be one of the pool's, got 7"):
+        group_advantages(np.ones(1), np.array([7]), np.ones(1), np.array([1]), "pool")

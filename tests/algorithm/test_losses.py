@@ -211,6 +211,48 @@ def test_a_bonus_without_entropies_is_refused():
         loss_of([1.0], [1.0], entropy_coef=0.1)
 
 
+@pytest.mark.parametrize(
+    "name", ["log_behaviour", "log_prox", "log_reference", "advantages", "weights", "aggregation", "entropy"]
+)
+@pytest.mark.parametrize("wrong", [(2, 1), (1, 2), (1,), ()])
+def test_what_is_no_vector_over_the_tokens_is_refused_and_not_broadcast(name, wrong):
+    """Advantages [T, 1] gave a loss of -4 for -1."""
+    vectors = {field: torch.zeros(2) for field in Tokens.__slots__ if field != "lengths"} | {"entropy": torch.zeros(2)}
+    vectors[name] = torch.zeros(wrong)
+    entropy = vectors.pop("entropy")
+    with pytest.raises(ValueError, match=rf"{name} must have shape \[2\], got \[{', '.join(map(str, wrong))}\]"):
+        policy_loss(torch.zeros(2), Tokens(lengths=[1, 1], **vectors), Surrogate(), entropy)
+
+
+def test_lengths_that_do_not_sum_to_the_tokens_are_refused():
+    with pytest.raises(ValueError, match=r"log_policy must have shape \[3\], got \[2\]"):
+        loss_of([1.0, 1.0], [1.0, 1.0], lengths=[1, 2])
+
+
+def test_modes_that_there_are_not_are_refused():
+    """They fell into the last branch."""
+    one = np.zeros(1, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"the aggregation must be one of token-mean, .*, got 'tokenmean'"):
+        aggregation_weights([2, 3], "tokenmean", 10)
+    with pytest.raises(ValueError, match=r"the correction must be one of tis, .*, got 'TIS'"):
+        correction_weights(one, one, "TIS", 0.5, 2.0)
+    with pytest.raises(ValueError, match="the ratio must be one of token, sequence, got 'tokens'"):
+        loss_of([1.0], [1.0], ratio="tokens")
+
+
+def test_inputs_of_the_correction_have_one_length():
+    long, short = np.zeros(3, dtype=np.float32), np.zeros(1, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"log_behaviour must have shape \[3\], got \[1\]"):
+        correction_weights(long, short, "tis", 0.5, 2.0)
+    with pytest.raises(ValueError, match=r"versions must have shape \[3\], got \[1\]"):
+        loglinear_proximal(long, long, short.astype(np.int32), 1)
+
+
+def test_a_trajectory_without_sampled_tokens_has_no_weight():
+    with pytest.raises(ValueError, match=r"must have a sampled token, got lengths \[2, 0\]"):
+        aggregation_weights([2, 0], "seq-mean-token-mean", 10)
+
+
 # Aggregation.
 
 
