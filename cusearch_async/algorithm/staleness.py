@@ -12,6 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from cusearch_async.streams import Stream, stream
+
 
 def ticket_limit(loaded_version: int, max_staleness: int, questions_per_step: int) -> int:
     """Tickets below this may be started by a worker that has loaded `loaded_version`.
@@ -28,4 +30,4 @@ def question_index(ticket: int, num_questions: int, seed: int) -> int:
 
 @lru_cache(maxsize=2)
 def _permutation(num_questions: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return np.random.default_rng([seed, epoch]).permutation(num_questions)
+    return stream(Stream.QUESTIONS, seed, epoch).permutation(num_questions)

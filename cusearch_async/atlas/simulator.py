@@ -10,12 +10,12 @@ import json
 import re
 from typing import Any
 
-import numpy as np
 from aiohttp import web
 
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.zerosearch import NUMBERS
+from cusearch_async.streams import Stream, stream
 
 _ASKED = re.compile(
     r"need to generate (\w+) (?:related but )?(useful|noisy) documents.*^Query: (.*)\n\w+ Output:\s*\Z",
@@ -52,7 +52,7 @@ class Simulator:
         if kind == "useful":
             found: list[Any] = [passage for passage, _ in self._index.search([query], count)[0]]
         else:
-            found = [passages[i] for i in np.random.default_rng(seed).integers(len(passages), size=count).tolist()]
+            found = [passages[i] for i in stream(Stream.DOCUMENTS, seed).integers(len(passages), size=count).tolist()]
         texts = (passage["contents"].partition("\n")[2] for passage in found)
         return "\n".join(f"Doc {rank}: {text}" for rank, text in enumerate(texts, 1)) or "Doc 1:"
 

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.questions import test_chains, train_questions
 from cusearch_async.config import Config
@@ -15,6 +13,7 @@ from cusearch_async.data.rows import can_be_answered, locate, parse_row, read_ro
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.corpus import Corpus
+from cusearch_async.streams import Stream, stream
 from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
@@ -115,5 +114,5 @@ def _subset(questions: list[Question], limit: int | None, seed: int) -> list[Que
     """`limit` of them, the same ones for a seed, in their order."""
     if limit is None or limit >= len(questions):
         return questions
-    chosen = np.random.default_rng(seed).choice(len(questions), size=limit, replace=False)
+    chosen = stream(Stream.EVALUATED, seed).choice(len(questions), size=limit, replace=False)
     return [questions[i] for i in sorted(chosen.tolist())]

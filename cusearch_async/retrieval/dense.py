@@ -27,6 +27,7 @@ from cusearch_async.files import write_whole
 from cusearch_async.models import first_line
 from cusearch_async.retrieval import pretrained
 from cusearch_async.retrieval.backend import Passage, Scored
+from cusearch_async.streams import Stream, stream
 
 log = logging.getLogger(__name__)
 
@@ -308,7 +309,7 @@ def _index_of(vectors: NDArray[np.float32], settings: DenseConfig) -> Any:
         index.cp.spherical = True  # as FAISS's index_factory has it for inner products
         index.cp.min_points_per_centroid = 1  # already seen to, but for a corpus that fills no list
         size = min(count, _SAMPLE_PER_LIST * lists)
-        sample = np.sort(np.random.default_rng(0).choice(count, size=size, replace=False))
+        sample = np.sort(stream(Stream.CENTROIDS, 0).choice(count, size=size, replace=False))
         index.train(vectors[sample])
     else:
         index = faiss.IndexFlatIP(dim)

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from cusearch_async.batcher import Batcher
 from cusearch_async.retrieval.backend import Passage, Query, Scored
+from cusearch_async.streams import Stream, stream
 
 _AT_ONCE = 64
 
@@ -43,7 +42,7 @@ class Simulation:
         """The result of one search, with what the draw does to it."""
         if not self.noise and not self.distractors:
             return found
-        rng = np.random.default_rng([self.seed, draw, 1])
+        rng = stream(Stream.DISTRACTORS, self.seed, draw)
         if rng.random() < self.noise:
             return [(passages[i], 0.0) for i in rng.integers(len(passages), size=topk).tolist()]
         kept = found[: max(1, len(found) - self.distractors)]
@@ -54,7 +53,7 @@ class Simulation:
         if not self.latency_median_s:
             return 0.0
         sigma = math.log(self.latency_p99_s / self.latency_median_s) / 2.3263
-        normal = np.random.default_rng([self.seed, draw, 2]).standard_normal()
+        normal = stream(Stream.LATENCY, self.seed, draw).standard_normal()
         return self.latency_median_s * math.exp(sigma * normal)
 
 

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
-import numpy as np
 
 from cusearch_async.config import ZeroSearchConfig
 from cusearch_async.retrieval.answers import read_answer
 from cusearch_async.retrieval.backend import Context, Query, Scored, SearchFailed
+from cusearch_async.streams import Stream, stream
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DOCUMENT = re.compile(r"^\s*Doc(?:ument)?\s*(\d+)\s*:\s*", re.MULTILINE | re.IGNORECASE)
@@ -136,7 +136,7 @@ class ZeroSearch:
             await self._session.close()
 
     def is_noisy(self, query: Query, step: int) -> bool:
-        draw = np.random.default_rng([self._seed, query.draw, 1]).random()
+        draw = stream(Stream.NOISE, self._seed, query.draw).random()
         return bool(draw < noise_probability(step, self._settings, self._steps))
 
     async def _search(self, query: Query, topk: int) -> list[Scored]:

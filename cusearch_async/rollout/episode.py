@@ -19,6 +19,7 @@ from cusearch_async.algorithm import rewards
 from cusearch_async.config import EpisodeConfig
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.rollout import dialogue
+from cusearch_async.streams import Stream, draw_number
 from cusearch_async.types import Question, Segment, Trajectory
 
 
@@ -97,7 +98,7 @@ class Player:
         prompt = self.prompt(question)
         tape = _Tape(list(prompt), [False] * len(prompt))
         for turn_number in range(settings.s_max + 1):
-            draw = _draw(self._seed, ticket, rollout, turn_number)
+            draw = draw_number(Stream.TURN, self._seed, ticket, rollout, turn_number)
             turn = await self._policy.generate(
                 tape.token_ids, settings.max_turn_tokens, temperature, draw if temperature > 0 else None
             )
@@ -165,8 +166,3 @@ class Player:
             shown = shown.strip()
         ids = opening + dialogue.encode_foreign(self._tokenizer, shown[:enough])[:room] + closing
         return self._tokenizer.decode(ids, skip_special_tokens=False), ids
-
-
-def _draw(seed: int, ticket: int, rollout: int, turn: int) -> int:
-    """The random number of one turn, a function of what it belongs to."""
-    return int(np.random.SeedSequence([seed, ticket, rollout, turn]).generate_state(1, np.uint32)[0])

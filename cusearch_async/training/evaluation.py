@@ -16,6 +16,7 @@ from cusearch_async.algorithm.rewards import sub_exact_match
 from cusearch_async.config import Config
 from cusearch_async.errors import EpisodeFailed, SearchRefused
 from cusearch_async.rollout.episode import Player
+from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.contract import RunState
 from cusearch_async.types import Question, Trajectory
 
@@ -73,7 +74,7 @@ def summarize(trajectories: Sequence[Trajectory], questions: Sequence[Question])
 def bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """[2, F] 2.5 % and 97.5 % quantiles of the mean of `values` [n, F] under resampling (percentile bootstrap, 1,000
     resamples, seeded)."""
-    rng = np.random.default_rng(0)
+    rng = stream(Stream.RESAMPLING, 0)
     n = len(values)
     means = np.stack([values[rng.integers(n, size=n)].mean(axis=0) for _ in range(RESAMPLES)])
     interval: NDArray[np.float64] = np.quantile(means, (0.025, 0.975), axis=0)

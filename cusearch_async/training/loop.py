@@ -19,6 +19,7 @@ from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.metrics import Metrics, WorkerRates, describe_step
+from cusearch_async.streams import Stream, stream
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.log import MetricsLog
@@ -133,7 +134,7 @@ def select(pool: Pool, state: State, config: Config) -> Selection:
         s_max=config.episode.s_max,
     )
     settings = Settings(budget=config.method.budget, phase_reserve=config.method.phase_reserve)
-    rng = np.random.default_rng([config.run.seed, pool.step, 0])
+    rng = stream(Stream.SELECTION, config.run.seed, pool.step)
     selection = METHODS[config.method.name].select(candidates, settings, rng, state)
     if selection.facts.get("phase_trapped"):
         log.warning(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
+from cusearch_async.streams import Stream, stream
 from cusearch_async.training import batching
 from cusearch_async.types import Trajectory
 
@@ -32,7 +33,7 @@ class Update:
         self._advantages = advantages
         self._loss = config.loss
         self._most_tokens = (config.episode.s_max + 1) * config.episode.max_turn_tokens
-        rng = np.random.default_rng([config.run.seed, step, 1])
+        rng = stream(Stream.MINIBATCHES, config.run.seed, step)
         self.minibatches = [part.tolist() for part in batching.minibatches(len(selected), config.loss.minibatch, rng)]
         self.surrogate = losses.Surrogate(
             clip_low=config.loss.clip_low,
