@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import tomli_w
@@ -23,11 +23,12 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
 
-from cusearch_async.algorithm.methods import METHODS
+from cusearch_async.algorithm.methods import METHODS, Method, MethodSettings, method_class
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole
 from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel, Singleton
@@ -195,14 +196,16 @@ class PoolConfig(Section):
         return self.questions * self.rollouts
 
 
-class MethodConfig(Section):
+class SharedMethodConfig(Section):
+    """What all selection methods have; a method's own settings stand beside them."""
+
+    model_config = ConfigDict(extra="allow")  # settings of a user's own method, which `_known` looks at
+
     name: str = "sdga_phase"
     """How a step's trajectories are chosen: sdga_phase, sdga_auto, sdga_anti, random, topk_reward, grpo_full,
-    grpo_half, dapo or ar3po."""
+    grpo_half, dapo or ar3po, or a method of your own as package.module:Class."""
     budget: int = Field(96, ge=1)
     """K, trajectories trained on per step."""
-    phase_reserve: float = Field(0.0, ge=0, lt=1)
-    """Share of the budget that sdga_phase keeps for depths beyond its target; 0 is the paper's rule."""
     singleton: Singleton = "raw"
     """Advantage of a trajectory that is alone in its group: `raw` its reward (VERL), `zero` none, `pool` by the
     mean and spread of its whole group before the selection."""
@@ -211,10 +214,27 @@ class MethodConfig(Section):
     """
 
     @model_validator(mode="after")
-    def _known_method(self) -> MethodConfig:
-        if self.name not in METHODS:
-            raise ValueError(f"name {self.name!r} is unknown; use one of {', '.join(METHODS)}")
+    def _known(self) -> SharedMethodConfig:
+        own = method_class(self.name).Settings
+        for name in self.model_extra or {}:
+            if name not in own.model_fields:
+                hint = _hint("method", name) or "; `cusearch config` lists all"
+                raise ConfigError(f"method.{name}: unknown key{hint}")
+        self.make()
         return self
+
+    def make(self) -> Method[Any]:
+        """The method. Raises: ConfigError when there is none of this name."""
+        found = method_class(self.name)
+        known = {name: getattr(self, name) for name in found.Settings.model_fields if hasattr(self, name)}
+        return found(found.Settings.model_validate(known), self.budget)
+
+
+if TYPE_CHECKING:
+    MethodConfig = SharedMethodConfig
+else:
+    _OWN = dict.fromkeys(found.Settings for found in METHODS.values() if found.Settings is not MethodSettings)
+    MethodConfig = create_model("MethodConfig", __base__=(*_OWN, SharedMethodConfig))
 
 
 class LossConfig(Section):
@@ -549,12 +569,12 @@ class Config(Section):
     @property
     def questions_per_step(self) -> int:
         """Groups that the method generates per step: N, or K / G."""
-        return METHODS[self.method.name].questions(self.pool.questions, self.pool.rollouts, self.method.budget)
+        return self.method.make().questions(self.pool.questions, self.pool.rollouts)
 
     @property
     def largest_group(self) -> int:
         """Most rollouts that the method may give a question."""
-        return self.pool.rollouts * (1 if METHODS[self.method.name].rollouts is None else 2)
+        return self.method.make().largest_group(self.pool.rollouts)
 
     @property
     def buffer_limit(self) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cusearch_async.algorithm import sdga
 from cusearch_async.algorithm.advantages import Advantages
+from cusearch_async.algorithm.methods.sdga import count_depths
 from cusearch_async.types import Pool, Trajectory
 
 log = logging.getLogger(__name__)
@@ -153,4 +153,4 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _histogram(trajectories: Sequence[Trajectory], s_max: int) -> list[int]:
-    return sdga.count_depths(np.array([t.depth for t in trajectories], dtype=np.int64), s_max)
+    return count_depths(np.array([t.depth for t in trajectories], dtype=np.int64), s_max)

@@ -17,9 +17,11 @@ from tests.conftest import SLOW
 
 ROOT = Path(__file__).parents[1]
 
-SDGA, METHODS = ("algorithm/sdga.py", "test_sdga.py"), ("algorithm/methods.py", "test_methods.py")
+SDGA, PHASE = (("algorithm/methods/sdga.py", tests) for tests in ("test_sdga.py", "test_methods.py"))
+AR3PO, VISITS = (("algorithm/methods/ar3po.py", tests) for tests in ("test_ar3po.py", "test_methods.py"))
+BASELINES = ("algorithm/methods/baselines.py", "test_methods.py")
 ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algorithm/losses.py", "test_losses.py")
-AR3PO, REWARDS = ("algorithm/ar3po.py", "test_ar3po.py"), ("algorithm/rewards.py", "test_rewards.py")
+REWARDS = ("algorithm/rewards.py", "test_rewards.py")
 
 
 CHECKS, CONTRACT = ("transport/checks.py", "test_claims.py"), ("transport/contract.py", "test_contract.py")
@@ -40,12 +42,12 @@ MUTANTS = {
     "sampling takes the first": (SDGA, "order = rng.random(len(depths))", "order = np.arange(len(depths))"),
     "the reserve serves the shallowest first": (SDGA, "range(s_max, phase + 1, -1)", "range(phase + 2, s_max + 1)"),
     "the trap is seen at the last phase": (SDGA, "phase < len(capacities) - 2 and", "phase < len(capacities) - 1 and"),
-    "the phase is checked after the selection": (METHODS, "budget, phase, settings", "budget, state.phase, settings"),
-    "the phase is not kept": (METHODS, "state=replace(state, phase=phase)", "state=state"),
-    "equal rewards go to the first": (METHODS, "rng.permutation(len(pool.rewards))", "np.arange(len(pool.rewards))"),
-    "DAPO compares with zero": (METHODS, "spread[group] >= EQUAL", "spread[group] > 0"),
-    "AR3PO counts rewards as passed": (METHODS, "np.add.reduceat(pool.passed,", "np.add.reduceat(pool.rewards > 0,"),
-    "GRPO-Half generates everything": (METHODS, "return budget // rollouts", "return questions"),
+    "the phase is checked after the selection": (PHASE, "budget, phase, reserve)", "budget, memory.phase, reserve)"),
+    "the phase is not kept": (PHASE, "memory=SdgaMemory(phase)", "memory=memory"),
+    "equal rewards go to the first": (BASELINES, "rng.permutation(len(pool.rewards))", "np.arange(len(pool.rewards))"),
+    "DAPO compares with zero": (BASELINES, "spread[group] >= EQUAL", "spread[group] > 0"),
+    "AR3PO counts rewards as passed": (VISITS, "np.add.reduceat(pool.passed,", "np.add.reduceat(pool.rewards > 0,"),
+    "GRPO-Half generates everything": (BASELINES, "return self.budget // rollouts", "return questions"),
     "a raw singleton gets nothing": (ADVANTAGES, '"raw":\n        return reward', '"raw":\n        return 0 * reward'),
     "a zero singleton gets something": (ADVANTAGES, 'if rule == "zero" or np.ptp', "if np.ptp"),
     "the deviation is the population's": (

@@ -121,7 +121,7 @@ def test_derived_numbers(write):
         ),
         ('[episode]\ndocument_template = "{"', "episode: document_template may use {rank}, {title} and {text} only"),
         ('[episode]\ndocument_template = "{text.body}"', "episode: document_template may use {rank}, .* only"),
-        ('[method]\nname = "ppo"', "method: name 'ppo' is unknown; use one of sdga_phase, .*dapo"),
+        ('[method]\nname = "ppo"', "method.name 'ppo' is unknown; use one of sdga_phase, .*dapo"),
         ("[method]\nphase_reserve = 1", "method.phase_reserve: input should be less than 1, got 1"),
         (
             "[method]\nbudget = 224",

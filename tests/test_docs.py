@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cusearch_async.algorithm.advantages import Advantages
-from cusearch_async.algorithm.methods import METHODS, Candidates, Settings, State
+from cusearch_async.algorithm.methods import METHODS, Candidates, NoMemory
 from cusearch_async.cli.config import reference
 from cusearch_async.config import known_keys
 from cusearch_async.metrics import WorkerRates, describe_step
@@ -42,9 +42,13 @@ def pool_of(rewards, depths) -> Candidates:
     )
 
 
-def select(name: str, pool: Candidates, budget: int = 12, state: State | None = None):
-    rng = np.random.default_rng(0)
-    return METHODS[name].select(pool, Settings(budget=budget), rng, state or State())
+def method_of(name: str, budget: int):
+    return METHODS[name](METHODS[name].Settings(), budget)
+
+
+def select(name: str, pool: Candidates, budget: int = 12):
+    method = method_of(name, budget)
+    return method.select(pool, method.decode(""), np.random.default_rng(0))
 
 
 def test_every_method_is_in_the_table_and_in_its_order():
@@ -60,19 +64,19 @@ def test_the_method_table_is_true(name):
     selections = {tuple(select(name, pool).indices) for pool in pools}
     assert (len(selections) > 1) == (uses_rewards == "yes")
 
-    assert generated.startswith("N·G") == (METHODS[name].questions(64, 3, 96) == 64)
-    assert ("K/G questions" in generated) == (METHODS[name].questions(64, 3, 96) == 32)
-    assert ("by its pass rate" in generated) == (METHODS[name].rollouts is not None)
+    assert generated.startswith("N·G") == (method_of(name, 96).questions(64, 3) == 64)
+    assert ("K/G questions" in generated) == (method_of(name, 96).questions(64, 3) == 32)
+    assert ("by its pass rate" in generated) == (method_of(name, 96).largest_group(3) > 3)
 
     counts = {len(select(name, pool).indices) for pool in pools}
     assert trained.startswith("K") == (counts == {12})
     assert (trained == "all") == (counts == {60})
 
     deep = pool_of(np.zeros(60), np.full(60, 5))
-    after = select(name, deep).state
-    assert (state == "phase k") == (after.phase > 0)
-    assert ("per question" in state) == bool(after.visits)
-    assert (state == "–") == (after == State())
+    after = select(name, deep).memory
+    assert (state == "phase k") == (getattr(after, "phase", 0) > 0)
+    assert ("per question" in state) == bool(getattr(after, "visits", {}))
+    assert (state == "–") == (after == NoMemory())
 
 
 def test_every_metric_is_documented():
@@ -81,7 +85,7 @@ def test_every_metric_is_documented():
     pool = Pool(0, (make_trajectory(0),))
     names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), 1, 5).keys()
     names |= UpdateReport(5).metrics(1).keys() | WorkerRates().since_last({}).keys() | describe_ledger(Ledger()).keys()
-    names |= {f"sdga/{fact}" for fact in select("sdga_phase", pool_of(np.zeros(60), np.ones(60, np.int64))).facts}
+    names |= {f"sdga/{fact}" for fact in select("sdga_phase", pool_of(np.zeros(60), np.ones(60, np.int64))).metrics}
     sources = [DOCS.parent / "cusearch_async" / "training" / name for name in ("report.py", "learner.py")]
     for source in sources:
         names |= set(re.findall(r'"((?:train|time|learner)/[a-z_]+)"', source.read_text(encoding="utf-8")))

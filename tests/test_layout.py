@@ -9,7 +9,7 @@ import cusearch_async
 
 ROOT = Path(cusearch_async.__file__).parent
 LAYERS = [
-    {"types", "errors", "files", "run_folder", "streams"},
+    {"types", "errors", "files", "run_folder", "streams", "extensions"},
     {"algorithm"},
     {"config"},
     {"metrics", "models", "host", "batcher", "sizing"},

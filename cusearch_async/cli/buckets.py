@@ -83,8 +83,9 @@ async def look(buffer: RedisBuffer) -> Snapshot:
 def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableType:
     state = now.state
     paused = "  [bold red]paused[/]" if state.paused else ""
+    fields = "".join(f"{name} {value:g}   " for name, value in state.fields.items())
     head = (
-        f"run [bold]{config.run.name}[/]   step {state.step} of {config.run.steps}   phase {state.phase}   "
+        f"run [bold]{config.run.name}[/]   step {state.step} of {config.run.steps}   {fields}"
         f"weights {state.weights or 'none yet'}   next ticket {state.next_ticket}   learner epoch {state.epoch}{paused}"
     )
     return Group(

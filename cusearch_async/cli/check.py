@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from cusearch_async import host, sizing
-from cusearch_async.algorithm import methods
 from cusearch_async.config import CONFIG_HELP, Config, RetrieverConfig, load_config
 from cusearch_async.data.questions import file_of, load_questions
 from cusearch_async.data.rows import HUB, hub_place
@@ -39,8 +38,6 @@ PASSAGES = 10_000
 """Of a corpus, so many are read."""
 MEAN_LENGTH = 0.5
 """Of the longest episode; most end with an answer well before."""
-WHOLE_GROUPS = (methods.whole_pool, methods.dapo, methods.ar3po_adaptive)
-"""Methods that train on groups as they are; `method.budget` chooses nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +169,7 @@ def _tokenizer(config: Config) -> tuple[Finding, Any]:
 def _batch(config: Config) -> Iterator[Finding]:
     settings, minibatch = config.method, config.loss.minibatch
     generated = _generated(config)
-    takes_all = methods.METHODS[settings.name].select in WHOLE_GROUPS
+    takes_all = settings.make().trains_on_all
     trained = generated if takes_all else settings.budget
     text = (
         f"{settings.name} trains on {'up to ' if takes_all else 'K = '}{trained} of {generated} trajectories a step "

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cusearch_async import host, run_folder
-from cusearch_async.algorithm.methods import State
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_questions
 from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed
@@ -18,7 +17,7 @@ from cusearch_async.models import check_model
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.learner import Learner
-from cusearch_async.training.loop import state_at, train
+from cusearch_async.training.loop import at_start, train
 from cusearch_async.training.starts import check_same_run, contents_of, epochs_and_steps, record_start, refuse_changes
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
@@ -61,7 +60,7 @@ def lead(
     if newest is not None:
         with host.saying(log, f"waiting for {newest.path} to be loaded"):
             learner.load(newest.path)
-    start = newest.state if newest else state_at(0, State(), {}, config)
+    start = newest.state if newest else at_start(config)
     try:
         asyncio.run(_lead(learner, team, checkpoints, start, questions, contents, config))
     finally:
@@ -130,7 +129,7 @@ async def take_over(
     """Fence off earlier learners, and clear what they left half done."""
     earlier = await buffer.learner()
     least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
-    await buffer.recover(start.step, start.method, start.sizes, least_epoch, origin_of(config.folder))
+    await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder))
     if earlier:
         log.warning(
             "epoch %d takes over from a learner that may be alive (%s, last heard of %s s ago); it will end",

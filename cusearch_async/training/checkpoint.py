@@ -22,10 +22,9 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import remove, sync, sync_tree, writing
-from cusearch_async.transport.contract import RunState
+from cusearch_async.transport.contract import MethodState, RunState
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +38,8 @@ class CheckpointState(msgspec.Struct, kw_only=True):
 
     step: int
     """Learner steps done; the next step to run."""
-    method: State
-    """What the selection method remembers."""
-    sizes: dict[int, int]
-    """Planned rollouts of the tickets from `step` on (AR3PO)."""
+    method: MethodState
+    """What the selection method remembers; its group sizes are those of the tickets from `step` on."""
     ranks: int
     zero_stage: int
     dtype: str = ""

@@ -9,12 +9,12 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cusearch_async.algorithm.advantages import Advantages, group_advantages
-from cusearch_async.algorithm.methods import METHODS, Candidates, Selection, Settings, State
+from cusearch_async.algorithm.methods import Candidates, Method, Selection
 from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
@@ -26,6 +26,7 @@ from cusearch_async.training.log import MetricsLog
 from cusearch_async.training.report import describe_ledger, describe_times
 from cusearch_async.training.watchdog import Watchdog
 from cusearch_async.transport.buffer import RedisBuffer
+from cusearch_async.transport.contract import MethodState
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool, Question, Trajectory
 
@@ -57,7 +58,8 @@ async def train(
     metrics_log = MetricsLog(config.folder, buffer.epoch, start.step)
     rates, watchdog = WorkerRates(), Watchdog(buffer, config, functools.partial(republish, learner, buffer, store))
     question_of = question_names(questions, config)
-    state, sizes = start.method, dict(start.sizes)
+    method = config.method.make()
+    memory, remembered = method.decode(start.method.memory), start.method
     await publish(learner, buffer, store, start.step)
     step = saved = start.step
     checkpoint_s = 0.0
@@ -68,21 +70,22 @@ async def train(
         if pool is None:
             break
         arrived = time.monotonic()
-        selection = select(pool, state, config)
+        selection = select(pool, method, memory, config)
         selected = [pool.trajectories[i] for i in selection.indices]
         advantages = advantages_of(selected, pool, config)
         report: Metrics = {**learner.update(selected, advantages.values, step)}
-        state = selection.state
-        opened = plan_groups(step, state, questions, config)
-        sizes = {ticket: n for ticket, n in sizes.items() if ticket >= (step + 1) * config.questions_per_step} | opened
-        await buffer.commit(pool, selected, state, opened)
+        memory = selection.memory
+        sizes = {t: n for t, n in remembered.sizes.items() if t >= (step + 1) * config.questions_per_step}
+        sizes |= plan_groups(step, method, memory, questions, config)
+        remembered = remember(method, memory, sizes)
+        await buffer.commit(pool, selected, remembered)
         updated = time.monotonic()
         step += 1
         if step % config.learner.publish_every == 0 or step == config.run.steps:
             await publish(learner, buffer, store, step)
         published = time.monotonic()
         report |= describe_step(pool, selected, advantages, config.method.budget, config.episode.s_max)
-        report |= {f"sdga/{name}": value for name, value in selection.facts.items()}
+        report |= {f"sdga/{name}": value for name, value in selection.metrics.items()}
         report |= rates.since_last(await buffer.workers())
         report |= describe_ledger(await buffer.ledger())
         tokens = sum(len(t.token_ids) for t in selected)
@@ -90,10 +93,10 @@ async def train(
         metrics_log.write(pool.step, report)
         checkpoint_s = 0.0
         if step % config.learner.checkpoint_every == 0:  # behind the row, which a learner that dies now could not redo
-            await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
+            await save_checkpoint(learner, buffer, checkpoints, state_at(step, remembered, config))
             saved, checkpoint_s = step, time.monotonic() - published
     if step > saved:
-        await save_checkpoint(learner, buffer, checkpoints, state_at(step, state, sizes, config))
+        await save_checkpoint(learner, buffer, checkpoints, state_at(step, remembered, config))
     metrics_log.close()
     log.info("%s at step %d; checkpoint saved", "finished" if step == config.run.steps else "stopped", step)
 
@@ -119,11 +122,11 @@ async def wait_for_pool(
     return None
 
 
-def select(pool: Pool, state: State, config: Config) -> Selection:
+def select(pool: Pool, method: Method[Any], memory: Any, config: Config) -> Selection[Any]:
     """The configured method's selection from a pool, seeded by (run seed, step); none from an empty one."""
     if not pool.trajectories:
         log.warning("step %d trains on nothing: every trajectory of its pool failed or was taken out", pool.step)
-        return Selection(indices=np.zeros(0, dtype=np.int64), state=state)
+        return Selection(indices=np.zeros(0, dtype=np.int64), memory=memory)
     candidates = Candidates(
         depths=np.array([t.depth for t in pool], dtype=np.int64),
         rewards=np.array([t.reward for t in pool]),
@@ -133,33 +136,38 @@ def select(pool: Pool, state: State, config: Config) -> Selection:
         questions=[t.question_id for t in pool],
         s_max=config.episode.s_max,
     )
-    settings = Settings(budget=config.method.budget, phase_reserve=config.method.phase_reserve)
     rng = stream(Stream.SELECTION, config.run.seed, pool.step)
-    selection = METHODS[config.method.name].select(candidates, settings, rng, state)
-    if selection.facts.get("phase_trapped"):
-        log.warning(
-            "step %d: the phase is trapped: depth %d alone fills the budget, deeper trajectories are never trained "
-            "on; consider method.phase_reserve",
-            pool.step,
-            selection.state.phase + 1,
-        )
+    selection = method.select(candidates, memory, rng)
+    for warning in selection.warnings:
+        log.warning("step %d: %s", pool.step, warning)
     if len(selection.indices) == 0:
         log.warning("step %d trains on nothing: method %s selected none", pool.step, config.method.name)
     return selection
 
 
-def plan_groups(step: int, state: State, questions: Sequence[Question], config: Config) -> dict[int, int]:
+def plan_groups(
+    step: int, method: Method[Any], memory: Any, questions: Sequence[Question], config: Config
+) -> dict[int, int]:
     """Rollouts of the tickets that the version after `step` opens, step + 1 + max_staleness pools from the start;
     none where the method leaves them at G."""
-    plan = METHODS[config.method.name].rollouts
-    if plan is None:
-        return {}
     count = config.questions_per_step
     block = step + 1 + config.pool.max_staleness
     opened = range(block * count, (block + 1) * count)
     question_of = question_names(questions, config)
     visited = [question_of(ticket) for ticket in opened]
-    return dict(zip(opened, plan(state, visited, config.pool.rollouts), strict=True))
+    sizes = method.group_sizes(memory, visited, config.pool.rollouts)
+    return {} if sizes is None else dict(zip(opened, sizes, strict=True))
+
+
+def remember(method: Method[Any], memory: Any, sizes: dict[int, int]) -> MethodState:
+    """What the buffer and the checkpoint keep of a method."""
+    return MethodState(memory=method.encode(memory), fields=method.fields(memory), sizes=sizes)
+
+
+def at_start(config: Config) -> CheckpointState:
+    """What a run begins with."""
+    method = config.method.make()
+    return state_at(0, remember(method, method.decode(""), {}), config)
 
 
 def question_names(questions: Sequence[Question], config: Config) -> Callable[[int], str]:
@@ -193,12 +201,11 @@ async def republish(learner: Learner, buffer: RedisBuffer, store: WeightStore, v
         await publish(learner, buffer, store, version)
 
 
-def state_at(step: int, state: State, sizes: dict[int, int], config: Config) -> CheckpointState:
+def state_at(step: int, method: MethodState, config: Config) -> CheckpointState:
     """What a checkpoint after `step` steps has to say besides the weights."""
     return CheckpointState(
         step=step,
-        method=state,
-        sizes=sizes,
+        method=method,
         ranks=config.learner.ranks,
         zero_stage=config.learner.zero_stage,
         dtype=config.model.dtype,

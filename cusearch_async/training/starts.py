@@ -258,11 +258,17 @@ def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None
     ):
         if value != wanted:
             raise ConfigError(f"{folder} was saved with {name} = {value} and can only go on so, got {wanted}")
-    if saved.method.phase >= config.episode.s_max:
+    method = config.method.make()
+    try:
+        memory = method.decode(saved.method.memory)
+    except ValueError as error:
         raise ConfigError(
-            f"episode.s_max = {config.episode.s_max}, but {folder} has reached phase {saved.method.phase}; set it to "
-            f"{saved.method.phase + 1} or more"
-        )
+            f"{folder} holds the memory of another method, which {config.method.name} cannot read ({error}); set "
+            "method.name back, or `cusearch reset` the run"
+        ) from error
+    refusal = method.refusal(memory, config.episode.s_max)
+    if refusal:
+        raise ConfigError(f"episode.s_max = {config.episode.s_max}, but {folder} {refusal}")
     if config.run.steps < saved.step:
         raise ConfigError(
             f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to that or more"

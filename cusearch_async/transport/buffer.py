@@ -19,12 +19,11 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from redis import exceptions
 
-from cusearch_async.algorithm import methods
 from cusearch_async.batcher import Batcher
 from cusearch_async.config import Config, redis_password
 from cusearch_async.errors import BufferLost, ConfigError, CorruptPayload, CusearchError, Fenced, InvalidTrajectory
@@ -33,7 +32,9 @@ from cusearch_async.transport.checks import faults
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.contract import (
     ALIVE_S,
+    NOTHING,
     Ledger,
+    MethodState,
     Outcome,
     Place,
     QuestionOf,
@@ -49,6 +50,7 @@ from cusearch_async.transport.scripts import script
 from cusearch_async.types import Pool, Trajectory
 
 log = logging.getLogger(__name__)
+N = TypeVar("N", int, float)
 
 _SCRIPTS = (
     "admit",
@@ -177,15 +179,14 @@ class RedisBuffer:
     async def recover(
         self,
         step: int,
-        state: methods.State,
-        sizes: Mapping[int, int],
+        method: MethodState = NOTHING,
         least_epoch: int = 0,
         origin: Origin | None = None,
     ) -> None:
         await check_server(self.connection)
-        memory, nonce, shape = _memory(state, state.visits, sizes), uuid.uuid4().hex, _laid_down(self._shape)
+        told, nonce, shape = _told(method), uuid.uuid4().hex, _laid_down(self._shape)
         whose = (origin.run_id, origin.host, origin.folder) if origin else ()
-        self._epoch = await self.run_script("recover", step, memory, nonce, least_epoch, shape, *whose)
+        self._epoch = await self.run_script("recover", step, told, nonce, least_epoch, shape, *whose)
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
         answer = await self.run_script("claim", self._epoch, step, "look")
@@ -213,11 +214,8 @@ class RedisBuffer:
             log.warning("the pool of step %d is empty: no episode of it succeeded", step)
         return pool
 
-    async def commit(
-        self, pool: Pool, selected: Sequence[Trajectory], state: methods.State, sizes: Mapping[int, int]
-    ) -> None:
-        memory = _memory(state, {t.question_id for t in pool}, sizes)
-        await self.run_script("commit", self._epoch, pool.step, memory, *(t.id for t in selected))
+    async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
+        await self.run_script("commit", self._epoch, pool.step, _told(method), *(t.id for t in selected))
 
     async def announce(self, version: int, directory: str) -> None:
         await self.run_script("announce", self._epoch, version, directory)
@@ -259,7 +257,9 @@ class RedisBuffer:
         numbers = {
             name: self._number(name, known[name]) for name in known.keys() & RunState.__dataclass_fields__.keys()
         }
-        told = {"weights": weights, "paused": bool(numbers.get("paused"))}
+        names = known.get("method_fields", b"").decode().split()
+        fields = {name: self._number(name, known.get(name, b""), float) for name in names}
+        told = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
         return RunState(**(numbers | told | {"origin": Origin(*whose) if whose[0] else None}))
 
     async def ledger(self) -> Ledger:
@@ -414,9 +414,9 @@ class RedisBuffer:
         is_damaged = any(word in answer for word in _DAMAGE_WORDS)
         return BufferLost(f"{_DAMAGED.format(run)} ({' '.join(answer.split())})") if is_damaged else None
 
-    def _number(self, name: str, value: bytes) -> int:
+    def _number(self, name: str, value: bytes, kind: type[N] = int) -> N:
         try:
-            return int(value)
+            return kind(value)
         except ValueError as error:
             told = f"{name} = {value.decode(errors='replace')!r}"
             raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({told})") from error
@@ -433,11 +433,9 @@ def _laid_down(shape: Shape) -> str:
     return json.dumps(told | {"lease_ms": str(int(shape.lease_s * 1000))})
 
 
-def _memory(state: methods.State, questions: Iterable[str], sizes: Mapping[int, int]) -> str:
-    """What a method remembers, as the scripts take it; of the questions' histories those of `questions`."""
-    histories = {name: state.visits[name] for name in questions if name in state.visits}
-    visits = {name: " ".join(f"{passed}/{played}" for passed, played in h) for name, h in histories.items()}
-    return json.dumps({"phase": state.phase, "visits": visits, "sizes": {str(t): n for t, n in sizes.items()}})
+def _told(method: MethodState) -> bytes:
+    """As the scripts take it: JSON."""
+    return msgspec.json.encode(method)
 
 
 def _literal(text: str) -> str:

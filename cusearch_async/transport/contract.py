@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from cusearch_async.algorithm import methods
+import msgspec
+
 from cusearch_async.config import Config
 from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.transport.origin import Origin
@@ -16,6 +18,12 @@ from cusearch_async.types import Pool, Trajectory
 ALIVE_S = 10.0
 """A learner or a worker that has said nothing for so long counts as gone."""
 
+FIELDS_OF_THE_RUN = frozenset(
+    {"epoch", "step", "version", "published", "announced_by", "weights", "checkpoint", "paused", "method_fields"}
+    | {"run_id", "host", "folder", "questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit"}
+    | {"limit_bytes", "lease_ms"}
+)
+"""Fields of Redis' `state` that are not the method's."""
 QuestionOf = Callable[[int], str]
 """The id of the question that a ticket visits."""
 Outcome = Literal["stored", "duplicate", "late", "full"]
@@ -30,6 +38,30 @@ class Place:
     rollout: int
 
 
+class MethodState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the selection method leaves to coming steps. Redis and the checkpoint keep it, and know nothing of it.
+
+    Raises: ValueError for a field that is no finite number, or would take the place of one of the run's own."""
+
+    memory: str = ""
+    """The method's memory, as its `encode` makes text of it."""
+    fields: dict[str, float] = {}
+    """Numbers that the method wants seen, by name: SDGA's global phase counter is one."""
+    sizes: dict[int, int] = {}
+    """Ticket -> rollouts of its group, for coming tickets that are to get another number than G, or G surely."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.fields.items():
+            if name in FIELDS_OF_THE_RUN or not name.isidentifier():
+                raise ValueError(f"a method must not show a field {name!r}: the run's state has one, or it is no name")
+            if not math.isfinite(value):
+                raise ValueError(f"what a method shows must be finite, {name} is {value}")
+
+
+NOTHING = MethodState()
+"""Of a method that remembers nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """Where a run stands. Steps, versions and tickets count from 0."""
@@ -37,7 +69,8 @@ class RunState:
     epoch: int = 0
     step: int = 0
     """The next step to commit; also the version of the learner's policy."""
-    phase: int = 0
+    fields: Mapping[str, float] = field(default_factory=dict)
+    """What the method wants seen, like SDGA's phase."""
     published: int = -1
     """Newest announced weight version; -1 before the first."""
     weights: str = ""
@@ -192,13 +225,12 @@ class Buffer(Protocol):
     async def recover(
         self,
         step: int,
-        state: methods.State,
-        sizes: Mapping[int, int],
+        method: MethodState = NOTHING,
         least_epoch: int = 0,
         origin: Origin | None = None,
     ) -> None:
-        """Take over the run at `step`, with the method's state and the group sizes by ticket that the checkpoint
-        holds; earlier learners are fenced off. Pools trained after that step are claimed again, each by its step.
+        """Take over the run at `step`, with what the method remembered at the checkpoint; earlier learners are
+        fenced off. Pools trained after that step are claimed again, each by its step.
 
         The new epoch is above Redis' own and above `least_epoch`, the highest that the run folder knows of, so it
         never goes back though Redis may have forgotten it. Delivered twice, it takes over once. From then on the run
@@ -218,11 +250,9 @@ class Buffer(Protocol):
         is left out. Raises: BufferLost for a step that is not the next."""
         ...
 
-    async def commit(
-        self, pool: Pool, selected: Sequence[Trajectory], state: methods.State, sizes: Mapping[int, int]
-    ) -> None:
-        """The pool's step has trained on `selected` of it and ends with `state`; coming tickets get the group
-        `sizes`, unless they have one."""
+    async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
+        """The pool's step has trained on `selected` of it, and the method remembers `method`. Its group sizes hold for
+        coming tickets that have none yet."""
         ...
 
     async def announce(self, version: int, directory: str) -> None:

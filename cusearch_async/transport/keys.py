@@ -70,13 +70,13 @@ class Keys:
         return self.prefix + "ready"
 
     @property
-    def visits(self) -> str:
-        """Hash: question id -> rollouts that passed / rollouts played at its last visits, oldest first (AR3PO)."""
-        return self.prefix + "visits"
+    def memory(self) -> str:
+        """String: what the selection method remembers, as it writes it itself (JSON)."""
+        return self.prefix + "memory"
 
     @property
     def sizes(self) -> str:
-        """Hash: ticket -> rollouts of its group; G for a ticket that is not in it (AR3PO)."""
+        """Hash: ticket -> rollouts of its group; G for a ticket that is not in it."""
         return self.prefix + "sizes"
 
     @property

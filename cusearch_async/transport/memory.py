@@ -11,12 +11,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cusearch_async.algorithm import methods
-from cusearch_async.algorithm.ar3po import Visits
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
-from cusearch_async.transport.contract import ALIVE_S, Ledger, Outcome, Place, QuestionOf, RunState, Shape
+from cusearch_async.transport.contract import (
+    ALIVE_S,
+    NOTHING,
+    Ledger,
+    MethodState,
+    Outcome,
+    Place,
+    QuestionOf,
+    RunState,
+    Shape,
+)
 from cusearch_async.transport.origin import Origin, another_run
 from cusearch_async.types import Pool, Trajectory
 
@@ -49,7 +57,8 @@ class MemoryRun:
     """As the learner has laid it down."""
     state: RunState = field(default_factory=RunState)
     announced_by: int = 0
-    visits: dict[str, Visits] = field(default_factory=dict)
+    memory: str = ""
+    """The method's."""
     entries: dict[str, _Entry] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
     pools: dict[int, _Claimed] = field(default_factory=dict)
@@ -146,8 +155,7 @@ class MemoryBuffer:
     async def recover(
         self,
         step: int,
-        state: methods.State,
-        sizes: Mapping[int, int],
+        method: MethodState = NOTHING,
         least_epoch: int = 0,
         origin: Origin | None = None,
     ) -> None:
@@ -172,13 +180,13 @@ class MemoryBuffer:
                 pool.trained = None
                 for id_ in pool.ids:
                     run.entries[id_].state = "claimed"
-        run.visits = dict(state.visits)
-        run.sizes = {**sizes, **run.sizes}
+        run.memory = method.memory
+        run.sizes = {**method.sizes, **run.sizes}
         run.state = replace(
             run.state,
             epoch=max(run.state.epoch, least_epoch) + 1,
             step=step,
-            phase=state.phase,
+            fields=method.fields,
             next_ticket=max(run.state.next_ticket, step * shape.questions),
             checkpoint=max(run.state.checkpoint, step if step > reached else 0),
             origin=origin or run.state.origin,
@@ -243,9 +251,7 @@ class MemoryBuffer:
             self._fail_attempt(ticket)
         return bool(gone)
 
-    async def commit(
-        self, pool: Pool, selected: Sequence[Trajectory], state: methods.State, sizes: Mapping[int, int]
-    ) -> None:
+    async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
         run = self._run
         self._refuse_if_fenced()
         if run.state.step > pool.step:
@@ -258,9 +264,9 @@ class MemoryBuffer:
             run.entries[id_].state = "trained" if id_ in trained else "unselected"
         unselected = len(claimed.ids) - claimed.trained
         run.counts.update(claimed=-len(claimed.ids), trained=claimed.trained, unselected=unselected)
-        run.visits |= {t.question_id: state.visits[t.question_id] for t in pool if t.question_id in state.visits}
-        run.sizes = {ticket: n for ticket, n in sizes.items() if ticket >= run.state.next_ticket} | run.sizes
-        run.state = replace(run.state, step=pool.step + 1, phase=state.phase)
+        run.memory = method.memory
+        run.sizes = {ticket: n for ticket, n in method.sizes.items() if ticket >= run.state.next_ticket} | run.sizes
+        run.state = replace(run.state, step=pool.step + 1, fields=method.fields)
 
     async def announce(self, version: int, directory: str) -> None:
         run = self._run

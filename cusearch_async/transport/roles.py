@@ -1,7 +1,7 @@
 """What the processes of a run may do in a Redis of one's own: an ACL user for each role.
 
 A worker reads all of its run, runs the four scripts of workers and no other, and writes what these write. It cannot
-write `state`, pools, `sizes` or `visits`, so it can neither take the run over nor announce, commit, checkpoint, pause
+write `state`, pools, `sizes` or `memory`, so it can neither take the run over nor announce, commit, checkpoint, pause
 or quarantine anything, nor reset the run. Not covered: what a worker writes anyway (trajectories, leases, the ledger)
 it can spoil. Learner and operator own all keys of their run: who may pause or reset a run can do anything to
 it. Nobody reaches another run, or the server.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.algorithm.ar3po import WINDOW, add_visit, divide_rollouts, pass_rate
+from cusearch_async.algorithm.methods.ar3po import WINDOW, add_visit, divide_rollouts, pass_rate
 
 VISIT = st.integers(1, 12).flatmap(lambda played: st.tuples(st.integers(0, played), st.just(played)))
 HISTORY = st.lists(VISIT, max_size=WINDOW).map(tuple)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.algorithm.methods import METHODS, Candidates, Settings, State
-from cusearch_async.algorithm.sdga import count_depths
-from cusearch_async.errors import InvalidTrajectory
+from cusearch_async.algorithm.methods import METHODS, Candidates, method_class
+from cusearch_async.algorithm.methods.sdga import SdgaMemory, count_depths
+from cusearch_async.errors import ConfigError, InvalidTrajectory
 
 SUBSETS = ["random", "sdga_anti", "sdga_auto", "sdga_phase", "topk_reward"]
 """The methods that choose K."""
@@ -32,9 +33,15 @@ def make_pool(depths, rewards=None, rollouts=2, s_max=5, passed=None, questions=
     )
 
 
+def method_of(name, budget=1, reserve=0.0):
+    own = METHODS[name].Settings
+    return METHODS[name](own(phase_reserve=reserve) if "phase_reserve" in own.model_fields else own(), budget)
+
+
 def select(name, pool, budget, seed=0, phase=0, reserve=0.0):
-    settings = Settings(budget=budget, phase_reserve=reserve)
-    return METHODS[name].select(pool, settings, np.random.default_rng(seed), State(phase=phase))
+    method = method_of(name, budget, reserve)
+    memory = SdgaMemory(phase) if name == "sdga_phase" else method.decode("")
+    return method.select(pool, memory, np.random.default_rng(seed))
 
 
 @st.composite
@@ -67,17 +74,47 @@ def test_a_selection_of_k_takes_k_or_all_there_are(name, pool, budget, phase):
 def test_a_selection_is_a_function_of_its_arguments(name, pool, budget, phase, seed):
     one, other = (select(name, pool, budget, seed, phase) for _ in range(2))
     np.testing.assert_array_equal(one.indices, other.indices)
-    assert (one.state, one.facts) == (other.state, other.facts)
+    assert (one.memory, one.metrics) == (other.memory, other.metrics)
 
 
-@given(METHOD, candidates(), BUDGET, PHASE)
-def test_only_sdga_phase_moves_the_phase_and_only_ar3po_remembers_visits(name, pool, budget, phase):
-    before = State(phase=phase, visits={"earlier": ((1, 3),)})
-    settings = Settings(budget=budget)
-    after = METHODS[name].select(pool, settings, np.random.default_rng(0), before).state
-    assert name == "sdga_phase" or after.phase == phase
-    assert name == "ar3po" or after.visits == before.visits
-    assert after.visits["earlier"] == ((1, 3),)
+@given(METHOD, candidates(), BUDGET)
+def test_what_a_method_remembers_survives_as_text(name, pool, budget):
+    method = method_of(name, budget)
+    memory = select(name, pool, budget).memory
+    assert method.decode(method.encode(memory)) == memory
+    assert method.fields(memory) == ({"phase": memory.phase} if name == "sdga_phase" else {})
+    assert method.decode("") == method.Memory()
+
+
+@given(candidates(), BUDGET)
+def test_ar3po_forgets_no_question(pool, budget):
+    method = method_of("ar3po", budget)
+    before = method.Memory({"earlier": ((1, 3),)})
+    assert method.select(pool, before, np.random.default_rng(0)).memory.visits["earlier"] == ((1, 3),)
+    assert before.visits == {"earlier": ((1, 3),)}, "a memory is never changed"
+
+
+def test_a_memory_that_the_runs_s_max_does_not_fit_is_refused():
+    method = method_of("sdga_phase")
+    assert method.refusal(SdgaMemory(4), 5) is None
+    assert method.refusal(SdgaMemory(4), 4) == "has reached phase 4; set it to 5 or more"
+
+
+def test_a_method_of_ones_own_is_found_by_its_place(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from cusearch_async.algorithm.methods import Method\nclass First(Method):\n    pass\nnothing = 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert method_class("mine:First").__name__ == "First"
+    for name, said in {
+        "first": "method.name 'first' is unknown; use one of sdga_phase, .*, or your own as package.module:Name",
+        "mine:Second": "method.name: module 'mine' has no 'Second'",
+        "mine:nothing": r"'mine:nothing' must be a subclass of .*\.Method, got 1",
+        "yours:First": r"module 'yours' of 'yours:First' cannot be imported \(No module named 'yours'\)",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            method_class(name)
 
 
 @given(candidates(), BUDGET)
@@ -106,24 +143,24 @@ def test_the_phase_is_checked_before_the_pool_is_selected_from():
     """Three deeper than 1 fill K = 3: phase 1 at once, so that depth 2 is served and depth 1 is not."""
     pool = make_pool([1, 2, 1, 2, 3, 1])
     selection = select("sdga_phase", pool, 3)
-    assert selection.state.phase == 1
-    assert selection.facts["phase"] == 1
+    assert selection.memory.phase == 1
+    assert selection.metrics["phase"] == 1
     assert selection.indices.tolist() == [1, 3, 4]
 
 
 def test_the_phase_stays_when_one_is_missing():
     selection = select("sdga_phase", make_pool([1, 2, 1, 2, 1, 1]), 3)
-    assert selection.state.phase == 0
+    assert selection.memory.phase == 0
     assert set(selection.indices.tolist()) <= {0, 2, 4, 5}
 
 
 def test_a_trapped_phase_is_reported_and_a_reserve_frees_it():
     pool = make_pool([1, 1, 1, 1, 2, 3])
     trapped, free = select("sdga_phase", pool, 4), select("sdga_phase", pool, 4, reserve=0.5)
-    assert trapped.facts["phase_trapped"] == 1.0
+    assert trapped.metrics["phase_trapped"] == 1.0
     assert trapped.indices.tolist() == [0, 1, 2, 3]
-    assert free.facts["phase_trapped"] == 0.0
-    assert select("sdga_phase", pool, 4, reserve=0.2).facts["phase_trapped"] == 1.0, "a reserve of none frees nothing"
+    assert free.metrics["phase_trapped"] == 0.0
+    assert select("sdga_phase", pool, 4, reserve=0.2).metrics["phase_trapped"] == 1.0, "a reserve of none frees nothing"
     assert count_depths(pool.depths[free.indices], 5) == [0, 2, 1, 1, 0, 0]
 
 
@@ -133,25 +170,27 @@ def test_what_was_generated_is_trained_on_whatever_the_budget(name):
 
 
 def test_grpo_half_generates_the_budget_and_no_more():
-    assert METHODS["grpo_half"].questions(64, 3, 96) == 32
-    assert {METHODS[name].questions(64, 3, 96) for name in METHODS if name != "grpo_half"} == {64}
+    assert method_of("grpo_half", 96).questions(64, 3) == 32
+    assert {method_of(name, 96).questions(64, 3) for name in METHODS if name != "grpo_half"} == {64}
 
 
 def test_ar3po_remembers_how_each_question_fared_and_plans_by_it():
     """q0 passed 2 of 2 (reward alone does not count), q1 none of 2, q2 is visited twice in the pool."""
     rewards = [0.9, 0.9, 0.2, 0.2, 0.0, 1.0, 1.0, 1.0]
     pool = make_pool([0] * 8, rewards, questions=["q0", "q0", "q1", "q1", "q2", "q2", "q2", "q2"])
-    state = select("ar3po", pool, 1).state
-    assert state.visits == {"q0": ((2, 2),), "q1": ((0, 2),), "q2": ((1, 2), (2, 2))}
-    plan = METHODS["ar3po"].rollouts(state, ["q0", "q2", "new", "q1"], 2)
+    memory = select("ar3po", pool, 1).memory
+    assert memory.visits == {"q0": ((2, 2),), "q1": ((0, 2),), "q2": ((1, 2), (2, 2))}
+    plan = method_of("ar3po").group_sizes(memory, ["q0", "q2", "new", "q1"], 2)
     assert plan == [2, 2, 2, 2], "p (1 - p) of 3/4, 4/6, 1/4: 6 rollouts in thirds"
-    wide = METHODS["ar3po"].rollouts(state, ["q0", "q2", "new", "q1"], 20)
+    wide = method_of("ar3po").group_sizes(memory, ["q0", "q2", "new", "q1"], 20)
     assert wide == [19, 22, 20, 19], "3/16, 2/9, 3/16 of 60"
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"ar3po"}))
 def test_the_other_methods_give_every_question_g_rollouts(name):
-    assert METHODS[name].rollouts is None
+    method = method_of(name)
+    assert method.group_sizes(method.decode(""), ["q0", "q1"], 3) is None
+    assert method.largest_group(3) == 3
 
 
 def test_dapo_drops_groups_with_equal_rewards():

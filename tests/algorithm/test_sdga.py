@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cusearch_async.algorithm.sdga import (
+from cusearch_async.algorithm.methods.sdga import (
     Plan,
     advance_phase,
     allocate,

@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async import host
-from cusearch_async.algorithm.methods import State
 from cusearch_async.config import RedisConfig
 from cusearch_async.transport import codec
 from cusearch_async.transport.buffer import RedisBuffer
@@ -86,7 +85,7 @@ def trajectory(place: Place) -> Trajectory:
 
 
 async def begin(buffer: RedisBuffer) -> None:
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v0-e1")
 
 
@@ -162,7 +161,7 @@ async def claims(bench: Bench, backlogs: tuple[int, int], times: int = 15) -> di
             pool = await buffer.claim(step)
             took.append(time.perf_counter() - began)
             assert pool is not None
-            await buffer.commit(pool, pool.trajectories[:96], State(), {})
+            await buffer.commit(pool, pool.trajectories[:96])
         found[f"claim_ms_of_{backlog}"] = 1000 * float(np.median(took))
         await buffer.reset()
     small, large = (found[f"claim_ms_of_{backlog}"] for backlog in backlogs)
@@ -216,7 +215,7 @@ async def swarm(bench: Bench, seconds: float) -> dict[str, float]:
             if pool is None:
                 await asyncio.sleep(0.005)
                 continue
-            await learner.commit(pool, pool.trajectories[:96], State(), {})
+            await learner.commit(pool, pool.trajectories[:96])
             step += 1
             await learner.announce(step, f"v{step}-e1")
             ledger = await learner.ledger()

@@ -13,13 +13,13 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.algorithm import sdga
-from cusearch_async.algorithm.methods import METHODS, Candidates, Settings, State
+from cusearch_async.algorithm.methods import METHODS, Candidates, Method, sdga
 
 TRAJECTORIES, S_MAX, GROUP = 1_000_000, 5, 5
 OUTPUT = Path("runs/bench/selection.json")
@@ -51,6 +51,10 @@ def loop_over_trajectories(depths: list[int], budget: int) -> list[int]:
     return sorted(i for bucket, count in zip(buckets, allocation, strict=True) for i in rng.sample(bucket, count))
 
 
+def select(method: Method[Any], pool: Candidates) -> object:
+    return method.select(pool, method.decode(""), np.random.default_rng(0))
+
+
 def milliseconds(work: Callable[[], object], times: int) -> float:
     taken = []
     for _ in range(times):
@@ -61,14 +65,12 @@ def milliseconds(work: Callable[[], object], times: int) -> float:
 
 
 def main() -> None:
-    pool, settings = make_pool(), Settings(budget=TRAJECTORIES // 2)
-    figures = {
-        name: milliseconds(lambda m=method: m.select(pool, settings, np.random.default_rng(0), State()), times=5)
-        for name, method in METHODS.items()
-    }
+    pool, budget = make_pool(), TRAJECTORIES // 2
+    methods = {name: method(method.Settings(), budget) for name, method in METHODS.items()}
+    figures = {name: milliseconds(lambda m=method: select(m, pool), times=5) for name, method in methods.items()}
     depths = pool.depths.tolist()
-    loop = milliseconds(lambda: loop_over_trajectories(depths, settings.budget), times=1)
-    shown = Table(title=f"select {settings.budget:,} of {TRAJECTORIES:,} trajectories")
+    loop = milliseconds(lambda: loop_over_trajectories(depths, budget), times=1)
+    shown = Table(title=f"select {budget:,} of {TRAJECTORIES:,} trajectories")
     for column in ("method", "ms", "loop / this"):
         shown.add_column(column, justify="left" if column == "method" else "right")
     for name, taken in figures.items():

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from cusearch_async import host, run_folder
-from cusearch_async.algorithm.methods import State
 from cusearch_async.config import load_config, save_config
 from cusearch_async.transport.buffer import open_buffer
 from tests.conftest import SLOW
@@ -98,7 +97,7 @@ async def test_a_run_that_is_alive_is_not_forgotten(atlas_config, tmp_path, redi
     run_folder.mark(config.folder, config.run.name)
     save_config(config, config.folder / "config.toml")
     async with open_buffer(config) as buffer:
-        await buffer.recover(0, State(), {})
+        await buffer.recover(0)
         await buffer.heartbeat("w1", [], {"version": 0})
         await buffer.connection.client.zincrby(buffer.keys.workers, TEN_MINUTES_MS, "w1")
         line = await asyncio.to_thread(refused, "cusearch_async.cli.main", command, str(atlas_config), *overrides)

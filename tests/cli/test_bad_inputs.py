@@ -19,7 +19,6 @@ import pytest
 import redis
 
 from cusearch_async import host
-from cusearch_async.algorithm.methods import State
 from cusearch_async.cli import main
 from cusearch_async.config import load_config
 from cusearch_async.processes import start
@@ -69,7 +68,7 @@ def places(web: str, redis_url: str, atlas_config: Path) -> dict[str, str]:
 
     async def make_known() -> None:
         async with open_buffer(load_config(atlas_config, ["--redis.url", redis_url, "--run.name", "known"])) as buffer:
-            await buffer.recover(0, State(), {})
+            await buffer.recover(0)
 
     asyncio.run(make_known())
     nobody = f"127.0.0.1:{host.free_port()}"

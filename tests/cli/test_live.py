@@ -12,7 +12,6 @@ from typing import ClassVar
 import pytest
 from rich.console import Console
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.cli import demo, launch, live, main, plot
 from cusearch_async.cli.fleet import Child
@@ -22,7 +21,7 @@ from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.loop import state_at
 from cusearch_async.training.starts import record_start
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import Ledger
+from cusearch_async.transport.contract import Ledger, MethodState
 from cusearch_async.transport.inspection import Audit
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.server import is_listening
@@ -72,7 +71,7 @@ async def test_a_demo_has_a_redis_of_its_own_beside_one_that_is_in_use(atlas_con
     assert not is_listening(own.redis.url)
     assert demo.with_own_redis(own) == own, "a free address is used as it is"
     async with open_buffer(config) as buffer:
-        await buffer.recover(0, State(), {})
+        await buffer.recover(0)
         await buffer.heartbeat("w1", [], {"version": 0})
         await buffer.connection.client.zincrby(buffer.keys.workers, 600_000, "w1")  # alive, however slow this machine
         with pytest.raises(ConfigError, match="run 'demo-beside' is alive: w1"):
@@ -96,7 +95,7 @@ async def test_the_end_of_a_run_tells_what_counting_the_keys_has_found(atlas_con
     config = load_config(atlas_config, overrides)
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row(0, **EXTRA)) + "\n")
     async with open_buffer(config) as buffer:
-        await buffer.recover(0, State(), {})
+        await buffer.recover(0)
         await buffer.announce(0, "v0")
         await buffer.admit("w", 0, config.pool.rollouts)
         await buffer.put(make_trajectory(0, 0))
@@ -117,7 +116,7 @@ async def test_a_launch_leaves_another_run_of_the_same_name_alone(atlas_config, 
     overrides = ["--redis.url", redis_url, "--run.name", "live-twice", "--run.folder", str(tmp_path / "ours")]
     config = load_config(atlas_config, overrides)
     async with open_buffer(config) as buffer:
-        await buffer.recover(0, State(), {}, origin=Origin("theirs", "there", "/runs/twice"))
+        await buffer.recover(0, origin=Origin("theirs", "there", "/runs/twice"))
     for take_over in (False, True):
         arguments = Namespace(config=atlas_config, accept_changes=True, take_over=take_over)
         with pytest.raises(ConfigError, match="another run 'live-twice', made in /runs/twice on there; choose"):
@@ -133,7 +132,7 @@ def complete(atlas_config, tmp_path):
     checkpoints = Checkpoints(config.folder, 2)
     checkpoints.begin(3, 0)
     for step in (6, 8):
-        with checkpoints.write(state_at(step, State(), {}, config)) as folder:
+        with checkpoints.write(state_at(step, MethodState(), config)) as folder:
             (folder / "model").mkdir(parents=True)
             (folder / "model" / "model.safetensors").write_bytes(b"weights")
         checkpoints.finish(step)

@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from cusearch_async import host
-from cusearch_async.algorithm.methods import State
 from cusearch_async.cli import buckets, main
 from cusearch_async.config import load_config
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.codec import encode
+from cusearch_async.transport.contract import MethodState
 from cusearch_async.transport.server import find_redis_server, is_listening, own_server, redis_cli_line
 from cusearch_async.types import Trajectory
 from tests.conftest import wait_until
@@ -45,7 +45,7 @@ def config(atlas_config, overrides):
 
 async def fill(config):
     async with open_buffer(config) as open_:
-        await open_.recover(0, State(phase=2), {})
+        await open_.recover(0, MethodState(fields={"phase": 2}))
         await open_.announce(0, "v000000-e1")
         await open_.admit("w", 0, 6)
         await open_.heartbeat(

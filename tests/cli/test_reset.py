@@ -13,7 +13,6 @@ import pytest
 import redis
 
 from cusearch_async import host, run_folder
-from cusearch_async.algorithm.methods import State
 from cusearch_async.cli import reset
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
@@ -48,7 +47,7 @@ def config(atlas_config, overrides):
 
 async def fill(config, origin=None):
     async with open_buffer(config) as buffer:
-        await buffer.recover(0, State(), {}, origin=origin)
+        await buffer.recover(0, origin=origin)
 
 
 def keys_of(config) -> set[bytes]:
@@ -172,10 +171,10 @@ async def test_a_learner_is_not_told_to_reset_before_it_asks_whose_run_it_is(atl
     """Redis holds another run of the same name, further than this folder's checkpoints."""
     config = load_config(atlas_config, overrides)
     async with open_buffer(config) as buffer:
-        await buffer.recover(0, State(), {})
+        await buffer.recover(0)
         await buffer.ask(lambda client: client.hset(buffer.keys.state, mapping={"step": 4, "checkpoint": 4}))
         with pytest.raises(ConfigError, match=r"if another run has this name, choose another run\.name; else"):
-            await buffer.recover(0, State(), {})
+            await buffer.recover(0)
 
 
 @pytest.mark.parametrize("has_folder", [True, False])

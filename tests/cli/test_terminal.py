@@ -89,7 +89,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
     interval = [0.123, 0.987]
     score = {"count": 14267} | dict.fromkeys(evaluate.COLUMNS, 0.55)
     score |= {f"{name}_interval": interval for name in evaluate.COLUMNS}
-    state = RunState(epoch=12, step=203, phase=4, published=203, weights="v000203-e12", next_ticket=99999)
+    state = RunState(epoch=12, step=203, fields={"phase": 4}, published=203, weights="v000203-e12", next_ticket=99999)
     now = buckets.Snapshot(
         0.0, state, Ledger(finished=123456, buffered=123456),
         Queues(ready_of_pool=64, ready=1234, leased=123, requeued=12, incomplete=3),

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.config import load_config
 from cusearch_async.errors import SearchRefused
 from cusearch_async.rollout import loop as rollout_loop
@@ -58,7 +57,7 @@ async def test_a_round_in_which_every_episode_fails_is_one_failed_attempt(make_l
     run = MemoryRun()
     buffer = MemoryBuffer(run, make_shape(rollouts=5, max_attempts=3))
     loop = make_loop(buffer, RefusedAtFirst())
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -74,7 +73,7 @@ async def test_the_siblings_of_a_failed_episode_are_played_to_their_end_and_coun
     run = MemoryRun()
     buffer, player = MemoryBuffer(run, make_shape(rollouts=3)), FailingPlayer(p0_1=SearchRefused("422"))
     loop = make_loop(buffer, player)
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -97,7 +96,7 @@ async def test_a_failed_episode_of_a_worker_that_is_stopped_is_a_failed_attempt(
     run = MemoryRun()
     buffer, player = MemoryBuffer(run, make_shape()), FailingPlayer(p0_1=SearchRefused("422"))
     loop = make_loop(buffer, player)
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -128,7 +127,7 @@ async def test_an_episode_of_a_lease_that_ran_out_fails_no_later_grant_of_its_ti
         return await play(question, ticket, rollout, worker)
 
     player.play = play_or_fail
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -157,14 +156,14 @@ async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_on
         await release(worker, tickets, failed)
 
     buffer.release = release_late
-    await buffer.recover(2, State(), {})
+    await buffer.recover(2)
     await buffer.announce(2, "v000002-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
     await asyncio.wait_for(asked.wait(), 5 * SLOW)
     run.state = run.state.__class__(epoch=1, step=1, next_ticket=16, published=2, weights="v000002-e1")
     learner = MemoryBuffer(run, make_shape(rollouts=1))
-    await learner.recover(1, State(), {})
+    await learner.recover(1)
     await learner.announce(1, "v000001-e2")
     await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 12)))
     go_on.set()
@@ -185,7 +184,7 @@ async def test_a_worker_whose_episodes_all_wait_for_room_plays_what_a_dead_one_h
     shape = make_shape(limit=6)
     buffer, dead, player = MemoryBuffer(run, shape), MemoryBuffer(run, shape), HeldPlayer()
     loop = make_loop(buffer, player, "--rollout.max_episodes", "4")
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     assert len(await dead.admit("dead", 0, 2)) == 2
     stop = asyncio.Event()

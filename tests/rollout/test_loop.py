@@ -10,7 +10,6 @@ import traceback
 import pytest
 
 from cusearch_async import host
-from cusearch_async.algorithm.methods import State
 from cusearch_async.config import load_config
 from cusearch_async.errors import (
     ConfigError,
@@ -81,14 +80,14 @@ async def until(condition) -> None:
 async def test_episodes_beyond_the_bound_of_restored_weights_are_given_back(parts):
     """Version 2 opens tickets below 16; the learner dies and goes on from step 1, whose weights open 12."""
     run, buffer, player, loop = parts
-    await buffer.recover(2, State(), {})
+    await buffer.recover(2)
     await buffer.announce(2, "v000002-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
     await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 16)))
     restarted = MemoryBuffer(run, make_shape(max_staleness=1))
     run.state = run.state.__class__(epoch=1, step=1, next_ticket=16, published=2, weights="v000002-e1")
-    await restarted.recover(1, State(), {})
+    await restarted.recover(1)
     await restarted.announce(1, "v000001-e2")
     await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 12)))
     await until(lambda: run.requeue == {12, 13, 14, 15})
@@ -103,7 +102,7 @@ async def test_episodes_beyond_the_bound_of_restored_weights_are_given_back(part
 
 async def test_a_worker_that_is_stopped_gives_everything_back(parts):
     run, buffer, player, loop = parts
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -118,7 +117,7 @@ async def test_a_worker_that_is_stopped_gives_everything_back(parts):
 
 async def test_a_worker_ends_though_its_engine_swallows_the_cancellation(parts):
     run, buffer, player, loop = parts
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -170,7 +169,7 @@ def bug() -> TypeError:
 async def test_a_fault_in_the_data_fails_one_episode_is_named_and_counted(parts, caplog, error, kind):
     run, buffer, _, loop = parts
     loop._player = player = FailingPlayer(p3_1=error)
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -194,7 +193,7 @@ async def test_a_trajectory_that_the_buffer_refuses_fails_its_episode(parts):
         return await put(trajectory)
 
     buffer.put = refuse
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -211,7 +210,7 @@ async def test_an_error_in_the_program_ends_the_worker_with_itself_as_the_last_l
     """Or the same ticket would end one worker after another for ever."""
     run, buffer, _, loop = parts
     loop._player = FailingPlayer(p5_0=bug())
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     with pytest.raises(TypeError) as caught:
         await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
@@ -225,7 +224,7 @@ async def test_an_error_in_the_program_ends_the_worker_with_itself_as_the_last_l
 async def test_an_outage_that_was_waited_for_in_vain_costs_its_tickets_no_attempt(parts):
     run, buffer, _, loop = parts
     loop._player = FailingPlayer(p5_0=RetrievalUnavailable("down"))
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     with pytest.raises(RetrievalUnavailable, match="down"):
         await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
@@ -247,7 +246,7 @@ async def test_a_worker_on_redis_whose_episodes_all_fail_at_once_ends(parts, red
     try:
         for _ in range(10):
             buffer = backend.make(max_staleness=1, max_attempts=1000)
-            await buffer.recover(0, State(), {})
+            await buffer.recover(0)
             await buffer.announce(0, "v000000-e1")
             worker = RolloutLoop("w", loop._config, buffer, FakeEngine(), None, Failing(), FakeSearch(), QUESTIONS)
             with pytest.raises(type(error)) as caught:
@@ -285,7 +284,7 @@ async def test_a_worker_ends_whatever_swallows_the_one_cancellation(parts, monke
     player.play = fail
     if swallows == "play":
         playing.set()
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     working = asyncio.create_task(loop.run(asyncio.Event()))
     await until(lambda: len(loop._episodes) == 16)
@@ -319,7 +318,7 @@ class TornStore:
 async def test_a_torn_version_is_passed_over_and_the_next_one_taken(parts, caplog):
     _, buffer, player, loop = parts
     torn = TornStore(loop._engine, "v000001-e1")
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -337,7 +336,7 @@ async def test_a_torn_version_is_passed_over_and_the_next_one_taken(parts, caplo
 async def test_a_version_that_a_shared_disk_shows_late_is_loaded_when_it_is_there(parts):
     _, buffer, player, loop = parts
     torn = TornStore(loop._engine, "v000000-e1")
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -352,7 +351,7 @@ async def test_a_worker_with_nothing_to_do_gives_torn_weights_up_after_a_while(p
     _, buffer, _, loop = parts
     TornStore(loop._engine, "v000000-e1")
     loop._loader = loading.PatientLoader(loop._engine, None, 0.3)
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     with pytest.raises(WeightsUnavailable, match=r"v000000-e1 is missing or torn; no other version .* for 0\.3 s"):
         await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
@@ -362,7 +361,7 @@ async def test_a_worker_with_episodes_to_play_never_gives_torn_weights_up(parts)
     _, buffer, player, loop = parts
     torn = TornStore(loop._engine, "v000001-e1")
     loop._loader = loading.PatientLoader(loop._engine, None, 0.05)
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -392,13 +391,13 @@ async def test_a_grant_that_comes_after_the_weights_went_back_is_released(parts)
 
     buffer.admit = admit_late
     run.state = dataclasses.replace(run.state, step=6, next_ticket=24, published=6, weights="v000006-e1")
-    await buffer.recover(6, State(), {})
+    await buffer.recover(6)
     await buffer.announce(6, "v000006-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
     await asyncio.wait_for(asked.wait(), 5 * SLOW)
     restarted = MemoryBuffer(run, make_shape(max_staleness=1))
-    await restarted.recover(0, State(), {})
+    await restarted.recover(0)
     await restarted.announce(0, "v000000-e2")
     await until(lambda: loop._engine.version == 0)
     held.set()
@@ -423,7 +422,7 @@ async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts,
     monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
     run, _, player, loop = parts
     loop._buffer = buffer = BeatingBuffer(run, make_shape(max_staleness=1))
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
@@ -454,7 +453,7 @@ async def test_a_worker_that_waits_for_its_first_weights_says_so(parts, monkeypa
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
     await until(lambda: "waiting for the learner to publish weights: 0 s" in caplog.messages)
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     await until(lambda: "waiting for the first weights to be loaded: 0 s" in caplog.messages)
     let.set()

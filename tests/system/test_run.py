@@ -197,12 +197,12 @@ def test_ar3po_moves_rollouts_by_history_and_goes_on_after_a_restart(run: Run, t
     assert [row["step"] for row in rows] == list(range(4))
     assert all(sum(row["depth/generated"]) == sum(row["depth/selected"]) == 12 for row in rows), "always N G"
     checkpoint = json.loads((run.folder / "checkpoints" / "step000004-e2" / "state.json").read_text())["state"]
-    visits = checkpoint["method"]["visits"]
+    visits = json.loads(checkpoint["method"]["memory"])["visits"]
     assert sorted(visits) == [f"questions/{i}" for i in range(6)]
     assert all(passed == 0 for i in (0, 2, 4) for passed, _ in visits[f"questions/{i}"])
     played = [played for history in visits.values() for _, played in history]
     assert {1, 2, 3, 4} >= set(played) > {2}, "groups of another size than G have been played"
-    planned = {int(ticket): size for ticket, size in checkpoint["sizes"].items()}
+    planned = {int(ticket): size for ticket, size in checkpoint["method"]["sizes"].items()}
     assert sorted(planned) == list(range(24, 36))
     assert sum(planned.values()) == 24
 

@@ -7,21 +7,18 @@ import os
 
 import pytest
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.training import checkpoint as module
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
-from cusearch_async.transport.contract import RunState
+from cusearch_async.transport.contract import MethodState, RunState
 
 UNKNOWN = RunState()
 
 
 def state_at(step: int) -> CheckpointState:
-    method = State(phase=step // 2, visits={"atlas/2/Pinsk": ((1, 3), (step, 6))})
     sizes = {step * 4: 6, step * 4 + 1: 1}
-    return CheckpointState(
-        step=step, method=method, sizes=sizes, ranks=1, zero_stage=1, dtype="float32", questions=64, rollouts=3
-    )
+    method = MethodState(memory='{"visits": "é"}', fields={"phase": step // 2}, sizes=sizes)
+    return CheckpointState(step=step, method=method, ranks=1, zero_stage=1, dtype="float32", questions=64, rollouts=3)
 
 
 def learner(tmp_path, keep=3, epoch=1, step=0, starts=()) -> Checkpoints:

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.cli import trace
 from cusearch_async.cli.evaluate import markdown, table
 from cusearch_async.cli.launch import is_complete
@@ -20,7 +19,7 @@ from cusearch_async.training.evaluation import score as score_version
 from cusearch_async.training.loop import state_at
 from cusearch_async.training.scores import Done, is_over, record
 from cusearch_async.training.starts import epochs_and_steps, record_start
-from cusearch_async.transport.contract import RunState
+from cusearch_async.transport.contract import MethodState, RunState
 from cusearch_async.types import Question
 from tests.fakes import ChatTokenizer
 from tests.strategies import make_trajectory
@@ -206,7 +205,7 @@ def test_an_evaluator_stays_until_no_learner_can_go_back_behind_the_last_version
     checkpoints.begin(1, 0)
 
     def save(step: int) -> None:
-        with checkpoints.write(state_at(step, State(), {}, config)) as folder:
+        with checkpoints.write(state_at(step, MethodState(), config)) as folder:
             (folder / "model").mkdir(parents=True)
         checkpoints.finish(step)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cusearch_async.algorithm.methods import State
+from cusearch_async.algorithm.methods.ar3po import Ar3poMemory
+from cusearch_async.algorithm.methods.sdga import SdgaMemory
 from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory
@@ -33,11 +34,21 @@ def pool_of(depths, step=0, **changes):
     return Pool(step, tuple(make_trajectory(i // 2, i % 2, depth=depth, **changes) for i, depth in enumerate(depths)))
 
 
+def selected(pool, config, memory=None):
+    method = config.method.make()
+    return select(pool, method, memory or method.decode(""), config)
+
+
+def planned(step, config, memory=None):
+    method = config.method.make()
+    return plan_groups(step, method, memory or method.decode(""), QUESTIONS, config)
+
+
 def test_a_selection_is_seeded_by_run_and_step_and_by_nothing_else(config_of):
     config = config_of("--method.name", "random")
-    first, again = (select(pool_of([1] * 8, step=3), State(), config).indices.tolist() for _ in range(2))
-    others = [select(pool_of([1] * 8, step=step), State(), config).indices.tolist() for step in range(20)]
-    reseeded = select(pool_of([1] * 8, step=3), State(), config_of("--method.name", "random", "--run.seed", "1"))
+    first, again = (selected(pool_of([1] * 8, step=3), config).indices.tolist() for _ in range(2))
+    others = [selected(pool_of([1] * 8, step=step), config).indices.tolist() for step in range(20)]
+    reseeded = selected(pool_of([1] * 8, step=3), config_of("--method.name", "random", "--run.seed", "1"))
     assert first == again
     assert len({tuple(o) for o in others}) > 5
     assert reseeded.indices.tolist() != first
@@ -45,36 +56,36 @@ def test_a_selection_is_seeded_by_run_and_step_and_by_nothing_else(config_of):
 
 def test_a_trapped_phase_is_warned_about_by_name(config_of, caplog):
     with caplog.at_level(logging.WARNING):
-        selection = select(pool_of([1, 1, 1, 1, 1, 2, 2, 3], step=7), State(), config_of("--method.phase_reserve", "0"))
-    assert selection.facts["phase_trapped"] == 1
+        selection = selected(pool_of([1, 1, 1, 1, 1, 2, 2, 3], step=7), config_of("--method.phase_reserve", "0"))
+    assert selection.metrics["phase_trapped"] == 1
     assert "step 7: the phase is trapped: depth 1 alone fills the budget" in caplog.text
     assert "method.phase_reserve" in caplog.text
 
 
 def test_a_selection_of_none_is_warned_about(config_of, caplog):
     with caplog.at_level(logging.WARNING):
-        selection = select(pool_of([1] * 8, step=2), State(), config_of("--method.name", "dapo"))
+        selection = selected(pool_of([1] * 8, step=2), config_of("--method.name", "dapo"))
     assert len(selection.indices) == 0
     assert "step 2 trains on nothing: method dapo selected none" in caplog.text
 
 
 def test_a_trajectory_deeper_than_the_environment_allows_is_named(config_of):
     with pytest.raises(InvalidTrajectory, match=r"trajectory 1:1: depth must be in \[0, 5\], got 6"):
-        select(pool_of([1, 1, 1, 6, 1, 1, 1, 1]), State(), config_of())
+        selected(pool_of([1, 1, 1, 6, 1, 1, 1, 1]), config_of())
 
 
 QUESTIONS = [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i in range(6)]
 
 
 def test_methods_without_a_plan_leave_all_groups_at_g(config_of):
-    assert plan_groups(0, State(), QUESTIONS, config_of()) == {}
+    assert planned(0, config_of()) == {}
 
 
 def test_a_commit_plans_the_tickets_that_the_next_version_opens(config_of):
     """Staleness 2: version 1 opens tickets below (2 + 1 + 1) 4 = 16, of which 12 to 15 are new."""
     config = config_of("--method.name", "ar3po", "--pool.max_staleness", "2")
     visits = {f"q{i}": ((0, 9),) if i < 3 else ((4, 9),) for i in range(6)}
-    sizes = plan_groups(0, State(visits=visits), QUESTIONS, config)
+    sizes = planned(0, config, Ar3poMemory(visits))
     assert sorted(sizes) == [12, 13, 14, 15]
     assert sum(sizes.values()) == 4 * 2
     hopeless = {ticket for ticket in sizes if question_index(ticket, 6, config.run.seed) < 3}
@@ -84,9 +95,9 @@ def test_a_commit_plans_the_tickets_that_the_next_version_opens(config_of):
 
 def test_every_pool_is_planned_once(config_of):
     config = config_of("--method.name", "ar3po", "--pool.max_staleness", "1")
-    planned = [plan_groups(step, State(), QUESTIONS, config) for step in range(3)]
-    assert [ticket for sizes in planned for ticket in sizes] == list(range(8, 20)), "the first two pools are of G"
-    assert {size for sizes in planned for size in sizes.values()} == {2}, "without history everyone gets G"
+    plans = [planned(step, config) for step in range(3)]
+    assert [ticket for sizes in plans for ticket in sizes] == list(range(8, 20)), "the first two pools are of G"
+    assert {size for sizes in plans for size in sizes.values()} == {2}, "without history everyone gets G"
 
 
 def test_a_singleton_is_compared_with_its_whole_group_where_that_is_asked_for(config_of):
@@ -131,8 +142,8 @@ def test_a_trajectory_that_nothing_can_be_learned_from_is_refused_by_name(change
 
 def test_an_empty_pool_trains_nothing_is_said_and_leaves_the_state(config_of, caplog):
     config, empty = config_of(), Pool(4, ())
-    selection = select(empty, State(phase=2), config)
-    assert (selection.indices.tolist(), selection.state) == ([], State(phase=2))
+    selection = selected(empty, config, SdgaMemory(2))
+    assert (selection.indices.tolist(), selection.memory) == ([], SdgaMemory(2))
     assert "step 4 trains on nothing: every trajectory of its pool failed or was taken out" in caplog.text
     advantages = advantages_of([], empty, config)
     assert advantages.values.tolist() == []
@@ -160,7 +171,7 @@ class Published:
 
 async def test_announced_weights_that_are_torn_are_published_again_under_a_new_name(tmp_path):
     buffer, store, learner = MemoryBuffer(MemoryRun(), make_shape()), WeightStore(tmp_path), Published()
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await publish(learner, buffer, store, 0)
     verify, verified_in = store.verify, []
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.config import Config, known_keys, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import load_tokenizer
@@ -25,6 +24,7 @@ from cusearch_async.training.starts import (
     record_start,
     refuse_changes,
 )
+from cusearch_async.transport.contract import MethodState
 from cusearch_async.types import Question
 from tests.fakes import STARTER
 
@@ -208,7 +208,13 @@ def test_a_folder_that_cannot_be_written_is_one_line(config_of):
 )
 def test_what_cannot_go_on_is_refused_in_one_line(config_of, tmp_path, changes, said):
     saved = CheckpointState(
-        step=10, method=State(phase=3), sizes={}, ranks=1, zero_stage=1, dtype="float32", questions=64, rollouts=3
+        step=10,
+        method=MethodState(memory='{"phase": 3}'),
+        ranks=1,
+        zero_stage=1,
+        dtype="float32",
+        questions=64,
+        rollouts=3,
     )
     with pytest.raises(ConfigError) as refused:
         check_same_run(tmp_path, saved, config_of(*changes))

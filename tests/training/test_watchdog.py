@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.config import load_config
 from cusearch_async.errors import Stalled
 from cusearch_async.training import watchdog as watchdog_module
@@ -27,7 +26,7 @@ def config(atlas_config, redis_url, request):
 
 
 async def started(buffer):
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
 
 

@@ -48,9 +48,8 @@ class RedisBackend:
         for ticket in await self.client.zrange(keys.lease, 0, -1):
             await self.client.zadd(keys.lease, {ticket: 0})
 
-    async def visits(self) -> dict[str, str]:
-        raw = await self.client.hgetall(self.keys.visits)
-        return {name.decode(): value.decode() for name, value in raw.items()}
+    async def memory(self) -> str:
+        return (await self.client.get(self.keys.memory) or b"").decode()
 
     async def sizes(self) -> dict[int, int]:
         return {int(k): int(v) for k, v in (await self.client.hgetall(self.keys.sizes)).items()}
@@ -108,8 +107,8 @@ class MemoryBackend:
     async def expire_leases(self) -> None:
         self.run.now += 1e9
 
-    async def visits(self) -> dict[str, str]:
-        return {name: " ".join(f"{p}/{n}" for p, n in history) for name, history in self.run.visits.items()}
+    async def memory(self) -> str:
+        return self.run.memory
 
     async def sizes(self) -> dict[int, int]:
         return dict(self.run.sizes)

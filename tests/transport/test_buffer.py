@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
@@ -81,7 +80,7 @@ async def test_a_pool_of_rubbish_is_played_again_and_in_the_end_trained_as_an_em
         assert await buffer.claim(0) is None, f"attempt {attempt}"
     pool = await buffer.claim(0)
     assert len(pool) == 0
-    await buffer.commit(pool, [], State(), {})
+    await buffer.commit(pool, [])
     ledger = await buffer.ledger()
     assert (ledger.quarantined, ledger.incomplete_groups, ledger.closes) == (2 * N * G, N, True)
     assert (await audit(buffer)).closes
@@ -93,20 +92,20 @@ async def test_of_a_pool_that_was_taken_before_what_has_gone_is_counted_and_left
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories[:4], State(), {})
+    await buffer.commit(pool, pool.trajectories[:4])
     client, keys = redis_backend.client, buffer.keys
     await client.delete(keys.trajectory("0:0"))
     await client.delete(keys.payload("1:1"))
     await client.set(keys.payload("2:0"), "?")
     heir = redis_backend.make(max_staleness=0)
-    await heir.recover(0, State(), {})
+    await heir.recover(0)
     again = await heir.claim(0)
     assert [t.id for t in again] == [t.id for t in pool if t.id not in ("0:0", "1:1", "2:0")]
     assert [t.id for t in await heir.claim(0)] == [t.id for t in again]
     ledger = await heir.ledger()
     assert (ledger.lost, ledger.quarantined, ledger.claimed, ledger.trained, ledger.closes) == (2, 1, 5, 0, True)
     assert await client.exists(keys.trajectory("0:0")) == 0, "no stub is left where it was"
-    await heir.commit(again, again.trajectories[:1], State(), {})
+    await heir.commit(again, again.trajectories[:1])
     assert (await audit(heir)).closes
 
 
@@ -144,12 +143,12 @@ async def test_an_admission_that_is_answered_again_after_the_learner_went_back_k
     for step in range(2):
         await fill(buffer, await buffer.admit("w", step, N * G), versions=np.full(4, step, np.int32))
         pool = await buffer.claim(step)
-        await buffer.commit(pool, pool.trajectories, State(), {})
+        await buffer.commit(pool, pool.trajectories)
         await buffer.announce(step + 1, f"v00000{step + 1}-e1")
     assert len(await buffer.admit("w", 2, 2 * G)) == 2 * G
     late = sent["admit"]
     heir = redis_backend.make(max_staleness=0)
-    await heir.recover(0, State(), {})
+    await heir.recover(0)
     await heir.announce(0, "v000000-e2")
     assert await late() == []
     assert (await redis_backend.tickets())["requeue"] == {2 * N, 2 * N + 1}
@@ -305,7 +304,7 @@ async def test_a_recover_that_is_delivered_again_takes_over_once(redis_backend):
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories, State(), {})
+    await buffer.commit(pool, pool.trajectories)
     before = await buffer.state()
     assert await sent["recover"]() == buffer.epoch
     assert await buffer.state() == before
@@ -313,7 +312,7 @@ async def test_a_recover_that_is_delivered_again_takes_over_once(redis_backend):
 
 async def test_a_learner_that_says_nothing_any_more_is_gone_by_itself(redis_backend):
     buffer = redis_backend.make()
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.learner_heartbeat({"pid": 7})
     left_ms = await redis_backend.client.pttl(redis_backend.keys.learner)
     assert 0 < left_ms <= ALIVE_S * 1000

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport.contract import Buffer, Place
 from tests.strategies import make_trajectory
@@ -37,13 +36,13 @@ async def test_what_a_worker_believes_of_the_run_changes_nothing(backend, belief
 @pytest.mark.parametrize("change", [{"questions": 8}, {"rollouts": 3}, {"order": "oldest_complete"}], ids=str)
 async def test_a_learner_whose_pools_would_be_others_is_refused(backend, change):
     await start(learner := backend.make())
-    await backend.make(**change).recover(0, State(), {})
+    await backend.make(**change).recover(0)
     heir = backend.make()
-    await heir.recover(0, State(), {})
+    await heir.recover(0)
     await heir.announce(0, "v000000-e3")
     await heir.admit("w", 0, G)
     with pytest.raises(ConfigError, match="granted with"):
-        await backend.make(**change).recover(0, State(), {})
+        await backend.make(**change).recover(0)
     with pytest.raises(Fenced):
         await learner.claim(0)
     assert await heir.claim(0) is None
@@ -70,7 +69,7 @@ async def at_step_3(backend: Any, **shape: Any) -> Buffer:
     for step in range(3):
         await fill(buffer, await buffer.admit("w", step, N * G), versions=versions(step, step, step, step))
         pool = await buffer.claim(step)
-        await buffer.commit(pool, pool.trajectories, State(), {})
+        await buffer.commit(pool, pool.trajectories)
         await buffer.announce(step + 1, f"v00000{step + 1}-e1")
     return buffer
 
@@ -147,7 +146,7 @@ async def test_what_has_gone_before_the_claim_is_counted_as_lost_and_played_agai
     await fill(buffer, again)
     pool = await buffer.claim(0)
     assert len(pool) == N * G
-    await buffer.commit(pool, pool.trajectories, State(), {})
+    await buffer.commit(pool, pool.trajectories)
     assert (await buffer.ledger()).bytes == 0
 
 
@@ -172,7 +171,7 @@ async def test_an_announcement_that_arrives_late_moves_nothing_back(backend):
     state = await buffer.state()
     assert (state.published, state.weights) == (9, "v000009-e1")
     heir = backend.make()
-    await heir.recover(0, State(), {})
+    await heir.recover(0)
     await heir.announce(4, "v000004-e2")
     assert (await heir.state()).published == 4, "another learner may begin at an older version"
 
@@ -184,9 +183,9 @@ async def test_a_redis_behind_the_checkpoint_drops_what_the_learner_is_past(back
     places = await buffer.admit("w", 0, 5 * N * G)
     await fill(buffer, [p for p in places if p not in (Place(6, 1), Place(17, 0))])
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories[:3], State(), {})
+    await buffer.commit(pool, pool.trajectories[:3])
     heir = backend.make(max_staleness=4)
-    await heir.recover(3, State(), {})
+    await heir.recover(3)
     ledger = await heir.ledger()
     assert (ledger.trained, ledger.lost, ledger.buffered, ledger.closes) == (3, 2 * N * G - 1, 2 * N * G - 1, True)
     assert await heir.put(make_trajectory(6, 1)) == "late"
@@ -194,7 +193,7 @@ async def test_a_redis_behind_the_checkpoint_drops_what_the_learner_is_past(back
     assert (state.checkpoint, state.next_ticket) == (3, 5 * N)
     assert len(await heir.claim(3)) == N * G
     with pytest.raises(ConfigError, match="forgotten"):
-        await heir.recover(2, State(), {})
+        await heir.recover(2)
 
 
 async def test_a_learner_that_redis_has_forgotten_is_told_so_and_not_that_it_was_replaced(backend):
@@ -205,7 +204,7 @@ async def test_a_learner_that_redis_has_forgotten_is_told_so_and_not_that_it_was
     await backend.forget_everything()
     for attempt in (
         buffer.claim(0),
-        buffer.commit(pool, pool.trajectories, State(), {}),
+        buffer.commit(pool, pool.trajectories),
         buffer.announce(1, "x"),
         buffer.checkpoint(1),
     ):
@@ -214,6 +213,6 @@ async def test_a_learner_that_redis_has_forgotten_is_told_so_and_not_that_it_was
     assert await buffer.admit("w", 0, G) == [], "a worker waits for the next learner"
     assert await buffer.put(make_trajectory(0, 0)) == "late"
     heir = backend.make(max_staleness=0)
-    await heir.recover(0, State(), {}, least_epoch=buffer.epoch)
+    await heir.recover(0, least_epoch=buffer.epoch)
     with pytest.raises(Fenced):
         await buffer.claim(0)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import BufferLost, ConfigError, Fenced, InvalidTrajectory
-from cusearch_async.transport.contract import ALIVE_S, Buffer, Place
+from cusearch_async.transport.contract import ALIVE_S, Buffer, MethodState, Place
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 
@@ -19,7 +19,7 @@ N, G = 4, 2
 
 async def start(buffer: Buffer) -> None:
     """As a learner does: take over, announce the first weights."""
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
 
 
@@ -30,7 +30,7 @@ async def fill(buffer: Buffer, places: list[Place], **changes: Any) -> None:
 
 async def test_nothing_is_admitted_before_weights_are_announced(backend):
     buffer = backend.make()
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     assert await buffer.admit("w", 0, 8 * G) == []
 
 
@@ -56,7 +56,7 @@ async def test_newer_weights_open_the_next_tickets(backend):
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories[:3], State(phase=0), {})
+    await buffer.commit(pool, pool.trajectories[:3], MethodState(fields={"phase": 0}))
     await buffer.announce(1, "v000001-e1")
     assert await buffer.admit("w", 0, N * G) == [], "the worker still has the old weights"
     assert {place.ticket for place in await buffer.admit("w", 1, N * G)} == {4, 5, 6, 7}
@@ -104,7 +104,7 @@ async def test_a_put_for_a_group_that_was_trained_and_forgotten_is_late(backend)
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories, State(phase=0), {})
+    await buffer.commit(pool, pool.trajectories, MethodState(fields={"phase": 0}))
     await buffer.checkpoint(1)
     assert await buffer.put(make_trajectory(0, 0)) == "late"
     assert (await buffer.ledger()).late_refused == 1
@@ -160,9 +160,9 @@ async def test_commit_moves_step_phase_version_and_ledger_at_once(backend):
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories[:3], State(phase=2), {})
+    await buffer.commit(pool, pool.trajectories[:3], MethodState(fields={"phase": 2}))
     state, ledger = await buffer.state(), await buffer.ledger()
-    assert (state.step, state.phase) == (1, 2)
+    assert (state.step, state.fields) == (1, {"phase": 2})
     assert (ledger.trained, ledger.unselected, ledger.claimed, ledger.buffered) == (3, 5, 0, 0)
     assert ledger.closes
 
@@ -172,11 +172,11 @@ async def test_a_repeated_commit_changes_nothing(backend):
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories[:3], State(phase=1), {})
+    await buffer.commit(pool, pool.trajectories[:3], MethodState(fields={"phase": 1}))
     before = await buffer.ledger()
-    await buffer.commit(pool, pool.trajectories[:2], State(phase=4), {})
+    await buffer.commit(pool, pool.trajectories[:2], MethodState(fields={"phase": 4}))
     assert await buffer.ledger() == before
-    assert (await buffer.state()).phase == 1
+    assert (await buffer.state()).fields == {"phase": 1}
 
 
 async def test_an_older_learner_is_fenced_off(backend):
@@ -184,10 +184,10 @@ async def test_an_older_learner_is_fenced_off(backend):
     await start(old)
     await fill(old, await old.admit("w", 0, N * G))
     pool = await old.claim(0)
-    await new.recover(0, State(), {})
+    await new.recover(0)
     for attempt in (
         old.claim(0),
-        old.commit(pool, pool.trajectories, State(phase=0), {}),
+        old.commit(pool, pool.trajectories, MethodState(fields={"phase": 0})),
         old.announce(1, "x"),
         old.checkpoint(1),
     ):
@@ -203,16 +203,16 @@ async def test_recovery_gives_every_later_step_its_pool_again(backend):
     pools = []
     for step in range(3):
         pools.append(await buffer.claim(step))
-        await buffer.commit(pools[-1], pools[-1].trajectories[:4], State(phase=1), {})
+        await buffer.commit(pools[-1], pools[-1].trajectories[:4], MethodState(fields={"phase": 1}))
     await buffer.checkpoint(1)
     resumed = backend.make(max_staleness=3)
-    await resumed.recover(1, State(), {})
+    await resumed.recover(1)
     ledger = await resumed.ledger()
     assert (ledger.trained, ledger.claimed, ledger.closes) == (4, 2 * N * G, True)
     for step in (1, 2):
         again = await resumed.claim(step)
         assert [t.id for t in again] == [t.id for t in pools[step]]
-        await resumed.commit(again, again.trajectories[:4], State(phase=1), {})
+        await resumed.commit(again, again.trajectories[:4], MethodState(fields={"phase": 1}))
 
 
 async def test_a_group_is_granted_only_as_a_whole(backend):
@@ -228,17 +228,16 @@ async def test_a_commit_gives_coming_groups_their_size_and_keeps_what_the_method
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
     pool = await buffer.claim(0)
-    state = State(visits={"atlas/2/Pinsk": ((1, 2), (0, 3)), "another question": ((1, 1),)})
-    await buffer.commit(pool, pool.trajectories, state, {8: 3, 9: 1})
+    await buffer.commit(pool, pool.trajectories, MethodState(memory='{"a": "\u00e9\n"}', sizes={8: 3, 9: 1}))
     await buffer.announce(1, "v000001-e1")
     opened = await buffer.admit("w", 1, 3 + 1 + G)
     assert opened == [Place(8, 0), Place(8, 1), Place(8, 2), Place(9, 0), Place(10, 0), Place(10, 1)]
-    assert await backend.visits() == {"atlas/2/Pinsk": "1/2 0/3"}, "of the questions of this pool"
+    assert await backend.memory() == '{"a": "\u00e9\n"}'
 
 
 async def test_groups_of_any_size_are_claimed_whole_and_their_sizes_go_with_them(backend):
     buffer = backend.make(max_staleness=0)
-    await buffer.recover(0, State(), {0: 3, 1: 1})
+    await buffer.recover(0, MethodState(sizes={0: 3, 1: 1}))
     await buffer.announce(0, "v000000-e1")
     places = await buffer.admit("w", 0, 100)
     assert [p.ticket for p in places] == [0, 0, 0, 1, 2, 2, 3, 3]
@@ -247,7 +246,7 @@ async def test_groups_of_any_size_are_claimed_whole_and_their_sizes_go_with_them
     await fill(buffer, [Place(0, 2)])
     pool = await buffer.claim(0)
     assert [(t.ticket, t.rollout) for t in pool] == [(p.ticket, p.rollout) for p in places]
-    await buffer.commit(pool, pool.trajectories, State(), {4: 2})
+    await buffer.commit(pool, pool.trajectories, MethodState(sizes={4: 2}))
     await buffer.checkpoint(1)
     assert await backend.sizes() == {4: 2}
     assert (await buffer.ledger()).closes
@@ -255,12 +254,18 @@ async def test_groups_of_any_size_are_claimed_whole_and_their_sizes_go_with_them
 
 async def test_a_group_keeps_its_first_size_and_recovery_brings_the_memory_back(backend):
     buffer = backend.make()
-    await buffer.recover(0, State(visits={"gone": ((1, 1),)}), {5: 4})
+    await buffer.recover(0, MethodState(memory="gone", fields={"gone": 1}, sizes={5: 4}))
     resumed = backend.make()
-    await resumed.recover(0, State(phase=2, visits={"kept": ((0, 2), (2, 2))}), {5: 1, 6: 3})
-    assert await backend.visits() == {"kept": "0/2 2/2"}
+    await resumed.recover(0, MethodState(memory="kept", fields={"phase": 2, "share": 0.25}, sizes={5: 1, 6: 3}))
+    assert await backend.memory() == "kept"
     assert await backend.sizes() == {5: 4, 6: 3}
-    assert (await resumed.state()).phase == 2
+    assert (await resumed.state()).fields == {"phase": 2, "share": 0.25}
+
+
+@pytest.mark.parametrize(("name", "value"), [("step", 1), ("paused", 1), ("two words", 1), ("phase", math.nan)])
+def test_a_method_shows_finite_numbers_under_names_of_its_own(name, value):
+    with pytest.raises(ValueError, match=f"{name!r}|must be finite, {name} is nan"):
+        MethodState(fields={name: value})
 
 
 async def test_recovery_before_forgotten_pools_is_refused(backend):
@@ -268,10 +273,10 @@ async def test_recovery_before_forgotten_pools_is_refused(backend):
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories, State(phase=0), {})
+    await buffer.commit(pool, pool.trajectories, MethodState(fields={"phase": 0}))
     await buffer.checkpoint(1)
     with pytest.raises(ConfigError, match="forgotten"):
-        await buffer.recover(0, State(), {})
+        await buffer.recover(0)
 
 
 async def test_an_expired_lease_passes_to_another_worker_without_what_is_there(backend):
@@ -310,7 +315,7 @@ async def test_after_the_last_attempt_a_group_closes_short_and_its_pool_goes_on(
     pool = await buffer.claim(0)
     assert "2:1" not in [t.id for t in pool]
     assert len(pool) == N * G - 1
-    await buffer.commit(pool, pool.trajectories[:1], State(), {})
+    await buffer.commit(pool, pool.trajectories[:1])
     assert (await buffer.ledger()).closes
 
 
@@ -321,14 +326,14 @@ async def test_a_pool_of_which_nothing_is_left_is_empty_and_the_run_goes_on(back
     await buffer.release("w", [0, 1, 2, 3], failed=True)
     pool = await buffer.claim(0)
     assert len(pool) == len(await buffer.claim(0)) == 0
-    await buffer.commit(pool, [], State(), {})
+    await buffer.commit(pool, [])
     await buffer.announce(1, "v000001-e1")
     assert (await buffer.state()).step == 1
     assert (await buffer.admit("w", 1, G))[0] == Place(4, 0)
     heir = backend.make(max_attempts=1, max_staleness=0)
-    await heir.recover(0, State(), {})
+    await heir.recover(0)
     assert len(await heir.claim(0)) == 0, "an empty pool is kept as any other"
-    await heir.commit(pool, [], State(), {})
+    await heir.commit(pool, [])
     await heir.checkpoint(1)
 
 
@@ -357,7 +362,7 @@ async def test_a_commit_of_a_step_that_is_not_the_next_says_that_something_is_lo
     await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
     pool = await buffer.claim(0)
     with pytest.raises(BufferLost):
-        await buffer.commit(Pool(1, pool.trajectories), pool.trajectories, State(), {})
+        await buffer.commit(Pool(1, pool.trajectories), pool.trajectories)
     with pytest.raises(BufferLost):
         await buffer.claim(1)
 
@@ -404,7 +409,7 @@ async def test_a_requeued_ticket_keeps_the_staleness_bound(backend):
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories, State(), {})
+    await buffer.commit(pool, pool.trajectories)
     await buffer.announce(1, "v000001-e1")
     assert await buffer.admit("new", 1, G) == [Place(4, 0), Place(4, 1)]
     await buffer.release("new", [4], failed=False)
@@ -432,10 +437,10 @@ async def test_a_rollout_that_its_group_does_not_have_is_refused(backend):
 
 async def test_an_epoch_never_goes_back_though_the_buffer_has_forgotten_it(backend):
     buffer = backend.make()
-    await buffer.recover(0, State(), {}, least_epoch=7)
+    await buffer.recover(0, least_epoch=7)
     assert buffer.epoch == 8
     heir = backend.make()
-    await heir.recover(0, State(), {}, least_epoch=3)
+    await heir.recover(0, least_epoch=3)
     assert heir.epoch == 9
 
 
@@ -451,7 +456,7 @@ async def test_a_token_outside_the_vocabulary_is_refused_at_the_put(backend, tok
 
 async def test_a_learner_is_alive_until_it_ends_or_another_takes_over(backend):
     older, newer = backend.make(), backend.make()
-    await older.recover(0, State(), {})
+    await older.recover(0)
     assert await newer.learner() == {}
     await older.learner_heartbeat({"host": "a", "pid": 7, "epoch": 1, "step": 3})
     told = await newer.learner()
@@ -462,7 +467,7 @@ async def test_a_learner_is_alive_until_it_ends_or_another_takes_over(backend):
         "step": "3",
     }
     assert 0 <= float(told["heartbeat_age_s"]) < ALIVE_S
-    await newer.recover(0, State(), {})
+    await newer.recover(0)
     with pytest.raises(Fenced):
         await older.learner_heartbeat({"pid": 7})
     await newer.learner_heartbeat({"pid": 8})

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from redis import exceptions
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import BufferLost, ConfigError
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.contract import Place
@@ -25,7 +24,7 @@ async def test_a_redis_that_evicts_is_refused_before_anything_is_stored(redis_ba
     await redis_backend.client.config_set("maxmemory-policy", policy)
     try:
         with pytest.raises(ConfigError, match=rf"maxmemory-policy {policy}.*CONFIG SET maxmemory-policy noeviction"):
-            await buffer.recover(0, State(), {})
+            await buffer.recover(0)
     finally:
         await redis_backend.client.config_set("maxmemory-policy", "noeviction")
     assert not (await buffer.state()).exists
@@ -68,14 +67,14 @@ async def test_a_key_of_another_type_is_named_and_recovery_does_nothing_by_halve
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories, State(), {})
+    await buffer.commit(pool, pool.trajectories)
     client = redis_backend.client
     name = getattr(buffer.keys, key)
     await client.delete(name)
     await (client.rpush(name, "x") if key == "next_ticket" else client.set(name, "x"))
     before = await redis_backend.dump()
     with pytest.raises(BufferLost, match=rf"Redis has lost run .*{key} is a (list|string) now"):
-        await redis_backend.make(max_staleness=0).recover(0, State(), {})
+        await redis_backend.make(max_staleness=0).recover(0)
     assert await redis_backend.dump() == before
 
 
@@ -89,7 +88,7 @@ async def test_a_step_that_is_no_number_is_named(redis_backend, value):
     with pytest.raises(BufferLost):
         await buffer.claim(0)
     with pytest.raises(BufferLost):
-        await redis_backend.make().recover(0, State(), {})
+        await redis_backend.make().recover(0)
 
 
 async def test_a_counter_that_is_no_number_is_named(redis_backend):
@@ -99,7 +98,7 @@ async def test_a_counter_that_is_no_number_is_named(redis_backend):
     with pytest.raises(BufferLost, match="claimed = 'x'"):
         await buffer.ledger()
     with pytest.raises(BufferLost, match="a counter of the ledger is 'x' now"):
-        await redis_backend.make().recover(0, State(), {})
+        await redis_backend.make().recover(0)
 
 
 async def test_tickets_that_are_nowhere_are_played_again(redis_backend):
@@ -128,7 +127,7 @@ async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_lear
     await redis_backend.client.delete(name)
     assert (await audit(buffer)).closes == (key in ("attempts", "next_ticket"))
     heir = redis_backend.make(max_staleness=1)
-    await heir.recover(0, State(), {})
+    await heir.recover(0)
     await heir.announce(0, "v000000-e2")
     await redis_backend.expire_leases()
     for _ in range(4):
@@ -150,7 +149,7 @@ async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(red
     with pytest.raises(BufferLost, match="part of pool 0 is gone"):
         await buffer.claim(0)
     heir = redis_backend.make(max_staleness=0)
-    await heir.recover(0, State(), {})
+    await heir.recover(0)
     await heir.announce(0, "v000000-e2")
     assert (await heir.ledger()).lost == N * G
     await fill(heir, await heir.admit("w", 0, N * G))
@@ -180,7 +179,7 @@ async def test_the_audit_counts_keys_and_not_only_counters(redis_backend, change
     places = await buffer.admit("w", 0, 2 * N * G)
     await fill(buffer, [p for p in places if p.ticket < N] + [Place(4, 0), Place(4, 1), Place(5, 0)])
     pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories[:3], State(), {})
+    await buffer.commit(pool, pool.trajectories[:3])
     found = await audit(buffer)
     assert (found.closes, found.kept) == (True, N * G + 3)
     await change(redis_backend.client, buffer.keys)

@@ -16,7 +16,6 @@ import redis
 from redis import exceptions
 
 from cusearch_async import host
-from cusearch_async.algorithm.methods import State
 from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport import connection as connections
@@ -175,7 +174,7 @@ async def test_a_server_that_has_lost_acknowledged_writes_is_named(server):
         pool = await buffer.claim(0)
         server.client.delete(buffer.keys.pool(0))
         with pytest.raises(BufferLost, match="Redis has lost run 'faults': part of pool 0 is gone"):
-            await buffer.commit(pool, pool.trajectories, State(), {})
+            await buffer.commit(pool, pool.trajectories)
 
 
 @pytest.mark.system

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.transport.contract import Place
 from tests.strategies import make_trajectory
 from tests.transport.test_contract import G, N, fill, start
@@ -70,7 +69,7 @@ async def test_a_claimed_trajectory_can_be_taken_out_by_an_operator(backend):
     assert not await buffer.quarantine("2:1", "again")
     again = await buffer.claim(0)
     assert [t.id for t in again] == [t.id for t in pool if t.id != "2:1"]
-    await buffer.commit(pool, pool.trajectories[-4:], State(), {})
+    await buffer.commit(pool, pool.trajectories[-4:])
     ledger = await buffer.ledger()
     assert (ledger.trained, ledger.unselected, ledger.quarantined, ledger.closes) == (3, 4, 1, True)
     assert not await buffer.quarantine("0:0", "it is trained on already")

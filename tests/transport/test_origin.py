@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from cusearch_async import run_folder
-from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import ConfigError
+from cusearch_async.transport.contract import MethodState
 from cusearch_async.transport.origin import Origin, may_delete, origin_of, refuse_another
 from tests.strategies import make_trajectory
 
@@ -19,13 +19,13 @@ THEIRS = Origin("12345678901234567890123456789013", "there", "/home/them/runs/at
 
 async def test_a_second_run_of_the_same_name_is_refused_before_anything_is_written(backend):
     buffer = backend.make()
-    await buffer.recover(0, State(phase=1), {}, origin=OURS)
+    await buffer.recover(0, MethodState(fields={"phase": 1}), origin=OURS)
     await buffer.announce(0, "v0")
     await buffer.admit("w", 0, 2)
     await buffer.put(make_trajectory(0, 0))
     before = await buffer.state(), await buffer.ledger()
     with pytest.raises(ConfigError) as refused:
-        await backend.make(max_staleness=0).recover(0, State(), {0: 7}, least_epoch=9, origin=THEIRS)
+        await backend.make(max_staleness=0).recover(0, MethodState(sizes={0: 7}), least_epoch=9, origin=THEIRS)
     assert "\n" not in str(refused.value)
     for said in (
         "Redis holds another run",
@@ -41,28 +41,28 @@ async def test_a_second_run_of_the_same_name_is_refused_before_anything_is_writt
 
 async def test_another_run_is_named_before_its_shape_or_its_steps_are(backend):
     buffer = backend.make()
-    await buffer.recover(0, State(), {}, origin=OURS)
+    await buffer.recover(0, origin=OURS)
     await buffer.announce(0, "v0")
     await buffer.admit("w", 0, 2)
-    await buffer.recover(2, State(), {}, origin=OURS)
+    await buffer.recover(2, origin=OURS)
     with pytest.raises(ConfigError, match="another run"):
-        await backend.make(questions=3).recover(0, State(), {}, origin=THEIRS)
+        await backend.make(questions=3).recover(0, origin=THEIRS)
 
 
 async def test_a_run_goes_on_from_wherever_its_folder_is_now(backend):
-    await backend.make().recover(0, State(), {}, origin=OURS)
+    await backend.make().recover(0, origin=OURS)
     moved = Origin(OURS.run_id, "elsewhere", "/mnt/atlas")
     heir = backend.make()
-    await heir.recover(0, State(), {}, origin=moved)
+    await heir.recover(0, origin=moved)
     assert heir.epoch == 2
     assert (await heir.state()).origin == moved
 
 
 async def test_a_run_from_before_origins_were_kept_is_taken_on(backend):
     buffer = backend.make()
-    await buffer.recover(0, State(), {})
+    await buffer.recover(0)
     assert (await buffer.state()).origin is None
-    await backend.make().recover(0, State(), {}, origin=OURS)
+    await backend.make().recover(0, origin=OURS)
     assert (await buffer.state()).origin == OURS
 
 

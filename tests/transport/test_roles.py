@@ -14,7 +14,6 @@ import pytest
 import redis
 
 from cusearch_async import host
-from cusearch_async.algorithm.methods import State
 from cusearch_async.cli import main
 from cusearch_async.config import Config, RedisConfig, load_config
 from cusearch_async.errors import BufferUnavailable
@@ -78,7 +77,7 @@ if HAS_ROLES:
 
     async def test_a_run_goes_from_start_to_checkpoint_with_a_user_for_each_role(server):
         async with server.buffer("worker") as worker, server.buffer("learner") as learner:
-            await learner.recover(0, State(), {})
+            await learner.recover(0)
             await learner.announce(0, "v000000-e1")
             for step in range(3):
                 places = await worker.admit("w", step, 2 * G)
@@ -93,12 +92,12 @@ if HAS_ROLES:
                     assert await worker.put(played) == "stored"
                 pool = await learner.claim(step)
                 assert pool is not None
-                await learner.commit(pool, pool.trajectories[:1], State(), {})
+                await learner.commit(pool, pool.trajectories[:1])
                 await learner.announce(step + 1, f"v{step + 1:06d}-e1")
             await learner.checkpoint(2)
             await worker.leave("w", [])
             async with server.buffer("learner") as next_life:
-                await next_life.recover(2, State(), {})
+                await next_life.recover(2)
             assert (await worker.ledger()).closes
             assert (await worker.state()).step == 2
 
@@ -108,7 +107,7 @@ if HAS_ROLES:
             server.buffer("learner") as learner,
             server.buffer("operator") as me,
         ):
-            await learner.recover(0, State(), {})
+            await learner.recover(0)
             await learner.announce(0, "v000000-e1")
             places = await worker.admit("w", 0, 2 * G)
             await worker.put(make_trajectory(places[0].ticket, places[0].rollout))
@@ -124,7 +123,7 @@ if HAS_ROLES:
             assert (await worker.state()).epoch == 0
 
     ATTACKS: dict[str, Callable[[RedisBuffer], Any]] = {
-        "take over": lambda b: b.recover(10**6, State(), {}),
+        "take over": lambda b: b.recover(10**6),
         "announce": lambda b: b.announce(7, "../../anything"),
         "checkpoint": lambda b: b.checkpoint(1),
         "claim": lambda b: b.claim(0),
@@ -136,7 +135,7 @@ if HAS_ROLES:
     @pytest.mark.parametrize("attack", ATTACKS)
     async def test_a_worker_is_refused_what_is_not_a_workers(server, attack):
         async with server.buffer("worker") as worker, server.buffer("learner") as learner:
-            await learner.recover(0, State(), {})
+            await learner.recover(0)
             await learner.announce(0, "v000000-e1")
             for place in await worker.admit("w", 0, 2 * G):
                 await worker.put(make_trajectory(place.ticket, place.rollout))

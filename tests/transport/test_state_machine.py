@@ -29,9 +29,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cusearch_async.algorithm.methods import State
 from cusearch_async.errors import BufferLost, CusearchError, Fenced
-from cusearch_async.transport.contract import Place
+from cusearch_async.transport.contract import NOTHING, MethodState, Place
 from cusearch_async.transport.inspection import audit
 from cusearch_async.types import Trajectory
 from tests.strategies import make_trajectory
@@ -74,7 +73,7 @@ class Run(RuleBasedStateMachine):
         self.went_back = False
         self.epoch = 0
         self.loaded = dict.fromkeys(WORKERS, 0)
-        self.saved = (0, State(), {})  # the checkpoint: step, method state, group sizes
+        self.saved = (0, NOTHING)  # the checkpoint: step, and what the method remembers
         self.trained: dict[int, set[str]] = {}  # step -> what it trained on, in the current lineage
         self.latest: Any = None
         self.pool: list[Any] | None = None
@@ -265,16 +264,15 @@ class Run(RuleBasedStateMachine):
     def commit(self, share: float, deeper: bool, size: int) -> None:
         step = self.pool[0].step
         self.phase = min(self.phase + deeper, S_MAX - 1)
-        state = State(phase=self.phase, visits={"atlas/2/Pinsk": ((step, step + 1),)})
         first = (step + 1 + STALENESS) * N
-        sizes = {first: size}
+        method = MethodState(memory=f"of {step}", fields={"phase": self.phase}, sizes={first: size})
         taken = int(share * len(self.pool[0]))
         for learner, pool in zip(self.learners, self.pool, strict=True):
             selected = pool.trajectories[:taken]
-            answer = self.do(learner.commit(pool, selected, state, sizes))
+            answer = self.do(learner.commit(pool, selected, method))
             assert answer is None or (self.went_back and answer == BufferLost.__name__)
         ids, self_pool, self.pool = {t.id for t in self.pool[0].trajectories[:taken]}, self.pool, None
-        self.sent.append(("commit", self.learners, (self_pool[0], self_pool[0].trajectories[:taken], state, sizes)))
+        self.sent.append(("commit", self.learners, (self_pool[0], self_pool[0].trajectories[:taken], method)))
         if answer is None:
             is_sure = self.order == "ticket" or not self.went_back
             assert not is_sure or not any(ids & earlier for earlier in self.trained.values()), (
@@ -282,7 +280,7 @@ class Run(RuleBasedStateMachine):
             )
             self.trained[step] = ids
             self.step = step + 1
-            self.latest = (step + 1, state, sizes)
+            self.latest = (step + 1, method)
 
     @rule()
     def publish(self) -> None:
@@ -301,7 +299,7 @@ class Run(RuleBasedStateMachine):
         if self.learners:
             self.old_learners.append(self.learners)
         self.learners = [backend.make(**self.shape) for backend in self.backends]
-        step, state, sizes = self.saved
+        step, method = self.saved
         redis, recover = self.learners[1], self.learners[1].run_script
 
         async def record(script: str, *arguments: Any) -> Any:
@@ -311,11 +309,11 @@ class Run(RuleBasedStateMachine):
             return answer
 
         redis.run_script = record
-        assert self.both("recover", step, state, sizes, self.epoch, by=self.learners) is None
+        assert self.both("recover", step, method, self.epoch, by=self.learners) is None
         assert self.epoch < self.learners[0].epoch == self.learners[1].epoch
         self.epoch = self.learners[0].epoch
         self.trained = {s: ids for s, ids in self.trained.items() if s < step}
-        self.step, self.phase = step, state.phase
+        self.step, self.phase = step, int(method.fields.get("phase", 0))
         self.pool = None
         self.publish()
 

@@ -1,8 +1,8 @@
 -- A learner step is done: its pool is trained or unselected; step, version, phase and what the method remembers
 -- move on; all at once.
--- ARGV epoch step memory(JSON: phase, visits, sizes) selected_id...
+-- ARGV epoch step method(JSON: memory, fields, sizes) selected_id...
 -- Returns 1, or 0 when the step was committed before.
-local step, memory = tonumber(ARGV[2]), cjson.decode(ARGV[3])
+local step, method = tonumber(ARGV[2]), cjson.decode(ARGV[3])
 local refused = refusal_of(ARGV[1])
 if refused then return refused end
 if run.step > step then return 0 end
@@ -31,9 +31,9 @@ redis.call('HSET', facts_key(step), 'trained', selected)
 count('claimed', -#ids)
 count('trained', selected)
 count('unselected', #ids - selected)
-for question, history in pairs(memory.visits) do redis.call('HSET', key('visits'), question, history) end
-for ticket, size in pairs(memory.sizes) do  -- a group that is being played keeps the size it was granted with
+remember(method)
+for ticket, size in pairs(method.sizes) do  -- a group that is being played keeps the size it was granted with
   if tonumber(ticket) >= next_ticket then redis.call('HSETNX', key('sizes'), ticket, size) end
 end
-redis.call('HSET', state, 'step', step + 1, 'version', step + 1, 'phase', memory.phase)
+redis.call('HSET', state, 'step', step + 1, 'version', step + 1)
 return 1

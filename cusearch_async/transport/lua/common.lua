@@ -35,6 +35,18 @@ local function now()
   return clock, wall
 end
 
+-- What the selection method remembers: its own text, and the fields of `state` that it wants seen.
+local function remember(method)
+  redis.call('SET', key('memory'), method.memory)
+  for name in string.gmatch(run.method_fields or '', '%S+') do redis.call('HDEL', state, name) end
+  local names = {}
+  for name, value in pairs(method.fields) do
+    names[#names + 1] = name
+    redis.call('HSET', state, name, value)
+  end
+  redis.call('HSET', state, 'method_fields', table.concat(names, ' '))
+end
+
 local function group_size(ticket) return tonumber(redis.call('HGET', key('sizes'), ticket)) or run.rollouts end
 
 local function places_of(ticket)

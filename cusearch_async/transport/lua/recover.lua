@@ -2,9 +2,9 @@
 -- Pools trained after it are claimed again, so the same steps will get the same pools. What Redis has lost since, or
 -- never had, is played again or dropped. Every older learner is fenced off.
 -- Delivered again, however late, it changes nothing: its nonce has an epoch already.
--- ARGV step memory(JSON: phase, visits, sizes) nonce least_epoch shape(JSON: name -> text) [run_id host folder]
+-- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch shape(JSON: name -> text) [run_id host folder]
 -- Returns the new epoch.
-local step, memory, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local step, method, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local shape, run_id, host, folder = cjson.decode(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
 
 -- 1. Read and check everything: a script that fails halfway is not rolled back.
@@ -16,7 +16,7 @@ if run_id and whose[1] and whose[1] ~= run_id then
 end
 local kinds = {
   ledger = 'hash', waiting = 'hash', heat = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
-  incomplete = 'hash', sizes = 'hash', visits = 'hash', clock = 'hash', quarantine = 'hash', learners = 'hash',
+  incomplete = 'hash', sizes = 'hash', memory = 'string', clock = 'hash', quarantine = 'hash', learners = 'hash',
   lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
 }
 for name, kind in pairs(kinds) do
@@ -105,13 +105,12 @@ if step > reached then  -- the steps between have used these tickets up
   forgotten = step
 end
 
-redis.call('UNLINK', key('visits'))
-for question, history in pairs(memory.visits) do redis.call('HSET', key('visits'), question, history) end
-for ticket, size in pairs(memory.sizes) do redis.call('HSETNX', key('sizes'), ticket, size) end
+remember(method)
+for ticket, size in pairs(method.sizes) do redis.call('HSETNX', key('sizes'), ticket, size) end
 for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
 redis.call('SET', key('next_ticket'), next_ticket)
 local epoch = math.max(run.epoch or 0, least_epoch) + 1
-redis.call('HSET', state, 'step', step, 'version', step, 'phase', memory.phase, 'checkpoint', forgotten, 'epoch', epoch)
+redis.call('HSET', state, 'step', step, 'version', step, 'checkpoint', forgotten, 'epoch', epoch)
 redis.call('HSET', key('learners'), nonce, epoch)
 
 if run.order == 'ticket' then

@@ -2,7 +2,7 @@
 
 Source: CuSearch, Algorithm "SDGA: Detailed Version" and appendices "SDGA-Auto", "SDGA-Phase", "SDGA-Anti".
 Depths run 0..S_max, so every list here has S_max + 1 entries; `capacities[s]` is c_s, the size of bucket s.
-Pure functions: the phase is an argument and a result, never a state.
+Pure functions; the phase that SDGA-Phase remembers is an argument and a result of theirs.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+
+from cusearch_async.algorithm.methods.base import Candidates, Method, MethodSettings, NoMemory, Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,66 @@ def sample_buckets(depths: NDArray[np.int64], allocation: Sequence[int], rng: np
             members = members[np.argpartition(order[members], wanted - 1)[:wanted]]
         chosen.append(members[:wanted])
     return np.sort(np.concatenate(chosen))
+
+
+class SdgaSettings(MethodSettings):
+    phase_reserve: float = Field(0.0, ge=0, lt=1)
+    """Share of the budget that sdga_phase keeps for depths beyond its target; 0 is the paper's rule."""
+
+
+class SdgaMemory(msgspec.Struct, frozen=True):
+    phase: int = 0
+    """The global phase counter k."""
+
+
+class SdgaPhase(Method[SdgaMemory]):
+    """SDGA-Phase: the phase is checked on this pool's capacities, before it selects."""
+
+    Settings = SdgaSettings
+    Memory = SdgaMemory
+    visible = ("phase",)
+
+    def select(self, pool: Candidates, memory: SdgaMemory, rng: np.random.Generator) -> Selection[SdgaMemory]:
+        reserve, budget = self.settings.phase_reserve, self.budget
+        capacities = count_depths(pool.depths, pool.s_max)
+        phase = advance_phase(capacities, budget, memory.phase)
+        plan = phase_plan(capacities, budget, phase, reserve)
+        is_literal = math.floor(reserve * budget) == 0
+        trapped = is_literal and is_phase_trapped(capacities, budget, phase)
+        warning = (
+            f"the phase is trapped: depth {phase + 1} alone fills the budget, deeper trajectories are never trained "
+            "on; consider method.phase_reserve"
+        )
+        return Selection(
+            indices=_follow(plan, capacities, pool, rng),
+            memory=SdgaMemory(phase),
+            metrics={"phase": phase, "phase_trapped": float(trapped)},
+            warnings=(warning,) if trapped else (),
+        )
+
+    def refusal(self, memory: SdgaMemory, s_max: int) -> str | None:
+        needed = memory.phase + 1
+        return f"has reached phase {memory.phase}; set it to {needed} or more" if s_max < needed else None
+
+
+class SdgaAuto(Method[NoMemory]):
+    """SDGA-Auto: the deepest trajectories there are."""
+
+    def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
+        capacities = count_depths(pool.depths, pool.s_max)
+        return Selection(indices=_follow(auto_plan(pool.s_max, self.budget), capacities, pool, rng), memory=memory)
+
+
+class SdgaAnti(Method[NoMemory]):
+    """SDGA-Anti: the shallowest trajectories there are."""
+
+    def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
+        capacities = count_depths(pool.depths, pool.s_max)
+        return Selection(indices=_follow(anti_plan(pool.s_max, self.budget), capacities, pool, rng), memory=memory)
+
+
+def _follow(plan: Plan, capacities: list[int], pool: Candidates, rng: np.random.Generator) -> NDArray[np.int64]:
+    return sample_buckets(pool.depths, allocate(capacities, plan.targets, plan.priorities), rng)
 
 
 def _check(s_max: int, budget: int) -> None:

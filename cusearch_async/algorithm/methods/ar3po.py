@@ -15,6 +15,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+import msgspec
+import numpy as np
+
+from cusearch_async.algorithm.methods.base import Candidates, Method, Selection
+
 WINDOW = 4
 """Visits to a question that its pass rate is taken over."""
 
@@ -49,6 +54,33 @@ def divide_rollouts(histories: Sequence[Visits], rollouts: int) -> list[int]:
         for i, share in zip(known, shares, strict=True):
             sizes[i] = share
     return sizes
+
+
+class Ar3poMemory(msgspec.Struct, frozen=True):
+    visits: dict[str, Visits] = {}
+    """Question id -> its last visits."""
+
+
+class Ar3po(Method[Ar3poMemory]):
+    """AR3PO: train on everything, remember how each question fared, and spend the next budget by it."""
+
+    Memory = Ar3poMemory
+    trains_on_all = True
+
+    def select(self, pool: Candidates, memory: Ar3poMemory, rng: np.random.Generator) -> Selection[Ar3poMemory]:
+        visits = dict(memory.visits)
+        _, first, played = np.unique(pool.tickets, return_index=True, return_counts=True)
+        passed = np.add.reduceat(pool.passed, first, dtype=np.int64)
+        for member, *visit in zip(first, passed.tolist(), played.tolist(), strict=True):
+            question = pool.questions[member]
+            visits[question] = add_visit(visits.get(question, ()), *visit)
+        return Selection(indices=np.arange(len(pool.depths)), memory=Ar3poMemory(visits))
+
+    def largest_group(self, rollouts: int) -> int:
+        return 2 * rollouts
+
+    def group_sizes(self, memory: Ar3poMemory, questions: Sequence[str], rollouts: int) -> list[int]:
+        return divide_rollouts([memory.visits.get(question, ()) for question in questions], rollouts)
 
 
 def _bounded_shares(weights: Sequence[Fraction], total: int, low: int, high: int) -> list[int]:

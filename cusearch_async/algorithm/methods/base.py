@@ -1,0 +1,126 @@
+"""What a selection method is: which trajectories of a pool to train on, and how many to generate.
+
+A method is a subclass of `Method`, made once per process. What it remembers from step to step is its own `Memory`; all
+others carry that as text and look at nothing of it but the fields that the method wants seen. A selection is a pure
+function of pool, memory and `rng`, which the learner seeds from (run seed, step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from cusearch_async.errors import InvalidTrajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """A pool as a method sees it, ordered by (ticket, rollout).
+
+    Raises: InvalidTrajectory naming the trajectory whose depth or reward cannot be, or when there is none."""
+
+    depths: NDArray[np.int64]  # [T] cnt(τ), 0..s_max
+    rewards: NDArray[np.float64]  # [T]
+    passed: NDArray[np.bool_]  # [T] whether the answer scored at all: F1 > 0
+    tickets: NDArray[np.int64]  # [T] equal within a group
+    rollouts: NDArray[np.int64]  # [T] index within the group
+    questions: Sequence[str]  # [T] ids
+    s_max: int
+
+    def __post_init__(self) -> None:
+        lengths = [len(getattr(self, name)) for name in self.__slots__ if name != "s_max"]
+        if len(set(lengths)) != 1:
+            raise ValueError(f"all of a pool's columns must have one length, got {lengths}")
+        if not lengths[0]:
+            raise InvalidTrajectory("the pool is empty; a method selects from one trajectory or more")
+        if (np.diff(self.tickets) < 0).any():
+            raise ValueError("a pool must be ordered by ticket")
+        self._refuse((self.depths < 0) | (self.depths > self.s_max), f"depth must be in [0, {self.s_max}]", self.depths)
+        self._refuse(~np.isfinite(self.rewards), "reward must be finite", self.rewards)
+
+    def _refuse(self, bad: NDArray[np.bool_], rule: str, values: NDArray[np.generic]) -> None:
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            raise InvalidTrajectory(f"trajectory {self.tickets[i]}:{self.rollouts[i]}: {rule}, got {values[i]}")
+
+
+class MethodSettings(BaseModel):
+    """A method's own settings: keys of the config's [method], beside those that all methods share."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class NoMemory(msgspec.Struct, frozen=True):
+    """Of a method that forgets."""
+
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection(Generic[M]):
+    indices: NDArray[np.int64]  # [K_eff] into the pool, ascending
+    memory: M
+    """The method's memory after this step."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the method wants logged, under `sdga/...`."""
+    warnings: tuple[str, ...] = ()
+    """What an operator should read of this step."""
+
+
+class Method(Generic[M]):
+    """One selection method; `budget` is K, the trajectories to train on."""
+
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings
+    Memory: ClassVar[type[Any]] = NoMemory
+    """A msgspec Struct or dataclass; all fields have defaults, which are what is remembered before step 0."""
+    visible: ClassVar[tuple[str, ...]] = ()
+    """Number fields of Memory that stand in Redis' `state`, to be looked at."""
+    trains_on_all: ClassVar[bool] = False
+    """Whether it trains on groups as they are: then `method.budget` chooses nothing."""
+
+    def __init__(self, settings: Any, budget: int) -> None:
+        self.settings = settings
+        self.budget = budget
+
+    def questions(self, questions: int, rollouts: int) -> int:
+        """Groups to generate per step, for N and G."""
+        return questions
+
+    def largest_group(self, rollouts: int) -> int:
+        """Most rollouts that a question can get, for G."""
+        return rollouts
+
+    def select(self, pool: Candidates, memory: M, rng: np.random.Generator) -> Selection[M]:
+        """Which of the pool to train on, and what to remember."""
+        raise NotImplementedError
+
+    def group_sizes(self, memory: M, questions: Sequence[str], rollouts: int) -> list[int] | None:
+        """Rollouts of each question (id) of a coming pool, by what is remembered; None for G each."""
+        return None
+
+    def encode(self, memory: M) -> str:
+        """The memory as text, for the checkpoint and for Redis."""
+        return msgspec.json.encode(memory).decode()
+
+    def decode(self, text: str) -> M:
+        """What `encode` made text of; what is remembered before step 0 for an empty one.
+
+        Raises: ValueError for the memory of another method."""
+        memory: M = msgspec.json.decode(text, type=self.Memory) if text else self.Memory()
+        return memory
+
+    def refusal(self, memory: M, s_max: int) -> str | None:
+        """Why episode.s_max = `s_max` does not fit what a checkpoint remembers, and what would ("has reached ...; set
+        it to ..."); None if it fits."""
+        return None
+
+    def fields(self, memory: M) -> dict[str, float]:
+        """What is to be seen of the memory."""
+        return {name: getattr(memory, name) for name in self.visible}
