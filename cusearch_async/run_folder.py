@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MARKER = "run.json"
 LEARNER = "learner.lock"
+METRICS = "metrics.jsonl"
+SCORES = "eval.jsonl"
 CHILDREN = (
     "config.toml",
     "launch.toml",
@@ -35,8 +37,8 @@ CHILDREN = (
     "starts",
     "checkpoints",
     "weights",
-    "metrics.jsonl",
-    "eval.jsonl",
+    METRICS,
+    SCORES,
     *(f"eval_{when}.{kind}" for when in ("before", "after") for kind in ("json", "md", "html")),
     "tensorboard",
     "logs",

@@ -12,8 +12,10 @@ from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods import METHODS, Candidates, NoMemory
 from cusearch_async.cli.config import reference
 from cusearch_async.config import known_keys
-from cusearch_async.metrics import WorkerRates, describe_step
-from cusearch_async.training.report import UpdateReport, describe_ledger
+from cusearch_async.metrics import table
+from cusearch_async.metrics.step import describe_ledger, describe_step, describe_times
+from cusearch_async.metrics.update import UpdateReport
+from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.transport.contract import Ledger
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
@@ -79,19 +81,21 @@ def test_the_method_table_is_true(name):
     assert (state == "–") == (after == NoMemory())
 
 
-def test_every_metric_is_documented():
-    text = (DOCS / "metrics.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"`([a-z_]+/[a-z_0-9]+)`", text))
+def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
+    """`python -m tests.test_docs` writes the page."""
     pool = Pool(0, (make_trajectory(0),))
     names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), 1, 5).keys()
     names |= UpdateReport(5).metrics(1).keys() | WorkerRates().since_last({}).keys() | describe_ledger(Ledger()).keys()
-    names |= {f"sdga/{fact}" for fact in select("sdga_phase", pool_of(np.zeros(60), np.ones(60, np.int64))).metrics}
-    sources = [DOCS.parent / "cusearch_async" / "training" / name for name in ("report.py", "learner.py")]
-    for source in sources:
-        names |= set(re.findall(r'"((?:train|time|learner)/[a-z_]+)"', source.read_text(encoding="utf-8")))
-    assert documented == names
+    names |= describe_times(1, 1, 1, 1, 1).keys()
+    for method in METHODS:
+        names |= {f"selection/{name}" for name in select(method, pool_of(np.zeros(60), np.ones(60, np.int64))).metrics}
+    learner = DOCS.parent / "cusearch_async" / "training" / "learner.py"
+    names |= set(re.findall(r'"(train/[a-z_]+)"', learner.read_text(encoding="utf-8")))
+    assert names == table.names()
+    assert (DOCS / "metrics.md").read_text(encoding="utf-8").partition(TABLES)[2] == table.as_markdown()
 
 
+TABLES = "that a method of your own returns stands under `selection/` too.\n\n"
 KEYS = "\n## Every key\n\nAs `cusearch config` prints them: the key, its default, its meaning.\n\n"
 
 
@@ -108,5 +112,8 @@ def test_every_setting_has_a_meaning():
 
 
 if __name__ == "__main__":
-    page = DOCS / "configuration.md"
-    page.write_text(page.read_text(encoding="utf-8").partition(KEYS)[0] + KEYS + reference(None), encoding="utf-8")
+    for page, heading, made in (
+        (DOCS / "configuration.md", KEYS, reference(None)),
+        (DOCS / "metrics.md", TABLES, table.as_markdown()),
+    ):
+        page.write_text(page.read_text(encoding="utf-8").partition(heading)[0] + heading + made, encoding="utf-8")

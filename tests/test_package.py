@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cusearch_async import host, run_folder
-from cusearch_async.metrics import read_metrics
+from cusearch_async.metrics.files import read_metrics
 from tests.conftest import SLOW
 from tests.system.conftest import SMALL
 
@@ -113,7 +113,7 @@ def test_a_demo_runs_in_an_empty_folder_and_says_what_it_found(start, wheel: Pat
     assert (run / "checkpoints" / "step000002-e1" / "model" / "model.safetensors").exists()
     assert (run / "config.toml").exists()
 
-    trapped = [row["sdga/phase_trapped"] for row in rows]
+    trapped = [row["selection/phase_trapped"] for row in rows]
     assert 1 in trapped
     assert summary["phase_trapped_steps"] == sum(trapped)
     assert "the phase is trapped: depth 1 alone fills the budget" in (run / "logs" / "learner.log").read_text()

@@ -16,7 +16,7 @@ from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.cli.reset import refuse_anothers, refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.metrics import read_scores
+from cusearch_async.metrics.files import read_scores
 from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport.server import is_listening
 
@@ -73,5 +73,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 def is_complete(done: int, config: Config) -> bool:
     """Whether every step has been done, and the last version scored if there is to be an evaluator."""
-    scored = read_scores(config.folder / "eval.jsonl", epochs_and_steps(config.folder)) if config.eval.every else []
+    scored = (
+        read_scores(config.folder / run_folder.SCORES, epochs_and_steps(config.folder)) if config.eval.every else []
+    )
     return done >= config.run.steps and (not config.eval.every or (bool(scored) and scored[-1]["step"] >= done))

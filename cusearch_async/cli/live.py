@@ -21,7 +21,8 @@ from cusearch_async.cli.fleet import SAY_S, Fleet
 from cusearch_async.cli.plot import draw
 from cusearch_async.config import Config
 from cusearch_async.errors import ProcessDied
-from cusearch_async.metrics import read_metrics
+from cusearch_async.metrics.files import read_metrics
+from cusearch_async.run_folder import METRICS
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints
 from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport.buffer import open_buffer
@@ -103,7 +104,7 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
     Raises: ProcessDied, also for a learner that was stopped alone: the evaluator would wait on for the last version."""
     progress = Progress(TextColumn("learner step"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     task = progress.add_task("steps", total=config.run.steps)
-    metrics = MetricsFile(config.folder / "metrics.jsonl")
+    metrics = MetricsFile(config.folder / METRICS)
 
     def body() -> list[RenderableType]:
         rows = metrics.rows()
@@ -166,7 +167,7 @@ def progress_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['depth/mean']:.2f}",
             bars(row["depth/generated"]),
             bars(row["depth/selected"]),
-            f"{row.get('sdga/phase', 0):g}",
+            f"{row.get('selection/phase', 0):g}",
             f"{row['staleness/min']:g}-{row['staleness/max']:g}",
             f"{row['time/wait_s']:.1f}",
             f"{row['time/update_s']:.1f}",
@@ -189,7 +190,7 @@ async def read_ledger(config: Config) -> tuple[Ledger, Audit]:
 def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, console: Console) -> dict[str, Any]:
     """Print the table and what became of the trajectories, draw plot.png; returns the run's part of summary.json."""
     closes = ledger.closes and counted.closes
-    rows = read_metrics(config.folder / "metrics.jsonl")
+    rows = read_metrics(config.folder / METRICS)
     summary = {
         "staleness_bound": config.pool.max_staleness,
         "steps": len(rows),
@@ -203,7 +204,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
     title = f"{config.run.name}: {config.method.name}, staleness ≤ {config.pool.max_staleness}"
     draw(rows, title, config.folder / "plot.png")
     staleness_max = max(row["staleness/max"] for row in rows)
-    trapped = sum(row.get("sdga/phase_trapped", 0.0) > 0 for row in rows)
+    trapped = sum(row.get("selection/phase_trapped", 0.0) > 0 for row in rows)
     console.print(progress_table(rows))
     console.print(
         f"{len(rows)} steps in {wall_s:.0f} s with start-up; {ledger.trained} trajectories trained, staleness at most "
@@ -221,7 +222,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
     return summary | {
         "staleness_max": staleness_max,
         "staleness_mean": sum(row["staleness/mean"] for row in rows) / len(rows),
-        "phase_after": rows[-1].get("sdga/phase"),
+        "phase_after": rows[-1].get("selection/phase"),
         "phase_trapped_steps": trapped,
     }
 
@@ -248,7 +249,7 @@ def say_where(config: Config, newest: Checkpoint | None, console: Console) -> No
     settings = config.folder / "config.toml"
     lines = [
         ("plot", config.folder / "plot.png"),
-        ("metrics", config.folder / "metrics.jsonl"),
+        ("metrics", config.folder / METRICS),
         ("curves", f"tensorboard --logdir {config.folder / 'tensorboard'}"),
     ]
     if newest is not None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.metrics import read_metrics
+from cusearch_async.metrics.files import read_metrics
+from cusearch_async.run_folder import METRICS
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace, _: list[str]) -> None:
     """Raises: ConfigError for a folder without metrics, or one that cannot be written."""
     for folder in arguments.folders:
-        rows = read_metrics(folder / "metrics.jsonl")
+        rows = read_metrics(folder / METRICS)
         if not rows:
             raise ConfigError(f"{folder / 'metrics.jsonl'} holds no step yet; give the folder of a run, as runs/demo")
         picture = folder / "plot.png"
@@ -84,7 +85,7 @@ def _depths(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
 
 
 def _phase(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    phase = _series(rows, "sdga/phase")
+    phase = _series(rows, "selection/phase")
     panel.step(steps, phase, where="mid", color=GREEN, label="phase k")
     _finish(panel, "SDGA phase", "", (-0.1, max(4.1, np.nanmax(phase, initial=0) + 0.5)))
 

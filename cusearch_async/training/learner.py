@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, NonFiniteUpdate
-from cusearch_async.metrics import Metrics
+from cusearch_async.metrics.table import Metrics
+from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.models import first_line, load_tokenizer
 from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
 from cusearch_async.training.checkpoint import is_sealed
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
-from cusearch_async.training.report import UpdateReport
 from cusearch_async.training.team import Team
 from cusearch_async.training.update import Scores, Update
 from cusearch_async.transport import codec

@@ -18,12 +18,13 @@ from cusearch_async.algorithm.methods import Candidates, Method, Selection
 from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.metrics import Metrics, WorkerRates, describe_step
+from cusearch_async.metrics.log import MetricsLog
+from cusearch_async.metrics.step import describe_ledger, describe_step, describe_times
+from cusearch_async.metrics.table import Metrics
+from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.streams import Stream, stream
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.heartbeat import Heartbeat
-from cusearch_async.training.log import MetricsLog
-from cusearch_async.training.report import describe_ledger, describe_times
 from cusearch_async.training.watchdog import Watchdog
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.contract import MethodState
@@ -85,7 +86,7 @@ async def train(
             await publish(learner, buffer, store, step)
         published = time.monotonic()
         report |= describe_step(pool, selected, advantages, config.method.budget, config.episode.s_max)
-        report |= {f"sdga/{name}": value for name, value in selection.metrics.items()}
+        report |= {f"selection/{name}": value for name, value in selection.metrics.items()}
         report |= rates.since_last(await buffer.workers())
         report |= describe_ledger(await buffer.ledger())
         tokens = sum(len(t.token_ids) for t in selected)

@@ -6,13 +6,12 @@ from pathlib import Path
 
 from cusearch_async.config import Config
 from cusearch_async.files import append_row
-from cusearch_async.metrics import read_scores
+from cusearch_async.metrics.files import read_scores
+from cusearch_async.run_folder import SCORES
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.evaluation import Scores
 from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport.weights import epoch_of
-
-FILE = "eval.jsonl"
 
 
 class Done:
@@ -27,7 +26,7 @@ class Done:
         """`weights` are what is announced: behind a learner that went back to a checkpoint, versions come again."""
         if epoch_of(weights) != self._epoch:
             self._epoch = epoch_of(weights)
-            rows = read_scores(self._folder / FILE, epochs_and_steps(self._folder))
+            rows = read_scores(self._folder / SCORES, epochs_and_steps(self._folder))
             self.version = rows[-1]["step"] if rows else -1
 
 
@@ -43,4 +42,4 @@ def is_over(done: Done, config: Config) -> bool:
 def record(run_folder: Path, version: int, weights: str, seconds: float, scores: Scores) -> None:
     """Add a row to eval.jsonl. Raises: WriteFailed."""
     row = {"step": version, "epoch": epoch_of(weights), "seconds": round(seconds, 1)}
-    append_row(run_folder / FILE, row | scores)
+    append_row(run_folder / SCORES, row | scores)

@@ -20,7 +20,7 @@ from rich.table import Table
 from cusearch_async import host, run_folder
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import Config, load_config
-from cusearch_async.metrics import read_metrics
+from cusearch_async.metrics.files import read_metrics
 
 CONFIG = Path(__file__).parents[2] / "configs" / "atlas.toml"
 FOLDER = Path("runs/bench")

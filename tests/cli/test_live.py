@@ -31,7 +31,7 @@ EXTRA = {"reward/trained": 0.5, "depth/mean_trained": 2.0, "learner/idle_share":
 
 
 def row(step: int, depths: int = 6, **changes) -> dict:
-    figures = {"reward/all": 0.5, "reward/em": 0.25, "depth/mean": 2.0, "sdga/phase": 12.0}
+    figures = {"reward/all": 0.5, "reward/em": 0.25, "depth/mean": 2.0, "selection/phase": 12.0}
     figures |= {"staleness/min": 0, "staleness/mean": 1.5, "staleness/max": 12, "time/wait_s": 104.2}
     figures |= {"time/update_s": 101.25, "depth/generated": list(range(1, depths + 1))}
     return {"step": step, **figures, "depth/selected": [0] * (depths - 1) + [96], **changes}

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from cusearch_async import host
-from cusearch_async.metrics import read_metrics
+from cusearch_async.metrics.files import read_metrics
 from tests.conftest import SLOW
 
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"

@@ -22,7 +22,7 @@ from cusearch_async import host
 from cusearch_async.cli import reset
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.metrics import read_metrics
+from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training.starts import read_starts
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import SLOW, wait_until

@@ -12,7 +12,7 @@ from cusearch_async.cli.evaluate import markdown, table
 from cusearch_async.cli.launch import is_complete
 from cusearch_async.config import load_config
 from cusearch_async.errors import SearchRefused, WriteFailed
-from cusearch_async.metrics import read_scores
+from cusearch_async.metrics.files import read_scores
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.evaluation import FIGURES, bootstrap, is_due, summarize
 from cusearch_async.training.evaluation import score as score_version

@@ -14,7 +14,7 @@ from cusearch_async.algorithm.methods.sdga import SdgaMemory
 from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory
-from cusearch_async.metrics import describe_step
+from cusearch_async.metrics.step import describe_step
 from cusearch_async.training.loop import advantages_of, plan_groups, publish, question_names, republish, select
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.weights import Canary, WeightStore

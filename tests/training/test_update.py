@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cusearch_async.algorithm.losses import Surrogate, Tokens, TokenTerms, policy_loss
 from cusearch_async.config import load_config
-from cusearch_async.training.report import UpdateReport
+from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.training.update import Update
 from tests.strategies import make_trajectory
 

@@ -69,7 +69,7 @@ class Selection(Generic[M]):
     memory: M
     """The method's memory after this step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the method wants logged, under `sdga/...`."""
+    """What the method wants logged, under `selection/...`."""
     warnings: tuple[str, ...] = ()
     """What an operator should read of this step."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cusearch_async.metrics import read_metrics
+from cusearch_async.metrics.files import read_metrics
 
 Event = dict[str, Any]
 MOST_MIB = {"redis": 400, "retriever": 800, "learner": 2500, "worker": 2000, "vllm worker": 6000}

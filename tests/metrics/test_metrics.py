@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from cusearch_async.algorithm.advantages import Advantages
-from cusearch_async.metrics import WorkerRates, describe_step, read_metrics
-from cusearch_async.training.log import MetricsLog
+from cusearch_async.metrics.files import read_metrics
+from cusearch_async.metrics.log import MetricsLog
+from cusearch_async.metrics.step import describe_step
+from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 
@@ -31,9 +33,9 @@ def test_a_step_is_described_by_its_pool_and_its_selection():
     assert found["reward/trained"] == pytest.approx(0.5)
     assert (found["staleness/min"], found["staleness/mean"], found["staleness/max"]) == (0, 0.75, 2)
     assert found["by_depth/staleness"] == [2, 0, 0.5]
-    assert found["sdga/budget_filled"] == 0.5
-    assert found["sdga/coverage"] == 40
-    assert found["sdga/coverage_of_best"] == pytest.approx(40 / 50)
+    assert found["selection/budget_filled"] == 0.5
+    assert found["selection/coverage"] == 40
+    assert found["selection/coverage_of_best"] == pytest.approx(40 / 50)
 
 
 def test_a_depth_that_the_pool_does_not_have_has_no_staleness():

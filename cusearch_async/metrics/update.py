@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from cusearch_async.algorithm.losses import MAX_LOG_RATIO, Tokens, TokenTerms
-from cusearch_async.metrics import Metrics
-from cusearch_async.transport.contract import Ledger
+from cusearch_async.metrics.table import Metrics
 
 SUMMED = (
     "tokens",
@@ -84,35 +83,6 @@ class UpdateReport:
                 for of_one in zip(by_depth["weight"], by_depth["weight_squared"], by_depth["tokens"], strict=True)
             ],
         }
-
-
-def describe_ledger(ledger: Ledger) -> Metrics:
-    """What waits in the buffer, and what went wrong so far."""
-    names = (
-        "buffered",
-        "bytes",
-        "requeued",
-        "incomplete_groups",
-        "failed_rollouts",
-        "quarantined",
-        "lost",
-        "late_refused",
-    )
-    return {f"buffer/{name}": float(getattr(ledger, name)) for name in names}
-
-
-def describe_times(wait_s: float, update_s: float, publish_s: float, checkpoint_s: float, tokens: int) -> Metrics:
-    """How long the parts of a step took; `checkpoint_s` is of the checkpoint before it, `tokens` were trained on."""
-    step_s = checkpoint_s + wait_s + update_s + publish_s
-    return {
-        "time/wait_s": wait_s,
-        "time/update_s": update_s,
-        "time/publish_s": publish_s,
-        "time/checkpoint_s": checkpoint_s,
-        "time/step_s": step_s,
-        "learner/idle_share": wait_s / step_s,
-        "learner/tokens_per_s": tokens / update_s,
-    }
 
 
 def effective_share(weight: float, weight_squared: float, count: float) -> float | None:

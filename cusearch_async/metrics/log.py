@@ -9,7 +9,8 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from cusearch_async.files import append_row
-from cusearch_async.metrics import Metrics
+from cusearch_async.metrics.table import Metrics
+from cusearch_async.run_folder import METRICS
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ class MetricsLog:
     """Appends to <folder>/metrics.jsonl, never rewrites it: `metrics.read_metrics` tells which rows count."""
 
     def __init__(self, folder: Path, epoch: int, from_step: int) -> None:
-        self._path = folder / "metrics.jsonl"
+        self._path = folder / METRICS
         self._epoch = epoch
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=from_step)
 
@@ -38,7 +39,7 @@ class MetricsLog:
             metrics["reward/all"],
             metrics["reward/em"],
             metrics["depth/mean"],
-            metrics.get("sdga/phase", 0),
+            metrics.get("selection/phase", 0),
             metrics["staleness/mean"],
         )
 

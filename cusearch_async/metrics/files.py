@@ -1,0 +1,64 @@
+"""Reading metrics.jsonl and eval.jsonl, which several learners and evaluators in turn may have written."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl in order of step, one a step; none without the file.
+
+    A learner that went back to a checkpoint writes its steps again, under a later epoch: from its first row on the
+    rows of earlier epochs do not count, however late they were written. A last line without its end is still being
+    written; any other line that is no row is skipped and named in the log."""
+    kept: dict[int, dict[str, Any]] = {}
+    for _, group in itertools.groupby(sorted(_rows(path), key=_epoch), key=_epoch):
+        of_epoch = {row["step"]: row for row in group}
+        kept = {step: row for step, row in kept.items() if step < min(of_epoch)} | of_epoch
+    return [kept[step] for step in sorted(kept)]
+
+
+def read_scores(path: Path, starts: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """The rows of an eval.jsonl in order of version, one a version; none without the file.
+
+    `starts` holds (epoch, step) of each learner that took the run over: one that went back to `step` left the later
+    versions of earlier epochs behind, and their scores are of weights that the run does not go on from. Rows without an
+    epoch are from before they had one, and count."""
+    kept: dict[int, dict[str, Any]] = {}
+    for row in sorted(_rows(path), key=_epoch):
+        if "epoch" not in row or all(epoch <= row["epoch"] or row["step"] <= step for epoch, step in starts):
+            kept[row["step"]] = row
+    return [kept[step] for step in sorted(kept)]
+
+
+def _epoch(row: dict[str, Any]) -> int:
+    return int(row.get("epoch", 0))
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    complete, _, _ = path.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(complete.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("epoch", 0), int):
+            yield row
+        else:
+            _name_skipped(path, number)
+
+
+@functools.cache
+def _name_skipped(path: Path, number: int) -> None:
+    """Once, however often the file is read."""
+    log.warning("%s, line %d is torn; it is skipped", path, number)

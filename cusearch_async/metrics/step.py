@@ -1,0 +1,89 @@
+"""What a learner step says of its pool, its selection, the buffer and its timing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from cusearch_async.algorithm.advantages import Advantages
+from cusearch_async.algorithm.methods.sdga import count_depths
+from cusearch_async.metrics.table import Metrics
+from cusearch_async.transport.contract import Ledger
+from cusearch_async.types import Pool, Trajectory
+
+
+def describe_step(
+    pool: Pool, selected: Sequence[Trajectory], advantages: Advantages, budget: int, s_max: int
+) -> Metrics:
+    """Rewards, depths, staleness, group and selection figures of one step."""
+    everyone = list(pool)
+    staleness = np.array([max(0, pool.step - t.oldest_version) for t in everyone])
+    depths = np.array([t.depth for t in everyone])
+    retrieval = np.array([t.retrieval_tokens for t in everyone])
+    best = np.sort(retrieval)[::-1][: len(selected)].sum()
+    covered = sum(t.retrieval_tokens for t in selected)
+    return {
+        "reward/all": _mean(t.reward for t in everyone),
+        "reward/trained": _mean(t.reward for t in selected),
+        "reward/em": _mean(t.em for t in everyone),
+        "reward/f1": _mean(t.f1 for t in everyone),
+        "reward/format_valid": _mean(t.format_valid for t in everyone),
+        "reward/answered": _mean(t.prediction is not None for t in everyone),
+        "depth/mean": _mean(t.depth for t in everyone),
+        "depth/mean_trained": _mean(t.depth for t in selected),
+        "depth/generated": _histogram(everyone, s_max),
+        "depth/selected": _histogram(selected, s_max),
+        "selection/budget_filled": len(selected) / budget,
+        "selection/coverage": float(covered),
+        "selection/coverage_of_best": float(covered / best) if best else 1.0,
+        "groups/singleton_share": advantages.singleton_share,
+        "groups/zero_variance_share": advantages.zero_variance_share,
+        "staleness/min": float(staleness.min()) if everyone else 0.0,
+        "staleness/mean": _mean(staleness),
+        "staleness/max": float(staleness.max(initial=0)),
+        "by_depth/staleness": [float(staleness[depths == s].mean()) if s in depths else None for s in range(s_max + 1)],
+        "episode/turns": _mean(t.turns for t in everyone),
+        "episode/sampled_tokens": _mean(len(t.logprobs) for t in everyone),
+        "episode/seconds_mean": _mean(t.episode_s for t in everyone),
+        "episode/seconds_p99": float(np.quantile([t.episode_s for t in everyone], 0.99)) if everyone else 0.0,
+        "episode/search_seconds_mean": _mean(t.search_s for t in everyone),
+    }
+
+
+def describe_ledger(ledger: Ledger) -> Metrics:
+    """What waits in the buffer, and what went wrong so far."""
+    names = (
+        "buffered",
+        "bytes",
+        "requeued",
+        "incomplete_groups",
+        "failed_rollouts",
+        "quarantined",
+        "lost",
+        "late_refused",
+    )
+    return {f"buffer/{name}": float(getattr(ledger, name)) for name in names}
+
+
+def describe_times(wait_s: float, update_s: float, publish_s: float, checkpoint_s: float, tokens: int) -> Metrics:
+    """How long the parts of a step took; `checkpoint_s` is of the checkpoint before it, `tokens` were trained on."""
+    step_s = checkpoint_s + wait_s + update_s + publish_s
+    return {
+        "time/wait_s": wait_s,
+        "time/update_s": update_s,
+        "time/publish_s": publish_s,
+        "time/checkpoint_s": checkpoint_s,
+        "time/step_s": step_s,
+        "learner/idle_share": wait_s / step_s,
+        "learner/tokens_per_s": tokens / update_s,
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return float(np.mean(numbers)) if numbers else 0.0
+
+
+def _histogram(trajectories: Sequence[Trajectory], s_max: int) -> list[int]:
+    return count_depths(np.array([t.depth for t in trajectories], dtype=np.int64), s_max)

@@ -1,0 +1,191 @@
+"""Every metric of a learner step: name, unit, meaning, and when to look closer. docs/metrics.md is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Metrics = dict[str, float | list[int] | list[float | None]]
+"""Lists have one entry per depth 0..S_max; None where a depth has nothing to speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    unit: str
+    """`share` is of 0 to 1, `count` since the last step, `total` since the run began; `[S+1]` a list by depth."""
+    meaning: str
+    look_closer: str = ""
+    """When the run deserves attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Metrics that one function computes."""
+
+    title: str
+    source: str
+    """Where they are computed."""
+    metrics: tuple[Metric, ...]
+
+
+FAMILIES = (
+    Family(
+        "What the pool was like",
+        "metrics/step.py",
+        (
+            Metric("reward/all", "reward", "mean over the pool", "it falls"),
+            Metric("reward/trained", "reward", "mean over the selected; less `reward/all`: the selection's effect"),
+            Metric("reward/em", "share", "exact matches in the pool"),
+            Metric("reward/f1", "share", "mean F1 over the pool"),
+            Metric("reward/format_valid", "share", "episodes in the right format", "it falls"),
+            Metric("reward/answered", "share", "episodes that end with an answer", "it falls"),
+            Metric("depth/mean", "searches", "mean search depth of the pool"),
+            Metric("depth/mean_trained", "searches", "of what was selected"),
+            Metric("depth/generated", "trajectories [S+1]", "the pool by depth", "a depth dies out"),
+            Metric("depth/selected", "trajectories [S+1]", "what was selected, by depth"),
+            Metric("groups/singleton_share", "share", "of the selected: alone in their group", "most are"),
+            Metric("groups/zero_variance_share", "share", "of the selected: in a group with equal rewards", "most are"),
+            Metric("episode/turns", "turns", "mean over the pool"),
+            Metric("episode/sampled_tokens", "tokens", "mean over the pool", "it grows without end"),
+            Metric("episode/seconds_mean", "s", "how long an episode took"),
+            Metric("episode/seconds_p99", "s", "99th percentile of it", "it nears `episode.timeout_s`"),
+            Metric("episode/search_seconds_mean", "s", "how much of it was waiting for searches"),
+        ),
+    ),
+    Family(
+        "What the selection did",
+        "algorithm/methods, metrics/step.py",
+        (
+            Metric("selection/phase", "k", "SDGA-Phase: its phase"),
+            Metric(
+                "selection/phase_trapped",
+                "0 or 1",
+                "SDGA-Phase: depth k+1 alone fills the budget ([why it matters](algorithm.md#the-phase-trap))",
+                "it stays 1",
+            ),
+            Metric("selection/budget_filled", "share", "selected / K", "< 1"),
+            Metric("selection/coverage", "tokens", "retrieval tokens C_r(T) of what was selected"),
+            Metric("selection/coverage_of_best", "share", "of the coverage of the best T of the same size"),
+        ),
+    ),
+    Family(
+        "What the depths weigh in the gradient",
+        "metrics/update.py",
+        (
+            Metric("by_depth/token_share", "share [S+1]", "of the trained tokens"),
+            Metric(
+                "by_depth/advantage_mass",
+                "share [S+1]",
+                "of Σ a_t·\\|A_t\\|: how much of the gradient's weight lies on a depth",
+                "one depth has all of it",
+            ),
+            Metric(
+                "by_depth/advantage",
+                "−1 to 1 [S+1]",
+                "Σ a_t·A_t / Σ a_t·\\|A_t\\|: all pushed down, or all pushed up; raw singletons push up",
+            ),
+            Metric("by_depth/weight_bounded_share", "share [S+1]", "tokens whose off-policy weight was bounded"),
+            Metric("by_depth/ess", "share [S+1]", "effective sample size over sample size, (Σ w)² / (n Σ w²)", "< 0.3"),
+            Metric("by_depth/staleness", "steps [S+1]", "mean staleness of the pool's trajectories"),
+        ),
+    ),
+    Family(
+        "How far off policy",
+        "metrics/step.py, metrics/update.py",
+        (
+            Metric("staleness/min", "steps", "step − oldest version that sampled a token: the pool's least"),
+            Metric("staleness/mean", "steps", "its mean", "it grows"),
+            Metric("staleness/max", "steps", "the pool's most; never above `pool.max_staleness`"),
+            Metric("off_policy/mismatch_kl", "nats", "k3 of learner against sampling policy", "> 1e-3 on policy"),
+            Metric(
+                "off_policy/logprob_difference_mean",
+                "nats",
+                "\\|log π_prox − log μ\\|; this, the next and the weights are to the interpolated π_prox with "
+                '`loss.proximal = "loglinear"`, so 0 and 1 on fresh tokens',
+            ),
+            Metric("off_policy/logprob_difference_max", "nats", "the most of a token"),
+            Metric("off_policy/weight_mean", "ratio", "mean of w after its bound", "outside 0.5 to 2"),
+            Metric(
+                "off_policy/weight_bounded_share",
+                "share",
+                "tokens whose weight is not π_prox/μ itself: truncated, dropped, or set to 1 by `none`",
+            ),
+            Metric("off_policy/ess", "share", "effective sample size over sample size, over all tokens", "< 0.3"),
+        ),
+    ),
+    Family(
+        "The buffer",
+        "metrics/step.py",
+        (
+            Metric("buffer/buffered", "trajectories", "that wait", "it stays at its limit"),
+            Metric("buffer/bytes", "bytes", "of their payloads"),
+            Metric(
+                "buffer/requeued", "total", "tickets that went to another worker: a lease ran out, an episode failed"
+            ),
+            Metric("buffer/incomplete_groups", "total", "incomplete groups", "it grows"),
+            Metric("buffer/failed_rollouts", "total", "the rollouts they lack", "it grows"),
+            Metric("buffer/quarantined", "total", "trajectories that must not be trained on", "> 0"),
+            Metric("buffer/lost", "total", "trajectories that had gone from Redis when they were claimed", "> 0"),
+            Metric("buffer/late_refused", "total", "trajectories that came after their group had closed"),
+        ),
+    ),
+    Family(
+        "The update",
+        "training/learner.py, metrics/update.py",
+        (
+            Metric("train/trajectories", "trajectories", "trained on"),
+            Metric("train/tokens", "tokens", "sampled tokens trained on"),
+            Metric("train/optimizer_steps", "steps", "of the optimizer"),
+            Metric("train/loss", "loss", "mean over mini-batches"),
+            Metric(
+                "train/grad_norm",
+                "norm",
+                "mean over mini-batches, before clipping (DeepSpeed keeps none at stage 0 in float32)",
+                "it is far above `learner.grad_clip`",
+            ),
+            Metric("train/lr", "rate", "learning rate"),
+            Metric("train/clip_fraction", "share", "trained tokens whose ratio was clipped", "> 0.2"),
+            Metric("train/kl_reference", "nats", "mean over trained tokens; 0 without a reference"),
+            Metric("train/entropy", "nats", "of the policy, mean over trained tokens", "it falls to 0"),
+        ),
+    ),
+    Family(
+        "Where the time went",
+        "metrics/step.py, metrics/workers.py",
+        (
+            Metric("time/wait_s", "s", "waiting for the pool"),
+            Metric("time/update_s", "s", "from the pool to the commit"),
+            Metric("time/publish_s", "s", "publishing the weights"),
+            Metric("time/checkpoint_s", "s", "the checkpoint before the step, if there was one"),
+            Metric("time/step_s", "s", "all of these"),
+            Metric("learner/idle_share", "share", "waiting / step", "high: more workers, or staleness"),
+            Metric("learner/tokens_per_s", "tokens/s", "trained tokens, prompts and passages included, of the update"),
+            Metric("rollout/workers", "workers", "alive", "it falls"),
+            Metric("rollout/tokens_per_s", "tokens/s", "sampled by all workers since the last step"),
+            Metric("rollout/idle_share", "share", "time that engines stood idle", "high: fewer workers, or staleness"),
+            Metric("rollout/weight_load_s", "s", "loading weights, all workers since the last step"),
+            Metric("rollout/searches", "count", "searches answered"),
+            Metric("rollout/search_failures", "count", "attempts that failed", "> 0"),
+            Metric("rollout/search_p99_s", "s", "a search, retries included (the slowest worker's last thousand)"),
+        ),
+    ),
+)
+
+
+def names() -> set[str]:
+    return {metric.name for family in FAMILIES for metric in family.metrics}
+
+
+def as_markdown() -> str:
+    """The tables of docs/metrics.md."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    for family in FAMILIES:
+        yield f"## {family.title}\n\nComputed in `{family.source}`.\n"
+        yield "| metric | unit | meaning | look closer when |\n|---|---|---|---|"
+        for metric in family.metrics:
+            yield f"| `{metric.name}` | {metric.unit} | {metric.meaning} | {metric.look_closer} |"
+        yield ""

@@ -1,0 +1,40 @@
+"""What the workers say of themselves, as rates over a learner step."""
+
+from __future__ import annotations
+
+from cusearch_async.metrics.table import Metrics
+
+_TOTALS = ("sampled_tokens", "busy_s", "alive_s", "weight_load_s", "searches", "search_failures")
+
+
+class WorkerRates:
+    """Turns the running totals that workers report into rates over a learner step."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, dict[str, float]] = {}
+
+    def since_last(self, workers: dict[str, dict[str, str]]) -> Metrics:
+        """Tokens per second of all workers, share of time their engines stood idle, seconds of weight loading; searches
+        made and attempts failed, and the slowest worker's 99th percentile of a search's seconds."""
+        now = {
+            name: {key: float(facts.get(key, 0)) for key in _TOTALS}
+            for name, facts in workers.items()
+            if "alive_s" in facts
+        }
+        zero = dict.fromkeys(_TOTALS, 0.0)
+        grown = [
+            {key: value - self._last.get(name, zero)[key] for key, value in facts.items()}
+            for name, facts in now.items()
+        ]
+        self._last = now
+        grown = [g for g in grown if g["alive_s"] > 0]
+        alive = sum(g["alive_s"] for g in grown)
+        return {
+            "rollout/workers": float(len(grown)),
+            "rollout/tokens_per_s": sum(g["sampled_tokens"] / g["alive_s"] for g in grown),
+            "rollout/idle_share": max(0.0, 1 - sum(g["busy_s"] for g in grown) / alive) if alive else 0.0,
+            "rollout/weight_load_s": sum(g["weight_load_s"] for g in grown),
+            "rollout/searches": sum(g["searches"] for g in grown),
+            "rollout/search_failures": sum(g["search_failures"] for g in grown),
+            "rollout/search_p99_s": max((float(f.get("search_p99_s", 0)) for f in workers.values()), default=0.0),
+        }
