@@ -18,9 +18,8 @@ from rich.text import Text
 
 from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.transport.buffer import RedisBuffer, open_buffer
-from cusearch_async.transport.contract import ALIVE_S, Ledger, Queues, RunState
-from cusearch_async.transport.inspection import heat
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.contract import Ledger, OperatorBuffer, Queues, RunState, WorkerStatus
 from cusearch_async.transport.server import redis_cli_line
 
 REFRESH_S = 1.0
@@ -71,13 +70,13 @@ class Snapshot:
     ledger: Ledger
     queues: Queues
     heat: dict[tuple[int, int], int]
-    workers: dict[str, dict[str, str]]
+    workers: dict[str, WorkerStatus]
 
 
-async def look(buffer: RedisBuffer) -> Snapshot:
+async def look(buffer: OperatorBuffer) -> Snapshot:
     state = await buffer.state()
     ledger, queues = await buffer.ledger(), await buffer.queues(state.step)
-    return Snapshot(time.monotonic(), state, ledger, queues, await heat(buffer), await buffer.workers())
+    return Snapshot(time.monotonic(), state, ledger, queues, await buffer.heat(), await buffer.workers())
 
 
 def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableType:
@@ -143,23 +142,21 @@ def groups(now: Snapshot, before: Snapshot | None, config: Config) -> Table:
     return shown
 
 
-def workers(found: dict[str, dict[str, str]]) -> Table:
+def workers(found: dict[str, WorkerStatus]) -> Table:
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("worker", "heartbeat", "version", "in flight", "episodes", "tokens/s", "retriever"):
         shown.add_column(
             name, justify="left" if name == "worker" else "right", no_wrap=name != "worker", overflow="fold"
         )
-    for name, facts in sorted(found.items()):
-        age = max(0.0, float(facts["heartbeat_age_s"]))
-        busy = float(facts.get("busy_s", 0))
-        down = float(facts.get("retriever_down_s", 0))
+    for name, status in sorted(found.items()):
+        down = status.retriever_down_s
         shown.add_row(
             plain(name),
-            Text(f"{age:.0f} s ago", style="red" if age > ALIVE_S else "green"),
-            facts.get("version", "?"),
-            facts.get("in_flight", "?"),
-            facts.get("episodes", "?"),
-            f"{float(facts.get('sampled_tokens', 0)) / busy:.0f}" if busy else "–",
+            Text(f"{max(0.0, status.heartbeat_age_s):.0f} s ago", style="green" if status.is_alive else "red"),
+            str(status.version),
+            str(status.in_flight),
+            str(status.episodes),
+            f"{status.sampled_tokens / status.busy_s:.0f}" if status.busy_s else "–",
             Text(f"down {down:.0f} s", style="red") if down else Text("ok", style="green"),
         )
     if not found:

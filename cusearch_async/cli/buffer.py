@@ -24,7 +24,7 @@ from cusearch_async.cli.terminal import plain, visible
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
-from cusearch_async.transport.inspection import Filter, Row, fetch, quarantined, rows
+from cusearch_async.transport.contract import Filter, Row
 from cusearch_async.types import Trajectory
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def _filter(arguments: argparse.Namespace) -> Filter:
 async def ls(config: Config, arguments: argparse.Namespace) -> None:
     shown: list[Row] = []
     async with open_run(config) as buffer:
-        async for row in rows(buffer, _filter(arguments), config.episode.s_max):
+        async for row in buffer.rows(_filter(arguments)):
             shown.append(row)
             if len(shown) == arguments.limit:
                 break
@@ -108,8 +108,8 @@ async def export(config: Config, arguments: argparse.Namespace) -> None:
     refuse_unwritable(arguments.output, "--output")
     async with open_run(config) as buffer:
         with arguments.output.open("wb") as file:
-            async for row in rows(buffer, _filter(arguments), config.episode.s_max):
-                found = await fetch(buffer, row.id, config.episode.max_tokens)
+            async for row in buffer.rows(_filter(arguments)):
+                found = await buffer.fetch(row.id)
                 if found is not None:
                     file.write(msgspec.json.encode(as_json(found[0])) + b"\n")
                     count += 1
@@ -126,7 +126,7 @@ async def peek(config: Config, arguments: argparse.Namespace) -> None:
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
 
     async with open_run(config) as buffer:
-        found = await fetch(buffer, arguments.trajectory, config.episode.max_tokens)
+        found = await buffer.fetch(arguments.trajectory)
     if found is None:
         raise ConfigError(
             f"run {config.run.name!r} holds no trajectory {arguments.trajectory!r}; `cusearch buffer ls` lists them"
@@ -205,7 +205,7 @@ async def requeue(config: Config, arguments: argparse.Namespace) -> None:
 async def quarantine(config: Config, arguments: argparse.Namespace) -> None:
     async with open_run(config) as buffer:
         if arguments.trajectory is None:
-            taken_out = await quarantined(buffer)
+            taken_out = await buffer.quarantined()
             for id_, reason in sorted(taken_out.items()):
                 Console().print(plain(f"{id_}  {reason}"))
             log.info("%d trajectories are in quarantine", len(taken_out))

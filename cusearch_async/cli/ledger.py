@@ -17,8 +17,7 @@ from rich.text import Text
 from cusearch_async.cli import buckets
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.transport.contract import Ledger
-from cusearch_async.transport.inspection import Audit, audit
+from cusearch_async.transport.contract import Audit, Ledger
 
 
 def add(commands: Any) -> None:
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 async def read(config: Config, quick: bool) -> tuple[Ledger, Audit | None]:
     async with open_run(config) as buffer:
-        return await buffer.ledger(), None if quick else await audit(buffer)
+        return await buffer.ledger(), None if quick else await buffer.audit()
 
 
 def report(counted: Audit) -> Text:

@@ -26,8 +26,7 @@ from cusearch_async.run_folder import METRICS
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints
 from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import Ledger, RunState
-from cusearch_async.transport.inspection import Audit, audit
+from cusearch_async.transport.contract import Audit, Ledger, RunState
 from cusearch_async.transport.server import redis_cli_line
 
 log = logging.getLogger(__name__)
@@ -184,7 +183,7 @@ def bars(counts: list[int]) -> str:
 async def read_ledger(config: Config) -> tuple[Ledger, Audit]:
     """The counters, and what counting the keys has found."""
     async with open_buffer(config) as buffer:
-        return await buffer.ledger(), await audit(buffer)
+        return await buffer.ledger(), await buffer.audit()
 
 
 def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, console: Console) -> dict[str, Any]:

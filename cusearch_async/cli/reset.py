@@ -15,7 +15,6 @@ from cusearch_async import run_folder
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import ALIVE_S
 from cusearch_async.transport.origin import another_run, may_delete, refuse_another
 from cusearch_async.transport.server import is_listening
 
@@ -103,7 +102,7 @@ async def refuse_anothers(config: Config) -> None:
 async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None:
     """Raises: ConfigError while a worker or the learner of the run is alive."""
     async with open_buffer(config) as buffer:
-        alive = [n for n, facts in (await buffer.workers()).items() if float(facts["heartbeat_age_s"]) < ALIVE_S]
+        alive = [name for name, status in (await buffer.workers()).items() if status.is_alive]
         learner = await buffer.learner()
     if learner:
         alive.append(f"the learner (process {learner['pid']} on {learner['host']})")

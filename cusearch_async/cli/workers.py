@@ -12,6 +12,7 @@ from rich.console import Console
 from cusearch_async.cli import buckets
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.transport.contract import WorkerStatus
 
 
 def add(commands: Any) -> None:
@@ -25,6 +26,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     Console().print(buckets.workers(found))
 
 
-async def read(config: Config) -> dict[str, dict[str, str]]:
+async def read(config: Config) -> dict[str, WorkerStatus]:
     async with open_run(config) as buffer:
         return await buffer.workers()

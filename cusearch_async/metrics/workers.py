@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cusearch_async.metrics.table import Metrics
+from cusearch_async.transport.contract import WorkerStatus
 
 _TOTALS = ("sampled_tokens", "busy_s", "alive_s", "weight_load_s", "searches", "search_failures")
 
@@ -13,18 +16,18 @@ class WorkerRates:
     def __init__(self) -> None:
         self._last: dict[str, dict[str, float]] = {}
 
-    def since_last(self, workers: dict[str, dict[str, str]]) -> Metrics:
+    def since_last(self, workers: Mapping[str, WorkerStatus]) -> Metrics:
         """Tokens per second of all workers, share of time their engines stood idle, seconds of weight loading; searches
         made and attempts failed, and the slowest worker's 99th percentile of a search's seconds."""
         now = {
-            name: {key: float(facts.get(key, 0)) for key in _TOTALS}
-            for name, facts in workers.items()
-            if "alive_s" in facts
+            name: {key: float(getattr(status, key)) for key in _TOTALS}
+            for name, status in workers.items()
+            if status.alive_s > 0
         }
         zero = dict.fromkeys(_TOTALS, 0.0)
         grown = [
-            {key: value - self._last.get(name, zero)[key] for key, value in facts.items()}
-            for name, facts in now.items()
+            {key: value - self._last.get(name, zero)[key] for key, value in totals.items()}
+            for name, totals in now.items()
         ]
         self._last = now
         grown = [g for g in grown if g["alive_s"] > 0]
@@ -36,5 +39,5 @@ class WorkerRates:
             "rollout/weight_load_s": sum(g["weight_load_s"] for g in grown),
             "rollout/searches": sum(g["searches"] for g in grown),
             "rollout/search_failures": sum(g["search_failures"] for g in grown),
-            "rollout/search_p99_s": max((float(f.get("search_p99_s", 0)) for f in workers.values()), default=0.0),
+            "rollout/search_p99_s": max((status.search_p99_s for status in workers.values()), default=0.0),
         }

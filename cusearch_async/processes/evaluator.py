@@ -19,7 +19,8 @@ from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.training.evaluation import is_due, score
 from cusearch_async.training.scores import Done, is_over, record
-from cusearch_async.transport.buffer import RedisBuffer, open_buffer
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.contract import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ async def run(config: Config) -> None:
 
 
 async def load_due(
-    buffer: RedisBuffer, engine: Engine, loader: PatientLoader, done: Done, config: Config
+    buffer: WorkerBuffer, engine: Engine, loader: PatientLoader, done: Done, config: Config
 ) -> int | None:
     """Load the announced version if it is time to score it; None when it is not."""
     state = await buffer.state()

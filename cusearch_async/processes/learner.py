@@ -20,7 +20,8 @@ from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import at_start, train
 from cusearch_async.training.starts import check_same_run, contents_of, epochs_and_steps, record_start, refuse_changes
 from cusearch_async.training.team import Team
-from cusearch_async.transport.buffer import RedisBuffer, open_buffer
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.contract import LearnerBuffer
 from cusearch_async.transport.origin import origin_of, refuse_another
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question
@@ -119,7 +120,7 @@ async def _lead(
 
 
 async def take_over(
-    buffer: RedisBuffer,
+    buffer: LearnerBuffer,
     store: WeightStore,
     checkpoints: Checkpoints,
     start: CheckpointState,
@@ -142,7 +143,7 @@ async def take_over(
     record_start(config, buffer.epoch, start.step, contents)
 
 
-async def _cause(buffer: RedisBuffer, error: CusearchError) -> CusearchError:
+async def _cause(buffer: LearnerBuffer, error: CusearchError) -> CusearchError:
     """Who has taken over, if one has: it also clears away what an earlier learner is still writing."""
     if isinstance(error, WriteFailed):
         try:
@@ -152,7 +153,7 @@ async def _cause(buffer: RedisBuffer, error: CusearchError) -> CusearchError:
     return Fenced(f"{error}{await _successor(buffer)}") if isinstance(error, Fenced) else error
 
 
-async def _successor(buffer: RedisBuffer) -> str:
+async def _successor(buffer: LearnerBuffer) -> str:
     """Who has taken over, in words, as soon as it says so itself; nothing if it does not."""
     deadline = time.monotonic() + BEAT_S
     while time.monotonic() < deadline:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cusearch_async import host
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.transport.contract import Buffer
+from cusearch_async.transport.contract import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore
 
 if TYPE_CHECKING:  # it brings vLLM
@@ -27,7 +27,7 @@ POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
-async def wait_until_announced(buffer: Buffer, is_over: Callable[[], bool]) -> None:
+async def wait_until_announced(buffer: WorkerBuffer, is_over: Callable[[], bool]) -> None:
     """Until the run has weights, or `is_over`; unblocked by the learner's first `announce`."""
     with host.saying(log, "waiting for the learner to publish weights"):
         while not is_over() and not (await buffer.state()).weights:

@@ -26,7 +26,7 @@ from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFaile
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.rollout.retrieval import SearchClient
-from cusearch_async.transport.contract import Buffer, Place
+from cusearch_async.transport.contract import Place, WorkerBuffer, WorkerStatus
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question, Trajectory
 
@@ -70,7 +70,7 @@ class RolloutLoop:
         self,
         name: str,
         config: Config,
-        buffer: Buffer,
+        buffer: WorkerBuffer,
         engine: Engine,
         store: WeightStore,
         player: Player,
@@ -229,25 +229,25 @@ class RolloutLoop:
                 log.warning("the engine has made no token for %.0f s: its tickets go to other workers", age_s)
             hangs = age_s > lease_s
             tickets = [] if hangs else sorted({grant.ticket for grant in self._episodes.values()})
-            await self._buffer.heartbeat(self._name, tickets, self._facts())
+            await self._buffer.heartbeat(self._name, tickets, self._status())
             await asyncio.sleep(HEARTBEAT_S)
 
-    def _facts(self) -> dict[str, str | int | float]:
+    def _status(self) -> WorkerStatus:
         activity, engine = self._activity, self._engine
-        return {
-            "version": engine.version,
-            "in_flight": len(self._episodes),
-            "episodes": activity.episodes,
-            "failed_episodes": activity.failures.total(),
-            "failed_episodes_by_kind": " ".join(f"{kind}:{n}" for kind, n in sorted(activity.failures.items())),
-            "sampled_tokens": engine.sampled_tokens,
-            "busy_s": round(engine.busy_s, 3),
-            "last_token_age_s": round(engine.last_token_age_s, 1),
-            "alive_s": round(time.monotonic() - activity.ready_at, 3),
-            "weight_loads": activity.weight_loads,
-            "weight_load_s": round(activity.weight_load_s, 3),
-            **self._search.facts(),
-        }
+        return WorkerStatus(
+            version=engine.version,
+            in_flight=len(self._episodes),
+            episodes=activity.episodes,
+            failed_episodes=activity.failures.total(),
+            failed_episodes_by_kind=" ".join(f"{kind}:{n}" for kind, n in sorted(activity.failures.items())),
+            sampled_tokens=engine.sampled_tokens,
+            busy_s=round(engine.busy_s, 3),
+            last_token_age_s=round(engine.last_token_age_s, 1),
+            alive_s=round(time.monotonic() - activity.ready_at, 3),
+            weight_loads=activity.weight_loads,
+            weight_load_s=round(activity.weight_load_s, 3),
+            **self._search.status(),
+        )
 
 
 def _is_over(stop: asyncio.Event) -> bool:

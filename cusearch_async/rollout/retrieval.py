@@ -127,8 +127,8 @@ class SearchClient:
         """How long every attempt has failed; 0 after a search that was answered, or while none is tried again."""
         return time.monotonic() - self._down_since if self._down_since else 0.0
 
-    def facts(self) -> dict[str, str | int | float]:
-        """Totals, and how long the last thousand searches took, retries included."""
+    def status(self) -> dict[str, Any]:
+        """Its part of a WorkerStatus: totals, and how long the last thousand searches took, retries included."""
         slow = np.quantile(self._seconds, (0.5, 0.99)) if self._seconds else (0.0, 0.0)
         return {
             "searches": self.searches,

@@ -26,8 +26,7 @@ from cusearch_async.streams import Stream, stream
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.watchdog import Watchdog
-from cusearch_async.transport.buffer import RedisBuffer
-from cusearch_async.transport.contract import MethodState
+from cusearch_async.transport.contract import LearnerBuffer, MethodState
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool, Question, Trajectory
 
@@ -43,7 +42,7 @@ LOOK_EVERY = 25
 
 async def train(
     learner: Learner,
-    buffer: RedisBuffer,
+    buffer: LearnerBuffer,
     store: WeightStore,
     checkpoints: Checkpoints,
     start: CheckpointState,
@@ -103,7 +102,7 @@ async def train(
 
 
 async def wait_for_pool(
-    buffer: RedisBuffer,
+    buffer: LearnerBuffer,
     step: int,
     watchdog: Watchdog,
     stop: asyncio.Event,
@@ -187,13 +186,13 @@ def advantages_of(selected: list[Trajectory], pool: Pool, config: Config) -> Adv
     )
 
 
-async def publish(learner: Learner, buffer: RedisBuffer, store: WeightStore, version: int) -> None:
+async def publish(learner: Learner, buffer: LearnerBuffer, store: WeightStore, version: int) -> None:
     """Write the policy as weight version `version`, then announce it."""
     directory = store.publish(version, buffer.epoch, learner.tensors(), learner.canary())
     await buffer.announce(version, directory)
 
 
-async def republish(learner: Learner, buffer: RedisBuffer, store: WeightStore, version: int) -> None:
+async def republish(learner: Learner, buffer: LearnerBuffer, store: WeightStore, version: int) -> None:
     """Publish the policy again if the announced weights cannot be read any more: nobody could start with them."""
     try:
         await asyncio.to_thread(store.verify, (await buffer.state()).weights)
@@ -216,7 +215,7 @@ def state_at(step: int, method: MethodState, config: Config) -> CheckpointState:
 
 
 async def save_checkpoint(
-    learner: Learner, buffer: RedisBuffer, checkpoints: Checkpoints, state: CheckpointState
+    learner: Learner, buffer: LearnerBuffer, checkpoints: Checkpoints, state: CheckpointState
 ) -> None:
     """Save, then let Redis forget the pools that no kept checkpoint needs any more.
 

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
-from cusearch_async.transport.buffer import RedisBuffer
-from cusearch_async.transport.contract import ALIVE_S
+from cusearch_async.transport.contract import LearnerBuffer
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ class Watchdog:
     """Says what the learner waits for, and raises Stalled when no trajectory has been finished for run.stall_s in a run
     that is not paused."""
 
-    def __init__(self, buffer: RedisBuffer, config: Config, republish: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, buffer: LearnerBuffer, config: Config, republish: Callable[[int], Awaitable[None]]) -> None:
         """`republish` is asked to look after the announced weights when the run stands still at a step."""
         self._buffer = buffer
         self._republish = republish
@@ -60,7 +59,7 @@ class Watchdog:
             )
 
 
-async def explain(buffer: RedisBuffer, step: int, config: Config) -> list[str]:
+async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]:
     """What a person would look at first, one finding each."""
     state, queues, workers = await buffer.state(), await buffer.queues(step), await buffer.workers()
     found = [
@@ -69,16 +68,15 @@ async def explain(buffer: RedisBuffer, step: int, config: Config) -> list[str]:
     ]
     if state.paused:
         found.append("the run is paused (`cusearch resume`)")
-    alive = {name: facts for name, facts in workers.items() if float(facts["heartbeat_age_s"]) < ALIVE_S}
+    alive = {name: status for name, status in workers.items() if status.is_alive}
     if not alive:
-        gone = ", ".join(f"{name} {facts['heartbeat_age_s']} s ago" for name, facts in workers.items())
+        gone = ", ".join(f"{name} {status.heartbeat_age_s:.1f} s ago" for name, status in workers.items())
         found.append("no worker is alive" + (f" (last seen: {gone})" if gone else "; start one"))
-    for name, facts in alive.items():
-        told = f"{name} has version {facts.get('version')} of {state.published} and {facts.get('in_flight')} episodes"
-        down_s, silent_s = (float(facts.get(fact, 0)) for fact in ("retriever_down_s", "last_token_age_s"))
-        if down_s:
-            told += f", and its retriever has been down for {down_s:.0f} s"
-        elif silent_s > config.redis.lease_s:
-            told += f", and its engine has produced no token for {silent_s:.0f} s; restart it"
+    for name, status in alive.items():
+        told = f"{name} has version {status.version} of {state.published} and {status.in_flight} episodes"
+        if status.retriever_down_s:
+            told += f", and its retriever has been down for {status.retriever_down_s:.0f} s"
+        elif status.last_token_age_s > config.redis.lease_s:
+            told += f", and its engine has produced no token for {status.last_token_age_s:.0f} s; restart it"
         found.append(told)
     return found

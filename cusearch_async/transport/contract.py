@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -132,6 +132,86 @@ class Queues:
     """Of the groups that are ready or kept, those that lack trajectories."""
 
 
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker fares, as it says itself with every heartbeat; counts and seconds since it became ready."""
+
+    version: int = -1
+    """Of the loaded weights."""
+    in_flight: int = 0
+    """Episodes at play."""
+    episodes: int = 0
+    """Played and stored."""
+    failed_episodes: int = 0
+    failed_episodes_by_kind: str = ""
+    sampled_tokens: int = 0
+    busy_s: float = 0.0
+    """With a request in the engine."""
+    last_token_age_s: float = 0.0
+    """For how long the engine has owed a token."""
+    alive_s: float = 0.0
+    weight_loads: int = 0
+    weight_load_s: float = 0.0
+    searches: int = 0
+    searches_shared: int = 0
+    search_failures: int = 0
+    search_failures_by_kind: str = ""
+    search_p50_s: float = 0.0
+    search_p99_s: float = 0.0
+    retriever_down_s: float = 0.0
+    heartbeat_age_s: float = 0.0
+    """Since it said all this; only known of another's."""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.heartbeat_age_s < ALIVE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A trajectory in short."""
+
+    id: str
+    fields: dict[str, str]
+    staleness: int
+    """Learner's step minus its oldest version, now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which buffered trajectories to look at; None asks for nothing."""
+
+    depth: int | None = None
+    min_staleness: int | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    text: str | None = None
+    """In the question, upper and lower case alike."""
+
+    def passes(self, row: Row) -> bool:
+        reward = float(row.fields["reward"])
+        return (
+            (self.depth is None or int(row.fields["depth"]) == self.depth)
+            and (self.min_staleness is None or row.staleness >= self.min_staleness)
+            and (self.min_reward is None or reward >= self.min_reward)
+            and (self.max_reward is None or reward <= self.max_reward)
+            and (self.text is None or self.text.casefold() in row.fields["question"].casefold())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What counting the keys of a run has found."""
+
+    kept: int
+    """Trajectories that Redis keeps: buffered, claimed, and of the pools that are not forgotten yet."""
+    findings: tuple[str, ...]
+    """What does not add up, one line each."""
+
+    @property
+    def closes(self) -> bool:
+        return not self.findings
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What the buffer must know of the run. The learner's stands in Redis and holds for all; what another process
@@ -187,12 +267,9 @@ def shape_of(config: Config, vocab_size: int | None = None) -> Shape:
     )
 
 
-class Buffer(Protocol):
-    """One process's view of the buffer of a run. Every operation happens wholly or not at all, and repeating one, even
-    later, does no harm. Lost contact raises BufferUnavailable after redis.outage_s; a replaced learner meets Fenced;
-    a server that has lost or spoiled what it had acknowledged raises BufferLost."""
-
-    # --- rollout worker ---
+class WorkerBuffer(Protocol):
+    """What a rollout worker does with the buffer of a run. Every operation happens wholly or not at all, and repeating
+    one, even later, does no harm. Lost contact raises BufferUnavailable after redis.outage_s."""
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
         """Lease whole groups of up to `room` rollouts in all; empty while the staleness bound leaves none, or while
@@ -203,8 +280,8 @@ class Buffer(Protocol):
         """Keep a finished trajectory. Raises: InvalidTrajectory for one that this run cannot have made."""
         ...
 
-    async def heartbeat(self, worker: str, tickets: Sequence[int], facts: Mapping[str, str | int | float]) -> None:
-        """Renew the leases of `tickets` and publish `facts` about the worker."""
+    async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
+        """Renew the leases of `tickets` and say how the worker fares."""
         ...
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
@@ -215,7 +292,12 @@ class Buffer(Protocol):
         """Release `tickets` and be no worker of the run any more."""
         ...
 
-    # --- learner ---
+    async def state(self) -> RunState: ...
+
+
+class LearnerBuffer(Protocol):
+    """What a learner does with the buffer. As for workers; and a replaced learner meets Fenced, one whose server has
+    lost or spoiled what it had acknowledged BufferLost."""
 
     @property
     def epoch(self) -> int:
@@ -271,7 +353,25 @@ class Buffer(Protocol):
         """Say that it has ended."""
         ...
 
-    # --- operator ---
+    async def state(self) -> RunState: ...
+
+    async def ledger(self) -> Ledger: ...
+
+    async def queues(self, step: int) -> Queues:
+        """Where the open tickets are, and how far the pool of `step` has come."""
+        ...
+
+    async def workers(self) -> dict[str, WorkerStatus]:
+        """What each worker said at its last heartbeat, also of those that are gone."""
+        ...
+
+    async def learner(self) -> dict[str, str]:
+        """What the run's learner said at its last heartbeat, with `heartbeat_age_s`; empty when none is alive."""
+        ...
+
+
+class OperatorBuffer(Protocol):
+    """What people do with the buffer of a run, whoever else works on it."""
 
     async def pause(self, paused: bool) -> None:
         """Stop or resume admission; episodes in flight go on."""
@@ -286,14 +386,46 @@ class Buffer(Protocol):
         """Put a leased ticket, or a waiting group that is incomplete, back in the queue; whether it was one."""
         ...
 
-    async def learner(self) -> dict[str, str]:
-        """What the run's learner said at its last heartbeat, with `heartbeat_age_s`; empty when none is alive."""
-        ...
-
     async def state(self) -> RunState: ...
 
     async def ledger(self) -> Ledger: ...
 
+    async def queues(self, step: int) -> Queues: ...
+
+    async def workers(self) -> dict[str, WorkerStatus]: ...
+
+    async def learner(self) -> dict[str, str]: ...
+
     async def capacities(self) -> list[int]:
         """Buffered trajectories per depth 0..S_max."""
         ...
+
+    async def heat(self) -> dict[tuple[int, int], int]:
+        """(depth, oldest version) -> buffered trajectories."""
+        ...
+
+    def rows(self, wanted: Filter) -> AsyncIterator[Row]:
+        """Buffered trajectories that pass the filter, by depth, then by ticket."""
+        ...
+
+    async def fetch(self, trajectory_id: str) -> tuple[Trajectory, dict[str, str]] | None:
+        """A trajectory wherever it is, quarantine included, with its readable fields; None when there is none.
+
+        Raises: CorruptPayload."""
+        ...
+
+    async def quarantined(self) -> dict[str, str]:
+        """Trajectory id -> why it was taken out."""
+        ...
+
+    async def audit(self) -> Audit:
+        """Count what is kept against the counters: every trajectory, and every ticket in exactly one place."""
+        ...
+
+    async def reset(self) -> int:
+        """Forget the run; returns how many keys it had."""
+        ...
+
+
+class Buffer(WorkerBuffer, LearnerBuffer, OperatorBuffer, Protocol):
+    """All of it: what a transport has to offer."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
 
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport import codec
@@ -17,61 +19,22 @@ from cusearch_async.transport.checks import faults
 from cusearch_async.transport.contract import (
     ALIVE_S,
     NOTHING,
+    Audit,
+    Filter,
     Ledger,
     MethodState,
     Outcome,
     Place,
     QuestionOf,
+    Queues,
+    Row,
     RunState,
     Shape,
+    WorkerStatus,
 )
+from cusearch_async.transport.memory_run import Claimed, Entry, MemoryRun
 from cusearch_async.transport.origin import Origin, another_run
 from cusearch_async.types import Pool, Trajectory
-
-
-@dataclass(slots=True)
-class _Entry:
-    trajectory: Trajectory
-    state: str
-    size: int
-    has_gone: bool = False
-    """From the server, without anybody's doing."""
-
-
-@dataclass(slots=True)
-class _Claimed:
-    """A pool that a step has taken."""
-
-    tickets: list[int]
-    ids: list[str]
-    trained: int | None = None
-    """How many of them, once it is committed."""
-
-
-@dataclass(slots=True)
-class MemoryRun:
-    """What the server would hold of a run."""
-
-    now: float = 0.0
-    shape: Shape | None = None
-    """As the learner has laid it down."""
-    state: RunState = field(default_factory=RunState)
-    announced_by: int = 0
-    memory: str = ""
-    """The method's."""
-    entries: dict[str, _Entry] = field(default_factory=dict)
-    quarantined: dict[str, str] = field(default_factory=dict)
-    pools: dict[int, _Claimed] = field(default_factory=dict)
-    leases: dict[int, tuple[str, float]] = field(default_factory=dict)
-    requeue: set[int] = field(default_factory=set)
-    ready: set[int] = field(default_factory=set)
-    groups: dict[int, int] = field(default_factory=dict)
-    attempts: Counter[int] = field(default_factory=Counter)
-    incomplete: dict[int, int] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    learner: tuple[dict[str, str], float] = ({}, 0.0)
-    """What it said, and until when that holds."""
 
 
 class MemoryBuffer:
@@ -123,14 +86,15 @@ class MemoryBuffer:
         is_full = run.counts["buffered"] >= shape.limit or run.counts["bytes"] >= shape.limit_bytes
         if is_full and ticket >= (run.state.step + 1) * shape.questions:
             return "full"
-        run.entries[trajectory.id] = _Entry(trajectory, "buffered", len(payload))
+        run.entries[trajectory.id] = Entry(trajectory, "buffered", len(payload))
         run.counts.update(finished=1, buffered=1, bytes=len(payload))
         run.groups[ticket] = run.groups.get(ticket, 0) + 1
         if run.groups[ticket] == self._size(ticket):
             self._close(ticket)
         return "stored"
 
-    async def heartbeat(self, worker: str, tickets: Sequence[int], facts: Mapping[str, str | int | float]) -> None:
+    async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
+        self._run.workers[worker] = (status, self._run.now)
         for ticket in tickets:
             if ticket in self._run.leases and self._run.leases[ticket][0] == worker:
                 self._run.leases[ticket] = (worker, self._run.now + self._shape.lease_s)
@@ -145,6 +109,7 @@ class MemoryBuffer:
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
         await self.release(worker, tickets, failed=False)
+        self._run.workers.pop(worker, None)
 
     # --- learner --------------------------------------------------------------------------------------
 
@@ -222,7 +187,7 @@ class MemoryBuffer:
             if bad:
                 self._take_out(bad)
                 return None
-            run.pools[step] = _Claimed(tickets, ids)
+            run.pools[step] = Claimed(tickets, ids)
             run.ready -= set(tickets)
             for ticket in tickets:
                 run.attempts.pop(ticket, None)
@@ -322,7 +287,7 @@ class MemoryBuffer:
                 run.groups[ticket] = self._size(ticket) - len(self._missing(ticket))
         return bool(found)
 
-    def _pool_of(self, id_: str) -> _Claimed | None:
+    def _pool_of(self, id_: str) -> Claimed | None:
         """The pool that holds it, of those that are not committed."""
         pools = (pool for step, pool in self._run.pools.items() if step >= self._run.state.step)
         return next((pool for pool in pools if id_ in pool.ids), None)
@@ -346,9 +311,56 @@ class MemoryBuffer:
     async def ledger(self) -> Ledger:
         return Ledger(**{name: self._run.counts[name] for name in Ledger.__dataclass_fields__})
 
+    async def queues(self, step: int) -> Queues:
+        run = self._run
+        return Queues(
+            ready_of_pool=len(self._next_tickets(step)) if self._shape.order == "ticket" else len(run.ready),
+            ready=len(run.ready),
+            leased=len(run.leases),
+            requeued=len(run.requeue),
+            incomplete=len(run.incomplete),
+        )
+
+    async def workers(self) -> dict[str, WorkerStatus]:
+        now, said = self._run.now, self._run.workers
+        return {name: msgspec.structs.replace(told, heartbeat_age_s=now - at) for name, (told, at) in said.items()}
+
     async def capacities(self) -> list[int]:
-        depths = Counter(e.trajectory.depth for e in self._run.entries.values() if e.state == "buffered")
+        depths = Counter(t.depth for t in self._buffered())
         return [depths[s] for s in range(self._shape.s_max + 1)]
+
+    async def heat(self) -> dict[tuple[int, int], int]:
+        return dict(Counter((t.depth, t.oldest_version) for t in self._buffered()))
+
+    async def rows(self, wanted: Filter) -> AsyncIterator[Row]:
+        for t in sorted(self._buffered(), key=lambda t: (t.depth, t.ticket, t.rollout)):
+            fields = {name: str(value) for name, value in codec.readable_fields(t).items()}
+            row = Row(t.id, fields, max(0, self._run.state.step - t.oldest_version))
+            if wanted.passes(row):
+                yield row
+
+    async def fetch(self, trajectory_id: str) -> tuple[Trajectory, dict[str, str]] | None:
+        entry = self._run.entries.get(trajectory_id)
+        if entry is None:
+            return None
+        fields = codec.readable_fields(entry.trajectory) | {"state": entry.state}
+        return entry.trajectory, {name: str(value) for name, value in fields.items()}
+
+    async def quarantined(self) -> dict[str, str]:
+        return dict(self._run.quarantined)
+
+    async def audit(self) -> Audit:
+        gone = tuple(f"gone: {id_}" for id_, entry in self._run.entries.items() if entry.has_gone)
+        return Audit(len(self._run.entries) - len(gone), gone)
+
+    async def reset(self) -> int:
+        count, fresh = len(self._run.entries), MemoryRun(now=self._run.now)
+        for name in MemoryRun.__slots__:
+            setattr(self._run, name, getattr(fresh, name))
+        return count
+
+    def _buffered(self) -> list[Trajectory]:
+        return [entry.trajectory for entry in self._run.entries.values() if entry.state == "buffered"]
 
     # ---------------------------------------------------------------------------------------------------
 

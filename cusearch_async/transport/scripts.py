@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from importlib import resources
 
+SCRIPTS = (
+    "admit",
+    "put",
+    "heartbeat",
+    "release",
+    "claim",
+    "commit",
+    "announce",
+    "checkpoint",
+    "recover",
+    "quarantine",
+    "reopen",
+    "learner",
+    "audit",
+)
+
 
 def script(name: str) -> str:
     """What all scripts share, and then lua/NAME.lua."""

@@ -27,7 +27,7 @@ from cusearch_async.config import RedisConfig
 from cusearch_async.transport import codec
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import Place, Shape
+from cusearch_async.transport.contract import Place, Shape, WorkerStatus
 from cusearch_async.transport.server import is_listening, server_command
 from cusearch_async.types import Trajectory
 from tests.conftest import wait_until
@@ -200,7 +200,7 @@ async def swarm(bench: Bench, seconds: float) -> dict[str, float]:
                 assert await buffer.put(one) == "stored"
                 latencies.append(time.perf_counter() - began)
                 finished += 1
-            await buffer.heartbeat(name, [], {"version": 0})
+            await buffer.heartbeat(name, [], WorkerStatus(version=0))
             if not places:
                 await asyncio.sleep(0.01)
         await connection.close()

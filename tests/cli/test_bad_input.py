@@ -11,6 +11,7 @@ import pytest
 from cusearch_async import host, run_folder
 from cusearch_async.config import load_config, save_config
 from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.contract import WorkerStatus
 from tests.conftest import SLOW
 
 pytestmark = pytest.mark.system  # each starts an interpreter of its own
@@ -98,7 +99,7 @@ async def test_a_run_that_is_alive_is_not_forgotten(atlas_config, tmp_path, redi
     save_config(config, config.folder / "config.toml")
     async with open_buffer(config) as buffer:
         await buffer.recover(0)
-        await buffer.heartbeat("w1", [], {"version": 0})
+        await buffer.heartbeat("w1", [], WorkerStatus(version=0))
         await buffer.connection.client.zincrby(buffer.keys.workers, TEN_MINUTES_MS, "w1")
         line = await asyncio.to_thread(refused, "cusearch_async.cli.main", command, str(atlas_config), *overrides)
         assert "is alive: w1" in line

@@ -21,8 +21,7 @@ from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.loop import state_at
 from cusearch_async.training.starts import record_start
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import Ledger, MethodState
-from cusearch_async.transport.inspection import Audit
+from cusearch_async.transport.contract import Audit, Ledger, MethodState, WorkerStatus
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.server import is_listening
 from tests.strategies import make_trajectory
@@ -72,7 +71,7 @@ async def test_a_demo_has_a_redis_of_its_own_beside_one_that_is_in_use(atlas_con
     assert demo.with_own_redis(own) == own, "a free address is used as it is"
     async with open_buffer(config) as buffer:
         await buffer.recover(0)
-        await buffer.heartbeat("w1", [], {"version": 0})
+        await buffer.heartbeat("w1", [], WorkerStatus(version=0))
         await buffer.connection.client.zincrby(buffer.keys.workers, 600_000, "w1")  # alive, however slow this machine
         with pytest.raises(ConfigError, match="run 'demo-beside' is alive: w1"):
             await asyncio.to_thread(demo.with_own_redis, config)

@@ -20,7 +20,7 @@ from cusearch_async.cli import buckets, main
 from cusearch_async.config import load_config
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.codec import encode
-from cusearch_async.transport.contract import MethodState
+from cusearch_async.transport.contract import MethodState, WorkerStatus
 from cusearch_async.transport.server import find_redis_server, is_listening, own_server, redis_cli_line
 from cusearch_async.types import Trajectory
 from tests.conftest import wait_until
@@ -48,9 +48,7 @@ async def fill(config):
         await open_.recover(0, MethodState(fields={"phase": 2}))
         await open_.announce(0, "v000000-e1")
         await open_.admit("w", 0, 6)
-        await open_.heartbeat(
-            "w", [0, 1], {"version": 0, "in_flight": 4, "episodes": 2, "busy_s": 2, "sampled_tokens": 9}
-        )
+        await open_.heartbeat("w", [0, 1], WorkerStatus(version=0, in_flight=4, episodes=2, busy_s=2, sampled_tokens=9))
         await open_.put(readable(0, 0, depth=1, reward=0.2))
         await open_.put(readable(0, 1, depth=3, reward=1.0, question="Where is Lima?"))
 

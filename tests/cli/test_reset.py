@@ -17,6 +17,7 @@ from cusearch_async.cli import reset
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.contract import WorkerStatus
 from cusearch_async.transport.origin import origin_of
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import wait_until
@@ -98,7 +99,7 @@ def test_a_run_with_a_live_process_is_not_deleted(config, atlas_config, override
 
     async def beat():
         async with open_buffer(config) as buffer:
-            await buffer.heartbeat("w1", [], {"version": 0})
+            await buffer.heartbeat("w1", [], WorkerStatus(version=0))
 
     if who == "worker":
         asyncio.run(beat())

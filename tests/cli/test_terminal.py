@@ -19,8 +19,7 @@ from cusearch_async.cli.terminal import visible
 from cusearch_async.config import load_config
 from cusearch_async.processes import start
 from cusearch_async.sizing import GIB, PUBLISHED
-from cusearch_async.transport.contract import Ledger, Queues, RunState
-from cusearch_async.transport.inspection import Row
+from cusearch_async.transport.contract import Ledger, Queues, Row, RunState, WorkerStatus
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
 
@@ -40,9 +39,9 @@ def row(**fields: str) -> Row:
     return Row("123456:12", known | {"worker": WORKER, "question": "Who?", "prediction": "me"} | fields, 2)
 
 
-def facts_of_a_worker() -> dict[str, str]:
-    numbers = {"heartbeat_age_s": "1234", "version": "1234", "in_flight": "192", "episodes": "123456"}
-    return numbers | {"busy_s": "10", "sampled_tokens": "123456", "retriever_down_s": "1234"}
+def status_of_a_worker() -> WorkerStatus:
+    figures = {"version": 1234, "in_flight": 192, "episodes": 123456, "busy_s": 10, "sampled_tokens": 123456}
+    return WorkerStatus(heartbeat_age_s=1234, retriever_down_s=1234, **figures)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_what_others_wrote_moves_no_cursor(tokenizer):
         buffer.table([row(question=ESCAPE, prediction=ESCAPE, worker=ESCAPE)]),
         buffer.facts(hostile, {}),
         buffer.marked(tokenizer(ESCAPE[:-1], add_special_tokens=False)["input_ids"], np.zeros(99), tokenizer),
-        buckets.workers({ESCAPE: facts_of_a_worker()}),
+        buckets.workers({ESCAPE: status_of_a_worker()}),
     ):
         printed = text_of(shown, width=400)
         assert "\x1b" not in printed
@@ -93,7 +92,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
     now = buckets.Snapshot(
         0.0, state, Ledger(finished=123456, buffered=123456),
         Queues(ready_of_pool=64, ready=1234, leased=123, requeued=12, incomplete=3),
-        {(depth, 203 - age): 1234 for depth in range(6) for age in range(3)}, {WORKER: facts_of_a_worker()},
+        {(depth, 203 - age): 1234 for depth in range(6) for age in range(3)}, {WORKER: status_of_a_worker()},
     )  # fmt: skip
     shape = PUBLISHED["Qwen/Qwen2.5-7B"]
     return {
@@ -102,7 +101,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
         ),
         "check": check.stages(config, shape, 80 * GIB),
         "ls": buffer.table([row(question="Who " * 40, prediction="me " * 20)]),
-        "workers": buckets.workers({WORKER: facts_of_a_worker()}),
+        "workers": buckets.workers({WORKER: status_of_a_worker()}),
         "buckets": buckets.buckets(now, config),
         "groups": buckets.groups(now, None, config),
     }

@@ -6,12 +6,14 @@ import time
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.metrics.log import MetricsLog
 from cusearch_async.metrics.step import describe_step
 from cusearch_async.metrics.workers import WorkerRates
+from cusearch_async.transport.contract import WorkerStatus
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 
@@ -46,11 +48,11 @@ def test_a_depth_that_the_pool_does_not_have_has_no_staleness():
 
 def test_worker_totals_become_rates_of_the_step():
     rates = WorkerRates()
-    total = {"sampled_tokens": "1000", "busy_s": "8", "alive_s": "10", "weight_load_s": "1"}
+    total = WorkerStatus(sampled_tokens=1000, busy_s=8, alive_s=10, weight_load_s=1)
     first = rates.since_last({"w": total})
     assert first["rollout/tokens_per_s"] == 100
     assert first["rollout/idle_share"] == pytest.approx(0.2)
-    later = {"sampled_tokens": "1600", "busy_s": "9", "alive_s": "14", "weight_load_s": "1"}
+    later = WorkerStatus(sampled_tokens=1600, busy_s=9, alive_s=14, weight_load_s=1)
     second = rates.since_last({"w": later})
     assert second["rollout/tokens_per_s"] == 150
     assert second["rollout/idle_share"] == pytest.approx(0.75)
@@ -59,10 +61,10 @@ def test_worker_totals_become_rates_of_the_step():
 
 def test_failed_searches_are_counted_by_the_step_and_the_slowest_worker_is_told():
     rates = WorkerRates()
-    first = {"alive_s": "10", "searches": "100", "search_failures": "3", "search_p99_s": "0.5"}
+    first = WorkerStatus(alive_s=10, searches=100, search_failures=3, search_p99_s=0.5)
     rates.since_last({"a": first, "b": first})
-    later = first | {"alive_s": "20", "searches": "160", "search_failures": "10"}
-    found = rates.since_last({"a": later, "b": later | {"search_p99_s": "2.5"}})
+    later = replace(first, alive_s=20, searches=160, search_failures=10)
+    found = rates.since_last({"a": later, "b": replace(later, search_p99_s=2.5)})
     assert (found["rollout/searches"], found["rollout/search_failures"]) == (120, 14)
     assert found["rollout/search_p99_s"] == 2.5
 

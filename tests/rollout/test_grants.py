@@ -168,12 +168,12 @@ async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_on
     await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 12)))
     go_on.set()
     await until(lambda: run.requeue == {12, 13, 14, 15})
-    assert loop._facts()["in_flight"] == 4
+    assert loop._status().in_flight == 4
     await learner.announce(2, "v000002-e2")
     await until(lambda: (12, 0) in player.playing)
     player.playing[12, 0].set()
     await until(lambda: set(buffer.tickets) == {8, 9, 10, 11, 13, 14, 15})
-    assert loop._facts()["in_flight"] == 7
+    assert loop._status().in_flight == 7
     stop.set()
     await working
 
@@ -198,7 +198,7 @@ async def test_a_worker_whose_episodes_all_wait_for_room_plays_what_a_dead_one_h
     await until(lambda: let_go() or (5 in run.leases and not player.playing))
     await asyncio.sleep(0.1)
     assert run.ready == {1, 2, 3}
-    assert loop._facts()["in_flight"] >= 4, "the buffer is full"
+    assert loop._status().in_flight >= 4, "the buffer is full"
     run.leases[0] = ("dead", run.now)
     await until(lambda: let_go() or run.ready == {0, 1, 2, 3})
     stop.set()

@@ -159,7 +159,7 @@ async def test_a_retriever_that_is_down_is_named_in_the_log_until_it_answers(atl
         app.router.add_post("/retrieve", Service(finds("Lima")).handle)
         async with TestServer(app, port=int(url.rsplit(":", 1)[1])):
             await waiting
-            assert client.facts()["retriever_down_s"] == 0.0
+            assert client.status()["retriever_down_s"] == 0.0
             assert client._trouble == ""
 
 

@@ -58,7 +58,7 @@ class HeldPlayer:
 
 
 class FakeSearch:
-    def facts(self):
+    def status(self):
         return {}
 
 
@@ -176,8 +176,8 @@ async def test_a_fault_in_the_data_fails_one_episode_is_named_and_counted(parts,
     await until(lambda: len(player.playing) == 15 and not player.failures)
     player.playing[3, 0].set()
     await until(lambda: (3, 1) in player.playing and run.attempts == {3: 1})
-    facts = loop._facts()
-    assert (facts["failed_episodes"], facts["failed_episodes_by_kind"]) == (1, f"{kind}:1")
+    status = loop._status()
+    assert (status.failed_episodes, status.failed_episodes_by_kind) == (1, f"{kind}:1")
     assert f"episode 3:1 failed, its ticket goes back: {error or 'it ran out of time'}" in caplog.text
     stop.set()
     await working
@@ -201,7 +201,7 @@ async def test_a_trajectory_that_the_buffer_refuses_fails_its_episode(parts):
     for place in ((0, 0), (0, 1)):
         player.playing[place].set()
     await until(lambda: run.attempts == {0: 1})
-    assert loop._facts()["failed_episodes_by_kind"] == "trajectory:1"
+    assert loop._status().failed_episodes_by_kind == "trajectory:1"
     stop.set()
     await working
 
@@ -413,9 +413,9 @@ class BeatingBuffer(MemoryBuffer):
 
     tickets: tuple[int, ...] = ()
 
-    async def heartbeat(self, worker, tickets, facts):
-        self.tickets, self.facts = tuple(tickets), facts
-        await super().heartbeat(worker, tickets, facts)
+    async def heartbeat(self, worker, tickets, status):
+        self.tickets, self.status = tuple(tickets), status
+        await super().heartbeat(worker, tickets, status)
 
 
 async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts, monkeypatch, caplog):
@@ -427,10 +427,10 @@ async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts,
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
     await until(lambda: set(buffer.tickets) == set(range(8)))
-    assert buffer.facts["last_token_age_s"] == 0
+    assert buffer.status.last_token_age_s == 0
     loop._engine.last_token_age_s = loop._config.redis.lease_s + 1
     await until(lambda: buffer.tickets == ())
-    assert buffer.facts["last_token_age_s"] == loop._config.redis.lease_s + 1
+    assert buffer.status.last_token_age_s == loop._config.redis.lease_s + 1
     assert caplog.text.count("the engine has made no token for 61 s") == 1
     loop._engine.last_token_age_s = 0.5
     await until(lambda: set(buffer.tickets) == set(range(8)))

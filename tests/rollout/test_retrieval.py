@@ -255,7 +255,7 @@ async def test_the_breaker_closes_with_the_first_answer():
     async with client_of(service, outage_s=60) as client:
         found = await asyncio.gather(*(client.search(f"q{i}", i, QUESTION, 0) for i in range(12)))
         assert found == [["Lima"]] * 12
-        facts = client.facts()
+        facts = client.status()
     assert (facts["searches"], facts["search_failures_by_kind"], facts["retriever_down_s"]) == (12, "status:12", 0.0)
     assert facts["search_p99_s"] >= facts["search_p50_s"] > 0
 
@@ -292,7 +292,7 @@ async def test_a_search_that_is_refused_after_a_failure_leaves_the_retriever_up(
     async with client_of(service, outage_s=0.6) as client:
         with pytest.raises(SearchRefused):
             await client.search("q", 0, QUESTION, 0)
-        assert client.facts()["retriever_down_s"] == 0.0
+        assert client.status()["retriever_down_s"] == 0.0
         await asyncio.sleep(0.7)
         assert await client.search("q", 0, QUESTION, 0) == ["Lima"], "no outage of 0.6 s"
 

@@ -14,6 +14,7 @@ from cusearch_async.training import watchdog as watchdog_module
 from cusearch_async.training.loop import wait_for_pool
 from cusearch_async.training.watchdog import Watchdog, explain
 from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.contract import WorkerStatus
 from tests.conftest import SLOW
 from tests.strategies import make_trajectory
 
@@ -51,7 +52,7 @@ async def test_nothing_moving_is_a_stall_that_says_who_waits_for_what(config):
 async def test_workers_a_dead_retriever_and_a_pause_are_named(config):
     async with open_buffer(config) as buffer:
         await started(buffer)
-        await buffer.heartbeat("w1", [], {"version": 0, "in_flight": 7, "retriever_down_s": 42})
+        await buffer.heartbeat("w1", [], WorkerStatus(version=0, in_flight=7, retriever_down_s=42))
         await buffer.pause(True)
         found = "; ".join(await explain(buffer, 0, config))
         assert "the run is paused (`cusearch resume`)" in found
@@ -139,8 +140,8 @@ async def test_a_worker_that_beats_and_finishes_nothing_is_named(config):
     async with open_buffer(config) as buffer:
         await started(buffer)
         lease_s = config.redis.lease_s
-        await buffer.heartbeat("hung", [], {"version": 0, "in_flight": 7, "last_token_age_s": lease_s + 15})
-        await buffer.heartbeat("busy", [], {"version": 0, "in_flight": 7, "last_token_age_s": 3})
+        await buffer.heartbeat("hung", [], WorkerStatus(version=0, in_flight=7, last_token_age_s=lease_s + 15))
+        await buffer.heartbeat("busy", [], WorkerStatus(version=0, in_flight=7, last_token_age_s=3))
         found = "; ".join(await explain(buffer, 0, config))
     assert "hung has version 0 of 0 and 7 episodes, and its engine has produced no token for 75 s" in found
     assert found.count("no token") == 1

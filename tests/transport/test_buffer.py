@@ -12,8 +12,7 @@ from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, Place
-from cusearch_async.transport.inspection import audit
+from cusearch_async.transport.contract import ALIVE_S, Place, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_shape
 from tests.transport.test_contract import G, N, fill, start
@@ -52,10 +51,10 @@ async def test_what_cannot_be_read_is_quarantined_and_played_again(redis_backend
     assert reason in (await client.hget(buffer.keys.quarantine, "2:1")).decode()
     assert await client.hget(buffer.keys.quarantined("2:1"), "state") == b"quarantined"
     assert await client.get(buffer.keys.quarantined_payload("2:1")) == value
-    assert (await audit(buffer)).closes, "its ticket waits for a worker, and nowhere else"
+    assert (await buffer.audit()).closes, "its ticket waits for a worker, and nowhere else"
     await fill(buffer, await buffer.admit("w", 0, N * G))
     assert len(await buffer.claim(0)) == N * G
-    assert (await audit(buffer)).closes
+    assert (await buffer.audit()).closes
 
 
 async def test_a_payload_of_another_trajectory_is_quarantined(redis_backend):
@@ -83,7 +82,7 @@ async def test_a_pool_of_rubbish_is_played_again_and_in_the_end_trained_as_an_em
     await buffer.commit(pool, [])
     ledger = await buffer.ledger()
     assert (ledger.quarantined, ledger.incomplete_groups, ledger.closes) == (2 * N * G, N, True)
-    assert (await audit(buffer)).closes
+    assert (await buffer.audit()).closes
 
 
 async def test_of_a_pool_that_was_taken_before_what_has_gone_is_counted_and_left_out(redis_backend):
@@ -106,7 +105,7 @@ async def test_of_a_pool_that_was_taken_before_what_has_gone_is_counted_and_left
     assert (ledger.lost, ledger.quarantined, ledger.claimed, ledger.trained, ledger.closes) == (2, 1, 5, 0, True)
     assert await client.exists(keys.trajectory("0:0")) == 0, "no stub is left where it was"
     await heir.commit(again, again.trajectories[:1])
-    assert (await audit(heir)).closes
+    assert (await heir.audit()).closes
 
 
 async def test_an_outage_longer_than_a_lease_costs_no_attempt(redis_backend):
@@ -119,7 +118,7 @@ async def test_an_outage_longer_than_a_lease_costs_no_attempt(redis_backend):
         await redis_backend.client.hset(buffer.keys.clock, "wall", wall - jump_s * 1000)
         assert Place(0, 0) not in await buffer.admit("other", 0, G)
         assert 0 <= int(await redis_backend.client.hget(buffer.keys.clock, "run")) - before <= 30_000
-        await buffer.heartbeat("w", [0], {})
+        await buffer.heartbeat("w", [0], WorkerStatus())
     assert (await buffer.ledger()).requeued == 0
     deadline = await redis_backend.client.zscore(buffer.keys.lease, "0")
     assert deadline - int(await redis_backend.client.hget(buffer.keys.clock, "run")) <= 60_000
@@ -192,10 +191,10 @@ async def test_workers_that_have_been_silent_for_an_hour_are_forgotten(redis_bac
     buffer, client = redis_backend.make(), redis_backend.make().connection.client
     await start(buffer)
     await buffer.admit("dead", 0, G)
-    await buffer.heartbeat("dead", [], {"version": 0})
+    await buffer.heartbeat("dead", [], WorkerStatus(version=0))
     beat = await client.zscore(buffer.keys.workers, "dead")
     await client.zadd(buffer.keys.workers, {"dead": beat - 3_601_000})
-    await buffer.heartbeat("alive", [], {"version": 0})
+    await buffer.heartbeat("alive", [], WorkerStatus(version=0))
     assert (await buffer.workers()).keys() == {"alive"}
     assert 3590 < await client.ttl(buffer.keys.worker("dead")) <= 3600
 
@@ -228,17 +227,18 @@ async def test_heat_counts_what_waits_by_depth_and_version(redis_backend):
 async def test_heartbeats_show_who_works_on_what(redis_backend):
     buffer = redis_backend.make()
     await start(buffer)
-    await buffer.heartbeat("w7", [], {"version": 3, "busy_s": 1.5})
+    await buffer.heartbeat("w7", [], WorkerStatus(version=3, busy_s=1.5))
     workers = await buffer.workers()
-    assert workers["w7"]["version"] == "3"
-    assert float(workers["w7"]["heartbeat_age_s"]) < 5
+    assert workers["w7"].version == 3
+    assert workers["w7"].heartbeat_age_s < 5 < ALIVE_S
+    assert workers["w7"].is_alive
 
 
 async def test_a_worker_that_leaves_gives_its_tickets_back_and_is_not_shown(redis_backend):
     buffer = redis_backend.make()
     await start(buffer)
     await buffer.admit("w", 0, G)
-    await buffer.heartbeat("w", [0], {"version": 0})
+    await buffer.heartbeat("w", [0], WorkerStatus(version=0))
     await buffer.leave("w", [0])
     assert await buffer.workers() == {}
     assert await buffer.admit("other", 0, G) == [Place(0, 0), Place(0, 1)]

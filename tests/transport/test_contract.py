@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cusearch_async.errors import BufferLost, ConfigError, Fenced, InvalidTrajectory
-from cusearch_async.transport.contract import ALIVE_S, Buffer, MethodState, Place
+from cusearch_async.transport.contract import ALIVE_S, Buffer, MethodState, Place, WorkerStatus
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 
@@ -295,7 +295,7 @@ async def test_a_heartbeat_keeps_a_lease(backend):
     await start(buffer)
     await buffer.admit("w", 0, G)
     await backend.expire_leases()
-    await buffer.heartbeat("w", [0], {})
+    await buffer.heartbeat("w", [0], WorkerStatus())
     assert Place(0, 0) not in await buffer.admit("other", 0, G)
 
 

@@ -12,7 +12,6 @@ from cusearch_async.errors import BufferLost, ConfigError
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.contract import Place
 from cusearch_async.transport.health import check_server
-from cusearch_async.transport.inspection import audit
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_shape
 from tests.transport.test_contract import G, N, fill, start
@@ -112,7 +111,7 @@ async def test_tickets_that_are_nowhere_are_played_again(redis_backend):
     assert await buffer.admit("v", 0, N * G) == [Place(t, r) for t in (2, 3) for r in range(G)]
     await fill(buffer, [p for p in places if p.ticket >= 2])
     assert len(await buffer.claim(0)) == N * G
-    assert (await audit(buffer)).closes
+    assert (await buffer.audit()).closes
 
 
 @pytest.mark.parametrize("key", ["depth", "heat", "groups", "attempts", "requeue", "ready", "next_ticket", "waiting"])
@@ -122,10 +121,10 @@ async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_lear
     places = await buffer.admit("w", 0, 2 * N * G)
     await buffer.release("w", [7], failed=True)
     await fill(buffer, [p for p in places if p.ticket not in (6, 7)] + [Place(6, 0)])
-    assert (await audit(buffer)).closes
+    assert (await buffer.audit()).closes
     name = buffer.keys.depth(1) if key == "depth" else getattr(buffer.keys, key)
     await redis_backend.client.delete(name)
-    assert (await audit(buffer)).closes == (key in ("attempts", "next_ticket"))
+    assert (await buffer.audit()).closes == (key in ("attempts", "next_ticket"))
     heir = redis_backend.make(max_staleness=1)
     await heir.recover(0)
     await heir.announce(0, "v000000-e2")
@@ -137,7 +136,7 @@ async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_lear
         await redis_backend.expire_leases()
     assert len(pool) == N * G
     if key != "waiting":  # the hashes that it named are kept for nothing, until their tickets are played again
-        assert (await audit(heir)).findings == ()
+        assert (await heir.audit()).findings == ()
 
 
 async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(redis_backend):
@@ -154,7 +153,7 @@ async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(red
     assert (await heir.ledger()).lost == N * G
     await fill(heir, await heir.admit("w", 0, N * G))
     assert [t.id for t in await heir.claim(0)] == [t.id for t in pool]
-    assert (await audit(heir)).findings == ()
+    assert (await heir.audit()).findings == ()
 
 
 @pytest.mark.parametrize(
@@ -180,10 +179,10 @@ async def test_the_audit_counts_keys_and_not_only_counters(redis_backend, change
     await fill(buffer, [p for p in places if p.ticket < N] + [Place(4, 0), Place(4, 1), Place(5, 0)])
     pool = await buffer.claim(0)
     await buffer.commit(pool, pool.trajectories[:3])
-    found = await audit(buffer)
+    found = await buffer.audit()
     assert (found.closes, found.kept) == (True, N * G + 3)
     await change(redis_backend.client, buffer.keys)
-    assert finding in (await audit(buffer)).findings
+    assert finding in (await buffer.audit()).findings
 
 
 async def test_a_second_copy_that_is_not_the_same_is_refused_while_its_payload_is_gone(redis_backend):
@@ -201,5 +200,5 @@ async def test_the_audit_finds_the_keys_of_a_run_whose_name_looks_like_a_pattern
     buffer = RedisBuffer(made.connection, "t[1]", make_shape())
     await start(buffer)
     await redis_backend.client.set(buffer.keys.payload("77:1"), "x")
-    assert (await audit(buffer)).findings == ("kept for nothing: 1 (77:1)",)
+    assert (await buffer.audit()).findings == ("kept for nothing: 1 (77:1)",)
     await buffer.reset()

@@ -19,6 +19,7 @@ from cusearch_async.config import Config, RedisConfig, load_config
 from cusearch_async.errors import BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.contract import WorkerStatus
 from cusearch_async.transport.roles import ROLES, acl_file
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
 from tests.conftest import SLOW, wait_until
@@ -82,7 +83,7 @@ if HAS_ROLES:
             for step in range(3):
                 places = await worker.admit("w", step, 2 * G)
                 assert len(places) == 2 * G
-                await worker.heartbeat("w", [place.ticket for place in places], {"version": step})
+                await worker.heartbeat("w", [place.ticket for place in places], WorkerStatus(version=step))
                 await worker.release("w", [places[0].ticket], failed=True)
                 await worker.release("w", [places[-1].ticket], failed=False)
                 for place in await worker.admit("w", step, 2 * G):

@@ -30,8 +30,7 @@ from hypothesis.stateful import (
 )
 
 from cusearch_async.errors import BufferLost, CusearchError, Fenced
-from cusearch_async.transport.contract import NOTHING, MethodState, Place
-from cusearch_async.transport.inspection import audit
+from cusearch_async.transport.contract import NOTHING, MethodState, Place, WorkerStatus
 from cusearch_async.types import Trajectory
 from tests.strategies import make_trajectory
 from tests.transport.conftest import MemoryBackend, RedisBackend
@@ -202,7 +201,7 @@ class Run(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def beat(self, worker: str) -> None:
-        self.both("heartbeat", worker, sorted({p.ticket for p in self.playing[worker]}), {})
+        self.both("heartbeat", worker, sorted({p.ticket for p in self.playing[worker]}), WorkerStatus())
 
     @rule(worker=st.sampled_from(WORKERS), failed=st.booleans())
     def give_back(self, worker: str, failed: bool) -> None:
@@ -417,7 +416,7 @@ class Run(RuleBasedStateMachine):
     def the_keys_are_counted(self) -> None:
         """What has vanished is not in them, until it is missed."""
         if not any(entry.has_gone for entry in self.backends[0].run.entries.values()):
-            assert self.do(audit(self.buffers[1])).findings == ()
+            assert self.do(self.buffers[1].audit()).findings == ()
 
     def teardown(self) -> None:
         if hasattr(self, "backends"):

@@ -18,7 +18,6 @@ import redis
 
 from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.data.questions import load_questions
-from cusearch_async.transport import inspection
 from cusearch_async.transport.buffer import open_buffer
 from tests.system.chaos import checker
 from tests.system.chaos.faults import KINDS, Kind
@@ -186,7 +185,7 @@ async def audit(scene: Scene) -> dict[str, Any]:
     facts, wrong_keys = checker.judge_keys(redis.Redis(port=scene.redis_port), scene.keys.prefix)
     epochs = {step: commit["epoch"] for step, (_, commit) in checker.lineage(events, steps).items()}
     async with open_buffer(config, 10) as buffer:  # what `cusearch ledger` would say
-        wrong_keys += [f"audit: {finding}" for finding in (await inspection.audit(buffer)).findings]
+        wrong_keys += [f"audit: {finding}" for finding in (await buffer.audit()).findings]
     files, wrong_files = checker.judge_files(scene.run_folder, epochs, scene.spoiled)
     return {
         "steps": steps,

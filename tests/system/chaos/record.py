@@ -74,7 +74,7 @@ def record_learner(record: Record) -> None:
             elif "is quarantined" in told.msg:
                 counted.append(str(told.args[0]))
 
-    logging.getLogger(RedisBuffer.__module__).addHandler(Counted())
+    logging.getLogger("cusearch_async.transport").addHandler(Counted())
 
     @functools.wraps(recover)
     async def recording_recover(self: RedisBuffer, step: int, *rest: Any, **named: Any) -> None:

@@ -1,0 +1,144 @@
+"""The learner's side of the buffer in Redis: pools in, weight versions out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cusearch_async.errors import CorruptPayload, InvalidTrajectory
+from cusearch_async.transport import codec
+from cusearch_async.transport.checks import faults
+from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.contract import ALIVE_S, NOTHING, MethodState, QuestionOf, Shape
+from cusearch_async.transport.health import check_server
+from cusearch_async.transport.origin import Origin
+from cusearch_async.transport.redis_run import RedisRun
+from cusearch_async.types import Pool, Trajectory
+
+log = logging.getLogger(__name__)
+
+_FETCH_AT_ONCE = 64
+
+
+class LearnerSide(RedisRun):
+    """Keeps the contract of `contract.LearnerBuffer`."""
+
+    def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
+        super().__init__(connection, run, shape)
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    async def recover(
+        self,
+        step: int,
+        method: MethodState = NOTHING,
+        least_epoch: int = 0,
+        origin: Origin | None = None,
+    ) -> None:
+        await check_server(self.connection)
+        told, nonce, shape = _told(method), uuid.uuid4().hex, _laid_down(self._shape)
+        whose = (origin.run_id, origin.host, origin.folder) if origin else ()
+        self._epoch = await self.run_script("recover", step, told, nonce, least_epoch, shape, *whose)
+
+    async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
+        answer = await self.run_script("claim", self._epoch, step, "look")
+        if answer is None:
+            return None
+        status, gone, names = answer[0].decode(), _decoded(answer[1]), _decoded(answer[2])
+        if gone:
+            log.warning("%d trajectories have gone from Redis and count as lost: %s", len(gone), ", ".join(gone))
+        if status == "waits":
+            log.warning("step %d waits for tickets that are played again: %s", step, ", ".join(names))
+            return None
+        found, bad = await self._read_all(names)
+        if status == "found":
+            bad |= faults(found, step, self._shape, question_of)
+        if bad:
+            for name, reason in bad.items():
+                log.warning("trajectory %s is quarantined: %s", name, reason)
+            await self.run_script("quarantine", self._epoch, *itertools.chain.from_iterable(bad.items()))
+        if status == "found":
+            taken = None if bad else await self.run_script("claim", self._epoch, step, "take", *names)
+            if taken is None or taken[0] != b"kept":
+                return None
+        pool = Pool(step, tuple(t for t in found if t.id not in bad))
+        if not pool.trajectories:
+            log.warning("the pool of step %d is empty: no episode of it succeeded", step)
+        return pool
+
+    async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
+        await self.run_script("commit", self._epoch, pool.step, _told(method), *(t.id for t in selected))
+
+    async def announce(self, version: int, directory: str) -> None:
+        await self.run_script("announce", self._epoch, version, directory)
+
+    async def checkpoint(self, step: int) -> None:
+        await self.run_script("checkpoint", self._epoch, step)
+
+    def follow_epoch(self, epoch: int) -> None:
+        """Speak for the learner that has taken the run over as `epoch` on another connection."""
+        self._epoch = epoch
+
+    async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
+        told = itertools.chain.from_iterable(facts.items())
+        await self.run_script("learner", self._epoch, int(ALIVE_S * 1000), *told)
+
+    async def learner_leaves(self) -> None:
+        await self.run_script("learner", self._epoch, 0)
+
+    async def _payloads(self, ids: Sequence[str]) -> list[tuple[str, bytes]]:
+        found: list[tuple[str, bytes]] = []
+        for start in range(0, len(ids), _FETCH_AT_ONCE):
+            some = ids[start : start + _FETCH_AT_ONCE]
+
+            async def fetch(client: Any, some: Sequence[str] = some) -> Any:
+                async with client.pipeline(transaction=False) as pipe:
+                    for name in some:
+                        pipe.get(self.keys.payload(name))
+                    return await pipe.execute()
+
+            found += zip(some, await self.ask(fetch), strict=True)
+        return found
+
+    async def _read_all(self, names: Sequence[str]) -> tuple[list[Trajectory], dict[str, str]]:
+        """The trajectories, and why some of them cannot be had."""
+        found, bad = [], {}
+        for name, payload in await self._payloads(names):
+            try:
+                found.append(self._read(name, payload))
+            except (CorruptPayload, InvalidTrajectory) as error:
+                bad[name] = str(error)
+        return found, bad
+
+    def _read(self, name: str, payload: bytes | None) -> Trajectory:
+        """Raises: CorruptPayload or InvalidTrajectory, for what must not be trained on."""
+        trajectory = codec.decode(payload or b"", self._shape.max_tokens)
+        if trajectory.id != name:
+            raise CorruptPayload(f"the payload is of trajectory {trajectory.id}")
+        self._shape.check(trajectory)
+        return trajectory
+
+
+def _decoded(texts: Iterable[bytes]) -> list[str]:
+    return [text.decode() for text in texts]
+
+
+def _laid_down(shape: Shape) -> str:
+    """What the scripts must know of the run, as `recover` writes it into its state."""
+    names = ("questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit", "limit_bytes")
+    told = {name: str(getattr(shape, name)) for name in names}
+    return json.dumps(told | {"lease_ms": str(int(shape.lease_s * 1000))})
+
+
+def _told(method: MethodState) -> bytes:
+    """As the scripts take it: JSON."""
+    return msgspec.json.encode(method)

@@ -1,0 +1,132 @@
+"""The operator's side of the buffer in Redis: to look into it, to pause it, to take things out. What looks reads in
+pieces, and never a whole bucket at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+from cusearch_async.transport import codec
+from cusearch_async.transport.contract import Audit, Filter, Row
+from cusearch_async.transport.redis_run import RedisRun
+from cusearch_async.types import Trajectory
+
+_PIECE = 500
+SHOWN = ("depth", "version", "reward", "em", "question", "prediction", "turns", "tokens", "worker", "bytes")
+
+
+class OperatorSide(RedisRun):
+    """Keeps the contract of `contract.OperatorBuffer`."""
+
+    async def pause(self, paused: bool) -> None:
+        await self.ask(lambda client: client.hset(self.keys.state, "paused", int(paused)))
+
+    async def quarantine(self, trajectory_id: str, reason: str) -> bool:
+        return bool(await self.run_script("quarantine", "", trajectory_id, reason))
+
+    async def reopen(self, ticket: int) -> bool:
+        return bool(await self.run_script("reopen", ticket))
+
+    async def capacities(self) -> list[int]:
+        async def count(client: Any) -> Any:
+            async with client.pipeline(transaction=False) as pipe:
+                for depth in range(self._shape.s_max + 1):
+                    pipe.zcard(self.keys.depth(depth))
+                return await pipe.execute()
+
+        return [int(n) for n in await self.ask(count)]
+
+    async def audit(self) -> Audit:
+        """Buckets, hashes, payloads and pools against the ledger; every ticket in exactly one place. Redis does nothing
+        else meanwhile, about 3 microseconds for each trajectory."""
+        kinds = (self.keys.trajectory(""), self.keys.payload(""))
+        names = [name.decode() for name in await self.key_names()]
+        seen = {":".join(name.split(":")[-2:]) for name in names if name.startswith(kinds)}
+        kept, findings = await self.run_script("audit", *seen)
+        return Audit(kept, tuple(finding.decode() for finding in findings))
+
+    async def heat(self) -> dict[tuple[int, int], int]:
+        """(depth, oldest version) -> buffered trajectories."""
+        raw = await self.ask(lambda client: client.hgetall(self.keys.heat))
+        cells = {tuple(map(int, cell.decode().split(":"))): int(count) for cell, count in raw.items()}
+        return {(depth, version): count for (depth, version), count in cells.items()}
+
+    async def rows(self, wanted: Filter) -> AsyncIterator[Row]:
+        """Buffered trajectories that pass the filter, by depth, then by ticket."""
+        step = (await self.state()).step
+        depths = range(self._shape.s_max + 1) if wanted.depth is None else [wanted.depth]
+        for depth in depths:
+            async for id_, fields in self._bucket(depth):
+                row = Row(id_, fields, max(0, step - int(fields["version"])))
+                if wanted.passes(row):
+                    yield row
+
+    async def quarantined(self) -> dict[str, str]:
+        """Trajectory id -> why it was taken out."""
+        raw = await self.ask(lambda client: client.hgetall(self.keys.quarantine))
+        return {id_.decode(): reason.decode() for id_, reason in raw.items()}
+
+    async def fetch(self, trajectory_id: str) -> tuple[Trajectory, dict[str, str]] | None:
+        """A trajectory wherever it is, quarantine included, with its fields; None when there is none.
+
+        Raises: CorruptPayload."""
+        keys = self.keys
+        places = (
+            (keys.trajectory(trajectory_id), keys.payload(trajectory_id)),
+            (keys.quarantined(trajectory_id), keys.quarantined_payload(trajectory_id)),
+        )
+
+        async def read(client: Any) -> Any:
+            async with client.pipeline() as pipe:
+                for fields, payload in places:
+                    pipe.hgetall(fields).get(payload)
+                return await pipe.execute()
+
+        *kept, fields, payload = await self.ask(read)
+        if kept[0]:
+            fields, payload = kept
+        if not fields:
+            return None
+        shown = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+        return codec.decode(payload or b"", self._shape.max_tokens), shown
+
+    async def _bucket(self, depth: int) -> AsyncIterator[tuple[str, dict[str, str]]]:
+        for first in itertools.count(0, _PIECE):
+
+            async def piece(client: Any, first: int = first) -> Any:
+                ids = await client.zrange(self.keys.depth(depth), first, first + _PIECE - 1)
+                async with client.pipeline(transaction=False) as pipe:
+                    for id_ in ids:
+                        pipe.hmget(self.keys.trajectory(id_.decode()), *SHOWN)
+                    return ids, await pipe.execute()
+
+            ids, found = await self.ask(piece)
+            for id_, values in zip(ids, found, strict=True):
+                if all(value is not None for value in values):  # else it was claimed and forgotten meanwhile
+                    yield id_.decode(), {n: v.decode(errors="replace") for n, v in zip(SHOWN, values, strict=True)}
+            if len(ids) < _PIECE:
+                return
+
+    async def reset(self) -> int:
+        """Delete every key of the run; returns how many there were."""
+
+        names = await self.key_names()
+
+        async def delete(client: Any) -> int:
+            return sum([int(await client.unlink(name)) for name in names])
+
+        return int(await self.ask(delete))
+
+    async def key_names(self) -> list[bytes]:
+        """Every key of the run."""
+
+        async def scan(client: Any) -> list[bytes]:
+            return [key async for key in client.scan_iter(match=_literal(self.keys.prefix) + "*", count=1000)]
+
+        return await self.ask(scan)  # type: ignore[no-any-return]
+
+
+def _literal(text: str) -> str:
+    """`text` for a MATCH pattern, its special characters escaped."""
+    return "".join("\\" + c if c in "*?[]\\" else c for c in text)

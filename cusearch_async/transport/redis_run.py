@@ -1,0 +1,163 @@
+"""A run's keys in Redis: asking, reading where the run stands, and what an answer means that is an error."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from redis import exceptions
+
+from cusearch_async.errors import BufferLost, ConfigError, CusearchError, Fenced
+from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.contract import ALIVE_S, Ledger, Queues, RunState, Shape, WorkerStatus
+from cusearch_async.transport.keys import Keys
+from cusearch_async.transport.origin import Origin, another_run
+from cusearch_async.transport.scripts import SCRIPTS, script
+
+N = TypeVar("N", int, float)
+
+_DAMAGE_WORDS = ("WRONGTYPE", "user_script", "not an integer", "not a valid float")
+"""In the answers of a server that holds what no script of ours has written."""
+_DAMAGED = "Redis holds what this project has not written for run {!r}; restore its data, or `cusearch reset` the run"
+_SHAPE_KEYS = {
+    "questions": "groups per step (pool.questions, or K / G for grpo_half)",
+    "rollouts": "pool.rollouts",
+    "order": "pool.order",
+}
+
+
+class RedisRun:
+    """What every process of a run does with its keys."""
+
+    def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
+        self.keys = Keys(run)
+        self.connection = connection
+        self._shape = shape
+        self._life = uuid.uuid4().hex[:12]
+        self._numbers = itertools.count()
+        self._scripts = {name: connection.client.register_script(script(name)) for name in SCRIPTS}
+
+    def next_name(self) -> str:
+        """One that no other process has, and none of this one twice; later ones have higher numbers."""
+        return f"{self._life}/{next(self._numbers)}"
+
+    async def state(self) -> RunState:
+        async def read(client: Any) -> Any:
+            async with client.pipeline(transaction=False) as pipe:
+                return await pipe.hgetall(self.keys.state).get(self.keys.next_ticket).execute()
+
+        raw, next_ticket = await self.ask(read)
+        known = {name.decode(): value for name, value in raw.items()} | {"next_ticket": next_ticket or b"0"}
+        weights = known.pop("weights", b"").decode()
+        whose = [known.get(name, b"").decode() for name in ("run_id", "host", "folder")]
+        numbers = {
+            name: self._number(name, known[name]) for name in known.keys() & RunState.__dataclass_fields__.keys()
+        }
+        names = known.get("method_fields", b"").decode().split()
+        fields = {name: self._number(name, known.get(name, b""), float) for name in names}
+        told = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
+        return RunState(**(numbers | told | {"origin": Origin(*whose) if whose[0] else None}))
+
+    async def ledger(self) -> Ledger:
+        raw = await self.ask(lambda client: client.hgetall(self.keys.ledger))
+        counts = {name.decode(): self._number(name.decode(), value) for name, value in raw.items()}
+        return Ledger(**{name: counts.get(name, 0) for name in Ledger.__dataclass_fields__})
+
+    async def queues(self, step: int) -> Queues:
+        """Where the open tickets are, and how far the pool of `step` has come."""
+        keys, questions = self.keys, self._shape.questions
+
+        async def count(client: Any) -> Any:
+            async with client.pipeline(transaction=False) as pipe:
+                if self._shape.order == "ticket":
+                    pipe.zcount(keys.ready, step * questions, (step + 1) * questions - 1)
+                else:
+                    pipe.zcard(keys.ready)
+                pipe.zcard(keys.ready).zcard(keys.lease).zcard(keys.requeue).hlen(keys.incomplete)
+                return await pipe.execute()
+
+        names = ("ready_of_pool", "ready", "leased", "requeued", "incomplete")
+        return Queues(**dict(zip(names, await self.ask(count), strict=True)))
+
+    async def learner(self) -> dict[str, str]:
+        async def read(client: Any) -> Any:
+            async with client.pipeline(transaction=True) as pipe:
+                return await pipe.hgetall(self.keys.learner).pttl(self.keys.learner).execute()
+
+        raw, left_ms = await self.ask(read)
+        told = {key.decode(): value.decode() for key, value in raw.items()}
+        return told | {"heartbeat_age_s": f"{ALIVE_S - left_ms / 1000:.1f}"} if told else {}
+
+    async def workers(self) -> dict[str, WorkerStatus]:
+        async def read(client: Any) -> Any:
+            async with client.pipeline(transaction=False) as pipe:
+                beats = await client.zrange(self.keys.workers, 0, -1, withscores=True)
+                for name, _ in beats:
+                    pipe.hgetall(self.keys.worker(name.decode()))
+                return await client.time(), beats, await pipe.execute()
+
+        (seconds, micros), beats, fields = await self.ask(read)
+        now = seconds + micros / 1e6
+        return {
+            name.decode(): self._status(raw, now - beat / 1000) for (name, beat), raw in zip(beats, fields, strict=True)
+        }
+
+    def _status(self, raw: dict[bytes, bytes], age_s: float) -> WorkerStatus:
+        told = {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
+        try:
+            return msgspec.convert(told | {"heartbeat_age_s": age_s}, WorkerStatus, strict=False)
+        except msgspec.ValidationError as error:
+            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} (of a worker: {error})") from error
+
+    async def run_script(self, script: str, *args: Any) -> Any:
+        """The answer of one of the scripts in lua/."""
+        return await self.ask(lambda _: self._scripts[script](keys=[self.keys.state], args=args))
+
+    async def ask(self, command: Callable[[Any], Awaitable[Any]]) -> Any:
+        """The answer to a command on the client, riding out outages. Raises: the CusearchError that Redis' answer
+        means."""
+        try:
+            return await self.connection.run(lambda: command(self.connection.client))
+        except exceptions.ResponseError as error:
+            named = self._named(str(error))
+            if named is None:
+                raise
+            raise named from error
+
+    def _named(self, answer: str) -> CusearchError | None:
+        """What an error that Redis answers with means, if it is not a mistake of ours."""
+        run = self.keys.run
+        kind, _, what = answer.partition(" ")
+        if kind == "FENCED":
+            return Fenced(f"another learner has taken over run {run!r}; this one stops")
+        if kind == "LOST":
+            return BufferLost(
+                f"Redis has lost run {run!r}: {what}; start the learner again, it goes on from its newest checkpoint"
+            )
+        if kind == "ANOTHER":
+            return another_run(run, Origin(*what.split(" ", 2)))
+        if kind == "GONE":
+            forgotten, _, step = what.partition(" ")
+            return ConfigError(
+                f"Redis holds run {run!r} with the pools before step {forgotten} forgotten, but the newest checkpoint "
+                f"is of step {step}; if another run has this name, choose another run.name; else restore the "
+                "checkpoint, or `cusearch reset` the run"
+            )
+        if kind == "SHAPE":
+            name, _, value = what.partition(" ")
+            return ConfigError(
+                f"Redis holds tickets of run {run!r} that were granted with {_SHAPE_KEYS[name]} = {value}; set it "
+                "back, or `cusearch reset` the run"
+            )
+        is_damaged = any(word in answer for word in _DAMAGE_WORDS)
+        return BufferLost(f"{_DAMAGED.format(run)} ({' '.join(answer.split())})") if is_damaged else None
+
+    def _number(self, name: str, value: bytes, kind: type[N] = int) -> N:
+        try:
+            return kind(value)
+        except ValueError as error:
+            told = f"{name} = {value.decode(errors='replace')!r}"
+            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({told})") from error

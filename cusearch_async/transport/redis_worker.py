@@ -1,0 +1,91 @@
+"""The worker's side of the buffer in Redis: tickets in, trajectories out."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from redis import exceptions
+
+from cusearch_async.batcher import Batcher
+from cusearch_async.errors import BufferLost
+from cusearch_async.transport import codec
+from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.contract import Outcome, Place, Shape, WorkerStatus
+from cusearch_async.transport.redis_run import RedisRun
+from cusearch_async.types import Trajectory
+
+_PUT_AT_ONCE = 64
+_STAGED_S = 600
+"""A staged payload that no put took up is gone after this."""
+_STAGINGS = 3
+"""Times that a payload is sent before a server that drops it is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """One that waits to be sent."""
+
+    staged: str
+    payload: bytes
+    request: bytes
+
+
+class WorkerSide(RedisRun):
+    """Keeps the contract of `contract.WorkerBuffer`."""
+
+    def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
+        super().__init__(connection, run, shape)
+        self._puts: Batcher[_Put, Outcome | Literal["unstaged"]] = Batcher(self._send_puts, _PUT_AT_ONCE)
+
+    async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
+        token = self.next_name()
+        granted = await self.run_script("admit", worker, token, room, loaded_version)
+        return [Place(*map(int, place.split(b":"))) for place in granted]
+
+    async def put(self, trajectory: Trajectory) -> Outcome:
+        self._shape.check(trajectory)
+        payload = codec.encode(trajectory)
+        name = self.next_name()
+        fields = codec.readable_fields(trajectory) | {"bytes": len(payload)}
+        listed = list(itertools.chain.from_iterable(fields.items()))
+        request = (trajectory.id, name, trajectory.depth, fields["version"], len(payload), listed)
+        put = _Put(self.keys.staged(name), payload, msgspec.msgpack.encode(request))
+        for _ in range(_STAGINGS):
+            outcome = await self._puts(put)
+            if outcome != "unstaged":
+                return outcome
+        raise BufferLost(
+            f"Redis has dropped the payload of trajectory {trajectory.id} between two commands, {_STAGINGS} times; is "
+            "its maxmemory-policy noeviction?"
+        )
+
+    async def _send_puts(self, batch: Sequence[_Put]) -> list[Outcome | Literal["unstaged"]]:
+        outcomes = await self.ask(functools.partial(self._send, batch))
+        return [outcome.decode() for outcome in outcomes]
+
+    async def _send(self, batch: Sequence[_Put], client: Any) -> Any:
+        script = self._scripts["put"]
+        try:
+            async with client.pipeline(transaction=False) as pipe:
+                for put in batch:
+                    pipe.execute_command("SET", put.staged, put.payload, "EX", _STAGED_S)
+                pipe.evalsha(script.sha, 1, self.keys.state, *(put.request for put in batch))
+                return (await pipe.execute())[-1]
+        except exceptions.NoScriptError:
+            await client.script_load(script.script)
+            return await self._send(batch, client)
+
+    async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
+        told = itertools.chain.from_iterable(msgspec.structs.asdict(status).items())
+        await self.run_script("heartbeat", worker, len(tickets), *tickets, *told)
+
+    async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
+        await self.run_script("release", worker, int(failed), 0, *tickets)
+
+    async def leave(self, worker: str, tickets: Sequence[int]) -> None:
+        await self.run_script("release", worker, 0, 1, *tickets)
