@@ -17,7 +17,9 @@ from cusearch_async.models import check_model
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.learner import Learner
-from cusearch_async.training.loop import at_start, train
+from cusearch_async.training.loop import train
+from cusearch_async.training.publishing import state_at
+from cusearch_async.training.selecting import before_step_0
 from cusearch_async.training.starts import check_same_run, contents_of, epochs_and_steps, record_start, refuse_changes
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import open_buffer
@@ -61,7 +63,7 @@ def lead(
     if newest is not None:
         with host.saying(log, f"waiting for {newest.path} to be loaded"):
             learner.load(newest.path)
-    start = newest.state if newest else at_start(config)
+    start = newest.state if newest else state_at(0, before_step_0(config), config)
     try:
         asyncio.run(_lead(learner, team, checkpoints, start, questions, contents, config))
     finally:

@@ -18,7 +18,7 @@ from cusearch_async.cli.fleet import Child
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied
 from cusearch_async.training.checkpoint import Checkpoints
-from cusearch_async.training.loop import state_at
+from cusearch_async.training.publishing import state_at
 from cusearch_async.training.starts import record_start
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import Audit, Ledger, MethodState, WorkerStatus

@@ -40,7 +40,7 @@ async def feed(config: Config, steps: int) -> None:
     import numpy as np
 
     from cusearch_async.data.questions import load_questions
-    from cusearch_async.training.loop import question_names
+    from cusearch_async.training.selecting import question_names
     from cusearch_async.transport.buffer import open_buffer
     from tests.strategies import make_trajectory
 

@@ -15,7 +15,8 @@ from cusearch_async.algorithm.staleness import question_index
 from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.metrics.step import describe_step
-from cusearch_async.training.loop import advantages_of, plan_groups, publish, question_names, republish, select
+from cusearch_async.training.publishing import Publisher
+from cusearch_async.training.selecting import advantages_of, plan_groups, question_names, select
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.weights import Canary, WeightStore
 from cusearch_async.types import Pool, Question
@@ -41,7 +42,7 @@ def selected(pool, config, memory=None):
 
 def planned(step, config, memory=None):
     method = config.method.make()
-    return plan_groups(step, method, memory or method.decode(""), QUESTIONS, config)
+    return plan_groups(step, method, memory or method.decode(""), question_names(QUESTIONS, config), config)
 
 
 def test_a_selection_is_seeded_by_run_and_step_and_by_nothing_else(config_of):
@@ -169,10 +170,11 @@ class Published:
         return Canary([1], [], 0.1)
 
 
-async def test_announced_weights_that_are_torn_are_published_again_under_a_new_name(tmp_path):
+async def test_announced_weights_that_are_torn_are_published_again_under_a_new_name(config_of, tmp_path):
     buffer, store, learner = MemoryBuffer(MemoryRun(), make_shape()), WeightStore(tmp_path), Published()
     await buffer.recover(0)
-    await publish(learner, buffer, store, 0)
+    publisher = Publisher(learner, buffer, store, config_of())
+    await publisher.publish(0)
     verify, verified_in = store.verify, []
 
     def verify_somewhere(name):
@@ -180,10 +182,10 @@ async def test_announced_weights_that_are_torn_are_published_again_under_a_new_n
         return verify(name)
 
     store.verify = verify_somewhere
-    await republish(learner, buffer, store, 0)
+    await publisher.republish(0)
     assert (await buffer.state()).weights == "v000000-e1", "whole weights are left alone"
     assert verified_in[0] is not threading.main_thread(), "the loop goes on meanwhile"
     (tmp_path / "v000000-e1" / "model.safetensors").write_bytes(b"torn")
-    await republish(learner, buffer, store, 0)
+    await publisher.republish(0)
     assert (await buffer.state()).weights == "v000000-e1-2"
     assert store.verify("v000000-e1-2").version == 0

@@ -1,0 +1,55 @@
+"""What a step says of itself: its clock, and its row in the metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+from cusearch_async.config import Config
+from cusearch_async.metrics.log import MetricsLog
+from cusearch_async.metrics.step import describe_ledger, describe_step, describe_times
+from cusearch_async.metrics.table import Metrics
+from cusearch_async.metrics.workers import WorkerRates
+from cusearch_async.training.selecting import Chosen
+from cusearch_async.transport.contract import LearnerBuffer
+
+
+class StepReport:
+    """Measures the parts of a step one after the other, and writes a row when it is done."""
+
+    def __init__(self, buffer: LearnerBuffer, config: Config, from_step: int) -> None:
+        self._buffer = buffer
+        self._config = config
+        self._log = MetricsLog(config.folder, buffer.epoch, from_step)
+        self._rates = WorkerRates()
+        self._seconds: dict[str, float] = defaultdict(float)
+        self.restart()
+
+    def restart(self) -> None:
+        """What has passed since the last part was done belongs to none."""
+        self._since = time.monotonic()
+
+    def done(self, part: str) -> None:
+        """`part` (wait, update, publish or checkpoint) took the time since the last one was done. What comes after
+        `write` is of the next row."""
+        now = time.monotonic()
+        self._seconds[part] += now - self._since
+        self._since = now
+
+    async def write(self, chosen: Chosen, update: Metrics) -> None:
+        """Raises: WriteFailed."""
+        config, seconds = self._config, self._seconds
+        tokens = sum(len(t.token_ids) for t in chosen.trajectories)
+        row = update | describe_step(
+            chosen.pool, chosen.trajectories, chosen.advantages, config.method.budget, config.episode.s_max
+        )
+        row |= {f"selection/{name}": value for name, value in chosen.metrics.items()}
+        row |= self._rates.since_last(await self._buffer.workers())
+        row |= describe_ledger(await self._buffer.ledger())
+        row |= describe_times(seconds["wait"], seconds["update"], seconds["publish"], seconds["checkpoint"], tokens)
+        self._log.write(chosen.pool.step, row)
+        seconds.clear()
+        self.restart()
+
+    def close(self) -> None:
+        self._log.close()

@@ -1,0 +1,117 @@
+"""From a pool to what is trained on: selection, advantages, and what the method leaves to coming steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cusearch_async.algorithm.advantages import Advantages, group_advantages
+from cusearch_async.algorithm.methods import Candidates, Method, Selection
+from cusearch_async.algorithm.staleness import question_index
+from cusearch_async.config import Config
+from cusearch_async.streams import Stream, stream
+from cusearch_async.transport.contract import MethodState
+from cusearch_async.types import Pool, Question, Trajectory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a step trains on."""
+
+    pool: Pool
+    trajectories: list[Trajectory]
+    """[K_eff]"""
+    advantages: Advantages
+    remembered: MethodState
+    """What the method remembers when the step is done."""
+    metrics: Mapping[str, float]
+    """What the method says of the selection."""
+
+
+class Selector:
+    """The configured method, with its memory, over the steps of a run."""
+
+    def __init__(self, config: Config, questions: Sequence[Question], start: MethodState) -> None:
+        self._config = config
+        self._method = config.method.make()
+        self._memory = self._method.decode(start.memory)
+        self._sizes = start.sizes
+        self.question_of = question_names(questions, config)
+
+    def choose(self, pool: Pool) -> Chosen:
+        """Select from a pool, and remember it. Called once a step."""
+        selection = select(pool, self._method, self._memory, self._config)
+        selected = [pool.trajectories[i] for i in selection.indices]
+        self._memory = selection.memory
+        first = (pool.step + 1) * self._config.questions_per_step
+        self._sizes = {ticket: size for ticket, size in self._sizes.items() if ticket >= first}
+        self._sizes |= plan_groups(pool.step, self._method, self._memory, self.question_of, self._config)
+        remembered = remember(self._method, self._memory, self._sizes)
+        return Chosen(pool, selected, advantages_of(selected, pool, self._config), remembered, selection.metrics)
+
+
+def select(pool: Pool, method: Method[Any], memory: Any, config: Config) -> Selection[Any]:
+    """The method's selection from a pool, seeded by (run seed, step); none from an empty one."""
+    if not pool.trajectories:
+        log.warning("step %d trains on nothing: every trajectory of its pool failed or was taken out", pool.step)
+        return Selection(indices=np.zeros(0, dtype=np.int64), memory=memory)
+    candidates = Candidates(
+        depths=np.array([t.depth for t in pool], dtype=np.int64),
+        rewards=np.array([t.reward for t in pool]),
+        passed=np.array([t.f1 > 0 for t in pool]),
+        tickets=np.array([t.ticket for t in pool], dtype=np.int64),
+        rollouts=np.array([t.rollout for t in pool], dtype=np.int64),
+        questions=[t.question_id for t in pool],
+        s_max=config.episode.s_max,
+    )
+    selection = method.select(candidates, memory, stream(Stream.SELECTION, config.run.seed, pool.step))
+    for warning in selection.warnings:
+        log.warning("step %d: %s", pool.step, warning)
+    if len(selection.indices) == 0:
+        log.warning("step %d trains on nothing: method %s selected none", pool.step, config.method.name)
+    return selection
+
+
+def advantages_of(selected: list[Trajectory], pool: Pool, config: Config) -> Advantages:
+    return group_advantages(
+        np.array([t.reward for t in selected]),
+        np.array([t.ticket for t in selected], dtype=np.int64),
+        np.array([t.reward for t in pool]),
+        np.array([t.ticket for t in pool], dtype=np.int64),
+        config.method.singleton,
+        config.method.advantage_std,
+    )
+
+
+def plan_groups(
+    step: int, method: Method[Any], memory: Any, question_of: Callable[[int], str], config: Config
+) -> dict[int, int]:
+    """Rollouts of the tickets that the version after `step` opens, step + 1 + max_staleness pools from the start;
+    none where the method leaves them at G."""
+    count = config.questions_per_step
+    block = step + 1 + config.pool.max_staleness
+    opened = range(block * count, (block + 1) * count)
+    sizes = method.group_sizes(memory, [question_of(ticket) for ticket in opened], config.pool.rollouts)
+    return {} if sizes is None else dict(zip(opened, sizes, strict=True))
+
+
+def remember(method: Method[Any], memory: Any, sizes: dict[int, int]) -> MethodState:
+    """What the buffer and the checkpoint keep of a method."""
+    return MethodState(memory=method.encode(memory), fields=method.fields(memory), sizes=sizes)
+
+
+def before_step_0(config: Config) -> MethodState:
+    """What the method remembers when a run begins."""
+    method = config.method.make()
+    return remember(method, method.decode(""), {})
+
+
+def question_names(questions: Sequence[Question], config: Config) -> Callable[[int], str]:
+    """The id of the question that a ticket stands for."""
+    return lambda ticket: questions[question_index(ticket, len(questions), config.run.seed)].id

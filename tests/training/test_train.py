@@ -1,0 +1,239 @@
+"""The whole training loop, on the buffer in memory, with a learner that writes down what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from cusearch_async.algorithm.methods.sdga import SdgaMemory
+from cusearch_async.config import load_config
+from cusearch_async.errors import Fenced, NonFiniteUpdate
+from cusearch_async.metrics.files import read_metrics
+from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.training.loop import train
+from cusearch_async.training.publishing import state_at
+from cusearch_async.training.selecting import before_step_0, question_names, remember, select
+from cusearch_async.transport.contract import shape_of
+from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from cusearch_async.transport.weights import Canary, WeightStore
+from cusearch_async.types import Pool, Question
+from tests.strategies import make_trajectory
+
+QUESTIONS = [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i in range(5)]
+
+
+class Learner:
+    """Its weights are the number of its updates."""
+
+    def __init__(self, events):
+        self.events = events
+        self.updates = 0
+        self.at_update = lambda step: None
+
+    def update(self, selected, advantages, step):
+        self.events.append(f"update {step}")
+        self.updates += 1
+        self.selected = list(selected)
+        self.advantages = advantages
+        self.at_update(step)
+        return {"train/loss": 0.5}
+
+    def tensors(self):
+        return {"w": torch.full((2,), float(self.updates))}
+
+    def canary(self):
+        return Canary([1], [], 0.1)
+
+    def save(self, folder):
+        self.events.append(f"save {folder.name}")
+        (folder / "model").mkdir(parents=True)
+        (folder / "model" / "weights").write_text(str(self.updates))
+
+
+class Recorded(MemoryBuffer):
+    """Writes down what the learner asks of it, and plays what it waits for."""
+
+    def __init__(self, run, config, events, depth_of):
+        super().__init__(run, shape_of(config))
+        self.events, self.depth_of = events, depth_of
+        self.question_of = question_names(QUESTIONS, config)
+
+    async def claim(self, step, question_of=None):
+        pool = await super().claim(step, question_of)
+        if pool is None:
+            await self.play()
+        else:
+            self.events.append(f"claim {step}")
+        return pool
+
+    async def play(self):
+        version = (await self.state()).published
+        for place in await self.admit("w", version, 4):
+            versions = np.full(4, version, np.int32)
+            what = {"question_id": self.question_of(place.ticket), "reward": place.rollout / 2, "versions": versions}
+            depth = self.depth_of(place.ticket, place.rollout)
+            assert await self.put(make_trajectory(place.ticket, place.rollout, depth=depth, **what)) == "stored"
+
+    async def commit(self, pool, selected, method=None):
+        await super().commit(pool, selected, method)
+        self.events.append(f"commit {pool.step}")
+
+    async def announce(self, version, directory):
+        await super().announce(version, directory)
+        self.events.append(f"announce {directory}")
+
+    async def checkpoint(self, step):
+        await super().checkpoint(step)
+        self.events.append(f"forget {step}")
+
+
+@pytest.fixture
+def setting(atlas_config, tmp_path):
+    """A run of three steps of N = 2, G = 2, K = 2, with a checkpoint every second."""
+
+    def make(*overrides):
+        small = ["--pool.questions", "2", "--pool.rollouts", "2", "--method.budget", "2", "--loss.minibatch", "2"]
+        small += ["--run.steps", "3", "--learner.checkpoint_every", "2", "--run.folder", str(tmp_path)]
+        config = load_config(atlas_config, [*small, *overrides])
+        events: list[str] = []
+        return SimpleNamespace(
+            config=config,
+            events=events,
+            learner=Learner(events),
+            run=MemoryRun(),
+            checkpoints=Checkpoints(config.folder, config.learner.keep_checkpoints),
+            stop=asyncio.Event(),
+            heartbeat=SimpleNamespace(step=-1),
+            depth_of=lambda ticket, rollout: 1 + (ticket + rollout) % 3,
+        )
+
+    return make
+
+
+async def start(s, step=0, method=None):
+    """The learner takes the run over at `step`, as `processes.learner` does, and trains."""
+    method = method or before_step_0(s.config)
+    s.buffer = Recorded(s.run, s.config, s.events, s.depth_of)
+    await s.buffer.recover(step, method)
+    s.checkpoints.begin(s.buffer.epoch, step)
+    store = WeightStore(s.config.folder / "weights")
+    began = state_at(step, method, s.config)
+    await train(s.learner, s.buffer, store, s.checkpoints, began, QUESTIONS, s.config, s.heartbeat, s.stop)
+
+
+def rows(s):
+    return [row["step"] for row in read_metrics(s.config.folder / "metrics.jsonl")]
+
+
+async def test_a_step_is_claimed_trained_on_committed_published_and_only_then_saved(setting, caplog):
+    s = setting()
+    with caplog.at_level(logging.INFO):
+        await start(s)
+    assert s.events == [
+        "announce v000000-e1",
+        *("claim 0", "update 0", "commit 0", "announce v000001-e1"),
+        *("claim 1", "update 1", "commit 1", "announce v000002-e1"),
+        *("save .unfinished-step000002-e1", "forget 0", "forget 0"),
+        *("claim 2", "update 2", "commit 2", "announce v000003-e1"),
+        *("save .unfinished-step000003-e1", "forget 0", "forget 2"),
+    ]
+    assert rows(s) == [0, 1, 2]
+    assert s.heartbeat.step == 2
+    assert "finished at step 3; checkpoint saved" in caplog.text
+    ledger = await s.buffer.ledger()
+    assert (ledger.trained, ledger.unselected, ledger.closes) == (6, 6, True)
+    assert s.checkpoints.latest().state.step == 3
+
+
+async def test_what_is_trained_on_is_the_methods_selection_with_its_advantages(setting):
+    s = setting("--run.steps", "1")
+    await start(s)
+    pool = s.run.pools.get(0)
+    trained = {id_ for id_ in pool.ids if s.run.entries[id_].state == "trained"}
+    assert trained == {t.id for t in s.learner.selected}
+    assert len(s.learner.advantages) == 2
+    method, everyone = s.config.method.make(), [s.run.entries[id_].trajectory for id_ in pool.ids]
+    again = select(Pool(0, tuple(everyone)), method, method.decode(""), s.config)
+    assert [everyone[i].id for i in again.indices] == [t.id for t in s.learner.selected]
+
+
+async def test_weights_are_published_as_often_as_asked_and_after_the_last_step(setting):
+    s = setting("--learner.publish_every", "2", "--pool.max_staleness", "2")
+    await start(s)
+    assert [event for event in s.events if "announce" in event] == [
+        *("announce v000000-e1", "announce v000002-e1", "announce v000003-e1")
+    ]
+
+
+async def test_a_stop_ends_the_run_behind_its_step_with_a_checkpoint(setting, caplog):
+    s = setting()
+    s.learner.at_update = lambda step: s.stop.set()
+    with caplog.at_level(logging.INFO):
+        await start(s)
+    assert s.events[-6:] == [
+        *("update 0", "commit 0", "announce v000001-e1", "save .unfinished-step000001-e1", "forget 0", "forget 0")
+    ]
+    assert rows(s) == [0]
+    assert "stopped at step 1; checkpoint saved" in caplog.text
+
+
+async def test_a_stop_before_anything_was_done_saves_nothing(setting):
+    s = setting()
+    s.stop.set()
+    await start(s)
+    assert s.events == ["announce v000000-e1"]
+    assert s.checkpoints.latest() is None
+
+
+async def test_an_update_that_is_refused_commits_nothing_and_its_pool_stays_claimed(setting):
+    s = setting()
+
+    def refuse(step):
+        if step == 1:
+            raise NonFiniteUpdate("step 1 is refused")
+
+    s.learner.at_update = refuse
+    with pytest.raises(NonFiniteUpdate):
+        await start(s)
+    assert s.events[-2:] == ["claim 1", "update 1"]
+    assert rows(s) == [0]
+    ledger = await s.buffer.ledger()
+    assert (ledger.claimed, ledger.closes) == (4, True)
+
+
+def at_once(coroutine):
+    """Run what waits for nothing."""
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+
+
+async def test_a_learner_that_was_replaced_meanwhile_writes_no_row_and_no_weights(setting):
+    s = setting()
+    successor = MemoryBuffer(s.run, shape_of(s.config))
+    s.learner.at_update = lambda step: at_once(successor.recover(1)) if step == 1 else None
+    with pytest.raises(Fenced):
+        await start(s)
+    assert s.events[-2:] == ["claim 1", "update 1"]
+    assert rows(s) == [0]
+    assert s.checkpoints.latest() is None
+
+
+async def test_a_run_goes_on_from_its_checkpoint_with_what_the_method_remembered(setting):
+    s = setting("--method.phase_reserve", "0")
+    await start(s, 1, remember(s.config.method.make(), SdgaMemory(2), {}))
+    assert s.events[:2] == ["announce v000001-e1", "claim 1"]
+    assert rows(s) == [1, 2]
+    assert (await s.buffer.state()).fields == {"phase": 2}
+
+
+async def test_a_trapped_phase_is_warned_about_in_its_step(setting, caplog):
+    s = setting("--method.phase_reserve", "0", "--run.steps", "1")
+    s.depth_of = lambda ticket, rollout: 2 if (ticket, rollout) == (1, 1) else 1
+    await start(s)
+    assert "step 0: the phase is trapped: depth 1 alone fills the budget" in caplog.text
+    assert read_metrics(s.config.folder / "metrics.jsonl")[0]["selection/phase_trapped"] == 1
