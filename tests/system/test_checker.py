@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.conftest import SLOW
 from tests.system.chaos.campaign import EVERYTHING, is_raw, plan
 from tests.system.chaos.checker import Event, Expected, judge, judge_files, judge_keys, judge_memory
 from tests.system.chaos.faults import KINDS
@@ -280,3 +285,22 @@ def test_a_folder_that_these_tests_have_not_made_is_left_alone(tmp_path):
     assert (mine / "thesis.txt").exists()
     (fresh_folder(tmp_path / "out") / "old").touch()
     assert not (fresh_folder(tmp_path / "out") / "old").exists()
+
+
+NO_FILE_MAY_GROW = """
+import resource, threading
+from tests.system.chaos.record import Record
+
+record, (_, hard) = Record("process"), resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (9, hard))
+threading.Timer(0.3, resource.setrlimit, (resource.RLIMIT_FSIZE, (hard, hard))).start()
+record.write("claim", step=1)
+"""
+
+
+def test_a_record_waits_while_no_file_may_grow(tmp_path):
+    """The fault is meant for the run: a learner that could not write its record ended by a traceback."""
+    command = [sys.executable, "-c", NO_FILE_MAY_GROW]
+    subprocess.run(command, env=os.environ | {"CHAOS_RECORD": str(tmp_path)}, check=True, timeout=60 * SLOW)
+    (written,) = tmp_path.iterdir()
+    assert json.loads(written.read_text()) == {"event": "claim", "step": 1}

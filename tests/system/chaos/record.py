@@ -7,11 +7,13 @@ else of the run's own bookkeeping."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,15 @@ class Record:
         self._file = os.open(folder / f"{name}-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(self, event: str, **facts: Any) -> None:
-        os.write(self._file, (json.dumps({"event": event, **facts}) + "\n").encode())
+        """Waits while no file may grow: that fault is meant for the run and not for its judge."""
+        left = (json.dumps({"event": event, **facts}) + "\n").encode()
+        while left:
+            try:
+                left = left[os.write(self._file, left) :]
+            except OSError as error:
+                if error.errno != errno.EFBIG:
+                    raise
+                time.sleep(0.02)
 
 
 def record_learner(record: Record) -> None:
