@@ -402,7 +402,7 @@ def literal_loss(log_policy, t, settings):
             if settings.dual_clip is not None and advantage < 0:
                 surrogate = torch.maximum(surrogate, settings.dual_clip * advantage)
             log_u = t.log_reference[i].double() - log_policy[i]
-            k3 = torch.exp(log_u) - log_u - 1
+            k3 = torch.clip(torch.exp(log_u) - log_u - 1, max=MAX_KL)
             term = -t.weights[i].double() * surrogate + settings.kl_coef * k3
             loss = loss + t.aggregation[i].double() * term
     return loss
