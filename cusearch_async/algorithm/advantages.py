@@ -7,12 +7,11 @@ it: A = (r - mean) / (std + 1e-6) with the sample standard deviation. Without th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.algorithm.shapes import require_vectors, unknown
+from cusearch_async.algorithm.shapes import require_mode, require_vectors
 from cusearch_async.types import Singleton
 
 EPSILON = 1e-6
@@ -47,8 +46,7 @@ def group_advantages(
     """
     require_vectors(rewards.size, rewards=rewards, tickets=tickets)
     require_vectors(pool_rewards.size, pool_rewards=pool_rewards, pool_tickets=pool_tickets)
-    if singleton not in get_args(Singleton):
-        raise unknown("the singleton rule", singleton, *get_args(Singleton))
+    require_mode("the singleton rule", singleton, Singleton)
     strangers = np.setdiff1d(tickets, pool_tickets)
     if strangers.size:
         raise ValueError(f"every selected ticket must be one of the pool's, got {strangers[0]}")

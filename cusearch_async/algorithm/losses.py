@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cusearch_async.algorithm.shapes import require_vectors, unknown
+from cusearch_async.algorithm.shapes import require_mode, require_vectors
 from cusearch_async.types import Aggregation, Correction, RatioLevel
 
 MAX_LOG_RATIO = 20.0
@@ -36,15 +35,14 @@ def aggregation_weights(lengths: Sequence[int], mode: Aggregation, max_tokens: i
     divide by M: their loss is M times as large.
 
     Raises: ValueError for another mode, and for a trajectory without sampled tokens."""
+    require_mode("the aggregation", mode, Aggregation)
     if lengths and min(lengths) < 1:
         raise ValueError(f"every trajectory must have a sampled token, got lengths {list(lengths)}")
     if mode == "token-mean":
         return [1 / sum(lengths)] * len(lengths)
     if mode == "seq-mean-token-mean":
         return [1 / (len(lengths) * length) for length in lengths]
-    if mode == "seq-mean-token-sum-norm":
-        return [1 / (len(lengths) * max_tokens)] * len(lengths)
-    raise unknown("the aggregation", mode, *get_args(Aggregation))
+    return [1 / (len(lengths) * max_tokens)] * len(lengths)
 
 
 def correction_weights(
@@ -57,8 +55,7 @@ def correction_weights(
     none: 1.
 
     Raises: ValueError for another mode, and for log-probabilities that are not both [S]."""
-    if mode not in get_args(Correction):
-        raise unknown("the correction", mode, *get_args(Correction))
+    require_mode("the correction", mode, Correction)
     require_vectors(log_prox.size, log_prox=log_prox, log_behaviour=log_behaviour)
     if mode == "none":
         return np.ones_like(log_prox)
@@ -143,13 +140,12 @@ def policy_loss(
     through these two. The bonus has no weight w_t: it is of the policy, whichever token was sampled (as in VERL).
 
     Raises: ValueError for an entropy bonus without entropies, for what is not [T], and for another ratio."""
+    require_mode("the ratio", settings.ratio, RatioLevel)
     _require_tokens(log_policy, tokens, entropy)
     advantages = tokens.advantages
     log_ratio = log_policy - tokens.log_prox
     if settings.ratio == "sequence":
         log_ratio = sequence_mean(log_ratio, tokens.lengths)
-    elif settings.ratio != "token":
-        raise unknown("the ratio", settings.ratio, *get_args(RatioLevel))
     ratio = torch.exp(torch.clamp(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     free = ratio * advantages
     held = torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high) * advantages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 
 class HasShape(Protocol):
@@ -17,6 +17,8 @@ def require_vectors(length: int, **values: HasShape | None) -> None:
             raise ValueError(f"{name} must have shape [{length}], got {list(value.shape)}")
 
 
-def unknown(name: str, value: object, *known: str) -> ValueError:
-    """What to raise for a mode that is none of the `known` ones."""
-    return ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+def require_mode(name: str, value: str, kind: Any) -> None:
+    """Raises: ValueError when `value` is none of the words of `kind`, a Literal."""
+    known = get_args(kind)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
