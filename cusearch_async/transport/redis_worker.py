@@ -81,8 +81,9 @@ class WorkerSide(RedisRun):
             return await self._send(batch, client)
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
-        told = itertools.chain.from_iterable(msgspec.structs.asdict(status).items())
-        await self.run_script("heartbeat", worker, len(tickets), *tickets, *told)
+        told = msgspec.structs.asdict(status)
+        del told["heartbeat_age_s"]  # Redis' clock tells it
+        await self.run_script("heartbeat", worker, len(tickets), *tickets, *itertools.chain.from_iterable(told.items()))
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
         await self.run_script("release", worker, int(failed), 0, *tickets)

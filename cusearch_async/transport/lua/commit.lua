@@ -1,5 +1,5 @@
--- A learner step is done: its pool is trained or unselected; step, version, phase and what the method remembers
--- move on; all at once.
+-- A learner step is done: its pool is trained or unselected; step, version and what the method remembers move
+-- on; all at once.
 -- ARGV epoch step method(JSON: memory, fields, sizes) selected_id...
 -- Returns 1, or 0 when the step was committed before.
 local step, method = tonumber(ARGV[2]), cjson.decode(ARGV[3])
