@@ -18,12 +18,8 @@ from cusearch_async.types import Pool, Trajectory
 ALIVE_S = 10.0
 """A learner or a worker that has said nothing for so long counts as gone."""
 
-FIELDS_OF_THE_RUN = frozenset(
-    {"epoch", "step", "version", "published", "announced_by", "weights", "checkpoint", "paused", "method_fields"}
-    | {"run_id", "host", "folder", "questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit"}
-    | {"limit_bytes", "lease_ms"}
-)
-"""Fields of Redis' `state` that are not the method's."""
+LAID_DOWN = ("questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit", "limit_bytes")
+"""What of its Shape the learner writes into Redis' `state`, where it holds for all."""
 QuestionOf = Callable[[int], str]
 """The id of the question that a ticket visits."""
 Outcome = Literal["stored", "duplicate", "late", "full"]
@@ -36,30 +32,6 @@ class Place:
 
     ticket: int
     rollout: int
-
-
-class MethodState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the selection method leaves to coming steps. Redis and the checkpoint keep it, and know nothing of it.
-
-    Raises: ValueError for a field that is no finite number, or would take the place of one of the run's own."""
-
-    memory: str = ""
-    """The method's memory, as its `encode` makes text of it."""
-    fields: dict[str, float] = {}
-    """Numbers that the method wants seen, by name: SDGA's global phase counter is one."""
-    sizes: dict[int, int] = {}
-    """Ticket -> rollouts of its group, for coming tickets that are to get another number than G, or G surely."""
-
-    def __post_init__(self) -> None:
-        for name, value in self.fields.items():
-            if name in FIELDS_OF_THE_RUN or not name.isidentifier():
-                raise ValueError(f"a method must not show a field {name!r}: the run's state has one, or it is no name")
-            if not math.isfinite(value):
-                raise ValueError(f"what a method shows must be finite, {name} is {value}")
-
-
-NOTHING = MethodState()
-"""Of a method that remembers nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +59,39 @@ class RunState:
     def exists(self) -> bool:
         """Whether a learner has ever taken this run over."""
         return self.epoch > 0
+
+
+FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *Origin.__dataclass_fields__, *LAID_DOWN} | {
+    "version",
+    "announced_by",
+    "method_fields",
+    "lease_ms",
+}
+"""Fields of Redis' `state` that no method may show, or that reading it would take for one of these."""
+
+
+class MethodState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the selection method leaves to coming steps. Redis and the checkpoint keep it, and know nothing of it.
+
+    Raises: ValueError for a field that is no finite number, or would take the place of one of the run's own."""
+
+    memory: str = ""
+    """The method's memory, as its `encode` makes text of it."""
+    fields: dict[str, float] = {}
+    """Numbers that the method wants seen, by name: SDGA's global phase counter is one."""
+    sizes: dict[int, int] = {}
+    """Ticket -> rollouts of its group, for coming tickets that are to get another number than G, or G surely."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.fields.items():
+            if name in FIELDS_OF_THE_RUN or not name.isidentifier():
+                raise ValueError(f"a method must not show a field {name!r}: the run's state has one, or it is no name")
+            if not math.isfinite(value):
+                raise ValueError(f"what a method shows must be finite, {name} is {value}")
+
+
+NOTHING = MethodState()
+"""Of a method that remembers nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from cusearch_async.errors import CorruptPayload, InvalidTrajectory
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, NOTHING, MethodState, QuestionOf, Shape
+from cusearch_async.transport.contract import ALIVE_S, LAID_DOWN, NOTHING, MethodState, QuestionOf, Shape
 from cusearch_async.transport.health import check_server
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.redis_run import RedisRun
@@ -134,8 +134,7 @@ def _decoded(texts: Iterable[bytes]) -> list[str]:
 
 def _laid_down(shape: Shape) -> str:
     """What the scripts must know of the run, as `recover` writes it into its state."""
-    names = ("questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit", "limit_bytes")
-    told = {name: str(getattr(shape, name)) for name in names}
+    told = {name: str(getattr(shape, name)) for name in LAID_DOWN}
     return json.dumps(told | {"lease_ms": str(int(shape.lease_s * 1000))})
 
 

@@ -262,7 +262,18 @@ async def test_a_group_keeps_its_first_size_and_recovery_brings_the_memory_back(
     assert (await resumed.state()).fields == {"phase": 2, "share": 0.25}
 
 
-@pytest.mark.parametrize(("name", "value"), [("step", 1), ("paused", 1), ("two words", 1), ("phase", math.nan)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", 1),
+        ("paused", 1),
+        ("next_ticket", 1),
+        ("origin", 0.5),
+        ("run_id", 1),
+        ("two words", 1),
+        ("phase", math.nan),
+    ],
+)
 def test_a_method_shows_finite_numbers_under_names_of_its_own(name, value):
     with pytest.raises(ValueError, match=f"{name!r}|must be finite, {name} is nan"):
         MethodState(fields={name: value})
