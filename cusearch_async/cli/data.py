@@ -84,15 +84,16 @@ def report(source: str, limits: Limits | None, console: Console) -> bool:
         except ConfigError as error:
             problems.append(str(error).removeprefix(f"{path}, "))
             continue
+        place = row.where.removeprefix(f"{path}, ")
         ids[question.id] += 1
         questions.append(question)
-        places.setdefault(question.id, row.where.removeprefix(f"{path}, "))
+        places.setdefault(question.id, place)
         categories[question.category] += 1
         answers += len(question.answers)
         if not can_be_answered(question):
-            hopeless.append(f"{row.where.removeprefix(f'{path}, ')}: {question.answers[0]!r:.40}")
+            hopeless.append(f"{place}: {question.answers[0]!r:.40}")
         if ids[question.id] > 1:
-            problems.append(f"{row.where.removeprefix(f'{path}, ')}: the id {question.id!r} was there before")
+            problems.append(f"{place}: the id {question.id!r} was there before")
     if limits is not None:
         problems += too_long(questions, places, limits)
     console.print(str(path), style="bold", markup=False, highlight=False, soft_wrap=True)

@@ -23,8 +23,8 @@ from cusearch_async.config import Config
 from cusearch_async.errors import ProcessDied
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run_folder import METRICS
-from cusearch_async.training.checkpoint import Checkpoint, Checkpoints
-from cusearch_async.training.starts import epochs_and_steps
+from cusearch_async.training.checkpoint import Checkpoint
+from cusearch_async.training.starts import checkpoints_of
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import Audit, Ledger, RunState
 from cusearch_async.transport.server import redis_cli_line
@@ -228,18 +228,14 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
 
 def newest_checkpoint(config: Config) -> Checkpoint | None:
     """Of the course that the run is on; whether it is whole is not looked at."""
-    return _checkpoints(config).latest()
+    return checkpoints_of(config).latest()
 
 
 def whole_checkpoint(config: Config) -> Checkpoint | None:
     """The newest one whose files are as they were written; newer ones that are torn are named in the log. None when
     there are none at all. Raises: ConfigError when none is whole."""
     with host.saying(log, "waiting for the newest checkpoint to be verified"):
-        return _checkpoints(config).newest(RunState())
-
-
-def _checkpoints(config: Config) -> Checkpoints:
-    return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
+        return checkpoints_of(config).newest(RunState())
 
 
 def say_where(config: Config, newest: Checkpoint | None, console: Console) -> None:

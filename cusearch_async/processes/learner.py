@@ -20,7 +20,7 @@ from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import before_step_0
-from cusearch_async.training.starts import check_same_run, contents_of, epochs_and_steps, record_start, refuse_changes
+from cusearch_async.training.starts import check_same_run, checkpoints_of, contents_of, record_start, refuse_changes
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import LearnerBuffer
@@ -53,7 +53,7 @@ def lead(
 ) -> None:
     """Be rank 0."""
     refuse_changes(config, accept_changes, contents)
-    checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
+    checkpoints = checkpoints_of(config)
     newest = asyncio.run(find_checkpoint(checkpoints, config))
     with host.saying(log, f"waiting for {config.model.location} to be loaded"):
         learner = Learner(config, team)

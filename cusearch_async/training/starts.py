@@ -27,7 +27,7 @@ import xxhash
 from cusearch_async.config import Config, load_config, save_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole, writing
-from cusearch_async.training.checkpoint import CheckpointState
+from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
@@ -245,6 +245,11 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def checkpoints_of(config: Config) -> Checkpoints:
+    """The checkpoints in the run's folder, as the starts so far tell which of them count."""
+    return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
 
 
 def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
