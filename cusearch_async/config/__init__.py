@@ -1,0 +1,55 @@
+"""The settings of a run: TOML files, then command-line overrides, checked before anything starts.
+
+A file states only what differs from the defaults. Unknown keys, impossible combinations and lengths that do
+not fit are errors that name the key, the value and what would be right. Secrets are not settings: the Redis
+password comes from CUSEARCH_REDIS_PASSWORD, or from a private file of the Redis that was started for the run.
+"""
+
+from cusearch_async.config.episode import EpisodeConfig
+from cusearch_async.config.messages import explain_unknown, known_keys
+from cusearch_async.config.method import MethodConfig, PoolConfig
+from cusearch_async.config.reading import (
+    CONFIG_HELP,
+    load_config,
+    save_config,
+    shipped_configs,
+    split_overrides,
+)
+from cusearch_async.config.redis import RedisConfig
+from cusearch_async.config.retriever import DenseConfig, RerankConfig, RetrieverConfig, WebConfig, ZeroSearchConfig
+from cusearch_async.config.rollout import RolloutConfig
+from cusearch_async.config.run import STARTER, DataConfig, EvalConfig, ModelConfig, RunConfig
+from cusearch_async.config.secrets import LOOPBACK, redis_password, redis_password_file
+from cusearch_async.config.training import LearnerConfig, LossConfig
+from cusearch_async.config.whole import Config
+
+__all__ = [
+    "CONFIG_HELP",
+    "LOOPBACK",
+    "STARTER",
+    "Config",
+    "DataConfig",
+    "DenseConfig",
+    "EpisodeConfig",
+    "EvalConfig",
+    "LearnerConfig",
+    "LossConfig",
+    "MethodConfig",
+    "ModelConfig",
+    "PoolConfig",
+    "RedisConfig",
+    "RerankConfig",
+    "RetrieverConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "WebConfig",
+    "ZeroSearchConfig",
+    "explain_unknown",
+    "known_keys",
+    "load_config",
+    "redis_password",
+    "redis_password_file",
+    "save_config",
+    "shipped_configs",
+    "split_overrides",
+]

@@ -1,0 +1,109 @@
+"""A config is read from TOML files and command-line overrides, and written as one file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from cusearch_async.config.messages import explain
+from cusearch_async.config.whole import Config
+from cusearch_async.errors import ConfigError
+from cusearch_async.files import write_whole
+
+SHIPPED = Path(__file__).parents[1] / "configs"
+"""The configs that come with the package; each can be given by its name, like `atlas`."""
+CONFIG_HELP = "a TOML file, or the name of a config that comes with the package, like atlas"
+
+_OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file, or a shipped config by its name, and apply overrides like `["--learner.lr", "1e-6"]`.
+
+    Raises: ConfigError, one line per mistake."""
+    if not path.is_file():
+        path = shipped_configs().get(path.as_posix(), path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"config file {path} does not exist; give {CONFIG_HELP}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config file {path} is not TOML: {error}") from error
+    for key, value in _pairs(overrides):
+        *parents, last = key.split(".")
+        section = values
+        for parent in parents:
+            section = section.setdefault(parent, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"--{key}: {parent} is a value, not a section")
+        section[last] = value
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(problem) for problem in error.errors())) from error
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Name, like `atlas` or `paper/qwen2.5-3b-search-r1` -> file."""
+    return {
+        path.relative_to(SHIPPED).as_posix().removesuffix(".toml"): path for path in sorted(SHIPPED.rglob("*.toml"))
+    }
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Write the resolved settings, every key, as TOML that `load_config` reads back.
+
+    Raises: ConfigError when the run's folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
+    except OSError as error:
+        raise ConfigError(f"run.folder {path.parent} cannot be written: {error.strerror}; choose another") from error
+
+
+def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What belongs to the command, and the overrides: `--section.key value`, `--section.key=value`, `--steps n`."""
+    own: list[str] = []
+    overrides: list[str] = []
+    rest = list(arguments)
+    while rest:
+        flag = rest.pop(0)
+        if not _OVERRIDE.match(flag):
+            own.append(flag)
+            continue
+        overrides.append(flag)
+        if "=" not in flag and rest and not rest[0].startswith("--"):
+            overrides.append(rest.pop(0))
+    return own, overrides
+
+
+def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """("learner.lr", 1e-6) from ["--learner.lr", "1e-6"] or ["--learner.lr=1e-6"]."""
+    rest = list(overrides)
+    while rest:
+        flag = rest.pop(0)
+        name, equals, value = flag.partition("=")
+        if not name.startswith("--") or len(name) < 3:
+            raise ConfigError(f"{flag!r} is no setting; write --section.key value")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"{name} needs a value: {name} VALUE")
+            value = rest.pop(0)
+        key = name[2:]
+        yield ("run.steps" if key == "steps" else key), _parse(value)
+
+
+def _parse(text: str) -> Any:
+    """A TOML value if it reads as one, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,43 @@
+"""The Redis that holds the buffer."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs
+
+from pydantic import Field, model_validator
+
+from cusearch_async.config.section import Section, check_url
+
+_SENTINEL = re.compile(r"redis\+sentinel://(\w+@)?[^:/,@]+:\d+(,[^:/,@]+:\d+)*/[\w.-]+(/\d+)?")
+
+
+class RedisConfig(Section):
+    url: str = "redis://127.0.0.1:6379/0"
+    """redis://, rediss:// (TLS) or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE; with a user name if need be, without
+    a password."""
+    timeout_s: float = Field(10.0, gt=0)
+    """Time for one answer; the command is then sent again."""
+    outage_s: float = Field(120.0, ge=0)
+    """How long a process waits for a Redis that does not answer, before it exits with BufferUnavailable."""
+    lease_s: float = Field(60.0, gt=1)
+    """A worker that has been silent for so long loses its tickets to others."""
+    max_trajectories: int | None = Field(None, ge=1)
+    """Most finished trajectories that wait in the buffer; None for (max_staleness + 2) N G."""
+    max_mib: int = Field(4096, ge=1)
+    """Most payload that waits in the buffer. Pools that are kept for recovery come on top."""
+
+    @model_validator(mode="after")
+    def _plain_url(self) -> RedisConfig:
+        in_place = "@" in self.url and ":" in self.url.rpartition("@")[0].partition("//")[2]
+        asked = parse_qs(self.url.partition("?")[2], keep_blank_values=True)
+        if in_place or "password" in asked:
+            raise ValueError("url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead")
+        if "username" in asked:
+            raise ValueError("url names its user before the host, as redis://USER@HOST:PORT/0")
+        if self.url.startswith("redis+sentinel://"):
+            if not _SENTINEL.fullmatch(self.url):
+                raise ValueError(f"url {self.url!r} must look like redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/0")
+        else:
+            check_url(self.url, ("redis", "rediss"), "redis://127.0.0.1:6379/0")
+        return self

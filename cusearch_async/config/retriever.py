@@ -1,0 +1,167 @@
+"""The retriever and its backends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from cusearch_async.config.section import DEVICE, Section, check_url
+
+
+class DenseConfig(Section):
+    """The `dense` backend; the defaults are Search-R1's."""
+
+    encoder: str = "intfloat/e5-base-v2"
+    """A Hugging Face id or a local folder; any encoder that transformers' AutoModel loads."""
+    query_prefix: str = "query: "
+    """Put before a query; what the encoder was trained with."""
+    passage_prefix: str = "passage: "
+    """Put before a passage; what the encoder was trained with."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """A text's vector: the mean over its tokens, or the first token's."""
+    normalize: bool = True
+    """Vectors of length 1: the inner product is the cosine."""
+    max_query_tokens: int = Field(256, ge=1)
+    """What is longer is cut off."""
+    max_passage_tokens: int = Field(256, ge=1)
+    """What is longer is cut off."""
+    batch: int = Field(128, ge=1)
+    """Texts that are encoded at once."""
+    device: str = Field("cpu", pattern=DEVICE)
+    """Where the encoder and the reranker run: `cpu`, `cuda`, `cuda:1`, …"""
+    kind: Literal["flat", "hnsw", "ivf"] = "flat"
+    """Of the FAISS index."""
+    probes: int = Field(64, ge=1)
+    """ivf: lists that are searched per query. hnsw: the width of the search, at least topk."""
+
+
+class RerankConfig(Section):
+    """A cross-encoder that sorts again what bm25 or dense has found."""
+
+    model: str | None = None
+    """A Hugging Face id or a local folder (Search-R1's: cross-encoder/ms-marco-MiniLM-L12-v2); None for none."""
+    candidates: int = Field(10, ge=1)
+    """Documents that are found before the best topk of them are kept."""
+    max_tokens: int = Field(512, ge=1)
+    """Query and document together; what is longer is cut off."""
+
+
+class ZeroSearchConfig(Section):
+    """The `zerosearch` backend: a language model plays the search engine."""
+
+    url: str = "http://127.0.0.1:6001/v1"
+    """Of an OpenAI-compatible server. Its key, if it wants one, comes from CUSEARCH_SIMULATOR_KEY."""
+    model: str = ""
+    """Name that is sent; a server of one model ignores it."""
+    mode: Literal["sft", "prompt"] = "sft"
+    """sft: the short prompt of ZeroSearch's fine-tuned simulators; prompt: with an example, for any chat model."""
+    p_start: float = Field(0.0, ge=0, le=1)
+    """Probability that a search returns noisy documents, at the first step …"""
+    p_end: float = Field(0.5, ge=0, le=1)
+    """… and at the last step."""
+    base: float = Field(4.0, gt=1)
+    """b of p(i) = p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s)."""
+    steps: int | None = Field(None, ge=1)
+    """m; None for run.steps."""
+    temperature: float = Field(0.8, ge=0)
+    """Of the language model's sampling."""
+    max_tokens: int = Field(600, ge=1)
+    """Longest answer of the language model."""
+    timeout_s: float = Field(25.0, gt=0)
+    """For one answer of the language model."""
+
+    @model_validator(mode="after")
+    def _address(self) -> ZeroSearchConfig:
+        check_url(self.url, ("http", "https"), "http://127.0.0.1:6001/v1")
+        return self
+
+
+class WebConfig(Section):
+    """The `serper` and `serpapi` backends; the key comes from SERPER_API_KEY or SERPAPI_API_KEY."""
+
+    url: str | None = None
+    """Another address of the service's search endpoint; None for its own."""
+    per_second: float = Field(5.0, gt=0)
+    """Requests to the service, at most."""
+    max_requests: int | None = Field(None, ge=1)
+    """Requests that a retriever process may spend, cached answers not counted; None for no cap."""
+    attempts: int = Field(3, ge=1)
+    """Times that a request is tried before the search fails."""
+    timeout_s: float = Field(8.0, gt=0)
+    """For one attempt."""
+    cache: Path | None = None
+    """A folder that keeps answers; None (the default, as training wants fresh noise) asks every time."""
+    cache_ttl_s: float = Field(86400.0, gt=0)
+    """A kept answer that is older is asked for again."""
+
+    @model_validator(mode="after")
+    def _address(self) -> WebConfig:
+        if self.url is not None:
+            check_url(self.url, ("http", "https"), "https://google.serper.dev/search")
+        return self
+
+
+class RetrieverConfig(Section):
+    url: str = "http://127.0.0.1:8000"
+    """Where the retriever answers `POST /retrieve`; `cusearch launch` starts one there if nothing listens."""
+    backend: Literal["bm25", "dense", "zerosearch", "serper", "serpapi"] = "bm25"
+    """What searches: an index of our own (bm25, dense), a language model that plays a search engine (zerosearch),
+    or the web (serper, serpapi)."""
+    corpus: str = "atlas"
+    """bm25 and dense: `atlas`, or a JSONL file of {"id", "contents"}."""
+    index: Path | None = None
+    """bm25 and dense: a folder that `cusearch index` has made; None makes the index in memory at start."""
+    timeout_s: float = Field(30.0, gt=0)
+    """A worker waits so long for the answer to one search, and then asks again."""
+    max_connections: int = Field(256, ge=1)
+    """Searches that one worker has on their way at once."""
+    outage_s: float = Field(300.0, gt=0)
+    """How long a worker retries a retriever that is down before it ends with RetrievalUnavailable."""
+    max_answer_mib: int = Field(16, ge=1)
+    """Longest answer to a search; one that is longer fails its episode."""
+    distractors: int = Field(0, ge=0)
+    """Of the topk documents, how many are replaced by random ones (never the first); bm25 and dense."""
+    noise: float = Field(0.0, ge=0, le=1)
+    """Probability that a search returns random documents only; bm25 and dense."""
+    latency_median_s: float = Field(0.0, ge=0)
+    """Half of all requests wait at least this long, to play a slow engine …"""
+    latency_p99_s: float = Field(0.0, ge=0)
+    """… and one in a hundred at least this long (log-normal); 0 for none."""
+    dense: DenseConfig = DenseConfig()
+    rerank: RerankConfig = RerankConfig()
+    zerosearch: ZeroSearchConfig = ZeroSearchConfig()
+    web: WebConfig = WebConfig()
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Equal queries get equal documents, whoever asks."""
+        return self.backend in ("bm25", "dense") and not self.noise and not self.distractors
+
+    @property
+    def draws_by_request(self) -> bool:
+        """Whether the retriever is ours and takes the random numbers of its noise and latency from the request. Other
+        servers of the protocol may refuse a field that they do not know."""
+        return self.backend == "zerosearch" or bool(self.noise or self.distractors or self.latency_median_s)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RetrieverConfig:
+        if self.latency_p99_s < self.latency_median_s:
+            raise ValueError(
+                f"latency_p99_s ({self.latency_p99_s}) must be >= latency_median_s ({self.latency_median_s})"
+            )
+        check_url(self.url, ("http", "https"), "http://127.0.0.1:8000")
+        if self.index is not None and self.corpus == "atlas":
+            raise ValueError("index must not be set for the corpus 'atlas', which is indexed in memory")
+        web_s = self.web.attempts * self.web.timeout_s
+        for backends, name, takes_s in (
+            (("zerosearch",), "zerosearch.timeout_s", self.zerosearch.timeout_s),
+            (("serper", "serpapi"), "web.attempts x web.timeout_s", web_s),
+        ):
+            if self.backend in backends and takes_s >= self.timeout_s:
+                raise ValueError(
+                    f"timeout_s ({self.timeout_s:g}) must be more than {name} ({takes_s:g}): a worker would ask again "
+                    "while its first search still runs"
+                )
+        return self

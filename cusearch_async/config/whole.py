@@ -1,0 +1,95 @@
+"""All sections together, and what must fit between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import model_validator
+
+from cusearch_async.config.episode import EpisodeConfig
+from cusearch_async.config.method import MethodConfig, PoolConfig
+from cusearch_async.config.redis import RedisConfig
+from cusearch_async.config.retriever import RetrieverConfig
+from cusearch_async.config.rollout import RolloutConfig
+from cusearch_async.config.run import DataConfig, EvalConfig, ModelConfig, RunConfig
+from cusearch_async.config.section import Section
+from cusearch_async.config.training import LearnerConfig, LossConfig
+
+
+class Config(Section):
+    run: RunConfig
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    episode: EpisodeConfig = EpisodeConfig()
+    pool: PoolConfig = PoolConfig()
+    method: MethodConfig = MethodConfig()
+    loss: LossConfig = LossConfig()
+    learner: LearnerConfig = LearnerConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    redis: RedisConfig = RedisConfig()
+    retriever: RetrieverConfig = RetrieverConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder or Path("runs") / self.run.name
+
+    @property
+    def questions_per_step(self) -> int:
+        """Groups that the method generates per step: N, or K / G."""
+        return self.method.make().questions(self.pool.questions, self.pool.rollouts)
+
+    @property
+    def largest_group(self) -> int:
+        """Most rollouts that the method may give a question."""
+        return self.method.make().largest_group(self.pool.rollouts)
+
+    @property
+    def buffer_limit(self) -> int:
+        """Trajectories that may wait in the buffer."""
+        return self.redis.max_trajectories or (self.pool.max_staleness + 2) * self.pool.size
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        n_g, k, m = self.pool.size, self.method.budget, self.loss.minibatch
+        if k > n_g:
+            raise ValueError(
+                f"method.budget (K = {k}) must be <= pool.questions x pool.rollouts (N G = {n_g}); "
+                "lower it or raise those"
+            )
+        if k % m:
+            raise ValueError(f"method.budget (K = {k}) must be a multiple of loss.minibatch (M = {m})")
+        if k > self.questions_per_step * self.pool.rollouts:
+            raise ValueError(
+                f"method.budget (K = {k}) must be a multiple of pool.rollouts (G = {self.pool.rollouts}) for "
+                f"{self.method.name}, which generates K / G groups"
+            )
+        if self.rollout.max_episodes < self.largest_group:
+            raise ValueError(
+                f"rollout.max_episodes ({self.rollout.max_episodes}) must be >= {self.largest_group}, the largest "
+                f"group that {self.method.name} makes: groups are played whole"
+            )
+        for name, gpus, processes in (
+            ("learner.gpus", self.learner.gpus, self.learner.ranks),
+            ("rollout.gpus", self.rollout.gpus, self.rollout.workers),
+        ):
+            if gpus and len(gpus) < processes:
+                raise ValueError(f"{name} {list(gpus)} must name at least {processes}, one for each process")
+        needed = self.learner.publish_every - 1
+        if self.pool.max_staleness < needed:
+            raise ValueError(
+                f"pool.max_staleness ({self.pool.max_staleness}) must be >= learner.publish_every - 1 ({needed}): "
+                "workers would wait for weights that are never published"
+            )
+        least = (self.pool.max_staleness + 2) * n_g
+        if self.buffer_limit < least:
+            raise ValueError(
+                f"redis.max_trajectories ({self.redis.max_trajectories}) must be >= "
+                f"(pool.max_staleness + 2) N G = {least}"
+            )
+        if self.loss.correction_low > self.loss.correction_bound:
+            raise ValueError(
+                f"loss.correction_low ({self.loss.correction_low}) must be <= "
+                f"loss.correction_high ({self.loss.correction_bound})"
+            )
+        return self
