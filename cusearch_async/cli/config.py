@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.config import CONFIG_HELP, Config, Extensible, load_config, section_of
 
 WIDTH = 120
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("config", help="list every setting with its value and meaning, as Markdown")
-    parser.add_argument("config", type=Path, nargs="?", help=f"{CONFIG_HELP}; without it, the defaults")
+    parser.add_argument("config", type=Path, nargs="*", help=f"{CONFIG_HELP}; without it, the defaults")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    if arguments.config is None:
-        print(reference(None), end="")
-    else:
-        print(reference(load_config(arguments.config, overrides)), end="")
+    print(reference(load_config(arguments.config, overrides) if arguments.config else None), end="")
 
 
 def reference(config: Config | None) -> str:
@@ -36,21 +34,36 @@ def reference(config: Config | None) -> str:
 
 def _section(model: type[BaseModel], name: str, values: BaseModel | None) -> Iterator[str]:
     inner = []
-    for key, field in model.model_fields.items():
-        kind = field.annotation
-        value = getattr(values, key) if values is not None else field.get_default()
+    for key, field, value in _keys(model, values):
         path = f"{name}.{key}" if name else key
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        kind, label = section_of(field)
+        if kind is None:
+            shown = "must be given" if field.is_required() and values is None else f"`{_shown(value)}`"
+            line = f"- `{path}` ({shown}): {' '.join((field.description or '').split())}"
+            yield textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        elif not label:
             inner.append((kind, path, value if values is not None else None))
-            continue
-        shown = "must be given" if field.is_required() and values is None else f"`{_shown(value)}`"
-        line = f"- `{path}` ({shown}): {' '.join((field.description or '').split())}"
-        yield textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        elif values is None:
+            inner.append((kind, f"{path}.LABEL", None))
+        else:
+            inner += [(kind, f"{path}.{label}", labelled) for label, labelled in value.items()]
     for kind, path, value in inner:
         yield f"\n### {path}\n"
         yield from _section(kind, path, value)
     if not name:
         yield ""
+
+
+def _keys(model: type[BaseModel], values: BaseModel | None) -> Iterator[tuple[str, FieldInfo, Any]]:
+    """The keys of a section with their values, or with their defaults; of a method or an environment that is named, its
+    own settings and not those of others."""
+    others = values.registered() if isinstance(values, Extensible) else set()
+    for key, field in model.model_fields.items():
+        if key not in others:
+            yield key, field, field.get_default() if values is None else getattr(values, key)
+    if isinstance(values, Extensible):
+        for key, field in type(values.own).model_fields.items():
+            yield key, field, getattr(values.own, key)
 
 
 def _shown(value: Any) -> str:

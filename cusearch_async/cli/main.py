@@ -20,6 +20,7 @@ from cusearch_async.cli import (
     plot,
     redis,
     reset,
+    schema,
     workers,
 )
 
@@ -28,6 +29,7 @@ COMMANDS = (
     launch,
     check,
     config,
+    schema,
     evaluate,
     index,
     data,

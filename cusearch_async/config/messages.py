@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from cusearch_async.config.section import PATTERNS
 from cusearch_async.config.whole import Config
@@ -36,21 +37,26 @@ _ALIKE = 0.75
 
 
 def explain(problem: Any) -> str:
-    """One line: key, value, what would be right."""
-    key = ".".join(str(part) for part in problem["loc"])
+    """One line: key, value, what would be right; for the settings of a method or an environment one line each."""
+    key, context = ".".join(str(part) for part in problem["loc"]), problem.get("ctx", {})
     message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        section, _, name = key.rpartition(".")
-        return _unknown(section, name)
-    if problem["type"] == "unknown_method_setting":
-        return _unknown(key, problem["ctx"]["key"])
-    if problem["type"] == "value_error":
-        return f"{key}: {message}" if key else str(message)
-    if problem["type"] == "missing":
-        return f'{key}: is missing; every config names its run: [run] name = "mine"'
-    if problem["type"] == "string_pattern_mismatch":
-        return f"{key}: {PATTERNS[problem['ctx']['pattern']]}, got {problem['input']!r}"
-    return f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+    match problem["type"]:
+        case "extra_forbidden":
+            section, _, name = key.rpartition(".")
+            said = _unknown(section, name)
+        case "unknown_own_setting":
+            said = _unknown(key, context["key"])
+        case "own_settings":
+            said = "\n".join(explain(own | {"loc": (*problem["loc"], *own["loc"])}) for own in context["problems"])
+        case "value_error":
+            said = f"{key}: {message}" if key else str(message)
+        case "missing":
+            said = f'{key}: is missing; every config names its run: [run] name = "mine"'
+        case "string_pattern_mismatch":
+            said = f"{key}: {PATTERNS[context['pattern']]}, got {problem['input']!r}"
+        case _:
+            said = f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+    return said
 
 
 def _unknown(section: str, name: str) -> str:
@@ -69,7 +75,8 @@ def explain_unknown(arguments: Sequence[str]) -> str:
 
 def _hint(section: str, name: str, prefix: str = "") -> str:
     """ "; did you mean …?" for a key that is not in `section`, or nothing where no key is near."""
-    known = list(known_keys())
+    label = re.match(r"environment\.([^.]+)", section)
+    known = [key.replace("LABEL", label[1]) if label else key for key in known_keys()]
     if name in _OTHER_NAMES:
         return f"; did you mean {prefix}{_OTHER_NAMES[name]}?"
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
@@ -80,9 +87,17 @@ def _hint(section: str, name: str, prefix: str = "") -> str:
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Every key of the config, dotted."""
+    """Every key of the config, dotted; LABEL stands for a label of yours."""
     for name, field in model.model_fields.items():
-        kind = field.annotation
         yield prefix + name
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from known_keys(kind, f"{prefix}{name}.")
+        inner, label = section_of(field)
+        if inner is not None:
+            yield from known_keys(inner, f"{prefix}{name}.{label}")
+
+
+def section_of(field: FieldInfo) -> tuple[type[BaseModel] | None, str]:
+    """The section that a key stands for, if it is one, and "LABEL." where it stands for labelled ones."""
+    kind, label = field.annotation, ""
+    if get_origin(kind) is dict:
+        kind, label = get_args(kind)[1], "LABEL."
+    return (kind, label) if isinstance(kind, type) and issubclass(kind, BaseModel) else (None, "")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, Field, create_model, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, create_model, model_validator
 
 from cusearch_async.algorithm.methods import METHODS, Method, MethodSettings, method_class
-from cusearch_async.config.section import Section
+from cusearch_async.config.section import Extensible, Section
 from cusearch_async.types import Singleton
 
 
@@ -31,10 +30,8 @@ class PoolConfig(Section):
         return self.questions * self.rollouts
 
 
-class SharedMethodConfig(Section):
+class SharedMethodConfig(Extensible):
     """What all selection methods have; a method's own settings stand beside them."""
-
-    model_config = ConfigDict(extra="allow")  # settings of a user's own method, which `_known` looks at
 
     name: str = "sdga_phase"
     """How a step's trajectories are chosen: sdga_phase, sdga_auto, sdga_anti, random, topk_reward, grpo_full,
@@ -50,18 +47,16 @@ class SharedMethodConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> SharedMethodConfig:
-        own = method_class(self.name).Settings
-        for name in self.model_extra or {}:
-            if name not in own.model_fields:
-                raise PydanticCustomError("unknown_method_setting", "unknown key", {"key": name})
         self.make()
         return self
 
+    @property
+    def own_kind(self) -> type[MethodSettings]:
+        return method_class(self.name).Settings
+
     def make(self) -> Method[Any]:
         """The method. Raises: ConfigError when there is none of this name."""
-        found = method_class(self.name)
-        known = {name: getattr(self, name) for name in found.Settings.model_fields if hasattr(self, name)}
-        return found(found.Settings.model_validate(known), self.budget)
+        return method_class(self.name)(self.own, self.budget)
 
 
 if TYPE_CHECKING:

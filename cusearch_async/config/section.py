@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
+from pydantic_core import PydanticCustomError
 
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must be letters, digits, '_', '.' and '-', the first a letter or digit",
@@ -15,6 +27,14 @@ PATTERNS = {
 NAME, DEVICE = PATTERNS
 
 Dtype = Literal["float32", "bfloat16"]
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Sources = Annotated[tuple[str, ...], BeforeValidator(_as_tuple, json_schema_input_type=str | tuple[str, ...])]
+"""One or several; a text is one."""
 
 
 class Section(BaseModel):
@@ -42,3 +62,40 @@ def check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
         is_good = False
     if not is_good:
         raise ValueError(f"url {url!r} must look like {example}")
+
+
+class Extensible(Section):
+    """A section that names a method or an environment, whose own settings stand beside those that all of them have."""
+
+    model_config = ConfigDict(extra="allow")  # settings of what a user has brought, which `own` looks at
+
+    @property
+    def own_kind(self) -> type[BaseModel]:
+        """The settings of what `name` stands for. Raises: ConfigError when there is none of this name."""
+        raise NotImplementedError
+
+    @cached_property
+    def own(self) -> Any:
+        """Its own settings. Raises: PydanticCustomError for what is wrong with them, among it unknown keys."""
+        kind = self.own_kind
+        for name in self.model_extra or {}:
+            if name not in kind.model_fields:
+                raise PydanticCustomError("unknown_own_setting", "unknown key", {"key": name})
+        given = {name: getattr(self, name) for name in kind.model_fields if name in self.model_fields_set}
+        try:
+            return kind.model_validate(given)
+        except ValidationError as error:
+            raise PydanticCustomError("own_settings", "wrong settings", {"problems": error.errors()}) from error
+
+    @model_serializer(mode="wrap")
+    def _with_own(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Without the settings of those that are not named."""
+        own: dict[str, Any] = self.own.model_dump(mode=info.mode, exclude_none=info.exclude_none)
+        shared = {name: value for name, value in handler(self).items() if name not in self.registered()}
+        return shared | own
+
+    @classmethod
+    def registered(cls) -> set[str]:
+        """The own settings of all that come with the package."""
+        own = [base for base in cls.__mro__ if issubclass(base, BaseModel) and not issubclass(base, Section)]
+        return {name for base in own for name in base.model_fields}

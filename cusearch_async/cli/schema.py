@@ -1,0 +1,23 @@
+"""`cusearch schema`: the JSON schema of a config, by which editors complete and check it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from cusearch_async.config import Config
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("schema", help="print the JSON schema of a config, for editors")
+    parser.set_defaults(run=run)
+
+
+def run(_: argparse.Namespace, __: list[str]) -> None:
+    print(json.dumps(schema(), indent=1, ensure_ascii=False))
+
+
+def schema() -> dict[str, Any]:
+    """Draft 2020-12. It knows keys, types and ranges; what must fit between keys only `cusearch check` knows."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
