@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_the_defaults_are_the_papers_batch(write):
     assert (config.method.budget, config.loss.minibatch, config.episode.s_max) == (96, 32, 5)
     assert (config.method.name, config.method.phase_reserve, config.method.singleton) == ("sdga_phase", 0.0, "raw")
     assert (config.loss.clip_low, config.loss.clip_high, config.loss.kl_coef) == (0.2, 0.2, 0.001)
-    assert (config.episode.format_weight, config.run.steps) == (0.2, 203)
+    assert (config.environment["search"].own.format_weight, config.run.steps) == (0.2, 203)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +73,12 @@ def test_the_shipped_configs_load(path):
     assert load_config(path).run.name
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("paper/**/*.toml")), ids=lambda path: path.name)
-def test_the_papers_settings_are_its_table_and_else_zerosearchs(path):
-    config = load_config(path)
+@pytest.mark.parametrize("over", sorted(CONFIGS.glob("paper/**/*.toml")), ids=lambda path: path.name)
+def test_the_papers_settings_are_its_table_and_else_zerosearchs(over):
+    config = load_config([CONFIGS / "paper/base.toml", over])
     assert (config.pool.questions, config.pool.rollouts, config.loss.minibatch, config.episode.s_max) == (64, 3, 32, 5)
-    assert (config.learner.lr, config.loss.kl_coef, config.episode.format_weight) == (1e-6, 0.001, 0.2)
+    assert (config.learner.lr, config.loss.kl_coef) == (1e-6, 0.001)
+    assert config.environment["search"].own.format_weight == 0.2
     assert (config.run.steps, config.learner.warmup_steps, config.learner.weight_decay) == (203, 192, 0.01)
     assert (config.episode.max_turn_tokens, config.loss.entropy_coef) == (500, 0.0), "the paper's loss has no bonus"
 
@@ -114,13 +116,47 @@ def test_derived_numbers(write):
         ('[learner]\nlr = "fast"', "learner.lr: .*number.*, got 'fast'"),
         ("[learner]\nzero_stage = 4", "learner.zero_stage: input should be less than or equal to 3, got 4"),
         ("[episode]\ns_max = 0", "episode.s_max: input should be greater than or equal to 1, got 0"),
-        ('[episode]\ntemplate = "mine"', "episode.template: .*'paper' or 'atlas', got 'mine'"),
+        ('[episode]\ntemplate = "mine"', "episode.template: unknown key; did you mean environment.LABEL.template?"),
         (
-            '[episode]\ndocument_template = "{body}"',
-            "episode: document_template may use {rank}, .*body",
+            '[environment.a]\ntemplate = "mine"',
+            "environment.a: template: 'mine' is not a template .*",
         ),
-        ('[episode]\ndocument_template = "{"', "episode: document_template may use {rank}, {title} and {text} only"),
-        ('[episode]\ndocument_template = "{text.body}"', "episode: document_template may use {rank}, .* only"),
+        (
+            '[environment.a]\nname = "calculator"',
+            "environment.a: name 'calculator' is unknown; use one of search.*",
+        ),
+        (
+            '[environment.a]\nname = "no_such:Thing"',
+            "environment.a: name: module 'no_such' .* cannot be imported .*",
+        ),
+        (
+            '[environment.a]\nname = "os:path"',
+            "environment.a: name: 'os:path' must be a subclass of .*Environment.*",
+        ),
+        (
+            '[environment.a]\nreward = "judge"',
+            "environment.a: reward 'judge' is unknown; write it as .*module:Name",
+        ),
+        ('[environment.a]\nreward = "os:sep"', "environment.a: reward: 'os:sep' must be a function, got '/'"),
+        ("[environment.a]\nshare = 0", "environment.a.share: input should be greater than or equal to 1, got 0"),
+        ("[environment.a]\ntopk = 3", "environment.a.topk: unknown key; did you mean retriever.topk?"),
+        (
+            "[environment.a]\nformat_weigth = 3",
+            "environment.a.format_weigth: unknown key; .*a.format_weight?",
+        ),
+        ("[environment.a]\nformat_weight = 3", "environment.a.format_weight: input should be less than or .* 1, got 3"),
+        ('[environment."a b"]', "environment.a b.[key]: must be letters, digits, .*, got 'a b'"),
+        ("environment = {}", "environment: .* at least 1 item.*, got {}"),
+        ('[eval]\nenvironment = "b"', "eval.environment 'b' must be one of the run's: search"),
+        (
+            '[environment.a]\ndocument_template = "{body}"',
+            "environment.a.document_template: .*may use {rank}.*body.*",
+        ),
+        ('[environment.a]\ndocument_template = "{"', "environment.a.document_template: .* {title} and {text} only.*"),
+        (
+            '[environment.a]\ndocument_template = "{text.body}"',
+            "environment.a.document_template: .*may use .*only.*",
+        ),
         ('[method]\nname = "ppo"', "method.name 'ppo' is unknown; use one of sdga_phase, .*dapo"),
         ("[method]\nphase_reserve = 1", "method.phase_reserve: input should be less than 1, got 1"),
         (
@@ -229,7 +265,7 @@ def test_a_file_that_does_not_exist_is_named(tmp_path):
     assert error_of(tmp_path / "no.toml").startswith(f"config file {tmp_path / 'no.toml'} does not exist; give a TOML")
 
 
-@pytest.mark.parametrize("name", ["atlas", "paper/qwen2.5-3b-search-r1", "paper/methods/dapo"])
+@pytest.mark.parametrize("name", ["atlas", "paper/base", "paper/methods/dapo"])
 def test_a_shipped_config_is_found_by_its_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "atlas").mkdir()
@@ -258,6 +294,117 @@ def test_a_file_that_is_not_toml_is_named(write, text):
     assert error_of(path).startswith(f"config file {path} is not TOML: ")
 
 
+# Files over files.
+
+
+def write_all(folder, *texts):
+    paths = [folder / f"{number}.toml" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths
+
+
+def test_a_later_file_is_laid_over_earlier_ones_key_by_key(tmp_path):
+    first = '[run]\nname = "a"\nsteps = 3\n[learner]\ncores = [0, 1]\n[retriever.dense]\nbatch = 7\n'
+    second = 'run.name = "b"\n[learner]\ncores = [2]\n[retriever.dense]\nencoder = "e"\n'
+    config = load_config(write_all(tmp_path, first, second), ["--run.seed", "4"])
+    assert (config.run.name, config.run.steps, config.run.seed) == ("b", 3, 4)
+    assert config.learner.cores == (2,), "a list is replaced"
+    assert (config.retriever.dense.batch, config.retriever.dense.encoder) == (7, "e")
+
+
+def test_an_environment_of_a_later_file_comes_beside_those_of_earlier_ones(tmp_path):
+    first = '[run]\nname = "a"\n[environment.search]\nshare = 2\n'
+    second = '[environment.more]\nformat_weight = 0.5\n[environment.search]\ntemplate = "atlas"\n'
+    config = load_config(write_all(tmp_path, first, second))
+    assert list(config.environment) == ["search", "more"]
+    assert (config.environment["search"].share, config.environment["search"].template) == (2, "atlas")
+    assert config.environment["more"].own.format_weight == 0.5
+
+
+def test_a_value_of_a_later_file_replaces_a_section_and_is_then_refused(tmp_path):
+    paths = write_all(tmp_path, '[run]\nname = "a"\n[learner]\nlr = 1e-6\n', "learner = 3\n")
+    with pytest.raises(ConfigError, match=r"learner: .*got 3"):
+        load_config(paths)
+
+
+def test_each_file_that_cannot_be_read_is_named(tmp_path):
+    good, bad = write_all(tmp_path, '[run]\nname = "a"\n', "x =")
+    with pytest.raises(ConfigError, match=rf"{bad} is not TOML"):
+        load_config([good, bad])
+
+
+# Methods and environments of one's own.
+
+
+OWN = """
+from cusearch_async.algorithm.methods import GrpoFull, MethodSettings
+from cusearch_async.environments.search import SearchEnvironment, SearchSettings
+
+
+class Knobs(MethodSettings):
+    phase_reserve: float = 0.25
+    knob: int = 3
+
+
+class Mine(GrpoFull):
+    Settings = Knobs
+
+
+class Strict(SearchSettings):
+    format_weight: float = 0.5
+    patience: int = 2
+
+
+class World(SearchEnvironment):
+    Settings = Strict
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_things.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_things", None)
+
+
+OWN_NAMES = '[method]\nname = "own_things:Mine"\nbudget = 192\n[environment.w]\nname = "own_things:World"\n'
+
+
+@pytest.mark.usefixtures("own_module")
+def test_defaults_of_ones_own_settings_win_over_those_of_the_same_name_and_survive_a_file(write, tmp_path):
+    config = load_config(write(OWN_NAMES))
+    save_config(config, tmp_path / "saved.toml")
+    for read in (config, load_config(tmp_path / "saved.toml")):
+        assert (read.method.own.phase_reserve, read.method.own.knob) == (0.25, 3)
+        assert (read.environment["w"].own.format_weight, read.environment["w"].own.patience) == (0.5, 2)
+
+
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[method]\nknob = 1.5", "method.knob: input should be a valid integer.*, got 1.5"),
+        ("[method]\nknop = 1", "method.knop: unknown key.*"),
+        ("[environment.w]\npatience = 'long'", "environment.w.patience: .*integer.*, got 'long'"),
+        ("[environment.w]\nformat_weight = 2", "environment.w.format_weight: .*, got 2"),
+        ("[environment.w]\npatiens = 2", "environment.w.patiens: unknown key.*"),
+    ],
+)
+def test_wrong_settings_of_ones_own_are_said_in_one_line(tmp_path, text, message):
+    run = '[run]\nname = "r"\n'
+    with pytest.raises(ConfigError) as caught:
+        load_config(write_all(tmp_path, run + OWN_NAMES, text))
+    assert re.fullmatch(pattern_of(message), str(caught.value))
+
+
+@pytest.mark.parametrize("name", ["random", "sdga_phase"])
+def test_a_saved_config_holds_the_settings_of_its_method_alone(write, name):
+    saved = load_config(write(f'[method]\nname = "{name}"\n')).model_dump()["method"]
+    assert ("phase_reserve" in saved) == (name == "sdga_phase")
+
+
 # Overrides.
 
 
@@ -274,7 +421,7 @@ def test_a_file_that_is_not_toml_is_named(write, text):
         (["--rollout.enforce_eager", "true"], ("rollout", "enforce_eager"), True),
         (["--model.path", "Qwen/Qwen2.5-3B"], ("model", "path"), "Qwen/Qwen2.5-3B"),
         (["--model.path", '"quoted"'], ("model", "path"), "quoted"),
-        (["--episode.document_template={title}={text}"], ("episode", "document_template"), "{title}={text}"),
+        (["--data.source=a={text}"], ("data", "source"), ("a={text}",)),
         (["--run.name", "a-b"], ("run", "name"), "a-b"),
     ],
 )
@@ -382,7 +529,9 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
         "eval.limit",
     }
     unset |= {f"retriever.web.{key}" for key in ("url", "max_requests", "cache")}
-    assert set(dotted(saved)) == {key for key in known_keys() if "." in key} - unset
+    unset.add("environment.search.reward")
+    keys = {key.replace("LABEL", "search") for key in known_keys() if "." in key} | {"environment.search"}
+    assert set(dotted(saved)) == keys - unset
     assert load_config(path) == config
 
 

@@ -27,11 +27,11 @@ def add(commands: Any) -> None:
     warm.add_argument("--seed", type=int, default=0, help="of its questions and its first weights (0)")
     warm.set_defaults(run=make_starter)
     check = actions.add_parser("check", help="what a policy can do on held-out cities")
-    check.add_argument("config", type=Path, nargs="?", default=Path("atlas"), help=CONFIG_HELP)
+    check.add_argument("config", type=Path, nargs="*", default=Path("atlas"), help=CONFIG_HELP)
     check.add_argument("--per-length", type=int, default=60, help="test questions of each number of links")
     check.set_defaults(run=check_policy)
     simulate = actions.add_parser("simulate", help="play ZeroSearch's language model at retriever.zerosearch.url")
-    simulate.add_argument("config", type=Path, help=CONFIG_HELP)
+    simulate.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     simulate.set_defaults(run=simulate_engine)
 
 
@@ -66,7 +66,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     found = skills(config, arguments.per_length)
     console.print(f"right queries  {found.right_queries:.1%} of {found.links} links")
     console.print(f"right readings {found.right_readings:.1%} of {found.links} links")
-    search = LocalSearch(config.episode.topk)
+    search = LocalSearch(config.retriever.topk)
     questions = [chain.question() for chain in test_chains(arguments.per_length)]
     playing = play_with(search, config, config.model.location, questions, [0.0, 1.0])
     greedy, sampled = (summarize(episodes, questions) for episodes in asyncio.run(playing))

@@ -37,7 +37,7 @@ SHADES = (
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("buckets", help="watch the depth buckets of a live run")
-    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--once", action="store_true", help="print one view and end")
     parser.set_defaults(run=run)
 

@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
     listing = actions.add_parser("ls", help="list buffered trajectories")
     export = actions.add_parser("export", help="write buffered trajectories as JSON lines")
     for action in (listing, export):
-        action.add_argument("config", type=Path, help=CONFIG_HELP)
+        action.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
         _add_filter(action)
         action.set_defaults(run=run)
     listing.add_argument("--limit", type=int, default=20, help="most rows to show (20)")

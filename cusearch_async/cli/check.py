@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,10 +22,11 @@ from cusearch_async import host, sizing
 from cusearch_async.config import CONFIG_HELP, Config, RetrieverConfig, load_config
 from cusearch_async.data.questions import file_of, load_questions
 from cusearch_async.data.rows import HUB, hub_place
+from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.corpus import read_start
 from cusearch_async.retrieval.websearch import key_variable
-from cusearch_async.rollout.dialogue import check_lengths
+from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.sizing import GIB, LearnerMemory, ModelShape
 from cusearch_async.transport.server import is_listening
 
@@ -49,7 +50,7 @@ class Finding:
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("check", help="check a config: lengths, memory, staleness, files, services")
-    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--gpu-gib", type=_gib, default=80.0, help="memory of one GPU, in GiB (80)")
     parser.set_defaults(run=run)
 
@@ -309,18 +310,20 @@ def _gpus_here(config: Config) -> Iterator[Finding]:
 
 def _files(config: Config, tokenizer: Any) -> Iterator[Finding]:
     """What is on this machine is opened and read; of what is on the Hub, whether it is in the local cache."""
-    for source in config.data.source:
-        yield _questions("data.source", source, config, tokenizer)
+    for label, environment in config.environment.items():
+        key = f"environment.{label}.source" if environment.source else "data.source"
+        for source in () if environment.has_own_questions else environment.source or config.data.source:
+            yield _questions(key, source, label, config, tokenizer)
     for source in config.eval.suite:
-        yield _questions("eval.suite", file_of(source, config.eval.folder), config, tokenizer)
+        yield _questions("eval.suite", file_of(source, config.eval.folder), config.evaluated_in, config, tokenizer)
     retriever = config.retriever
-    if retriever.backend in ("bm25", "dense"):
+    if config.uses_retriever and retriever.backend in ("bm25", "dense"):
         yield _corpus(retriever)
         if retriever.index is not None:
             yield _index(retriever, retriever.index)
 
 
-def _questions(key: str, source: str, config: Config, tokenizer: Any) -> Finding:
+def _questions(key: str, source: str, environment: str, config: Config, tokenizer: Any) -> Finding:
     """Read, and measured by the policy's tokenizer if that is known here."""
     if source.startswith(HUB):
         found = _hub_file(key, source)
@@ -329,9 +332,9 @@ def _questions(key: str, source: str, config: Config, tokenizer: Any) -> Finding
     elif source != "atlas" and not Path(source).exists():
         return Finding("not reachable", key, f"{source} is not there")
     try:
-        questions = load_questions([source])
+        questions = [replace(question, environment=environment) for question in load_questions([source])]
         if tokenizer is not None:
-            check_lengths(questions, tokenizer, config.episode)
+            check_lengths(questions, config.environments(NoSearch()), tokenizer, config.episode)
     except ConfigError as error:
         return Finding("error", key, str(error))
     return Finding("ok", key, f"{len(questions)} questions in {source}")
@@ -377,6 +380,8 @@ def _hub_file(key: str, name: str) -> Finding:
 def _services(config: Config) -> Iterator[Finding]:
     yield _service("redis.url", config.redis.url)
     retriever = config.retriever
+    if not config.uses_retriever:
+        return
     yield _service("retriever.url", retriever.url)
     if retriever.backend == "zerosearch":
         yield _service("retriever.zerosearch.url", retriever.zerosearch.url)

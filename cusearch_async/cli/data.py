@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.cli.terminal import plain
-from cusearch_async.config import EpisodeConfig, load_config
+from cusearch_async.config import Config, load_config
+from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
 from cusearch_async.types import Question
@@ -29,7 +30,10 @@ def add(commands: Any) -> None:
     check = actions.add_parser("check", help="report what is wrong, by row; status 1 if anything is")
     check.add_argument("sources", nargs="+", metavar="FILE", help=".parquet, .jsonl, or hf:OWNER/NAME/FILE")
     check.add_argument(
-        "--config", type=Path, help="also check that the questions fit this run's prompts, by its model and template"
+        "--config",
+        type=Path,
+        nargs="+",
+        help="also check that the questions fit this run's prompts, by its model and template",
     )
     check.set_defaults(run=check_files)
     convert = actions.add_parser("convert", help="write questions as parquet in Search-R1's schema")
@@ -55,15 +59,15 @@ class Limits:
     """What a run allows a prompt to be, and how it measures it."""
 
     tokenizer: Any
-    settings: EpisodeConfig
+    config: Config
 
 
-def limits_of(path: Path, overrides: list[str]) -> Limits:
+def limits_of(files: Sequence[Path], overrides: list[str]) -> Limits:
     """Raises: ConfigError."""
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers is slow)
 
-    config = load_config(path, overrides)
-    return Limits(load_tokenizer(config.model.location), config.episode)
+    config = load_config(files, overrides)
+    return Limits(load_tokenizer(config.model.location), config)
 
 
 def report(source: str, limits: Limits | None, console: Console) -> bool:
@@ -125,12 +129,15 @@ def report(source: str, limits: Limits | None, console: Console) -> bool:
 
 def too_long(questions: list[Question], places: Mapping[str, str], limits: Limits) -> list[str]:
     """The questions that a run would refuse, by their `places` in the file."""
-    from cusearch_async.rollout.dialogue import overlong  # noqa: PLC0415
+    from cusearch_async.rollout.prompting import overlong  # noqa: PLC0415
 
-    most = limits.settings.max_prompt_tokens
+    config = limits.config
+    environments = config.environments(NoSearch())
+    most = config.episode.max_prompt_tokens
+    asked = [replace(question, environment=config.evaluated_in) for question in questions]
     return [
         f"{places[question.id]}: its prompt has {length} tokens, over episode.max_prompt_tokens ({most})"
-        for question, length in overlong(questions, limits.tokenizer, limits.settings)
+        for question, length in overlong(asked, environments, limits.tokenizer, config.episode)
     ]
 
 

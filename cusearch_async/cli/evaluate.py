@@ -23,7 +23,7 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
 
 if TYPE_CHECKING:
-    from cusearch_async.rollout.episode import Search
+    from cusearch_async.environments import Search
     from cusearch_async.training.evaluation import Scores
     from cusearch_async.types import Question, Trajectory
 
@@ -39,7 +39,7 @@ COLUMNS = {
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("eval", help="score a policy on held-out questions")
-    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--checkpoint", help="model folder or Hub id to score; default: model.path of the config")
     parser.add_argument("--suite", help="benchmarks or question files, by commas; default: eval.suite of the config")
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
@@ -76,7 +76,8 @@ async def play(config: Config, model: str, temperature: float) -> tuple[list[Que
 
     questions = load_eval_questions(config)
     async with SearchClient.open(config) as search:
-        await search.wait_until_answering(config.run.wait_s)
+        if config.uses_retriever:
+            await search.wait_until_answering(config.run.wait_s)
         (episodes,) = await play_with(search, config, model, questions, [temperature])
     return questions, episodes
 
@@ -86,17 +87,12 @@ async def play_with(
 ) -> list[list[Trajectory]]:
     """One episode per question at each temperature, with one engine."""
     from cusearch_async.models import check_model  # noqa: PLC0415
-    from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
-    from cusearch_async.rollout.episode import Player  # noqa: PLC0415
+    from cusearch_async.processes.playing import open_player  # noqa: PLC0415
     from cusearch_async.training.evaluation import evaluate  # noqa: PLC0415
 
     tokenizer = check_model(model, config.episode.max_tokens)
-    engine = Engine.start(model, tokenizer, config)
-    try:
-        player = Player(engine, search, tokenizer, config.episode, config.run.seed)
+    with open_player(config, model, tokenizer, search) as (_, player):
         return [await evaluate(player, questions, t, config.rollout.max_episodes) for t in temperatures]
-    finally:
-        engine.close()
 
 
 def prepare(output: Path) -> None:

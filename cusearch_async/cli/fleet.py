@@ -126,17 +126,24 @@ class Fleet:
         wanted: list[tuple[str, str, type[CusearchError]]] = [("Redis", config.redis.url, BufferUnavailable)]
         if not is_listening(config.redis.url):
             self._start("redis", own_server(config))
-        wanted.append(("the retriever", config.retriever.url, RetrievalUnavailable))
-        if not is_listening(config.retriever.url):
-            _refuse_elsewhere("retriever.url", config.retriever.url)
-            self.start_worker("retriever", "retriever")
-        if config.retriever.backend == "zerosearch" and "atlas" in config.data.source:
-            wanted.append(("the simulator", config.retriever.zerosearch.url, RetrievalUnavailable))
-            if not is_listening(config.retriever.zerosearch.url):
-                _refuse_elsewhere("retriever.zerosearch.url", config.retriever.zerosearch.url)
-                self.start_command("simulator", "atlas", "simulate")
+        if config.uses_retriever:
+            wanted += self._start_retriever()
         for what, url, failure in wanted:
             self._wait_for_service(what, url, failure)
+
+    def _start_retriever(self) -> list[tuple[str, str, type[CusearchError]]]:
+        """And, over atlas, the simulator that zerosearch asks; what to wait for."""
+        retriever = self._config.retriever
+        wanted: list[tuple[str, str, type[CusearchError]]] = [("the retriever", retriever.url, RetrievalUnavailable)]
+        if not is_listening(retriever.url):
+            _refuse_elsewhere("retriever.url", retriever.url)
+            self.start_worker("retriever", "retriever")
+        if retriever.backend == "zerosearch" and "atlas" in self._config.data.source:
+            wanted.append(("the simulator", retriever.zerosearch.url, RetrievalUnavailable))
+            if not is_listening(retriever.zerosearch.url):
+                _refuse_elsewhere("retriever.zerosearch.url", retriever.zerosearch.url)
+                self.start_command("simulator", "atlas", "simulate")
+        return wanted
 
     def _wait_for_service(self, what: str, url: str, failure: type[CusearchError]) -> None:
         began = said = time.monotonic()

@@ -17,7 +17,7 @@ from cusearch_async.errors import ConfigError
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("index", help="make the index of retriever.corpus in the folder retriever.index")
-    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.set_defaults(run=run)
 
 

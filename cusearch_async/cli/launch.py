@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("launch", help="start all processes of a run and watch them")
-    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     add_accept_changes(parser)
     parser.add_argument(
         "--take-over", action="store_true", help="replace the learner of a run that is alive, and add workers to it"

@@ -22,7 +22,7 @@ from cusearch_async.transport.contract import Audit, Ledger
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("ledger", help="print and check the ledger of a run")
-    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--quick", action="store_true", help="do not count the keys, which holds Redis up meanwhile")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

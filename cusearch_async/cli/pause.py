@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         ("resume", False, "start episodes again"),
     ):
         parser = commands.add_parser(name, help=text)
-        parser.add_argument("config", type=Path, help=CONFIG_HELP)
+        parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
         parser.set_defaults(run=run, paused=paused)
 
 

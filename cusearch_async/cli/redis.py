@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("redis", help="start a Redis server for a run (every write is on disk)")
-    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--acl", action="store_true", help="print users for a Redis >= 7 of your own, and end")
     parser.set_defaults(run=run)
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("reset", help="delete a run: its keys in Redis, its checkpoints, weights and metrics")
-    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.set_defaults(run=run)
 

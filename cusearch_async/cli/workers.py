@@ -17,7 +17,7 @@ from cusearch_async.transport.contract import WorkerStatus
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("workers", help="list the rollout workers of a run")
-    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.set_defaults(run=run)
 
 

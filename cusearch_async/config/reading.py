@@ -11,32 +11,26 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from cusearch_async.config.messages import explain
+from cusearch_async.config.messages import explain, explain_unknown
 from cusearch_async.config.whole import Config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 """The configs that come with the package; each can be given by its name, like `atlas`."""
-CONFIG_HELP = "a TOML file, or the name of a config that comes with the package, like atlas"
+CONFIG_HELP = "a TOML file, or the name of a config that comes with the package, like atlas; of several, later ones win"
 
 _OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, or a shipped config by its name, and apply overrides like `["--learner.lr", "1e-6"]`.
+def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> Config:
+    """Read TOML files, or shipped configs by their names, each laid over those before it, key by key; then apply
+    overrides like `["--learner.lr", "1e-6"]`.
 
     Raises: ConfigError, one line per mistake."""
-    if not path.is_file():
-        path = shipped_configs().get(path.as_posix(), path)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"config file {path} does not exist; give {CONFIG_HELP}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"config file {path} is not TOML: {error}") from error
+    values: dict[str, Any] = {}
+    for path in [files] if isinstance(files, Path) else files:
+        _lay_over(values, _read(path))
     for key, value in _pairs(overrides):
         *parents, last = key.split(".")
         section = values
@@ -49,6 +43,31 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(explain(problem) for problem in error.errors())) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Raises: ConfigError."""
+    if not path.is_file():
+        path = shipped_configs().get(path.as_posix(), path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if "=" in path.name:
+            raise ConfigError(explain_unknown([str(path)])) from error
+        raise ConfigError(f"config file {path} does not exist; give {CONFIG_HELP}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config file {path} is not TOML: {error}") from error
+
+
+def _lay_over(values: dict[str, Any], later: dict[str, Any]) -> None:
+    """Put the keys of `later` into `values`; sections are merged, everything else is replaced."""
+    for key, value in later.items():
+        if isinstance(value, dict) and isinstance(values.get(key), dict):
+            _lay_over(values[key], value)
+        else:
+            values[key] = value
 
 
 def shipped_configs() -> dict[str, Path]:

@@ -20,7 +20,7 @@ from tests.fakes import STARTER
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER = CONFIGS / "paper"
-BASE = PAPER / "qwen2.5-3b-zerosearch.toml"
+BASE = PAPER / "base.toml"
 
 
 def run(*arguments: str, overrides: tuple[str, ...] = ()) -> int:
@@ -35,7 +35,7 @@ def run(*arguments: str, overrides: tuple[str, ...] = ()) -> int:
     return 0
 
 
-def findings(*overrides: str, path: Path = BASE, gib: float = 80) -> dict[str, check.Finding]:
+def findings(*overrides: str, path: Path | list[Path] = BASE, gib: float = 80) -> dict[str, check.Finding]:
     config = load_config(path, overrides)
     shape = sizing.shape_of(config.model.location) or PUBLISHED.get(config.model.path)
     return {finding.what: finding for finding in check.check(config, shape, int(gib * GIB))}
@@ -68,28 +68,39 @@ def model_folder(folder: Path, context: int, with_tokenizer: bool = True) -> Pat
 # The shipped configs.
 
 
+def name_of(path: Path) -> str:
+    return path.relative_to(CONFIGS).with_suffix("").as_posix()
+
+
 @pytest.mark.parametrize(
-    "path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: path.relative_to(CONFIGS).with_suffix("").as_posix()
+    "names",
+    [
+        ["atlas"],
+        *(["paper/base", name_of(path)] for path in sorted(PAPER.rglob("*.toml"))),
+        *(["paper/base", name_of(path), "paper/search-r1"] for path in sorted(PAPER.glob("models/*"))),
+    ],
+    ids=" ".join,
 )
-def test_a_shipped_config_passes(path, capsys, monkeypatch):
+def test_a_shipped_config_passes(names, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    assert run(str(path)) == 0
+    assert run(*names) == 0
     printed = capsys.readouterr().out
     assert "error" not in printed
     assert "warning" not in printed
     assert "(chosen)" in printed
 
 
-@pytest.mark.parametrize("model", ["qwen2.5-3b", "llama-3.2-3b", "qwen2.5-7b"])
+@pytest.mark.parametrize("model", [None, "llama-3.2-3b", "qwen2.5-7b"])
 @pytest.mark.parametrize("search", ["zerosearch", "search-r1"])
 def test_the_paper_configs_hold_the_papers_table(model, search):
-    config = load_config(PAPER / f"{model}-{search}.toml")
-    assert config.run.name == f"{model}-{search}"
+    models = [PAPER / "models" / f"{model}.toml"] if model else []
+    config = load_config([BASE, *models, *([PAPER / "search-r1.toml"] if search == "search-r1" else [])])
     assert (config.pool.questions, config.pool.rollouts, config.method.budget, config.loss.minibatch) == (64, 3, 96, 32)
     assert (config.episode.s_max, config.learner.lr, config.loss.kl_coef) == (5, 1e-6, 0.001)
-    assert (config.episode.format_weight, config.method.name, config.run.steps) == (0.2, "sdga_phase", 203)
+    assert (config.method.name, config.run.steps) == ("sdga_phase", 203)
+    assert config.environment["search"].own.format_weight == 0.2
     assert config.learner.warmup_steps == int(0.95 * config.run.steps)
-    assert config.episode.topk == (5 if search == "zerosearch" else 3)
+    assert config.retriever.topk == (5 if search == "zerosearch" else 3)
     assert config.model.path in PUBLISHED
     simulator = config.retriever.zerosearch
     assert (simulator.url, simulator.p_start, simulator.p_end, simulator.base) == (
@@ -108,7 +119,7 @@ def without_method(config: Config) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_a_config_that_differs_in_the_method_alone(name):
-    config = load_config(PAPER / "methods" / f"{name}.toml")
+    config = load_config([BASE, PAPER / "methods" / f"{name}.toml"])
     assert config.method.name == name
     assert config.run.name.endswith(name)
     assert without_method(config) == without_method(load_config(BASE))
@@ -175,7 +186,7 @@ def test_naming_only_one_sides_gpus_is_a_warning():
 
 
 def test_memory_that_cannot_fit_is_an_error_with_stage_and_bytes():
-    found = findings("--learner.zero_stage", "1", path=PAPER / "qwen2.5-7b-zerosearch.toml")["learner memory"]
+    found = findings("--learner.zero_stage", "1", path=[BASE, PAPER / "models" / "qwen2.5-7b.toml"])["learner memory"]
     assert found.status == "error"
     assert "ZeRO stage 1 of 4 ranks takes 80.9 of 80 GiB a GPU" in found.text
     assert "learner.zero_stage = 2 fits" in found.text
@@ -241,7 +252,7 @@ def test_the_batch_is_said_with_its_singletons():
     ],
 )
 def test_methods_that_train_on_whole_groups_have_no_singletons(name, text):
-    found = findings(path=PAPER / "methods" / f"{name}.toml")
+    found = findings(path=[BASE, PAPER / "methods" / f"{name}.toml"])
     assert text in found["batch"].text
     assert "singletons" not in found
 
@@ -275,7 +286,7 @@ def test_files_are_looked_for(tmp_path):
     corpus, data = tmp_path / "corpus.jsonl", tmp_path / "train.parquet"
     corpus.write_text('{"id": "1", "contents": "x"}\n')
     (tmp_path / "passages.npy").touch()
-    path = PAPER / "qwen2.5-3b-search-r1.toml"
+    path = [BASE, PAPER / "search-r1.toml"]
     overrides = ("--data.source", str(data), "--retriever.corpus", str(corpus), "--retriever.index", str(tmp_path))
     found = findings(*overrides, path=path)
     assert (found["data.source"].status, found["data.source"].text) == ("not reachable", f"{data} is not there")
