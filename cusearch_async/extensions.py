@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,12 +26,19 @@ def load(key: str, reference: str, kind: type[T], known: Collection[str]) -> typ
     return found
 
 
+def load_function(key: str, reference: str) -> Callable[..., Any]:
+    """The function that the config's `key` refers to; as for `load`."""
+    found = _import(key, reference, ())
+    if not callable(found):
+        raise ConfigError(f"{key}: {reference!r} must be a function, got {found!r}")
+    return found  # type: ignore[no-any-return]
+
+
 def _import(key: str, reference: str, known: Collection[str]) -> Any:
     module, colon, name = reference.partition(":")
     if not colon:
-        raise ConfigError(
-            f"{key} {reference!r} is unknown; use one of {', '.join(known)}, or your own as package.module:Name"
-        )
+        registered = f"use one of {', '.join(known)}, or your own as" if known else "write it as"
+        raise ConfigError(f"{key} {reference!r} is unknown; {registered} package.module:Name")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)

@@ -34,6 +34,8 @@ class Question:
     """Gold answers; any of them is right."""
     category: str
     """What evaluation tables group by: the data source, or the number of links in atlas."""
+    environment: str = "search"
+    """The label, in the config, of the environment that it is played in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,14 @@ class Segment:
     """A stretch of an episode's text after the prompt, in the order it was laid down."""
 
     author: str
-    """`model`, `information` (a retrieval result) or `notice` (the environment's correction)."""
+    """`model` for a turn of the policy; else what the environment calls it, as `information` (the result of a tool) or
+    `notice` (a correction)."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One finished search episode: prompt, model turns and passages laid end to end.
+    """One finished episode: prompt, the policy's turns and observations laid end to end.
 
     Two turns, one search:  prompt  model  information  model
         token_ids           P P P   a a a  i i i i      b b      [L]
@@ -59,6 +62,8 @@ class Trajectory:
     """Number of the visit to the question; its trajectories form a group."""
     rollout: int
     """Index within the group, from 0."""
+    environment: str
+    """The label of the environment that it was played in."""
     question_id: str
     question: str
     answers: tuple[str, ...]
@@ -69,7 +74,8 @@ class Trajectory:
     logprobs: NDArray[np.float32]  # [S] natural log under the sampling policy, after temperature
     versions: NDArray[np.int32]  # [S] policy version (in learner steps) that sampled the token
     depth: int
-    """cnt(τ): searches that were executed and returned at least one non-blank document."""
+    """cnt(τ): tool calls that the environment counted; of the search environment, searches that were executed and
+    returned at least one non-blank document."""
     retrieval_tokens: int
     """|R(τ)|: sampled tokens of the turns that were counted in `depth`."""
     turns: int
@@ -80,7 +86,7 @@ class Trajectory:
     worker: str
     episode_s: float
     search_s: float
-    """Seconds of `episode_s` spent waiting for the retriever."""
+    """Seconds of `episode_s` spent in the environment's steps: waiting for the retriever."""
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -103,8 +109,9 @@ class Trajectory:
             return f"logprobs must be finite, sampled token {place} has {self.logprobs[place]}"
         for name in ("reward", "em", "f1", "ticket", "rollout", "depth"):
             value = getattr(self, name)
-            if not np.isfinite(value) or value < 0:
-                return f"{name} must be finite and >= 0, got {value}"
+            if not np.isfinite(value) or (value < 0 and name != "reward"):
+                least = "" if name == "reward" else " and >= 0"
+                return f"{name} must be finite{least}, got {value}"
         return None
 
     @property

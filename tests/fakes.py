@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cusearch_async.config import EnvironmentConfig
+from cusearch_async.environments import Environment, Search
 from cusearch_async.types import Question
 
 STARTER = Path(__file__).parent.parent / "cusearch_async" / "atlas" / "starter"
@@ -31,6 +33,7 @@ class Request:
     max_tokens: int
     temperature: float
     seed: int | None
+    stops: Sequence[str]
 
 
 class ScriptedPolicy:
@@ -47,9 +50,11 @@ class ScriptedPolicy:
         self._sampled = 0
         self.requests: list[Request] = []
 
-    async def generate(self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None) -> FakeTurn:
+    async def generate(
+        self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
+    ) -> FakeTurn:
         number = len(self.requests)
-        self.requests.append(Request(list(prompt), max_tokens, temperature, seed))
+        self.requests.append(Request(list(prompt), max_tokens, temperature, seed, stops))
         token_ids = self._turns[number]
         first, self._sampled = self._sampled, self._sampled + len(token_ids)
         logprobs = -(np.arange(first, self._sampled, dtype=np.float32) + 1) / 8
@@ -70,6 +75,12 @@ class FakeSearch:
         if isinstance(documents, Exception):
             raise documents
         return documents
+
+
+def searching(search: Search, template: str = "atlas", document_template: str = "{text}\n") -> dict[str, Environment]:
+    """The search environment by its default label."""
+    settings = EnvironmentConfig(template=template, document_template=document_template)
+    return {"search": settings.make(search)}
 
 
 class ChatTokenizer:

@@ -19,6 +19,7 @@ def make_trajectory(
     values: dict[str, Any] = {
         "ticket": ticket,
         "rollout": rollout,
+        "environment": "search",
         "question_id": "atlas/2/Pinsk",
         "question": "What is the currency of the country of Pinsk?",
         "answers": ("Ruble",),

@@ -13,7 +13,7 @@ from cusearch_async.algorithm.methods import METHODS, Candidates, NoMemory
 from cusearch_async.cli.config import reference
 from cusearch_async.config import known_keys
 from cusearch_async.metrics import table
-from cusearch_async.metrics.step import describe_ledger, describe_step, describe_times
+from cusearch_async.metrics.step import describe_environments, describe_ledger, describe_step, describe_times
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.transport.contract import Ledger
@@ -87,6 +87,7 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), 1, 5).keys()
     names |= UpdateReport(5).metrics(1).keys() | WorkerRates().since_last({}).keys() | describe_ledger(Ledger()).keys()
     names |= describe_times(1, 1, 1, 1, 1).keys()
+    names |= {name.replace("/a/", "/LABEL/") for name in describe_environments(pool, [], ["a", "b"]) if "/a/" in name}
     for method in METHODS:
         names |= {f"selection/{name}" for name in select(method, pool_of(np.zeros(60), np.ones(60, np.int64))).metrics}
     learner = DOCS.parent / "cusearch_async" / "training" / "learner.py"
@@ -107,7 +108,7 @@ def test_every_setting_is_in_the_docs_as_the_command_prints_it():
 def test_every_setting_has_a_meaning():
     said = reference(None)
     for key in known_keys():
-        assert f"- `{key}` (" in said or f"### {key}\n" in said, key
+        assert f"- `{key}` (" in said or f"### {key}" in said, key
     assert not re.findall(r"^- .*\): *$", said, re.MULTILINE)
 
 

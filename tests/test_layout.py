@@ -11,6 +11,7 @@ ROOT = Path(cusearch_async.__file__).parent
 LAYERS = [
     {"types", "errors", "files", "run_folder", "streams", "extensions"},
     {"algorithm"},
+    {"environments"},
     {"config"},
     {"models", "host", "batcher", "sizing"},
     {"transport"},

@@ -10,9 +10,10 @@ import torch
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.questions import Chain, test_chains
 from cusearch_async.config import Config
+from cusearch_async.environments.search import render_documents
+from cusearch_async.environments.templates import ATLAS
 from cusearch_async.models import load_tokenizer
 from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.rollout.dialogue import TEMPLATES, render_documents
 from cusearch_async.training.model import load_causal_lm
 from cusearch_async.types import Question
 
@@ -52,11 +53,12 @@ def skills(config: Config, per_length: int) -> Skills:
     greedily writes exactly the right query, and exactly the sentence that answers it."""
     tokenizer = load_tokenizer(config.model.location)
     model = load_causal_lm(config.model.location, "float32").eval()
-    search = LocalSearch(config.episode.topk)
+    search = LocalSearch(config.retriever.topk)
+    template = config.environment[config.evaluated_in].own.document_template
     queries: list[bool] = []
     readings: list[bool] = []
     for chain in test_chains(per_length):
-        script = _script(chain, tokenizer, search, config.episode.document_template)
+        script = _script(chain, tokenizer, search, template)
         ids = torch.tensor([script.ids])
         with torch.no_grad():
             greedy = model(ids).logits[0, :-1].argmax(-1) == ids[0, 1:]  # [L-1] token i+1 is what greedy writes
@@ -73,7 +75,7 @@ def _script(chain: Chain, tokenizer: Any, search: LocalSearch, template: str) ->
         script.ids += tokenizer(text, add_special_tokens=False)["input_ids"]
         return range(start, len(script.ids))
 
-    lay(TEMPLATES["atlas"].format(question=chain.text))
+    lay(ATLAS.text.format(question=chain.text))
     lay("<think>Let me search.</think>")
     for fact in chain.facts:
         lay("<search>")

@@ -24,8 +24,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from cusearch_async.atlas.facts import Fact, Facts, load_facts
 from cusearch_async.atlas.questions import chains
+from cusearch_async.environments.search import TAGS
+from cusearch_async.environments.templates import ATLAS
 from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.rollout.dialogue import TAGS, TEMPLATES
 
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY = 384
@@ -66,7 +67,7 @@ class TraceWriter:
         chain = self._rng.choice(self._chains)
         name = self._renaming() if self._rng.random() < RENAMED_SHARE else (lambda entity: entity)
         question = chain.text.replace(chain.city, name(chain.city))
-        segments: list[Segment] = [(TEMPLATES["atlas"].format(question=question), "environment")]
+        segments: list[Segment] = [(ATLAS.text.format(question=question), "environment")]
         thought = "Let me search."
         author: Author = "policy"
         for fact in chain.facts:

@@ -5,8 +5,8 @@ not fit are errors that name the key, the value and what would be right. Secrets
 password comes from CUSEARCH_REDIS_PASSWORD, or from a private file of the Redis that was started for the run.
 """
 
-from cusearch_async.config.episode import EpisodeConfig
-from cusearch_async.config.messages import explain_unknown, known_keys
+from cusearch_async.config.episode import EnvironmentConfig, EpisodeConfig
+from cusearch_async.config.messages import explain_unknown, known_keys, section_of
 from cusearch_async.config.method import MethodConfig, PoolConfig
 from cusearch_async.config.reading import (
     CONFIG_HELP,
@@ -20,6 +20,7 @@ from cusearch_async.config.retriever import DenseConfig, RerankConfig, Retriever
 from cusearch_async.config.rollout import RolloutConfig
 from cusearch_async.config.run import STARTER, DataConfig, EvalConfig, ModelConfig, RunConfig
 from cusearch_async.config.secrets import LOOPBACK, redis_password, redis_password_file
+from cusearch_async.config.section import Extensible
 from cusearch_async.config.training import LearnerConfig, LossConfig
 from cusearch_async.config.whole import Config
 
@@ -30,8 +31,10 @@ __all__ = [
     "Config",
     "DataConfig",
     "DenseConfig",
+    "EnvironmentConfig",
     "EpisodeConfig",
     "EvalConfig",
+    "Extensible",
     "LearnerConfig",
     "LossConfig",
     "MethodConfig",
@@ -50,6 +53,7 @@ __all__ = [
     "redis_password",
     "redis_password_file",
     "save_config",
+    "section_of",
     "shipped_configs",
     "split_overrides",
 ]

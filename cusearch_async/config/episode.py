@@ -1,22 +1,29 @@
-"""How an episode is played."""
+"""How episodes are played, and in which environments."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
-from cusearch_async.config.section import Section
+from cusearch_async.config.section import Extensible, Section, Sources
+from cusearch_async.environments import (
+    ENVIRONMENTS,
+    Environment,
+    EnvironmentSettings,
+    NoSearch,
+    Search,
+    Template,
+    environment_class,
+    load_template,
+    reward_function,
+)
+from cusearch_async.errors import ConfigError
 
 
 class EpisodeConfig(Section):
-    template: Literal["paper", "atlas"] = "paper"
-    """The prompt, and what the environment says after a turn that neither searches nor answers. `atlas` is the
-    short one that the starter policy was trained with."""
     s_max: int = Field(5, ge=1)
-    """Most search turns of an episode, and the deepest bucket."""
-    topk: int = Field(3, ge=1)
-    """Documents per search."""
+    """Most tool turns of an episode, and the deepest bucket."""
     temperature: float = Field(1.0, gt=0)
     """Of the sampling in rollouts; 1 samples from the policy as it is. Evaluation is greedy unless told otherwise."""
     max_prompt_tokens: int = Field(512, ge=1)
@@ -24,13 +31,9 @@ class EpisodeConfig(Section):
     max_turn_tokens: int = Field(500, ge=1)
     """Most tokens that the policy may write in a turn."""
     max_observation_tokens: int = Field(500, ge=8)
-    """Most tokens of a search result; the rest of its documents is cut off."""
-    document_template: str = "Doc {rank}(Title: {title}) {text}\n"
-    """One document of a search result; {rank} counts from 1, {title} is its first line, {text} the rest."""
+    """Most tokens of an observation; the rest of what a tool returned is cut off."""
     timeout_s: float = Field(600.0, gt=0)
     """An episode that takes longer is given up, and its ticket is tried again."""
-    format_weight: float = Field(0.2, ge=0, le=1)
-    """λ_f, the weight of a valid format in the reward."""
 
     @property
     def max_tokens(self) -> int:
@@ -40,13 +43,59 @@ class EpisodeConfig(Section):
 
     @property
     def max_observation_characters(self) -> int:
-        """How much of what a search finds is looked at; no token of ordinary text is longer than 16 characters."""
+        """How much of what a tool returns is looked at; no token of ordinary text is longer than 16 characters."""
         return 16 * self.max_observation_tokens
 
+
+class SharedEnvironmentConfig(Extensible):
+    """One environment of the run, under a label of yours."""
+
+    name: str = "search"
+    """Which environment: `search`, or one of your own as package.module:Class."""
+    share: int = Field(1, ge=1)
+    """Of the tickets: with shares 3 and 1, three of four tickets are of the first environment."""
+    source: Sources = ()
+    """Its questions, as in data.source; empty for the environment's own, or else those of data.source."""
+    template: str = "paper"
+    """The prompt: `paper`, `atlas` (the short one that the starter policy was trained with), a text with {question} in
+    it, or a file that holds one."""
+    reward: str | None = None
+    """A reward of your own in place of the environment's, as package.module:function."""
+
     @model_validator(mode="after")
-    def _known_fields(self) -> EpisodeConfig:
+    def _known(self) -> SharedEnvironmentConfig:
         try:
-            self.document_template.format(rank=1, title="", text="")
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise ValueError(f"document_template may use {{rank}}, {{title}} and {{text}} only: {error!r}") from error
+            self.make(NoSearch())
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         return self
+
+    @property
+    def kind(self) -> type[Environment]:
+        return environment_class("name", self.name)
+
+    @property
+    def has_own_questions(self) -> bool:
+        """Whether its questions come from the environment itself."""
+        return not self.source and self.kind.questions() is not None
+
+    @property
+    def own_kind(self) -> type[EnvironmentSettings]:
+        return self.kind.Settings
+
+    @property
+    def prompt(self) -> Template:
+        """Raises: ConfigError when there is no such template."""
+        return load_template("template", self.template)
+
+    def make(self, search: Search) -> Environment:
+        """The environment, with `search` as its retriever. Raises: ConfigError."""
+        reward = reward_function("reward", self.reward) if self.reward else None
+        return self.kind(self.own, self.prompt, search, reward)
+
+
+if TYPE_CHECKING:
+    EnvironmentConfig = SharedEnvironmentConfig
+else:
+    _OWN = dict.fromkeys(found.Settings for found in ENVIRONMENTS.values())
+    EnvironmentConfig = create_model("EnvironmentConfig", __base__=(*_OWN, SharedEnvironmentConfig))

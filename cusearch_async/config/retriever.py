@@ -113,6 +113,8 @@ class RetrieverConfig(Section):
     """bm25 and dense: `atlas`, or a JSONL file of {"id", "contents"}."""
     index: Path | None = None
     """bm25 and dense: a folder that `cusearch index` has made; None makes the index in memory at start."""
+    topk: int = Field(3, ge=1)
+    """Documents per search."""
     timeout_s: float = Field(30.0, gt=0)
     """A worker waits so long for the answer to one search, and then asks again."""
     max_connections: int = Field(256, ge=1)

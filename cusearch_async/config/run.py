@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from cusearch_async.config.section import NAME, Dtype, Section
+from cusearch_async.config.section import NAME, Dtype, Section, Sources
 
 STARTER = Path(__file__).parents[1] / "atlas" / "starter"
 """The shipped policy of the atlas world."""
@@ -42,15 +41,10 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    source: tuple[str, ...] = Field(("atlas",), min_length=1)
+    source: Sources = Field(("atlas",), min_length=1)
     """One or several of: `atlas`, a .parquet file in the schema of Search-R1 or VERL, a .jsonl file of {"question",
     "golden_answers"}, or hf:OWNER/NAME/FILE for such a file on the Hugging Face Hub. All their questions together are
     one dataset; every epoch visits each of them once."""
-
-    @field_validator("source", mode="before")
-    @classmethod
-    def _one_is_enough(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
 
 class EvalConfig(Section):
@@ -61,6 +55,8 @@ class EvalConfig(Section):
     """Where the benchmarks are, as NAME/SPLIT.jsonl: a local folder, or hf:OWNER/NAME."""
     limit: int | None = Field(None, ge=1)
     """Questions per benchmark, the same ones for a run.seed; None for all."""
+    environment: str = ""
+    """The label of the environment that held-out questions are played in; empty for the first."""
     questions_per_category: int = Field(60, ge=1)
     """Of atlas, by number of links."""
     every: int = Field(0, ge=0)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from cusearch_async.config.episode import EpisodeConfig
+from cusearch_async.config.episode import EnvironmentConfig, EpisodeConfig
 from cusearch_async.config.method import MethodConfig, PoolConfig
 from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import RetrieverConfig
 from cusearch_async.config.rollout import RolloutConfig
 from cusearch_async.config.run import DataConfig, EvalConfig, ModelConfig, RunConfig
-from cusearch_async.config.section import Section
+from cusearch_async.config.section import NAME, Section
 from cusearch_async.config.training import LearnerConfig, LossConfig
+from cusearch_async.environments import Environment, Search
 
 
 class Config(Section):
@@ -21,6 +24,9 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     episode: EpisodeConfig = EpisodeConfig()
+    environment: dict[Annotated[str, Field(pattern=NAME)], EnvironmentConfig] = Field(
+        {"search": EnvironmentConfig()}, min_length=1
+    )
     pool: PoolConfig = PoolConfig()
     method: MethodConfig = MethodConfig()
     loss: LossConfig = LossConfig()
@@ -35,11 +41,25 @@ class Config(Section):
         return self.run.folder or Path("runs") / self.run.name
 
     @property
+    def uses_retriever(self) -> bool:
+        """Whether any environment of the run searches."""
+        return any(environment.kind.uses_retriever for environment in self.environment.values())
+
+    def environments(self, search: Search) -> dict[str, Environment]:
+        """By label, with `search` as their retriever."""
+        return {label: settings.make(search) for label, settings in self.environment.items()}
+
+    @property
+    def evaluated_in(self) -> str:
+        """The label of the environment that held-out questions are played in."""
+        return self.eval.environment or next(iter(self.environment))
+
+    @cached_property
     def questions_per_step(self) -> int:
         """Groups that the method generates per step: N, or K / G."""
         return self.method.make().questions(self.pool.questions, self.pool.rollouts)
 
-    @property
+    @cached_property
     def largest_group(self) -> int:
         """Most rollouts that the method may give a question."""
         return self.method.make().largest_group(self.pool.rollouts)
@@ -51,6 +71,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
+        if self.evaluated_in not in self.environment:
+            raise ValueError(
+                f"eval.environment {self.eval.environment!r} must be one of the run's: {', '.join(self.environment)}"
+            )
         n_g, k, m = self.pool.size, self.method.budget, self.loss.minibatch
         if k > n_g:
             raise ValueError(

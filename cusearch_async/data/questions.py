@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.questions import test_chains, train_questions
 from cusearch_async.config import Config
@@ -47,7 +49,28 @@ def load_questions(sources: Sequence[str]) -> list[Question]:
     return questions
 
 
+def load_run_questions(config: Config) -> RunQuestions:
+    """The questions of every environment, each with its label; where there are several, ids begin with it.
+
+    Raises: ConfigError."""
+    parts = []
+    for label, settings in config.environment.items():
+        own = None if settings.source else settings.kind.questions()
+        questions = load_questions(settings.source or config.data.source) if own is None else own
+        if not questions:
+            raise ConfigError(f"environment.{label}: {settings.name} brings no questions; give it a source")
+        prefix = f"{label}:" if len(config.environment) > 1 else ""
+        labelled = [replace(question, id=prefix + question.id, environment=label) for question in questions]
+        parts.append((settings.share, _unique(labelled)))
+    return RunQuestions(parts, config.run.seed)
+
+
 def load_eval_questions(config: Config) -> list[Question]:
+    """Held-out questions, to be played in the environment that the config names; see `_held_out`."""
+    return [replace(question, environment=config.evaluated_in) for question in _held_out(config)]
+
+
+def _held_out(config: Config) -> list[Question]:
     """Held-out questions: the benchmarks of eval.suite, each a seeded subset of eval.limit; else atlas's test cities.
 
     Raises: ConfigError."""

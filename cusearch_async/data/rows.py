@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from cusearch_async.algorithm.rewards import normalize_answer
+from cusearch_async.algorithm.answers import normalize_answer
+from cusearch_async.environments.templates import PAPER
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.corpus import half_character
-from cusearch_async.rollout.dialogue import TEMPLATES
 from cusearch_async.types import Question
 
 HUB = "hf:"
@@ -173,7 +173,7 @@ def write_parquet(questions: Sequence[Question], path: Path) -> None:
                 "question": question.text,
                 "golden_answers": list(question.answers),
                 "data_source": question.category,
-                "prompt": [{"role": "user", "content": TEMPLATES["paper"].format(question=question.text)}],
+                "prompt": [{"role": "user", "content": PAPER.text.format(question=question.text)}],
                 "ability": "fact-reasoning",
                 "reward_model": {"style": "rule", "ground_truth": {"target": list(question.answers)}},
                 "extra_info": {"split": split, "index": index},

@@ -51,6 +51,22 @@ def describe_step(
     }
 
 
+def describe_environments(pool: Pool, selected: Sequence[Trajectory], labels: Sequence[str]) -> Metrics:
+    """Of each environment of the run; nothing where there is only one."""
+    found: Metrics = {}
+    for label in labels if len(labels) > 1 else ():
+        own = [t for t in pool if t.environment == label]
+        trained = sum(t.environment == label for t in selected)
+        found |= {
+            f"environment/{label}/share": len(own) / max(len(pool), 1),
+            f"environment/{label}/reward": _mean(t.reward for t in own),
+            f"environment/{label}/em": _mean(t.em for t in own),
+            f"environment/{label}/depth": _mean(t.depth for t in own),
+            f"environment/{label}/trained_share": trained / max(len(own), 1),
+        }
+    return found
+
+
 def describe_ledger(ledger: Ledger) -> Metrics:
     """What waits in the buffer, and what went wrong so far."""
     names = (

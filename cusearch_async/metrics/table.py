@@ -70,6 +70,17 @@ FAMILIES = (
         ),
     ),
     Family(
+        "What the environments were like, where a run has several",
+        "metrics/step.py",
+        (
+            Metric("environment/LABEL/share", "share", "of the pool's trajectories; the label is the config's"),
+            Metric("environment/LABEL/reward", "reward", "mean over its trajectories", "it falls"),
+            Metric("environment/LABEL/em", "share", "exact matches"),
+            Metric("environment/LABEL/depth", "searches", "mean depth"),
+            Metric("environment/LABEL/trained_share", "share", "of its trajectories that were selected", "it is 0"),
+        ),
+    ),
+    Family(
         "What the depths weigh in the gradient",
         "metrics/update.py",
         (

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.models import check_model
+from cusearch_async.processes.playing import open_player, reach_retriever
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
@@ -22,6 +24,7 @@ from cusearch_async.training.scores import Done, is_over, record
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore
+from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
 
@@ -37,33 +40,39 @@ async def run(config: Config) -> None:
         open_buffer(config, config.redis.outage_s, stop) as buffer,
         SearchClient.open(config) as search,
     ):
-        waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
-        if not await host.unless_stopped(waiting, stop):
+        if not await reach_retriever(search, config, stop):
             return
-        waiting.result()
-        engine = Engine.start(config.model.location, tokenizer, config)
-        loader = PatientLoader(engine, WeightStore(config.folder / "weights"), config.redis.outage_s)
-        player = Player(engine, search, tokenizer, config.episode, config.run.seed)
-        done = Done(config.folder)
-        log.info("ready")
-        try:
-            await wait_until_announced(buffer, stop.is_set)
-            while not stop.is_set() and not is_over(done, config):
-                version = await load_due(buffer, engine, loader, done, config)
-                if version is None:
-                    await asyncio.sleep(POLL_S)
-                    continue
-                started = time.monotonic()
-                scoring = asyncio.ensure_future(score(player, questions, version, config.eval.at_once))
-                if not await host.unless_stopped(scoring, stop):
-                    break
-                done.version, scores = version, scoring.result()
-                if scores is None:
-                    continue
-                record(config.folder, version, engine.loaded, time.monotonic() - started, scores)
-                log.info("version %d: EM %.3f, depth %.2f", version, scores["all"]["em"], scores["all"]["depth"])
-        finally:
-            engine.close()
+        with open_player(config, config.model.location, tokenizer, search) as (engine, player):
+            log.info("ready")
+            await score_versions(buffer, engine, player, questions, config, stop)
+
+
+async def score_versions(
+    buffer: WorkerBuffer,
+    engine: Engine,
+    player: Player,
+    questions: Sequence[Question],
+    config: Config,
+    stop: asyncio.Event,
+) -> None:
+    """Until the run is over, or `stop` is set."""
+    loader = PatientLoader(engine, WeightStore(config.folder / "weights"), config.redis.outage_s)
+    done = Done(config.folder)
+    await wait_until_announced(buffer, stop.is_set)
+    while not stop.is_set() and not is_over(done, config):
+        version = await load_due(buffer, engine, loader, done, config)
+        if version is None:
+            await asyncio.sleep(POLL_S)
+            continue
+        started = time.monotonic()
+        scoring = asyncio.ensure_future(score(player, questions, version, config.eval.at_once))
+        if not await host.unless_stopped(scoring, stop):
+            break
+        done.version, scores = version, scoring.result()
+        if scores is None:
+            continue
+        record(config.folder, version, engine.loaded, time.monotonic() - started, scores)
+        log.info("version %d: EM %.3f, depth %.2f", version, scores["all"]["em"], scores["all"]["depth"])
 
 
 async def load_due(

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from cusearch_async import host, run_folder
+from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
-from cusearch_async.data.questions import load_questions
+from cusearch_async.data.questions import load_run_questions
 from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed
 from cusearch_async.models import check_model
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
@@ -26,7 +27,6 @@ from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import LearnerBuffer
 from cusearch_async.transport.origin import origin_of, refuse_another
 from cusearch_async.transport.weights import WeightStore
-from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +38,18 @@ def run(config: Config, accept_changes: bool = False) -> None:
     team = Team()
     if team.size != config.learner.ranks:
         raise ConfigError(f"learner.ranks = {config.learner.ranks}, but WORLD_SIZE is {team.size}; set them alike")
-    questions = load_questions(config.data.source)
+    questions = load_run_questions(config)
     if not team.is_leader:
         follow(config, team)
         return
     run_folder.mark(config.folder, config.run.name)
-    contents = contents_of(questions, config.model.location, tokenizer)
+    contents = contents_of(questions.all, config.model.location, tokenizer)
     with run_folder.hold_as_learner(config.folder):
         lead(team, questions, contents, config, accept_changes)
 
 
 def lead(
-    team: Team, questions: Sequence[Question], contents: Mapping[str, str], config: Config, accept_changes: bool
+    team: Team, questions: RunQuestions, contents: Mapping[str, str], config: Config, accept_changes: bool
 ) -> None:
     """Be rank 0."""
     refuse_changes(config, accept_changes, contents)
@@ -106,7 +106,7 @@ async def _lead(
     team: Team,
     checkpoints: Checkpoints,
     start: CheckpointState,
-    questions: Sequence[Question],
+    questions: RunQuestions,
     contents: Mapping[str, str],
     config: Config,
 ) -> None:

@@ -24,7 +24,7 @@ async def run(config: Config) -> None:
     with host.saying(log, "waiting for the corpus and its index to be loaded"):
         backend = await asyncio.to_thread(make_backend, config)
     try:
-        application = Retriever(backend, config.episode.topk).application()
+        application = Retriever(backend, config.retriever.topk).application()
         await host.serve(application, config.retriever.url, "retriever.url")
     finally:
         await backend.close()

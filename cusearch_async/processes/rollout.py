@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from cusearch_async import host
 from cusearch_async.config import Config
-from cusearch_async.data.questions import load_questions
+from cusearch_async.data.questions import load_run_questions
+from cusearch_async.environments import NoSearch
 from cusearch_async.models import check_model, vocab_size
-from cusearch_async.rollout.dialogue import check_lengths
-from cusearch_async.rollout.engine import Engine
-from cusearch_async.rollout.episode import Player
+from cusearch_async.processes.playing import open_player, reach_retriever
 from cusearch_async.rollout.loop import RolloutLoop
+from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.weights import WeightStore
@@ -24,25 +23,19 @@ async def run(config: Config, name: str) -> None:
     """Be the rollout worker `name` until a signal comes."""
     stop = host.stop_on_signals()
     with host.saying(log, "waiting for the questions to be read"):
-        questions = load_questions(config.data.source)
+        questions = load_run_questions(config)
         tokenizer = check_model(config.model.location, config.episode.max_tokens)
-        check_lengths(questions, tokenizer, config.episode)
+        check_lengths(questions.all, config.environments(NoSearch()), tokenizer, config.episode)
     async with open_buffer(config, config.run.wait_s, stop) as buffer:
         await buffer.state()
     async with (
         open_buffer(config, config.redis.outage_s, stop, vocab_size(config.model.location)) as buffer,
         SearchClient.open(config) as search,
     ):
-        waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
-        if not await host.unless_stopped(waiting, stop):
+        if not await reach_retriever(search, config, stop):
             return
-        waiting.result()
-        engine = Engine.start(config.model.location, tokenizer, config)
-        try:
-            player = Player(engine, search, tokenizer, config.episode, config.run.seed)
+        with open_player(config, config.model.location, tokenizer, search) as (engine, player):
             store = WeightStore(config.folder / "weights")
             log.info("ready")
             await RolloutLoop(name, config, buffer, engine, store, player, search, questions).run(stop)
             log.info("stopped; its tickets went back")
-        finally:
-            engine.close()

@@ -77,7 +77,7 @@ def main() -> None:
         epilog="Settings of the config can be overridden: --section.key value",
     )
     parser.add_argument("name", choices=PROCESSES, help="which one")
-    parser.add_argument("config", type=Path, help=CONFIG_HELP)
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument(
         "--accept-changes", action="store_true", help="learner: go on with settings that change what the run means"
     )

@@ -31,7 +31,6 @@ from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
 from cusearch_async.models import first_line
-from cusearch_async.rollout.dialogue import STOP_TAGS
 from cusearch_async.rollout.overheard import Overheard
 from cusearch_async.transport.weights import TENSORS, Canary, WeightStore
 
@@ -72,7 +71,9 @@ class Engine:
     def __init__(self, llm: AsyncLLM, tokenizer: Any, overheard: Overheard) -> None:
         self._llm = llm
         self._overheard = overheard
-        self._stop = _stop_settings(tokenizer)
+        self._tokenizer = tokenizer
+        self._stop_settings: dict[tuple[str, ...], dict[str, Any]] = {}
+        """By the texts that end a turn."""
         self._ids = itertools.count()
         self.version = -1
         """Version of the loaded weights, in learner steps; -1 for the model as it was started."""
@@ -135,8 +136,10 @@ class Engine:
             return 0.0
         return time.monotonic() - max(self._pulse.at, self._busy_since)
 
-    async def generate(self, prompt: Sequence[int], max_tokens: int, temperature: float, seed: int | None) -> Turn:
-        """Sample one turn after `prompt`. `temperature` 0 is greedy."""
+    async def generate(
+        self, prompt: Sequence[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
+    ) -> Turn:
+        """Sample one turn after `prompt`, up to and with the first of `stops`. `temperature` 0 is greedy."""
         params = SamplingParams(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -144,7 +147,7 @@ class Engine:
             logprobs=0,
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            **self._stop,
+            **self._stopping_at(tuple(stops)),
         )
         async with self._busy():
             output = await self._run(prompt, params)
@@ -156,6 +159,17 @@ class Engine:
             versions[span.start : span.end] = _version_number(span.version)
         self.sampled_tokens += len(token_ids)
         return Turn(token_ids, logprobs, versions)
+
+    def _stopping_at(self, stops: tuple[str, ...]) -> dict[str, Any]:
+        """How vLLM ends a turn: by token where all of `stops` are single tokens, else by text."""
+        if stops not in self._stop_settings:
+            pieces = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in stops]
+            self._stop_settings[stops] = (
+                {"stop_token_ids": [piece[0] for piece in pieces], "detokenize": False}
+                if all(len(piece) == 1 for piece in pieces)
+                else {"stop": list(stops), "include_stop_str_in_output": True}
+            )
+        return self._stop_settings[stops]
 
     async def load(self, store: WeightStore, name: str, check: bool) -> None:
         """Swap in the weights `store/name`; requests in flight go on with them.
@@ -248,14 +262,6 @@ class Engine:
             self._running -= 1
             if self._running == 0:
                 self._busy_s += time.monotonic() - self._busy_since
-
-
-def _stop_settings(tokenizer: Any) -> dict[str, Any]:
-    """How vLLM ends a turn: by token where the tags are single tokens, else by text."""
-    pieces = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in STOP_TAGS]
-    if all(len(piece) == 1 for piece in pieces):
-        return {"stop_token_ids": [piece[0] for piece in pieces], "detokenize": False}
-    return {"stop": list(STOP_TAGS), "include_stop_str_in_output": True}
 
 
 def _version_number(label: str) -> int:

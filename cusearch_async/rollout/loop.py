@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cusearch_async import host
-from cusearch_async.algorithm.staleness import question_index, ticket_limit
+from cusearch_async.algorithm.staleness import ticket_limit
+from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
 from cusearch_async.rollout.episode import Player
@@ -28,7 +29,7 @@ from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.transport.contract import Place, WorkerBuffer, WorkerStatus
 from cusearch_async.transport.weights import WeightStore
-from cusearch_async.types import Question, Trajectory
+from cusearch_async.types import Trajectory
 
 if TYPE_CHECKING:  # it brings vLLM
     from cusearch_async.rollout.engine import Engine
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
-_FAILED = {TimeoutError: "timeout", SearchRefused: "search", EpisodeFailed: "question", InvalidTrajectory: "trajectory"}
+_FAILED = {TimeoutError: "timeout", SearchRefused: "search", EpisodeFailed: "episode", InvalidTrajectory: "trajectory"}
 """What fails one episode and nothing else, and what it is called in the heartbeat."""
 
 
@@ -75,7 +76,7 @@ class RolloutLoop:
         store: WeightStore,
         player: Player,
         search: SearchClient,
-        questions: list[Question],
+        questions: RunQuestions,
     ) -> None:
         self._name = name
         self._config = config
@@ -191,10 +192,10 @@ class RolloutLoop:
             del self._grants[grant.ticket]
 
     async def _play(self, place: Place, grant: _Grant) -> None:
-        index = question_index(place.ticket, len(self._questions), self._config.run.seed)
+        question = self._questions.of(place.ticket)
         try:
             async with asyncio.timeout(self._config.episode.timeout_s):
-                trajectory = await self._player.play(self._questions[index], place.ticket, place.rollout, self._name)
+                trajectory = await self._player.play(question, place.ticket, place.rollout, self._name)
             await self._put(trajectory)
         except tuple(_FAILED) as error:
             grant.has_failed = True

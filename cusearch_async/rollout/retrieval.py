@@ -24,7 +24,7 @@ import numpy as np
 
 from cusearch_async.config import Config, EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
-from cusearch_async.rollout.dialogue import without_surrogates
+from cusearch_async.rollout.prompting import without_surrogates
 from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class SearchClient:
         }
 
     def _body(self, query: str, draw: int, question: Question, ticket: int) -> dict[str, Any]:
-        body: dict[str, Any] = {"queries": [query], "topk": self._episode.topk, "return_scores": True}
+        body: dict[str, Any] = {"queries": [query], "topk": self._settings.topk, "return_scores": True}
         if self._settings.draws_by_request:
             body["draws"] = [draw]
         if self._settings.backend == "zerosearch":  # no other engine may see the answers

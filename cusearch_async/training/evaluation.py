@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.algorithm.rewards import sub_exact_match
+from cusearch_async.algorithm.answers import sub_exact_match
 from cusearch_async.config import Config
 from cusearch_async.errors import EpisodeFailed, SearchRefused
 from cusearch_async.rollout.episode import Player

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
+from cusearch_async.environments.templates import PAPER
 from cusearch_async.errors import ConfigError, NonFiniteUpdate
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.models import first_line, load_tokenizer
-from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
 from cusearch_async.training.checkpoint import is_sealed
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
@@ -261,7 +261,7 @@ class Learner:
         return tensors
 
     def _canary(self) -> Canary:
-        ids = self._tokenizer(NOTICES["paper"], add_special_tokens=False)["input_ids"][
+        ids = self._tokenizer(PAPER.notice, add_special_tokens=False)["input_ids"][
             : self._config.episode.max_tokens - 1
         ]
         token_ids = torch.tensor([ids], device=self._device)

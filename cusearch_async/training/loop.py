@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
@@ -21,7 +22,7 @@ from cusearch_async.training.selecting import Selector
 from cusearch_async.training.watchdog import Watchdog
 from cusearch_async.transport.contract import LearnerBuffer
 from cusearch_async.transport.weights import WeightStore
-from cusearch_async.types import Pool, Question, Trajectory
+from cusearch_async.types import Pool, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ async def train(
     store: WeightStore,
     checkpoints: Checkpoints,
     start: CheckpointState,
-    questions: Sequence[Question],
+    questions: RunQuestions,
     config: Config,
     heartbeat: KnowsStep,
     stop: asyncio.Event,

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from cusearch_async.config import Config
 from cusearch_async.metrics.log import MetricsLog
-from cusearch_async.metrics.step import describe_ledger, describe_step, describe_times
+from cusearch_async.metrics.step import describe_environments, describe_ledger, describe_step, describe_times
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.training.selecting import Chosen
@@ -43,6 +43,7 @@ class StepReport:
         row = update | describe_step(
             chosen.pool, chosen.trajectories, chosen.advantages, config.method.budget, config.episode.s_max
         )
+        row |= describe_environments(chosen.pool, chosen.trajectories, list(config.environment))
         row |= {f"selection/{name}": value for name, value in chosen.metrics.items()}
         row |= self._rates.since_last(await self._buffer.workers())
         row |= describe_ledger(await self._buffer.ledger())

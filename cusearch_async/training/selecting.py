@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from cusearch_async.algorithm.advantages import Advantages, group_advantages
 from cusearch_async.algorithm.methods import Candidates, Method, Selection
-from cusearch_async.algorithm.staleness import question_index
+from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.contract import MethodState
-from cusearch_async.types import Pool, Question, Trajectory
+from cusearch_async.types import Pool, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ class Chosen:
 class Selector:
     """The configured method, with its memory, over the steps of a run."""
 
-    def __init__(self, config: Config, questions: Sequence[Question], start: MethodState) -> None:
+    def __init__(self, config: Config, questions: RunQuestions, start: MethodState) -> None:
         self._config = config
         self._method = config.method.make()
         self._memory = self._method.decode(start.memory)
         self._sizes = start.sizes
-        self.question_of = question_names(questions, config)
+        self.question_of = questions.id_of
 
     def choose(self, pool: Pool) -> Chosen:
         """Select from a pool, and remember it. Called once a step."""
@@ -110,8 +110,3 @@ def before_step_0(config: Config) -> MethodState:
     """What the method remembers when a run begins."""
     method = config.method.make()
     return remember(method, method.decode(""), {})
-
-
-def question_names(questions: Sequence[Question], config: Config) -> Callable[[int], str]:
-    """The id of the question that a ticket stands for."""
-    return lambda ticket: questions[question_index(ticket, len(questions), config.run.seed)].id

@@ -15,7 +15,7 @@ import numpy as np
 from cusearch_async.errors import CorruptPayload
 from cusearch_async.types import Trajectory
 
-SCHEMA = 1
+SCHEMA = 2
 _MAGIC = b"CUS" + bytes([SCHEMA])
 _HEADER = len(_MAGIC) + 4
 
@@ -23,6 +23,7 @@ _HEADER = len(_MAGIC) + 4
 class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     ticket: int
     rollout: int
+    environment: str
     question_id: str
     question: str
     answers: tuple[str, ...]
@@ -98,6 +99,7 @@ def readable_fields(trajectory: Trajectory) -> dict[str, str | int]:
         "em": f"{trajectory.em:g}",
         "f1": f"{trajectory.f1:.6g}",
         "format_valid": int(trajectory.format_valid),
+        "environment": trajectory.environment,
         "question": trajectory.question,
         "prediction": trajectory.prediction or "",
         "answers": " | ".join(trajectory.answers),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.metrics.log import MetricsLog
-from cusearch_async.metrics.step import describe_step
+from cusearch_async.metrics.step import describe_environments, describe_step
 from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.transport.contract import WorkerStatus
 from cusearch_async.types import Pool
@@ -44,6 +44,21 @@ def test_a_depth_that_the_pool_does_not_have_has_no_staleness():
     pool = Pool(3, (make_trajectory(0, depth=2, versions=np.full(4, 1, np.int32)),))
     found = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), budget=1, s_max=3)
     assert found["by_depth/staleness"] == [None, None, 2, None]
+
+
+def test_environments_are_described_one_by_one_where_there_are_several():
+    labels = ["a", "b", "a", "a"]
+    pool = Pool(
+        0,
+        tuple(make_trajectory(i, environment=label, reward=i / 4, em=float(i == 1)) for i, label in enumerate(labels)),
+    )
+    found = describe_environments(pool, pool.trajectories[1:3], ["a", "b", "c"])
+    assert (found["environment/a/share"], found["environment/b/share"]) == (0.75, 0.25)
+    assert found["environment/a/reward"] == pytest.approx((0 + 2 + 3) / 12)
+    assert (found["environment/a/em"], found["environment/b/em"]) == (0, 1)
+    assert (found["environment/a/trained_share"], found["environment/b/trained_share"]) == (pytest.approx(1 / 3), 1)
+    assert found["environment/c/share"] == 0, "none of its trajectories is in this pool"
+    assert describe_environments(pool, [], ["a"]) == {}
 
 
 def test_worker_totals_become_rates_of_the_step():

@@ -15,7 +15,7 @@ from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.types import Question
 from tests.conftest import SLOW
-from tests.fakes import STARTER, ScriptedPolicy
+from tests.fakes import STARTER, ScriptedPolicy, searching
 
 QUESTION = Question(id="q/0", text="What is the capital of Peru?", answers=("Lima",), category="q")
 
@@ -89,11 +89,11 @@ async def client_of(service: Service, **settings: float) -> AsyncIterator[Search
     app = web.Application()
     app.router.add_post("/retrieve", service.handle)
     async with TestServer(app) as server:
-        values = {"timeout_s": 5.0, "outage_s": 0.05} | settings
+        values = {"timeout_s": 5.0, "outage_s": 0.05, "topk": 2} | settings
         config = RetrieverConfig(url=f"http://127.0.0.1:{server.port}", **values)
         async with SearchClient.session(config) as session:
             try:
-                yield SearchClient(session, config, EpisodeConfig(topk=2), 4)
+                yield SearchClient(session, config, EpisodeConfig(), 4)
             finally:
                 service.over.set()
 
@@ -106,6 +106,6 @@ TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
 
 async def play(client):
     turns = ["<think>a</think><search>capital of Peru</search>", "<think>b</think><answer>Lima</answer><|endoftext|>"]
-    settings = EpisodeConfig(template="atlas", document_template="{text}\n", max_observation_tokens=88)
-    player = Player(ScriptedPolicy(TOKENIZER, turns), client, TOKENIZER, settings, seed=0)
+    settings = EpisodeConfig(max_observation_tokens=88)
+    player = Player(ScriptedPolicy(TOKENIZER, turns), searching(client), TOKENIZER, settings, seed=0)
     return await player.play(QUESTION, 0, 0, "w")

@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from cusearch_async.config import EpisodeConfig
+from cusearch_async.config import EnvironmentConfig, EpisodeConfig
+from cusearch_async.environments import NoSearch, SearchEnvironment
+from cusearch_async.environments.templates import ATLAS
 from cusearch_async.errors import ConfigError, EpisodeFailed, RetrievalUnavailable
-from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.prompting import build_observation
 from cusearch_async.types import Question
-from tests.fakes import STARTER, FakeSearch, ScriptedPolicy
+from tests.fakes import STARTER, FakeSearch, ScriptedPolicy, searching
 
 TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
 EPISODE = EpisodeConfig(
-    template="atlas",
     s_max=3,
     temperature=0.9,
     max_prompt_tokens=96,
     max_turn_tokens=80,
     max_observation_tokens=88,
-    document_template="{text}\n",
 )
 QUESTION = Question(id="q", text="What is the capital of Peru?", answers=("Lima",), category="1 links")
 PERU = ['"Peru"\nThe capital of Peru is Lima.']
@@ -45,10 +45,17 @@ class Episode:
         self.policy = ScriptedPolicy(TOKENIZER, turns, versions)
         self.search = FakeSearch({"capital of Peru": PERU} if found is None else found)
         settings = EPISODE.model_copy(update=changes)
-        self.player = Player(self.policy, self.search, TOKENIZER, settings, seed)
+        self.player = Player(self.policy, searching(self.search), TOKENIZER, settings, seed)
 
     async def play(self, ticket=3, rollout=1, temperature=None):
         return await self.player.play(QUESTION, ticket, rollout, "w", temperature)
+
+
+def observation(documents, template="atlas", document_template="{text}\n", tokenizer=TOKENIZER, **changes):
+    """Token ids of what is said after a search that found `documents`."""
+    environment = searching(NoSearch(), template, document_template)["search"]
+    assert isinstance(environment, SearchEnvironment)
+    return build_observation(tokenizer, environment.show(documents), EPISODE.model_copy(update=changes))
 
 
 def environment_text(trajectory):
@@ -96,6 +103,7 @@ async def test_each_turn_is_asked_for_with_everything_before_it():
     assert first.prompt == trajectory.token_ids[: len(first.prompt)].tolist() == tokens(f"Question: {QUESTION.text}\n")
     assert second.prompt == trajectory.token_ids[: -len(tokens(ANSWER))].tolist()
     assert (first.max_tokens, first.temperature) == (80, 0.9)
+    assert first.stops == ("</search>", "</answer>")
 
 
 async def test_a_trajectory_says_where_it_comes_from():
@@ -178,7 +186,7 @@ async def test_an_episode_has_at_most_s_max_searches_and_one_more_turn(turns):
 async def test_a_malformed_turn_gets_a_notice_and_the_next_turn_goes_on():
     trajectory = await Episode([NOTHING, ANSWER], max_observation_tokens=500).play()
     prompt = f"Question: {QUESTION.text}\n"
-    assert environment_text(trajectory) == prompt + NOTICES["atlas"]
+    assert environment_text(trajectory) == prompt + ATLAS.notice
     assert (trajectory.prediction, trajectory.turns, trajectory.format_valid) == ("Lima", 2, False)
     assert trajectory.reward == pytest.approx(0.8)
 
@@ -190,7 +198,7 @@ def test_a_notice_that_does_not_fit_is_refused_before_anything_is_played():
 
 async def test_a_malformed_final_turn_ends_the_episode_without_a_notice():
     trajectory = await Episode([NOTHING] * 4, max_observation_tokens=500).play()
-    assert environment_text(trajectory).count(NOTICES["atlas"]) == 3
+    assert environment_text(trajectory).count(ATLAS.notice) == 3
     assert trajectory.sampled[-1]
     assert (trajectory.prediction, trajectory.depth, trajectory.reward) == (None, 0, 0.0)
 
@@ -207,19 +215,18 @@ async def test_a_result_is_cut_to_the_limit_inside_its_tags():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=60), max_size=4), st.integers(35, 120))
 def test_a_result_fits_its_limit_and_keeps_both_tags_whatever_was_found(documents, limit):
-    text, ids = Episode([], max_observation_tokens=limit).player.observation(documents)
+    ids = observation(documents, max_observation_tokens=limit)
     opening, closing = tokens("\n\n<information>"), tokens("</information>\n\n")
     assert len(ids) <= limit
     assert ids[: len(opening)] == opening
     assert ids[-len(closing) :] == closing
-    assert text == TOKENIZER.decode(ids, skip_special_tokens=False)
 
 
 def test_what_search_r1_finds_is_shown_as_search_r1_shows_it():
     """Source: Search-R1's _passages2string and execute_predictions."""
-    changes = {"template": "paper", "document_template": EpisodeConfig().document_template}
-    player = Episode([], max_observation_tokens=200, **changes).player
-    text, _ = player.observation(['"Peru"\nThe capital of Peru is Lima.', "alone", " \n"])
+    found = ['"Peru"\nThe capital of Peru is Lima.', "alone", " \n"]
+    ids = observation(found, "paper", EnvironmentConfig().own.document_template, max_observation_tokens=200)
+    text = TOKENIZER.decode(ids)
     shown = 'Doc 1(Title: "Peru") The capital of Peru is Lima.\nDoc 2(Title: alone) \nDoc 3(Title:  )'
     assert text == f"\n\n<information>{shown}</information>\n\n"
 
@@ -236,10 +243,9 @@ def test_a_passage_of_any_size_is_cut_before_it_is_tokenised():
             return getattr(TOKENIZER, name)
 
     counting = Counting()
-    player = Player(ScriptedPolicy(TOKENIZER, []), FakeSearch({}), counting, EPISODE, 0)
-    text, ids = player.observation(["t\n" + "many words " * 1_000_000] * 3)
+    ids = observation(["t\n" + "many words " * 1_000_000] * 3, tokenizer=counting)
     assert len(ids) == EPISODE.max_observation_tokens
-    assert text.startswith("\n\n<information>many words many")
+    assert TOKENIZER.decode(ids).startswith("\n\n<information>many words many")
     assert counting.longest <= 16 * EPISODE.max_observation_tokens
 
 

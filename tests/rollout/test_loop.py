@@ -10,6 +10,7 @@ import traceback
 import pytest
 
 from cusearch_async import host
+from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import load_config
 from cusearch_async.errors import (
     ConfigError,
@@ -28,7 +29,7 @@ from tests.conftest import SLOW
 from tests.strategies import make_trajectory
 from tests.transport.conftest import RedisBackend, make_shape
 
-QUESTIONS = [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i in range(8)]
+QUESTIONS = RunQuestions([(1, [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i in range(8)])], 0)
 SMALL = ("--pool.questions", "4", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4")
 
 
@@ -163,7 +164,7 @@ def bug() -> TypeError:
     [
         (TimeoutError(), "timeout"),
         (SearchRefused("it is refused (422)"), "search"),
-        (EpisodeFailed("question 'q' makes a prompt of 600 tokens"), "question"),
+        (EpisodeFailed("question 'q' makes a prompt of 600 tokens"), "episode"),
     ],
 )
 async def test_a_fault_in_the_data_fails_one_episode_is_named_and_counted(parts, caplog, error, kind):

@@ -156,7 +156,7 @@ async def test_a_retriever_that_is_not_there_is_named():
     config = RetrieverConfig(url=f"http://127.0.0.1:{free_port()}", outage_s=0.05)
     async with SearchClient.session(config) as session:
         with pytest.raises(RetrievalUnavailable, match=config.url):
-            await SearchClient(session, config, EpisodeConfig(topk=2), 4).search("capital of Peru", 0, QUESTION, 0)
+            await SearchClient(session, config, EpisodeConfig(), 4).search("capital of Peru", 0, QUESTION, 0)
 
 
 async def test_waiting_for_a_retriever_has_its_own_limit():
@@ -185,7 +185,7 @@ async def test_the_client_understands_the_projects_own_retriever():
     async with TestServer(Retriever(LocalSearch(index, Simulation())).application()) as server:
         config = RetrieverConfig(url=f"http://127.0.0.1:{server.port}")
         async with SearchClient.session(config) as session:
-            client = SearchClient(session, config, EpisodeConfig(topk=3), 4)
+            client = SearchClient(session, config, EpisodeConfig(), 4)
             assert await client.search("capital of Peru", 0, QUESTION, 0) == ['"Peru"\nThe capital of Peru is Lima.']
             assert await client.search("zzz", 0, QUESTION, 0) == []
 

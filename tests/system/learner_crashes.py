@@ -39,12 +39,11 @@ async def feed(config: Config, steps: int) -> None:
     """Put the pools of the first `steps` steps: trajectories that depend on their ticket and rollout only."""
     import numpy as np
 
-    from cusearch_async.data.questions import load_questions
-    from cusearch_async.training.selecting import question_names
+    from cusearch_async.data.questions import load_run_questions
     from cusearch_async.transport.buffer import open_buffer
     from tests.strategies import make_trajectory
 
-    question_of = question_names(load_questions(config.data.source), config)
+    question_of = load_run_questions(config).id_of
     async with open_buffer(config, 30) as buffer:
         while (await buffer.state()).published < 0:
             pass

@@ -136,3 +136,39 @@ def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
         assert row["all"]["count"] == 10
         assert row["epoch"] == 1
     assert run.processes() == []
+
+
+OVERLAY = """
+[environment.search]
+share = 3
+[environment.calculator]
+name = "docs.examples.calculator:Calculator"
+template = "atlas"
+reward = "tests.environments.rewards:half"
+[episode]
+max_prompt_tokens = 210
+max_turn_tokens = 60
+[redis]
+max_trajectories = 200
+"""
+
+
+def test_two_environments_of_which_one_has_two_tools_share_a_run(run: Run, tmp_path: Path):
+    """The calculator of docs/examples, one file outside of the package, over atlas questions that need both tools."""
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text(OVERLAY, encoding="utf-8")
+    launched = run.cusearch("launch", str(overlay), run__steps=3)
+    wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, 150)
+    assert launched.poll() is None, finish(launched)
+    client = run.redis()
+    keys = list(client.scan_iter(match="cusearch:{atlas}:traj:*", count=1000))
+    shown = [client.hgetall(key) for key in keys]
+    status, output = finish(launched)
+    assert status == 0, output
+    rows = run.metrics()
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        assert (row["environment/search/share"], row["environment/calculator/share"]) == (0.75, 0.25)
+        assert row["environment/calculator/reward"] == 0.5, "the reward that the config has put in its place"
+    labelled = {(fields["environment"], fields["question_id"].partition("/")[0]) for fields in shown if fields}
+    assert labelled == {("search", "search:atlas"), ("calculator", "calculator:letters")}

@@ -11,12 +11,12 @@ import torch
 
 from cusearch_async.algorithm.methods.ar3po import Ar3poMemory
 from cusearch_async.algorithm.methods.sdga import SdgaMemory
-from cusearch_async.algorithm.staleness import question_index
+from cusearch_async.algorithm.tickets import RunQuestions, question_index
 from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.metrics.step import describe_step
 from cusearch_async.training.publishing import Publisher
-from cusearch_async.training.selecting import advantages_of, plan_groups, question_names, select
+from cusearch_async.training.selecting import advantages_of, plan_groups, select
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.weights import Canary, WeightStore
 from cusearch_async.types import Pool, Question
@@ -42,7 +42,9 @@ def selected(pool, config, memory=None):
 
 def planned(step, config, memory=None):
     method = config.method.make()
-    return plan_groups(step, method, memory or method.decode(""), question_names(QUESTIONS, config), config)
+    return plan_groups(
+        step, method, memory or method.decode(""), RunQuestions([(1, QUESTIONS)], config.run.seed).id_of, config
+    )
 
 
 def test_a_selection_is_seeded_by_run_and_step_and_by_nothing_else(config_of):
@@ -127,7 +129,7 @@ def test_a_pool_out_of_order_is_refused_by_name():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reward": float("nan")}, "reward must be finite and >= 0, got nan"),
+        ({"reward": float("nan")}, "reward must be finite, got nan"),
         ({"f1": float("inf")}, "f1 must be finite and >= 0, got inf"),
         ({"depth": -1}, "depth must be finite and >= 0, got -1"),
         ({"logprobs": np.array([-1, float("-inf"), -1, -1], np.float32)}, "sampled token 1 has -inf"),
@@ -151,13 +153,6 @@ def test_an_empty_pool_trains_nothing_is_said_and_leaves_the_state(config_of, ca
     said = describe_step(empty, [], advantages, config.method.budget, config.episode.s_max)
     assert (said["reward/all"], said["staleness/min"], said["depth/generated"]) == (0, 0, [0] * 6)
     assert not any(isinstance(value, float) and np.isnan(value) for value in said.values())
-
-
-def test_a_ticket_stands_for_the_question_that_workers_play(config_of):
-    config = config_of()
-    names = [question_names(QUESTIONS, config)(ticket) for ticket in range(12)]
-    assert names == [QUESTIONS[question_index(ticket, 6, config.run.seed)].id for ticket in range(12)]
-    assert sorted(names[:6]) == sorted(names[6:]) == [question.id for question in QUESTIONS]
 
 
 class Published:

@@ -11,20 +11,21 @@ import pytest
 import torch
 
 from cusearch_async.algorithm.methods.sdga import SdgaMemory
+from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import load_config
 from cusearch_async.errors import Fenced, NonFiniteUpdate
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
-from cusearch_async.training.selecting import before_step_0, question_names, remember, select
+from cusearch_async.training.selecting import before_step_0, remember, select
 from cusearch_async.transport.contract import shape_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.weights import Canary, WeightStore
 from cusearch_async.types import Pool, Question
 from tests.strategies import make_trajectory
 
-QUESTIONS = [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i in range(5)]
+QUESTIONS = RunQuestions([(1, [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i in range(5)])], 0)
 
 
 class Learner:
@@ -61,7 +62,7 @@ class Recorded(MemoryBuffer):
     def __init__(self, run, config, events, depth_of):
         super().__init__(run, shape_of(config))
         self.events, self.depth_of = events, depth_of
-        self.question_of = question_names(QUESTIONS, config)
+        self.question_of = QUESTIONS.id_of
 
     async def claim(self, step, question_of=None):
         pool = await super().claim(step, question_of)

@@ -34,7 +34,7 @@ def recorded(buffer: RedisBuffer) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"CUS\x01rubbish", "checksum"),
+        (b"CUS\x02rubbish", "checksum"),
         (b"", "does not start like a trajectory"),
         (b"CUS\x00old!", "schema 0"),
         (b"x" * 2_000_000, "payload of 2000000 bytes"),

@@ -72,7 +72,7 @@ def test_another_schema_is_refused_by_its_number():
 def test_a_payload_with_a_nan_logprob_is_refused():
     good = codec.encode(make_trajectory())
     body = msgspec.msgpack.decode(good[8:])
-    body[8] = np.array([np.nan, 0, 0, 0], dtype="<f4").tobytes()
+    body[9] = np.array([np.nan, 0, 0, 0], dtype="<f4").tobytes()
     encoded = msgspec.msgpack.encode(body)
     with pytest.raises(CorruptPayload, match="finite"):
         codec.decode(good[:4] + zlib.crc32(encoded).to_bytes(4, "little") + encoded, 1000)

@@ -16,8 +16,7 @@ from typing import Any
 
 import redis
 
-from cusearch_async.algorithm.staleness import question_index
-from cusearch_async.data.questions import load_questions
+from cusearch_async.data.questions import load_run_questions
 from cusearch_async.transport.buffer import open_buffer
 from tests.system.chaos import checker
 from tests.system.chaos.faults import KINDS, Kind
@@ -172,13 +171,13 @@ async def audit(scene: Scene) -> dict[str, Any]:
     await scene.quiet()
     await scene.wait_until_serving()
     steps = max(await scene.step(), 0)
-    questions = await asyncio.to_thread(load_questions, config.data.source)
+    questions = await asyncio.to_thread(load_run_questions, config)
     expected = checker.Expected(
         questions=config.questions_per_step,
         rollouts=config.pool.rollouts,
         max_staleness=config.pool.max_staleness,
         vocabulary=VOCABULARY,
-        question_of=lambda ticket: questions[question_index(ticket, len(questions), config.run.seed)].id,
+        question_of=questions.id_of,
     )
     events = checker.read_events(scene.record)
     verdict = checker.judge(events, steps, expected)

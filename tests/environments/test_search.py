@@ -1,24 +1,14 @@
-"""Tags, actions, rendered documents and prompts."""
+"""The search environment's tags, actions and rendered documents."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
-from cusearch_async.algorithm.rewards import last_answer
-from cusearch_async.rollout.dialogue import (
-    STOP_TAGS,
-    TAGS,
-    TEMPLATES,
-    Action,
-    build_prompt,
-    parse_action,
-    render_documents,
-)
+from cusearch_async.environments import SearchEnvironment
+from cusearch_async.environments.search import TAGS, Action, last_answer, parse_action, render_documents
 from cusearch_async.types import Segment
-from tests.fakes import STARTER, ChatTokenizer
 
 
 @pytest.mark.parametrize(
@@ -63,15 +53,15 @@ def test_what_follows_the_first_block_changes_nothing(before, query, after):
 def test_a_turn_is_judged_as_it_is_played(parts):
     """A turn ends with its first stop tag."""
     turn = "".join(parts)
-    ends = [turn.index(tag) + len(tag) for tag in STOP_TAGS if tag in turn]
+    ends = [turn.index(tag) + len(tag) for tag in SearchEnvironment.stops if tag in turn]
     turn = turn[: min(ends)] if ends else turn
     action = parse_action(turn)
     assert last_answer([Segment("model", turn)]) == (action.text if action.kind == "answer" else None)
 
 
 def test_turns_stop_at_the_tags_that_end_an_action():
-    assert STOP_TAGS == ("</search>", "</answer>")
-    assert set(STOP_TAGS) < set(TAGS)
+    assert SearchEnvironment.stops == ("</search>", "</answer>")
+    assert set(SearchEnvironment.stops) < set(TAGS)
     assert len(TAGS) == 8
 
 
@@ -96,16 +86,3 @@ def test_braces_in_a_document_are_text():
 
 def test_no_documents_are_no_text():
     assert render_documents([], "Doc {rank}(Title: {title}) {text}\n") == ""
-
-
-def test_the_papers_prompt_holds_the_instructions_and_the_question():
-    tokenizer = AutoTokenizer.from_pretrained(STARTER)
-    text = tokenizer.decode(build_prompt(tokenizer, "paper", "Who wrote {this}?"))
-    assert text == TEMPLATES["paper"].replace("{question}", "Who wrote {this}?")
-    assert text.startswith("Answer the given question. You must conduct reasoning inside <think> and </think> first")
-    assert text.endswith("For example, <answer> Beijing </answer>. Question: Who wrote {this}?\n")
-
-
-def test_a_chat_template_is_used_where_there_is_one():
-    ids = build_prompt(ChatTokenizer(), "atlas", "Where?")
-    assert "".join(map(chr, ids)) == "[user]Question: Where?\n[assistant]"

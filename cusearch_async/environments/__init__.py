@@ -1,0 +1,50 @@
+"""Environments by name."""
+
+from __future__ import annotations
+
+from cusearch_async.environments.base import (
+    ENDS,
+    Environment,
+    EnvironmentSettings,
+    Episode,
+    NoSearch,
+    Observation,
+    Reward,
+    Score,
+    Search,
+)
+from cusearch_async.environments.search import SearchEnvironment
+from cusearch_async.environments.templates import Quoted, Template, load_template
+from cusearch_async.extensions import load, load_function
+
+__all__ = [
+    "ENDS",
+    "ENVIRONMENTS",
+    "Environment",
+    "EnvironmentSettings",
+    "Episode",
+    "NoSearch",
+    "Observation",
+    "Quoted",
+    "Reward",
+    "Score",
+    "Search",
+    "SearchEnvironment",
+    "Template",
+    "environment_class",
+    "load_template",
+    "reward_function",
+]
+
+ENVIRONMENTS: dict[str, type[Environment]] = {"search": SearchEnvironment}
+
+
+def environment_class(key: str, name: str) -> type[Environment]:
+    """One of ENVIRONMENTS, or a user's own as `package.module:Class`. Raises: ConfigError naming `key` when there is
+    none."""
+    return ENVIRONMENTS.get(name) or load(key, name, Environment, ENVIRONMENTS)
+
+
+def reward_function(key: str, name: str) -> Reward:
+    """A user's own reward, `package.module:function`. Raises: ConfigError naming `key`."""
+    return load_function(key, name)

@@ -1,0 +1,158 @@
+"""The search environment: the policy thinks, searches at most S_max times, and answers.
+
+Source: CuSearch, Fig. "Training template" and Eq. "reward"; the agent loop is Search-R1's, with the departures that
+docs/algorithm.md lists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from cusearch_async.algorithm.answers import exact_match, f1_score
+from cusearch_async.environments.base import ENDS, Environment, EnvironmentSettings, Episode, Observation, Score
+from cusearch_async.environments.templates import Quoted
+from cusearch_async.types import Segment
+
+TAGS = tuple(f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/"))
+_INNER = r"(?:(?!</?(?:think|search|information|answer)>).)*"
+_TURN = re.compile(rf"\s*<think>{_INNER}</think>\s*<(search|answer)>({_INNER})</\1>\s*", re.DOTALL)
+INFORMATION = Quoted("\n\n<information>", "", "</information>\n\n")
+
+
+class SearchSettings(EnvironmentSettings):
+    document_template: str = "Doc {rank}(Title: {title}) {text}\n"
+    """search: one document of a result; {rank} counts from 1, {title} is its first line, {text} the rest."""
+    format_weight: float = Field(0.2, ge=0, le=1)
+    """search: λ_f, the weight of a valid format in the reward."""
+
+    @field_validator("document_template")
+    @classmethod
+    def _known_fields(cls, template: str) -> str:
+        try:
+            template.format(rank=1, title="", text="")
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ValueError(f"document_template may use {{rank}}, {{title}} and {{text}} only: {error!r}") from error
+        return template
+
+
+class SearchEnvironment(Environment):
+    """Questions to be answered with a search engine. Depth is the number of searches that found a document."""
+
+    Settings = SearchSettings
+    settings: SearchSettings
+    uses_retriever = True
+    stops: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
+
+    @property
+    def frames(self) -> tuple[Quoted, ...]:  # type: ignore[override]
+        return (INFORMATION, Quoted(before=self.template.notice))
+
+    async def step(self, episode: Episode, turn: str) -> Observation:
+        action = parse_action(turn)
+        if action.kind == "answer":
+            return ENDS
+        if action.kind == "malformed":
+            return Observation(said=Quoted(before=self.template.notice), author="notice")
+        documents = (
+            await self.search.search(action.text, episode.draw, episode.question, episode.ticket) if action.text else []
+        )
+        return Observation(said=self.show(documents), counts=any(document.strip() for document in documents))
+
+    def show(self, documents: Sequence[str]) -> Quoted:
+        """The information block of a search result."""
+        shown = render_documents(documents, self.settings.document_template)
+        return Quoted(INFORMATION.before, shown.strip() if self.template.strips_documents else shown, INFORMATION.after)
+
+    async def score(self, episode: Episode) -> Score:
+        return score(episode.segments, episode.question.answers, self.settings.format_weight, episode.end_of_text)
+
+
+def score(segments: Sequence[Segment], answers: Sequence[str], format_weight: float, end_of_text: str = "") -> Score:
+    """r(τ) = F1(τ) (1 - λ_f) + λ_f r_fmt(τ), judged on what the policy wrote and on nothing else.
+
+    Source: CuSearch, Eq. "reward". `format_weight` is λ_f (0.2 in the paper)."""
+    prediction = last_answer(segments)
+    f1 = f1_score(prediction, answers) if prediction is not None else 0.0
+    em = exact_match(prediction, answers) if prediction is not None else 0.0
+    valid = is_format_valid(segments, end_of_text)
+    reward = f1 * (1 - format_weight) + format_weight * valid
+    return Score(reward=reward, em=em, f1=f1, format_valid=valid, prediction=prediction)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    kind: Literal["search", "answer", "malformed"]
+    text: str
+    """The query or the answer, stripped; may be empty."""
+
+
+def block(*names: str) -> re.Pattern[str]:
+    """A complete block of one of these tags: group 1 is the name, group 2 the inside. Of a tag that is opened twice
+    the last opening counts. How turns are played and how they are judged both start from here."""
+    return re.compile(rf"<({'|'.join(names)})>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
+
+
+_ACTION = block("search", "answer")
+_ANSWER = block("answer")
+
+
+def parse_action(turn: str) -> Action:
+    """What a turn of the policy does: its first complete search or answer block decides.
+
+    "<think>..</think><search>capital of Peru</search>" -> Action("search", "capital of Peru")."""
+    match = _ACTION.search(turn)
+    if match is None:
+        return Action("malformed", "")
+    kind: Literal["search", "answer"] = "search" if match[1] == "search" else "answer"
+    return Action(kind, match[2].strip())
+
+
+def render_documents(documents: Sequence[str], template: str) -> str:
+    """The inside of an information block. A document's first line is its (quoted) title, the rest its text, as
+    Search-R1 has it. Where `template` shows no title, a document of a single line is all text.
+
+    `template` may use {rank} (from 1), {title} and {text}."""
+    lines = []
+    for rank, contents in enumerate(documents, start=1):
+        title, newline, text = contents.partition("\n")
+        if not newline and "{title" not in template:
+            text = contents
+        lines.append(template.format(rank=rank, title=title, text=text))
+    return "".join(lines)
+
+
+def last_answer(segments: Sequence[Segment]) -> str | None:
+    """The last complete answer block that the policy itself wrote; None if there is none.
+
+    Blocks are looked for within one turn: passages and the prompt can hold answer tags too."""
+    blocks = [match[2] for s in segments if s.author == "model" for match in _ANSWER.finditer(s.text)]
+    return blocks[-1].strip() if blocks else None
+
+
+def is_format_valid(segments: Sequence[Segment], end_of_text: str = "") -> bool:
+    """Whether the response is think -> (search -> information -> think)* -> answer and nothing else.
+
+    White space between blocks and one trailing `end_of_text` token are fine."""
+    expected = "model"
+    last_action = ""
+    for segment in segments:
+        if segment.author != expected or last_action == "answer":
+            return False
+        if segment.author == "information":
+            expected = "model"
+            continue
+        turn = _TURN.fullmatch(_without_end(segment.text, end_of_text))
+        if turn is None:
+            return False
+        last_action = turn[1]
+        expected = "information"
+    return last_action == "answer"
+
+
+def _without_end(text: str, end_of_text: str) -> str:
+    return text.rstrip().removesuffix(end_of_text) if end_of_text else text

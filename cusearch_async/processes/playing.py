@@ -1,0 +1,38 @@
+"""What plays episodes, opened the same way by rollout workers, the evaluator and `cusearch eval`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cusearch_async import host
+from cusearch_async.config import Config
+from cusearch_async.environments import Search
+from cusearch_async.rollout.engine import Engine
+from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.retrieval import SearchClient
+
+
+async def reach_retriever(search: SearchClient, config: Config, stop: asyncio.Event) -> bool:
+    """Wait until the retriever answers, if the run has one; False when `stop` was set before.
+
+    Raises: RetrievalUnavailable after run.wait_s, SearchRefused."""
+    if not config.uses_retriever:
+        return True
+    waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
+    if not await host.unless_stopped(waiting, stop):
+        return False
+    waiting.result()
+    return True
+
+
+@contextmanager
+def open_player(config: Config, model: str, tokenizer: Any, search: Search) -> Iterator[tuple[Engine, Player]]:
+    """An engine that has loaded `model`, and a player of the config's environments on it. Raises: EngineDied."""
+    engine = Engine.start(model, tokenizer, config)
+    try:
+        yield engine, Player(engine, config.environments(search), tokenizer, config.episode, config.run.seed)
+    finally:
+        engine.close()

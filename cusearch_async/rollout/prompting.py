@@ -1,0 +1,119 @@
+"""Texts to tokens: prompts and observations, in which what others wrote never becomes a special token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cusearch_async.config import EpisodeConfig
+from cusearch_async.environments import Environment, Quoted
+from cusearch_async.errors import ConfigError, EpisodeFailed
+from cusearch_async.types import Question
+
+_AT_ONCE = 1024
+"""Questions that are tokenised in one call."""
+_SEAM = 16
+"""Tokens that a prompt may have beyond those of its frame and its question, where the two meet."""
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with a question mark for each half of a surrogate pair: JSON may hold one, UTF-8 and tokenizers cannot."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def encode_foreign(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text that others wrote. What spells a special token in it (`<|im_start|>`) stays text."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    return ids
+
+
+def encode_own(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text of ours; special tokens in it are meant."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def build_prompt(tokenizer: Any, prompt: Quoted) -> list[int]:
+    """Token ids of a prompt: through the tokenizer's chat template if it has one, else raw.
+
+    Raises: EpisodeFailed when the quoted text spells a special token and the chat template does not show it as it is.
+    """
+    quoted, text = prompt.text, prompt.before + prompt.text + prompt.after
+    if getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        )
+    foreign = encode_foreign(tokenizer, quoted)
+    if encode_own(tokenizer, quoted) == foreign:
+        return encode_own(tokenizer, text)
+    before, shown, after = text.partition(prompt.before + quoted.strip())  # chat templates strip what they are given
+    if not shown:
+        raise EpisodeFailed(
+            f"the question {quoted!r:.200} spells a special token, and the tokenizer's chat template changes it; "
+            "leave it out of data.source"
+        )
+    return (
+        encode_own(tokenizer, before + prompt.before)
+        + encode_foreign(tokenizer, quoted.strip())
+        + encode_own(tokenizer, after)
+    )
+
+
+def build_observation(tokenizer: Any, said: Quoted, settings: EpisodeConfig) -> list[int]:
+    """Token ids of what an environment says, at most episode.max_observation_tokens: the quoted text is cut."""
+    before, after = encode_own(tokenizer, said.before), encode_own(tokenizer, said.after)
+    room = max(settings.max_observation_tokens - len(before) - len(after), 0)
+    looked_at = said.text[: settings.max_observation_characters]
+    return before + encode_foreign(tokenizer, looked_at)[:room] + after
+
+
+def check_frames(environment: Environment, tokenizer: Any, settings: EpisodeConfig) -> None:
+    """Raises: ConfigError when what the environment says around observations does not fit."""
+    for frame in environment.frames:
+        length = len(encode_own(tokenizer, frame.before)) + len(encode_own(tokenizer, frame.after))
+        if length > settings.max_observation_tokens:
+            raise ConfigError(
+                f"episode.max_observation_tokens ({settings.max_observation_tokens}) must be >= {length}, the length "
+                f"of {frame.before!r:.60}"
+            )
+
+
+def check_lengths(
+    questions: Sequence[Question], environments: Mapping[str, Environment], tokenizer: Any, settings: EpisodeConfig
+) -> None:
+    """Raises: ConfigError naming how many questions make too long a prompt, the first of them, and what would be
+    right; and as `check_frames`."""
+    for environment in environments.values():
+        check_frames(environment, tokenizer, settings)
+    found = overlong(questions, environments, tokenizer, settings)
+    if not found:
+        return
+    first, length = found[0]
+    longest = max(length for _, length in found)
+    raise ConfigError(
+        f"{len(found)} of {len(questions)} questions make a prompt longer than episode.max_prompt_tokens "
+        f"({settings.max_prompt_tokens}): {first.id!r} has {length} tokens, the longest {longest}; raise it to "
+        f"{longest}, or leave them out"
+    )
+
+
+def overlong(
+    questions: Sequence[Question], environments: Mapping[str, Environment], tokenizer: Any, settings: EpisodeConfig
+) -> list[tuple[Question, int]]:
+    """The questions whose prompts exceed episode.max_prompt_tokens, in their order, with the prompts' lengths."""
+    limit = settings.max_prompt_tokens
+    found = []
+    frames: dict[tuple[str, str], int] = {}
+    for start in range(0, len(questions), _AT_ONCE):
+        some = questions[start : start + _AT_ONCE]
+        prompts = [environments[question.environment].prompt(question) for question in some]
+        pieces = tokenizer([prompt.text for prompt in prompts], add_special_tokens=False, split_special_tokens=True)
+        for question, prompt, ids in zip(some, prompts, pieces["input_ids"], strict=True):
+            frame = (prompt.before, prompt.after)
+            if frame not in frames:
+                frames[frame] = len(build_prompt(tokenizer, Quoted(prompt.before, "", prompt.after)))
+            may_be = len(ids) + frames[frame] + _SEAM > limit
+            length = len(build_prompt(tokenizer, prompt)) if may_be else 0
+            if length > limit:
+                found.append((question, length))
+    return found

@@ -1,0 +1,10 @@
+"""A reward of one's own, as a run loads it."""
+
+from __future__ import annotations
+
+from cusearch_async.environments import Episode, Score
+
+
+async def half(episode: Episode, score: Score) -> float:
+    """The same for every episode."""
+    return 0.5

@@ -1,0 +1,228 @@
+"""Environments and rewards of one's own: what the seam promises, with the calculator of docs/examples."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from cusearch_async.config import EnvironmentConfig, EpisodeConfig, load_config
+from cusearch_async.data.questions import load_eval_questions, load_run_questions
+from cusearch_async.environments import ENDS, Environment, NoSearch, Observation, Quoted, Score
+from cusearch_async.errors import ConfigError, EpisodeFailed, InvalidTrajectory
+from cusearch_async.rollout.episode import Player
+from cusearch_async.types import Question
+from docs.examples.calculator import Calculator, calculate
+from tests.fakes import STARTER, FakeSearch, ScriptedPolicy
+
+TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
+EPISODE = EpisodeConfig(s_max=3, max_prompt_tokens=400, max_observation_tokens=200)
+CALCULATOR = "docs.examples.calculator:Calculator"
+
+
+def player_of(turns, environments, **settings):
+    policy = ScriptedPolicy(TOKENIZER, turns)
+    return Player(policy, environments, TOKENIZER, EPISODE.model_copy(update=settings), 0), policy
+
+
+def question(environment="e", answers=("5",)):
+    return Question(id="q", text="How much?", answers=answers, category="x", environment=environment)
+
+
+async def play(turns, environment, **settings):
+    player, _ = player_of(turns, {"e": environment}, **settings)
+    return await player.play(question(), 3, 1, "w")
+
+
+def said(trajectory):
+    return TOKENIZER.decode(trajectory.token_ids[~trajectory.sampled].tolist())
+
+
+# The calculator.
+
+
+async def test_two_tools_of_one_environment_both_count_for_depth():
+    search = FakeSearch({"capital of Peru": ['"Peru"\nThe capital of Peru is Lima.']})
+    calculator = EnvironmentConfig(name=CALCULATOR).make(search)
+    turns = [
+        "<search>capital of Peru</search>",
+        "<calculate>9 - 4</calculate>",
+        "<calculate>nine</calculate>",
+        "<answer>5</answer>",
+    ]
+    player, policy = player_of(turns, {"e": calculator})
+    trajectory = await player.play(question(), 3, 1, "w")
+    assert (trajectory.depth, trajectory.turns, trajectory.environment) == (2, 4, "e")
+    assert (trajectory.reward, trajectory.prediction) == (1.0, "5")
+    counted = TOKENIZER(turns[:2], add_special_tokens=False)["input_ids"]
+    assert trajectory.retrieval_tokens == sum(map(len, counted))
+    assert "The capital of Peru is Lima." in said(trajectory)
+    assert "<result>5</result>" in said(trajectory)
+    assert "<result>cannot be calculated</result>" in said(trajectory)
+    assert policy.requests[0].stops == ("</search>", "</answer>", "</calculate>")
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("9 - 4", 5), (" 2*(3+4)/7 ", 2), ("-3 + 1", -2), ("1e3", 1000), ("0.1+0.2", pytest.approx(0.3))],
+)
+def test_expressions_are_calculated(expression, value):
+    assert calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["", "x", "1/0", "9**9**9", "print(1)", "(", "1" * 400, "1 if 1 else 2", "(" * 300, "True", "'a'*9", "1e308*10"],
+)
+def test_what_is_no_calculation_has_no_value(expression):
+    assert calculate(expression) is None
+
+
+@given(st.text(max_size=30))
+def test_nothing_that_a_policy_writes_can_break_the_calculator(expression):
+    value = calculate(expression)
+    assert value is None or isinstance(value, float)
+
+
+def test_its_questions_need_both_tools_and_have_positive_answers():
+    questions = Calculator.questions()
+    assert len(questions) > 50
+    assert all(int(q.answers[0]) > 0 for q in questions)
+    assert len({q.id for q in questions}) == len(questions)
+
+
+# What the seam promises.
+
+
+class Echo(Environment):
+    """Says what it was told, for two turns."""
+
+    async def step(self, episode, turn):
+        episode.memory = (episode.memory or 0) + 1
+        if turn == "end":
+            return ENDS
+        return Observation(said=Quoted("<", turn, ">"), author="echo", counts=turn == "tool", ends=turn == "last tool")
+
+    async def score(self, episode):
+        return Score(reward=-float(episode.memory), prediction="x")
+
+
+def echo(reward=None):
+    return Echo(Echo.Settings(), EnvironmentConfig(template="{question}").prompt, NoSearch(), reward)
+
+
+async def test_an_environment_needs_no_search_and_may_give_negative_rewards():
+    trajectory = await play(["tool", "no", "end"], echo())
+    assert (trajectory.depth, trajectory.turns, trajectory.reward) == (1, 3, -3.0)
+    assert said(trajectory) == "How much?<tool><no>"
+    assert not Echo.uses_retriever
+
+
+async def test_it_is_not_asked_after_the_last_turn():
+    trajectory = await play(["tool"] * 4, echo())
+    assert (trajectory.depth, trajectory.turns, trajectory.reward) == (3, 4, -3.0)
+
+
+async def test_a_reward_of_ones_own_takes_the_place_of_the_environments_and_no_other_figure():
+    def reward(episode, score):
+        assert [segment.author for segment in episode.segments] == ["model", "echo", "model"]
+        return 0.25 + episode.depth
+
+    trajectory = await play(["tool", "end"], echo(reward))
+    assert (trajectory.reward, trajectory.prediction, trajectory.em) == (1.25, "x", 0.0)
+
+
+async def test_a_reward_may_be_asynchronous():
+    async def judge(episode, score):
+        await asyncio.sleep(0)
+        return 0.5
+
+    assert (await play(["end"], echo(judge))).reward == 0.5
+
+
+async def test_a_reward_that_is_not_finite_fails_the_episode():
+    with pytest.raises(InvalidTrajectory, match="reward must be finite, got nan"):
+        await play(["end"], echo(lambda episode, score: math.nan))
+
+
+async def test_a_judge_that_fails_one_episode_makes_no_trajectory():
+    def judge(episode, score):
+        raise EpisodeFailed("the judge has no opinion")
+
+    with pytest.raises(EpisodeFailed, match="no opinion"):
+        await play(["end"], echo(judge))
+
+
+async def test_a_long_observation_is_cut_and_its_frame_kept():
+    trajectory = await play(["many words " * 60, "end"], echo(), max_observation_tokens=20)
+    assert (~trajectory.sampled).sum() == len(TOKENIZER("How much?")["input_ids"]) + 20
+    assert said(trajectory).endswith(">")
+
+
+async def test_episodes_of_one_environment_do_not_share_their_memory():
+    environment = echo()
+    players = [player_of(["a"] * n + ["end"], {"e": environment})[0] for n in (0, 1, 2)]
+    found = await asyncio.gather(*(player.play(question(), 0, i, "w") for i, player in enumerate(players)))
+    assert [t.reward for t in found] == [-1, -2, -3]
+
+
+# A run of several.
+
+
+@pytest.fixture
+def two(tmp_path):
+    path = tmp_path / "run.toml"
+
+    def write(text):
+        path.write_text('[run]\nname = "r"\n' + text, encoding="utf-8")
+        return load_config(path)
+
+    return write
+
+
+SEVERAL = f'[environment.search]\nshare = 3\n[environment.calculator]\nname = "{CALCULATOR}"\n'
+
+
+def test_a_run_of_several_environments_visits_the_questions_of_each_in_its_share(two):
+    questions = load_run_questions(two(SEVERAL))
+    labels = [questions.of(ticket).environment for ticket in range(64)]
+    assert (labels.count("search"), labels.count("calculator")) == (48, 16)
+    assert questions.of(labels.index("search")).id.startswith("search:atlas/")
+    assert questions.of(labels.index("calculator")).id.startswith("calculator:letters/")
+
+
+def test_the_ids_of_a_run_of_one_environment_are_those_of_its_source(two):
+    assert load_run_questions(two("")).of(0).id.startswith("atlas/")
+
+
+def test_an_environment_may_have_a_source_of_its_own(two, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"question": "who", "golden_answers": ["me"]}\n', encoding="utf-8")
+    config = two(f'[environment.a]\n[environment.b]\nsource = "{tmp_path}/mine.jsonl"\n')
+    assert [q.text for q in load_run_questions(config).all if q.environment == "b"] == ["who?"]
+
+
+def test_held_out_questions_are_played_in_the_environment_that_the_config_names(two):
+    assert {q.environment for q in load_eval_questions(two(SEVERAL))} == {"search"}
+    named = two(SEVERAL + '[eval]\nenvironment = "calculator"\n')
+    assert {q.environment for q in load_eval_questions(named)} == {"calculator"}
+
+
+def test_only_a_run_that_searches_needs_a_retriever(two):
+    assert two(SEVERAL).uses_retriever
+    assert not two('[environment.e]\nname = "tests.environments.test_own:Echo"\n').uses_retriever
+
+
+def test_an_environment_that_brings_no_questions_is_refused(two):
+    config = two('[environment.e]\nname = "tests.environments.test_own:Empty"\n')
+    with pytest.raises(ConfigError, match=r"environment\.e: tests.*Empty brings no questions; give it a source"):
+        load_run_questions(config)
+
+
+class Empty(Echo):
+    @classmethod
+    def questions(cls):
+        return []

@@ -1,0 +1,54 @@
+"""Prompt templates: by name, as text, from a file."""
+
+from __future__ import annotations
+
+import pytest
+
+from cusearch_async.environments.templates import ATLAS, PAPER, Quoted, load_template
+from cusearch_async.errors import ConfigError
+
+
+def test_the_papers_prompt_holds_the_instructions_and_the_question():
+    prompt = PAPER.prompt("Who wrote {this}?")
+    assert prompt.text == "Who wrote {this}?"
+    assert prompt.before.startswith("Answer the given question. You must conduct reasoning inside <think> and </think>")
+    assert prompt.before.endswith("For example, <answer> Beijing </answer>. Question: ")
+    assert prompt.after == "\n"
+
+
+def test_a_template_is_known_by_its_name():
+    assert load_template("template", "paper") is PAPER
+    assert load_template("template", "atlas") is ATLAS
+
+
+def test_a_text_with_a_place_for_the_question_is_a_template():
+    assert load_template("template", "Q: {question} A:").prompt("Why?") == Quoted("Q: ", "Why?", " A:")
+
+
+def test_a_file_holds_a_template(tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text("Ask\n{question}\n", encoding="utf-8")
+    assert load_template("template", str(path)).prompt("Why?") == Quoted("Ask\n", "Why?", "\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "mine",
+            r"template: 'mine' is not a template \(paper, atlas\), not a text with \{question\} in it, and no file",
+        ),
+        ("{question} {question}", r"must hold \{question\} once, '.*' holds it 2 times"),
+        ("nul\0", "no file that can be read"),
+    ],
+)
+def test_what_is_no_template_is_refused(value, message):
+    with pytest.raises(ConfigError, match=message):
+        load_template("template", value)
+
+
+def test_a_file_without_a_place_for_the_question_is_refused(tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text("Ask", encoding="utf-8")
+    with pytest.raises(ConfigError, match="holds it 0 times"):
+        load_template("environment.search.template", str(path))
