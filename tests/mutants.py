@@ -21,7 +21,9 @@ SDGA, PHASE = (("algorithm/methods/sdga.py", tests) for tests in ("test_sdga.py"
 AR3PO, VISITS = (("algorithm/methods/ar3po.py", tests) for tests in ("test_ar3po.py", "test_methods.py"))
 BASELINES = ("algorithm/methods/baselines.py", "test_methods.py")
 ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algorithm/losses.py", "test_losses.py")
-REWARDS = ("algorithm/rewards.py", "test_rewards.py")
+ANSWERS, REWARDS = ("algorithm/answers.py", "test_answers.py"), ("environments/search.py", "test_reward.py")
+PLAYER, OWN = ("rollout/episode.py", "test_episode.py"), ("environments/base.py", "test_own.py")
+TICKETS = ("algorithm/tickets.py", "test_tickets.py")
 
 
 CHECKS, CONTRACT = ("transport/checks.py", "test_claims.py"), ("transport/contract.py", "test_contract.py")
@@ -75,7 +77,7 @@ MUTANTS = {
     "passages are judged": (REWARDS, 'segments if s.author == "model" for match', "segments for match"),
     "the first answer counts": (REWARDS, "blocks[-1].strip()", "blocks[0].strip()"),
     "F1 forgets how often a word comes": (
-        REWARDS,
+        ANSWERS,
         "(Counter(found) & Counter(gold))",
         "(Counter(set(found)) & Counter(set(gold)))",
     ),
@@ -130,7 +132,12 @@ MUTANTS = {
     "the ticket's question is not checked": (CHECKS, "if question_of is not None and", "if False and"),
     "the vocabulary is not checked": (CONTRACT, "and highest >= self.vocab_size", "and False"),
     "the depth is not checked": (CHECKS, "        shape.check(t)\n", "        pass\n"),
-    "an empty gold answer is contained": (REWARDS, "gold and gold in found", "gold in found"),
+    "an empty gold answer is contained": (ANSWERS, "gold and gold in found", "gold in found"),
+    "a search of the last turn is executed": (PLAYER, "if turn_number == settings.s_max:", "if False:"),
+    "turns that are not counted add tokens": (PLAYER, "            if observation.counts:\n", "            if True:\n"),
+    "a reward of one's own is ignored": (OWN, "if self._reward is None:", "if True:"),
+    "an environment gets the tickets of another": (TICKETS, "self._shares[part] + earlier", "self._shares[part]"),
+    "environments come in blocks": (TICKETS, "(2 * n + 1) / (2 * share), part, n", "part, part, n"),
 }  # fmt: skip
 
 
@@ -144,7 +151,7 @@ def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of library and tests that may be spoiled."""
     folder = tmp_path_factory.mktemp("mutants")
-    for name in ("cusearch_async", "tests", "configs"):
+    for name in ("cusearch_async", "tests", "configs", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder

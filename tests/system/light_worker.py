@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,9 @@ class Engine:
     def start(cls, model: str, tokenizer: Any, config: Config) -> Engine:
         return cls(tokenizer)
 
-    async def generate(self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None) -> Turn:
+    async def generate(
+        self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
+    ) -> Turn:
         draw, began, first = random.Random(seed), time.monotonic(), self.version
         words = " ".join(draw.choices(WORDS, k=draw.randint(1, 3)))
         tag = draw.choices(("search", "answer", "question"), (6, 3, 1))[0]

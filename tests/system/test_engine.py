@@ -19,11 +19,14 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from cusearch_async import host
 from cusearch_async.config import STARTER, load_config
+from cusearch_async.environments import SearchEnvironment
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
 from cusearch_async.transport.weights import Canary, WeightStore
 from tests.conftest import SLOW
 
 pytestmark = pytest.mark.system
+
+STOPS = SearchEnvironment.stops
 
 
 def logprobs_of(model: Any, token_ids: list[int]) -> list[float]:
@@ -80,7 +83,7 @@ def test_published_weights_are_computed_with_and_tokens_know_their_version(tied,
         text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
         await engine.load(store, publish(store, old, 0, text), check=True)
         newer = publish(store, new, 1, text)
-        turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, seed=i)) for i in range(64)]
+        turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(64)]
         await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
         await engine.load(store, newer, check=True)
         spans = set()
@@ -102,7 +105,7 @@ def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_con
     async def body(engine, tokenizer):
         text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
         process = next(p for p in psutil.Process().children() if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
-        turn = asyncio.create_task(engine.generate(text, 800, 1.0, seed=1))
+        turn = asyncio.create_task(engine.generate(text, 800, 1.0, 1, STOPS))
         async with asyncio.timeout(60 * SLOW):
             while not engine._pulse.at:
                 await asyncio.sleep(0.01)
@@ -115,7 +118,7 @@ def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_con
         assert engine.last_token_age_s == 0.0
         process.kill()
         with pytest.raises(EngineDied, match=r"the vLLM engine died: without a word \(killed, or out of memory\?\)"):
-            await engine.generate(text, 800, 1.0, seed=1)
+            await engine.generate(text, 800, 1.0, 1, STOPS)
 
     with_engine(atlas_config, tmp_path, small_model(False, 0), body)
 
@@ -194,7 +197,7 @@ def test_an_engine_that_fails_is_quoted(atlas_config, tmp_path):
     shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads, shape.intermediate_size = 64, 4, 4, 128
 
     async def body(engine, tokenizer):
-        await engine.generate(tokenizer("Where?")["input_ids"], 8, 1.0, seed=1)
+        await engine.generate(tokenizer("Where?")["input_ids"], 8, 1.0, 1, STOPS)
 
     with pytest.raises(EngineDied, match=r"the vLLM engine died: RuntimeError: .*head_dim=16"):
         with_engine(atlas_config, tmp_path, Qwen2ForCausalLM(shape), body)
@@ -222,7 +225,7 @@ def test_wrong_or_torn_weights_never_go_unnoticed(atlas_config, tmp_path):
             await engine.load(store, gone, check=True)
         engine._llm.pause_generation = pause
         assert (engine.version, engine.last_token_age_s) == (0, 0.0)
-        seeded = [(await engine.generate(text, 30, 1.0, seed=5)).token_ids for _ in range(2)]
+        seeded = [(await engine.generate(text, 30, 1.0, 5, STOPS)).token_ids for _ in range(2)]
         assert seeded[0] == seeded[1]
         with pytest.raises(WeightsMismatch, match="differ from the learner's by"):
             await engine.load(store, publish(store, model, 1, text, shift=0.01), check=True)
