@@ -29,14 +29,6 @@ class Query:
     context: Context | None = None
 
 
-class SearchFailed(Exception):
-    """The engine behind the retriever failed (not: found nothing). `status` is the HTTP status to answer with."""
-
-    def __init__(self, message: str, status: int = 502) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class Backend(Protocol):
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         """For each query at most `topk` documents, best first; none when nothing is found. Raises: SearchFailed."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.backend import Passage
+from cusearch_async.surrogates import half_character
 
 _EVERY = 100_000
 _BLOCK = 1 << 20
@@ -90,17 +91,6 @@ def read_start(path: Path, most: int) -> None:
     for number, line in enumerate(itertools.islice(iter(_mapped(path).readline, b""), most), start=1):
         if line.strip():
             _read_line(line, f"{path}, line {number}")
-
-
-def half_character(text: str) -> str | None:
-    """The first half of a character (a lone surrogate) in `text`, as JSON spells it: `\\ud83d`. None when it is whole.
-
-    JSON can spell one; no tokenizer takes it, and it cannot be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"\\u{ord(text[error.start]):04x}"
-    return None
 
 
 def _mapped(path: Path) -> mmap.mmap:

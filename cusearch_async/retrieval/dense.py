@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from transformers import AutoModel
 
 from cusearch_async.config import DenseConfig
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import write_whole
-from cusearch_async.models import first_line
 from cusearch_async.retrieval import pretrained
 from cusearch_async.retrieval.backend import Passage, Scored
 from cusearch_async.streams import Stream, stream
+from cusearch_async.surrogates import without_surrogates
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Encoder:
 
     def _embed(self, texts: Sequence[str], max_tokens: int) -> NDArray[np.float32]:
         """[n, dim] of one batch."""
-        whole = pretrained.whole_characters(texts)
+        whole = [without_surrogates(text) for text in texts]
         batch = self._tokenizer(whole, truncation=True, max_length=max_tokens, padding=True, return_tensors="pt")
         batch = batch.to(self._settings.device)
         with torch.inference_mode():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
 from cusearch_async import host
-from cusearch_async.errors import ConfigError
-from cusearch_async.models import first_line
+from cusearch_async.errors import ConfigError, first_line
 
 
 def load(
@@ -35,8 +34,3 @@ def load(
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what is made up where there are no files
         raise ConfigError(f"{setting} {name!r} has no tokenizer files; put tokenizer.json beside it")
     return tokenizer, model, sorted(report["missing_keys"])
-
-
-def whole_characters(texts: Sequence[str]) -> list[str]:
-    """Texts without the halves of characters (lone surrogates) that tokenizers refuse."""
-    return [text.encode("utf-8", "replace").decode() for text in texts]

@@ -15,10 +15,10 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from cusearch_async.config import RerankConfig
-from cusearch_async.errors import ConfigError
-from cusearch_async.models import first_line
+from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.retrieval import pretrained
 from cusearch_async.retrieval.backend import Passage, Scored
+from cusearch_async.surrogates import without_surrogates
 
 _BATCH = 64
 
@@ -85,7 +85,7 @@ class Reranker:
     def _cut(self, texts: Sequence[str]) -> list[str]:
         """Each to as many tokens as a pair may have. Tokenizers make a piece of every two overflows of a pair: of two
         long texts, gigabytes."""
-        whole = pretrained.whole_characters(texts)
+        whole = [without_surrogates(text) for text in texts]
         kept = self._tokenizer(
             whole,
             truncation=True,

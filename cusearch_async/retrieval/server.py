@@ -22,7 +22,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from cusearch_async.retrieval.backend import Backend, Context, Query, Scored, SearchFailed
+from cusearch_async.errors import SearchFailed
+from cusearch_async.retrieval.backend import Backend, Context, Query, Scored
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ import aiohttp
 import msgspec
 
 from cusearch_async.config import WebConfig
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.files import write_whole
 from cusearch_async.retrieval.answers import read_answer
-from cusearch_async.retrieval.backend import Passage, Query, Scored, SearchFailed
+from cusearch_async.retrieval.backend import Passage, Query, Scored
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,11 @@ from typing import Any
 import aiohttp
 
 from cusearch_async.config import ZeroSearchConfig
+from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval.answers import read_answer
-from cusearch_async.retrieval.backend import Context, Query, Scored, SearchFailed
+from cusearch_async.retrieval.backend import Context, Query, Scored
 from cusearch_async.streams import Stream, stream
+from cusearch_async.surrogates import without_surrogates
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DOCUMENT = re.compile(r"^\s*Doc(?:ument)?\s*(\d+)\s*:\s*", re.MULTILINE | re.IGNORECASE)
@@ -196,4 +198,4 @@ def _text_of(answer: Any) -> str:
         raise ValueError(f"no chat completion: {answer!r:.200}") from error
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"a chat completion without text: {answer!r:.200}")
-    return text.encode("utf-8", "replace").decode()  # JSON can spell half a character; no tokenizer takes one
+    return without_surrogates(text)

@@ -24,7 +24,7 @@ import numpy as np
 
 from cusearch_async.config import Config, EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
-from cusearch_async.rollout.dialogue import without_surrogates
+from cusearch_async.surrogates import without_surrogates
 from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)

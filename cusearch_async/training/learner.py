@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError, NonFiniteUpdate
+from cusearch_async.errors import ConfigError, NonFiniteUpdate, first_line
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
-from cusearch_async.models import first_line, load_tokenizer
+from cusearch_async.models import load_tokenizer
 from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
 from cusearch_async.training.checkpoint import is_sealed

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from cusearch_async.retrieval.backend import SearchFailed
+from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.local import LocalSearch, Simulation
 from cusearch_async.retrieval.server import MAX_BODY_BYTES, MAX_DOCUMENTS, MAX_QUERIES, MAX_TOPK, Retriever

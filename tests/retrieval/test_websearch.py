@@ -18,11 +18,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import WebConfig
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.host import free_port
 from cusearch_async.retrieval import websearch
 from cusearch_async.retrieval.answers import MAX_ANSWER_BYTES
-from cusearch_async.retrieval.backend import Query, SearchFailed
+from cusearch_async.retrieval.backend import Query
 from cusearch_async.retrieval.websearch import MAX_QUERY_BYTES, WebSearch, parse_answer, pause_s, web_search
 from tests.conftest import SLOW
 
