@@ -19,6 +19,7 @@ from redis.credentials import CredentialProvider
 from cusearch_async import host
 from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferUnavailable, first_line
+from cusearch_async.retry import doubling_pause_s
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Connection:
 
         Raises: BufferUnavailable when there is none within patience_s, or at once when Redis refuses us or what
         answers is no Redis."""
-        began, wait_s = time.monotonic(), _FIRST_RETRY_S
+        began, failed = time.monotonic(), 0
         while True:
             try:
                 return await command()
@@ -121,12 +122,13 @@ class Connection:
                     raise self._refused(error) from error
                 if not _is_outage(error):
                     raise
+                failed += 1
+                wait_s = doubling_pause_s(failed, _FIRST_RETRY_S, _LAST_RETRY_S)
                 if self._stop.is_set() or time.monotonic() - began + wait_s > self._patience_s:
                     raise self._unavailable(error) from error
                 self._say(error, began)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), wait_s)
-            wait_s = min(2 * wait_s, _LAST_RETRY_S)
 
     def _say(self, error: Exception, began: float) -> None:
         """Of all commands that wait one speaks, every few seconds."""
