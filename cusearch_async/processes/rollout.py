@@ -9,11 +9,11 @@ from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_questions
 from cusearch_async.models import check_model, vocab_size
+from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.dialogue import check_lengths
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loop import RolloutLoop
-from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.weights import WeightStore
 

@@ -30,6 +30,16 @@ class Query:
 
 
 class Backend(Protocol):
+    @property
+    def deterministic(self) -> bool:
+        """Equal queries get equal documents, whoever asks and whatever the draw."""
+        ...
+
+    @property
+    def accepts_draw(self) -> bool:
+        """The draw decides about documents or waiting time, so a search is only repeatable with it."""
+        ...
+
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         """For each query at most `topk` documents, best first; none when nothing is found. Raises: SearchFailed."""
         ...

@@ -154,6 +154,15 @@ class WebSearch:
             raise failed.exceptions[0] from None
         return [search.result() for search in searches]
 
+    @property
+    def deterministic(self) -> bool:
+        """The web changes."""
+        return False
+
+    @property
+    def accepts_draw(self) -> bool:
+        return False
+
     def facts(self) -> dict[str, str | int | float]:
         """Totals: requests sent, searches answered from the cache, searches that failed, requests that were repeated;
         and the requests left, if they have a cap."""

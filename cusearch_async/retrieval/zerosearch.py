@@ -130,6 +130,15 @@ class ZeroSearch:
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         return list(await asyncio.gather(*(self._search(query, topk) for query in queries)))
 
+    @property
+    def deterministic(self) -> bool:
+        """The draw decides about noise, and the language model samples."""
+        return False
+
+    @property
+    def accepts_draw(self) -> bool:
+        return True
+
     def facts(self) -> dict[str, str | int | float]:
         return {"useful": self._useful, "noisy": self._noisy, "failures": self._failures}
 
