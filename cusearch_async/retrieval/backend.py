@@ -25,7 +25,7 @@ class Context:
 class Query:
     text: str
     draw: int
-    """The random number of this search: equal draws meet equal noise."""
+    """The random number of this search: equal draws get equal noise."""
     context: Context | None = None
 
 

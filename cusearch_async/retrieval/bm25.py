@@ -77,7 +77,7 @@ class Bm25Index:
 def build(passages: Sequence[Passage], folder: Path, fingerprint: str, on_progress: Callable[[int, int], None]) -> None:
     """Make the index of a corpus in `folder`. What was tokenised before an interruption is not tokenised again.
 
-    `on_progress` hears of passages done and in all."""
+    `on_progress` is called with the passages done and the total."""
     chunks = folder / "chunks"
     _begin(folder, chunks, fingerprint)
     vocabulary: dict[str, int] = {}

@@ -26,7 +26,7 @@ class Corpus(Sequence[Passage]):
     """Passages of {"id", "contents"} lines. In memory there is only where each line begins: 8 bytes a passage."""
 
     def __init__(self, path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Reads every line once; `on_progress` hears of bytes done and in all.
+        """Reads every line once; `on_progress` is called with the bytes done and the total.
 
         Raises: ConfigError naming the file, the line and the field."""
         self._path = path

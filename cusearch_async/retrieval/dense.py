@@ -196,8 +196,9 @@ def build(
 ) -> None:
     """Make the index of a corpus in `folder`. What was encoded before an interruption is not encoded again.
 
-    `on_progress` hears of passages encoded and in all. Needs 4 dim bytes per passage on disk and then in memory, hnsw
-    half a kilobyte more. flat and ivf come out the same each time; hnsw does not, as FAISS links in many threads.
+    `on_progress` is called with the passages encoded and the total. Needs 4 dim bytes per passage on disk and then in
+    memory, hnsw half a kilobyte more. flat and ivf come out the same each time; hnsw does not, as FAISS links in many
+    threads.
     An index that was there before serves until this one is written. Not covered: two builds in one folder.
     Raises: ConfigError without passages, or when the encoder cannot be used."""
     _check_not_empty(passages)

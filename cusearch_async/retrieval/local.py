@@ -1,4 +1,4 @@
-"""An index on this machine as a backend: searches that come together are done together, in a thread of their own."""
+"""An index on this machine as a backend: concurrent searches are made in batches, in a thread of their own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reranks(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degradation:
-    """What makes a local index behave like the web: other documents, and waiting."""
+    """Makes a local index answer like the web: with other documents, and late."""
 
     distractors: int = 0
     """Of the documents found, how many are replaced by random ones; the best one stays."""

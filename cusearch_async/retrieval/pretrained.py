@@ -15,7 +15,7 @@ from cusearch_async.errors import ConfigError, first_line
 def load(
     auto: Any, name: str | None, device: str, setting: str, part: Callable[[Any], Any] = lambda model: model
 ) -> tuple[Any, Any, list[str]]:
-    """Tokenizer, model, and the weights that it needs and `name` lacks. Float16 on a GPU, float32 on a CPU.
+    """Tokenizer, model, and the weights that it needs and that are not in `name`. Float16 on a GPU, float32 on a CPU.
 
     `auto` is the transformers class that loads it, `part` what of the model is wanted, `setting` what the config calls
     `name`. Raises: ConfigError when it cannot be loaded, or has no tokenizer."""

@@ -126,8 +126,7 @@ class WebSearch:
     """A `Backend` that asks a web service, never faster than `per_second`, and again when that fails.
 
     Raises SearchFailed with status 502, or 504 when the service took too long, 403 when it refuses the key, or 429 when
-    it has had enough of us or the budget is spent. What the service will not change its mind about (a wrong key, a
-    wrong request) is asked once."""
+    it limits our rate or the budget is spent. What fails for good (a wrong key, a wrong request) is asked once."""
 
     def __init__(self, engine: Engine, settings: WebConfig, key: str) -> None:
         """Raises: ConfigError when the folder of the cache cannot be made."""
@@ -286,7 +285,7 @@ class WebSearch:
         return _Failure(reason, is_final=True)
 
     def _short(self, text: str) -> str:
-        """On one line; without the key before it is cut, as half a key is none to show either."""
+        """On one line; The key is removed before the text is cut: half a key must not be shown either."""
         return " ".join(self._hide(text).split())[:_SHOWN]
 
     def _hide(self, text: str) -> str:
