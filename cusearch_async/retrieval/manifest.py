@@ -39,7 +39,7 @@ def check(index: Path, facts: Mapping[str, Any], missing: str) -> dict[str, Any]
     if found := differences(manifest, facts):
         raise ConfigError(
             f"retriever.index {index.parent} is of another corpus than retriever.corpus, or was made with other "
-            f"settings ({found}); correct retriever.corpus and retriever.dense, or {REMEDY}"
+            f"settings ({found}); correct the config, or {REMEDY}"
         )
     try:
         size = _size(index)
