@@ -1,4 +1,4 @@
-"""Things that are asked for one by one and done many at a time."""
+"""Calls that are made one by one and answered in batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Item, Answer]):
-    """While one batch is being done, the next gathers; nothing waits for company."""
+    """Calls that arrive while a batch is being answered make up the next one. A single call starts at once."""
 
     def __init__(self, do: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], at_once: int) -> None:
         """`do` answers its items in their order. When it fails, all of its batch fail with it."""

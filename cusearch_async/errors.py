@@ -11,6 +11,7 @@ CusearchError
 ├── NonFiniteUpdate        the update of a step holds NaN or infinity; it was not made
 ├── RetrievalUnavailable   the retriever failed; not to be confused with finding nothing
 ├── SearchRefused          the retriever answers others, and this one search never
+├── SearchFailed           within the retriever: its engine failed; not to be confused with finding nothing
 ├── EpisodeFailed          one episode cannot be played, because of its own data
 ├── EngineDied             vLLM's engine process ended by itself
 ├── WriteFailed            a file of the run cannot be written: disk full, read-only, gone
@@ -64,6 +65,14 @@ class SearchRefused(CusearchError):
     pass
 
 
+class SearchFailed(CusearchError):
+    """`status` is the HTTP status that the retriever answers with."""
+
+    def __init__(self, message: str, status: int = 502) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class EpisodeFailed(CusearchError):
     pass
 
@@ -86,3 +95,9 @@ class WeightsMismatch(CusearchError):
 
 class ProcessDied(CusearchError):
     pass
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the lines that libraries put below; its type when it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

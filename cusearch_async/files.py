@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from cusearch_async.errors import ConfigError, WriteFailed
+from cusearch_async.errors import ConfigError, WriteFailed, first_line
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -103,7 +103,7 @@ def sync_tree(folder: Path) -> None:
 
 def _write_failed(path: Path, error: Exception) -> WriteFailed:
     """torch and safetensors do not always pass on why the system refused; a full disk is the likely reason."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
     standing = next(parent for parent in path.absolute().parents if parent.exists())
     if not isinstance(error, OSError) and shutil.disk_usage(standing).free < 2**20:
         reason = "No space left on device"

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import cached_file
 
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, first_line
 
 
 def load_tokenizer(path: str, key: str = "model.path") -> Any:
@@ -92,9 +92,3 @@ def is_local(path: str) -> bool:
     parts = path.split("/")
     is_name = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path, re.ASCII)
     return not is_name or (len(parts) == 2 and Path(parts[0]).is_dir())
-
-
-def first_line(error: Exception) -> str:
-    """An error as one line."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -9,15 +9,26 @@ import cusearch_async
 
 ROOT = Path(cusearch_async.__file__).parent
 LAYERS = [
-    {"types", "errors", "files", "run_folder", "streams", "extensions"},
+    {
+        "types",
+        "errors",
+        "files",
+        "published",
+        "run_folder",
+        "streams",
+        "surrogates",
+        "in_flight",
+        "retry",
+        "extensions",
+    },
     {"algorithm"},
     {"environments"},
     {"config"},
     {"models", "host", "batcher", "sizing"},
     {"transport"},
     {"metrics"},
-    {"rollout"},
     {"retrieval"},
+    {"rollout"},
     {"training"},
     {"atlas"},
     {"data"},

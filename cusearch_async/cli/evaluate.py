@@ -72,7 +72,7 @@ async def play(config: Config, model: str, temperature: float) -> tuple[list[Que
     """One episode per held-out question; needs the config's retriever."""
     # vLLM and torch are loaded only by the commands that use them.
     from cusearch_async.data.questions import load_eval_questions  # noqa: PLC0415
-    from cusearch_async.rollout.retrieval import SearchClient  # noqa: PLC0415
+    from cusearch_async.retrieval.client import SearchClient  # noqa: PLC0415
 
     questions = load_eval_questions(config)
     async with SearchClient.open(config) as search:

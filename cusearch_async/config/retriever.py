@@ -121,6 +121,9 @@ class RetrieverConfig(Section):
     """Searches that one worker has on their way at once."""
     outage_s: float = Field(300.0, gt=0)
     """How long a worker retries a retriever that is down before it ends with RetrievalUnavailable."""
+    deterministic: bool = False
+    """Whether equal queries get equal documents, where the server's /health does not say it (ours does). Equal searches
+    of a worker at the same time are then asked once."""
     max_answer_mib: int = Field(16, ge=1)
     """Longest answer to a search; one that is longer fails its episode."""
     distractors: int = Field(0, ge=0)
@@ -135,17 +138,6 @@ class RetrieverConfig(Section):
     rerank: RerankConfig = RerankConfig()
     zerosearch: ZeroSearchConfig = ZeroSearchConfig()
     web: WebConfig = WebConfig()
-
-    @property
-    def is_deterministic(self) -> bool:
-        """Equal queries get equal documents, whoever asks."""
-        return self.backend in ("bm25", "dense") and not self.noise and not self.distractors
-
-    @property
-    def draws_by_request(self) -> bool:
-        """Whether the retriever is ours and takes the random numbers of its noise and latency from the request. Other
-        servers of the protocol may refuse a field that they do not know."""
-        return self.backend == "zerosearch" or bool(self.noise or self.distractors or self.latency_median_s)
 
     @model_validator(mode="after")
     def _fits_together(self) -> RetrieverConfig:

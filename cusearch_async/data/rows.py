@@ -21,8 +21,8 @@ from pyarrow import parquet
 
 from cusearch_async.algorithm.answers import normalize_answer
 from cusearch_async.environments.templates import PAPER
-from cusearch_async.errors import ConfigError
-from cusearch_async.retrieval.corpus import half_character
+from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.surrogates import half_character
 from cusearch_async.types import Question
 
 HUB = "hf:"
@@ -59,7 +59,7 @@ def locate(source: str, key: str) -> Path:
     try:
         return Path(hf_hub_download(repository, file, repo_type="dataset"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}: cannot get {source}: {str(error).strip().splitlines()[0]}") from error
+        raise ConfigError(f"{key}: cannot get {source}: {first_line(error)}") from error
 
 
 def hub_place(source: str, key: str) -> tuple[str, str]:

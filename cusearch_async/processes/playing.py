@@ -10,9 +10,9 @@ from typing import Any
 from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.environments import Search
+from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
-from cusearch_async.rollout.retrieval import SearchClient
 
 
 async def reach_retriever(search: SearchClient, config: Config, stop: asyncio.Event) -> bool:

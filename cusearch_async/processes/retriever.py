@@ -11,7 +11,7 @@ from cusearch_async.config import Config
 from cusearch_async.data.questions import load_corpus
 from cusearch_async.retrieval import indexing
 from cusearch_async.retrieval.backend import Backend
-from cusearch_async.retrieval.local import LocalSearch, Simulation
+from cusearch_async.retrieval.local import Degradation, IndexBackend
 from cusearch_async.retrieval.server import Retriever
 from cusearch_async.retrieval.websearch import web_search
 from cusearch_async.retrieval.zerosearch import ZeroSearch
@@ -41,11 +41,11 @@ def make_backend(config: Config) -> Backend:
         index = indexing.in_memory(load_corpus(settings.corpus), settings)
     else:
         index = indexing.load(Path(settings.corpus), settings.index, settings)
-    simulation = Simulation(
+    degradation = Degradation(
         distractors=settings.distractors,
         noise=settings.noise,
         latency_median_s=settings.latency_median_s,
         latency_p99_s=settings.latency_p99_s,
         seed=config.run.seed,
     )
-    return LocalSearch(index, simulation, indexing.reranker(settings), settings.rerank.candidates)
+    return IndexBackend(index, degradation, indexing.reranker(settings), settings.rerank.candidates)

@@ -10,9 +10,9 @@ from cusearch_async.data.questions import load_run_questions
 from cusearch_async.environments import NoSearch
 from cusearch_async.models import check_model, vocab_size
 from cusearch_async.processes.playing import open_player, reach_retriever
+from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.prompting import check_lengths
-from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.weights import WeightStore
 

@@ -25,19 +25,21 @@ class Context:
 class Query:
     text: str
     draw: int
-    """The random number of this search: equal draws meet equal noise."""
+    """The random number of this search: equal draws get equal noise."""
     context: Context | None = None
 
 
-class SearchFailed(Exception):
-    """The engine behind the retriever failed (not: found nothing). `status` is the HTTP status to answer with."""
-
-    def __init__(self, message: str, status: int = 502) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class Backend(Protocol):
+    @property
+    def deterministic(self) -> bool:
+        """Equal queries get equal documents, whoever asks and whatever the draw."""
+        ...
+
+    @property
+    def accepts_draw(self) -> bool:
+        """The draw decides about documents or waiting time, so a search is only repeatable with it."""
+        ...
+
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         """For each query at most `topk` documents, best first; none when nothing is found. Raises: SearchFailed."""
         ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -12,14 +11,16 @@ from typing import Any
 import bm25s
 import numpy as np
 
-from cusearch_async.errors import ConfigError
-from cusearch_async.files import write_whole
+from cusearch_async import published
+from cusearch_async.files import remove, write_whole
+from cusearch_async.retrieval import manifest
 from cusearch_async.retrieval.backend import Passage, Scored
 
 log = logging.getLogger(__name__)
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to tell every step
 
 FORMAT = 1
+_INDEX = "bm25"
 _CHUNK = 50_000
 
 
@@ -47,19 +48,16 @@ class Bm25Index:
         """An index that `build` has made, memory-mapped.
 
         Raises: ConfigError when there is none, or it is of another corpus, or damaged."""
-        _check_manifest(folder, fingerprint, len(passages))
+        path = folder / _INDEX
+        manifest.check(path, _facts(fingerprint, len(passages)), missing="no finished index")
         try:
-            index = bm25s.BM25.load(folder / "bm25", mmap=True, show_progress=False)
+            index = bm25s.BM25.load(path, mmap=True, show_progress=False)
             index.backend = "numba"  # on a million passages six times as fast; a small corpus is not worth its start
             index.activate_numba_scorer()
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"retriever.index {folder} is damaged ({error}); delete it and run `cusearch index`"
-            ) from error
+            raise manifest.damaged(path, str(error)) from error
         loaded = cls(passages, index)
-        loaded.search(
-            [passages[0]["contents"]], 1
-        )  # numba compiles now, not at the first search that somebody waits for
+        loaded.search([passages[0]["contents"]], 1)  # numba compiles now, and not while an episode waits
         return loaded
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
@@ -79,7 +77,7 @@ class Bm25Index:
 def build(passages: Sequence[Passage], folder: Path, fingerprint: str, on_progress: Callable[[int, int], None]) -> None:
     """Make the index of a corpus in `folder`. What was tokenised before an interruption is not tokenised again.
 
-    `on_progress` hears of passages done and in all."""
+    `on_progress` is called with the passages done and the total."""
     chunks = folder / "chunks"
     _begin(folder, chunks, fingerprint)
     vocabulary: dict[str, int] = {}
@@ -93,15 +91,15 @@ def build(passages: Sequence[Passage], folder: Path, fingerprint: str, on_progre
             _save_chunk(file, tokens)
         ids += _load_chunk(file, vocabulary)
         on_progress(min(first + _CHUNK, len(passages)), len(passages))
-    unfinished, finished = folder / "bm25.part", folder / "bm25"
-    _index_of(ids, vocabulary).save(unfinished, show_progress=False)
-    if finished.exists():  # moved away, not written over: a retriever may be reading it
-        shutil.rmtree(folder / "bm25.old", ignore_errors=True)
-        finished.rename(folder / "bm25.old")
-    unfinished.rename(finished)
-    shutil.rmtree(folder / "bm25.old", ignore_errors=True)
-    manifest = {"format": FORMAT, "corpus": fingerprint, "passages": len(passages)}
-    write_whole(folder / "manifest.json", json.dumps(manifest, indent=1).encode())
+    index, old = folder / _INDEX, folder / f"{_INDEX}.old"
+    with published.writing(index) as unfinished:
+        _index_of(ids, vocabulary).save(unfinished, show_progress=False)
+    remove(old)
+    if index.exists():  # moved away, not written over: a retriever may be reading it
+        index.rename(old)
+    published.publish(index)
+    remove(old)
+    manifest.seal(index, _facts(fingerprint, len(passages)))
     shutil.rmtree(chunks)
 
 
@@ -120,7 +118,7 @@ def _begin(folder: Path, chunks: Path, fingerprint: str) -> None:
     if source.exists() and source.read_text(encoding="utf-8") != fingerprint:
         log.warning("%s holds pieces of another corpus; starting over", chunks)
         shutil.rmtree(chunks)
-    (folder / "manifest.json").unlink(missing_ok=True)
+    manifest.break_seal(folder / _INDEX)
     chunks.mkdir(parents=True, exist_ok=True)
     write_whole(source, fingerprint.encode())
 
@@ -128,14 +126,14 @@ def _begin(folder: Path, chunks: Path, fingerprint: str) -> None:
 def _save_chunk(file: Path, tokens: Any) -> None:
     """Flat token ids, their number per passage, and the words in the order of their ids."""
     words = sorted(tokens.vocab, key=tokens.vocab.__getitem__)
-    unfinished = file.with_suffix(".part.npz")
-    np.savez(
-        unfinished,
-        ids=np.concatenate([np.asarray(row, dtype=np.int32) for row in tokens.ids]),
-        lengths=np.array([len(row) for row in tokens.ids], dtype=np.int32),
-        words=np.frombuffer("\n".join(words).encode(), dtype=np.uint8),
-    )
-    unfinished.replace(file)
+    with published.writing(file) as unfinished:
+        np.savez(
+            unfinished,
+            ids=np.concatenate([np.asarray(row, dtype=np.int32) for row in tokens.ids]),
+            lengths=np.array([len(row) for row in tokens.ids], dtype=np.int32),
+            words=np.frombuffer("\n".join(words).encode(), dtype=np.uint8),
+        )
+    published.publish(file)
 
 
 def _load_chunk(file: Path, vocabulary: dict[str, int]) -> list[list[int]]:
@@ -147,16 +145,6 @@ def _load_chunk(file: Path, vocabulary: dict[str, int]) -> list[list[int]]:
     return [row.tolist() for row in np.split(renumbered[flat], np.cumsum(lengths)[:-1])]
 
 
-def _check_manifest(folder: Path, fingerprint: str, passages: int) -> None:
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"retriever.index {folder} holds no finished index; make it with `cusearch index CONFIG`"
-        ) from error
-    wanted = {"format": FORMAT, "corpus": fingerprint, "passages": passages}
-    if manifest != wanted:
-        raise ConfigError(
-            f"retriever.index {folder} is of another corpus than retriever.corpus (or of another version); delete it "
-            "and run `cusearch index CONFIG`"
-        )
+def _facts(fingerprint: str, passages: int) -> dict[str, Any]:
+    """What an index depends on."""
+    return {"format": FORMAT, "corpus": fingerprint, "passages": passages}

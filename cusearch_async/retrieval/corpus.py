@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.backend import Passage
+from cusearch_async.surrogates import half_character
 
 _EVERY = 100_000
 _BLOCK = 1 << 20
@@ -25,7 +26,7 @@ class Corpus(Sequence[Passage]):
     """Passages of {"id", "contents"} lines. In memory there is only where each line begins: 8 bytes a passage."""
 
     def __init__(self, path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Reads every line once; `on_progress` hears of bytes done and in all.
+        """Reads every line once; `on_progress` is called with the bytes done and the total.
 
         Raises: ConfigError naming the file, the line and the field."""
         self._path = path
@@ -90,17 +91,6 @@ def read_start(path: Path, most: int) -> None:
     for number, line in enumerate(itertools.islice(iter(_mapped(path).readline, b""), most), start=1):
         if line.strip():
             _read_line(line, f"{path}, line {number}")
-
-
-def half_character(text: str) -> str | None:
-    """The first half of a character (a lone surrogate) in `text`, as JSON spells it: `\\ud83d`. None when it is whole.
-
-    JSON can spell one; no tokenizer takes it, and it cannot be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return f"\\u{ord(text[error.start]):04x}"
-    return None
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModel
 
+from cusearch_async import published
 from cusearch_async.config import DenseConfig
-from cusearch_async.errors import ConfigError
-from cusearch_async.files import write_whole
-from cusearch_async.models import first_line
-from cusearch_async.retrieval import pretrained
+from cusearch_async.errors import ConfigError, SearchFailed, first_line
+from cusearch_async.retrieval import manifest, pretrained
 from cusearch_async.retrieval.backend import Passage, Scored
 from cusearch_async.streams import Stream, stream
+from cusearch_async.surrogates import without_surrogates
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,6 @@ CHUNK = 4096
 """Passages that are encoded between two notes of how far an index has come; an interruption costs no more."""
 
 _INDEX = "index.faiss"
-_MANIFEST = "manifest.json"
 _VECTORS = "vectors.f32"
 _PROGRESS = "progress.json"
 
@@ -68,6 +67,8 @@ class Encoder:
                 f"retriever.dense.encoder {settings.encoder!r} cannot encode a text of {longest} tokens "
                 f"(retriever.dense.max_query_tokens, max_passage_tokens): {first_line(error)}"
             ) from error
+        if not np.isfinite(self.probe).all():
+            raise ConfigError(self._not_finite(_PROBE))
 
     @property
     def dim(self) -> int:
@@ -76,7 +77,7 @@ class Encoder:
     def encode(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> NDArray[np.float32]:
         """[n, dim], in the order of `texts`. What is longer than the kind's max tokens is cut.
 
-        Raises: ConfigError when the encoder gives NaN or infinity."""
+        Raises: ConfigError when the encoder gives NaN or infinity for a passage, SearchFailed for a query."""
         settings = self._settings
         if kind == "query":
             prefix, max_tokens = settings.query_prefix, settings.max_query_tokens
@@ -89,14 +90,17 @@ class Encoder:
             vectors[rows] = self._embed([prefix + texts[row] for row in rows], max_tokens)
         if not np.isfinite(vectors).all():
             row = int(np.argmin(np.isfinite(vectors).all(axis=1)))
-            raise ConfigError(
-                f"retriever.dense.encoder {settings.encoder!r} gives NaN or infinity for {texts[row]!r:.200}"
-            )
+            if kind == "passage":
+                raise ConfigError(self._not_finite(texts[row]))
+            raise SearchFailed(self._not_finite(texts[row]), status=500)
         return vectors
+
+    def _not_finite(self, text: str) -> str:
+        return f"retriever.dense.encoder {self._settings.encoder!r} gives NaN or infinity for {text!r:.200}"
 
     def _embed(self, texts: Sequence[str], max_tokens: int) -> NDArray[np.float32]:
         """[n, dim] of one batch."""
-        whole = pretrained.whole_characters(texts)
+        whole = [without_surrogates(text) for text in texts]
         batch = self._tokenizer(whole, truncation=True, max_length=max_tokens, padding=True, return_tensors="pt")
         batch = batch.to(self._settings.device)
         with torch.inference_mode():
@@ -159,15 +163,15 @@ class DenseIndex:
         Not covered: vectors that have changed within a file of the right size.
         Raises: ConfigError naming the folder and the difference when there is no index, it is of another corpus or
         encoder, or damaged."""
-        manifest = _read_manifest(folder)
-        _check_facts(folder, manifest, _facts(settings, fingerprint, len(passages)))
+        missing = "an unfinished index" if (folder / _PROGRESS).exists() else "no index"
+        made = manifest.check(folder / _INDEX, _facts(settings, fingerprint, len(passages)), missing)
         encoder = Encoder(settings)
-        if not _is_same_encoder(manifest, encoder):
+        if not _is_same_encoder(made, encoder):
             raise ConfigError(
-                f"retriever.index {folder} is of another encoder (dim {manifest.get('dim')}) than the one that is now "
-                f"at {settings.encoder!r} (dim {encoder.dim}); make it again with `cusearch index CONFIG`"
+                f"retriever.index {folder} is of another encoder (dim {made.get('dim')}) than the one that is now at "
+                f"{settings.encoder!r} (dim {encoder.dim}); {manifest.REMEDY}"
             )
-        return cls(passages, _read_index(folder, manifest), encoder, settings.probes)
+        return cls(passages, _read_index(folder / _INDEX, made), encoder, settings.probes)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
         """The `topk` best passages of each query, best first; none for a blank query. ivf and hnsw may find fewer."""
@@ -192,21 +196,27 @@ def build(
 ) -> None:
     """Make the index of a corpus in `folder`. What was encoded before an interruption is not encoded again.
 
-    `on_progress` hears of passages encoded and in all. Needs 4 dim bytes per passage on disk and then in memory, hnsw
-    half a kilobyte more. flat and ivf come out the same each time; hnsw does not, as FAISS links in many threads.
+    `on_progress` is called with the passages encoded and the total. Needs 4 dim bytes per passage on disk and then in
+    memory, hnsw half a kilobyte more. flat and ivf come out the same each time; hnsw does not, as FAISS links in many
+    threads.
     An index that was there before serves until this one is written. Not covered: two builds in one folder.
     Raises: ConfigError without passages, or when the encoder cannot be used."""
     _check_not_empty(passages)
     folder.mkdir(parents=True, exist_ok=True)
     encoder = Encoder(settings)
-    manifest = {
+    facts = {
         **_facts(settings, fingerprint, len(passages)),
         "dim": encoder.dim,
         "probe": [round(value, 6) for value in encoder.probe.tolist()],
     }
-    vectors = _encode_in_chunks(passages, folder, encoder, manifest, on_progress)
+    vectors = _encode_in_chunks(passages, folder, encoder, facts, on_progress)
     log.info("making the %s index of %d vectors", settings.kind, len(passages))
-    _save(_index_of(vectors, settings), folder, manifest)
+    index = folder / _INDEX
+    with published.writing(index) as unfinished:
+        faiss.write_index(_index_of(vectors, settings), str(unfinished))
+    manifest.break_seal(index)
+    published.publish(index)
+    manifest.seal(index, facts)
     (folder / _PROGRESS).unlink()
     (folder / _VECTORS).unlink()
 
@@ -231,11 +241,6 @@ def _facts(settings: DenseConfig, fingerprint: str, passages: int) -> dict[str, 
     }
 
 
-def _differences(then: dict[str, Any], facts: dict[str, Any]) -> str:
-    """As text; empty without any."""
-    return "; ".join(f"{key} {then.get(key)!r}, now {facts[key]!r}" for key in facts if then.get(key) != facts[key])
-
-
 def _is_same_encoder(then: dict[str, Any], encoder: Encoder) -> bool:
     """The same text has the same direction: a folder's name does not tell when its weights have changed."""
     probe = np.array(then.get("probe", ()), dtype=np.float64)
@@ -249,12 +254,12 @@ def _encode_in_chunks(
     passages: Sequence[Passage],
     folder: Path,
     encoder: Encoder,
-    manifest: dict[str, Any],
+    facts: dict[str, Any],
     on_progress: Callable[[int, int], None],
 ) -> NDArray[np.float32]:
     """[n, dim], on disk. After each chunk the vectors are safe there, and then the note of how many they are."""
     row_bytes = 4 * encoder.dim
-    done = _rows_done(folder, encoder, manifest)
+    done = _rows_done(folder, encoder, facts)
     if done:
         log.info("going on in %s after %d of %d passages", folder, done, len(passages))
         on_progress(done, len(passages))
@@ -267,12 +272,12 @@ def _encode_in_chunks(
             file.flush()
             os.fsync(file.fileno())
             done = first + len(chunk)
-            _write_json(folder / _PROGRESS, {**manifest, "rows": done})
+            manifest.write_json(folder / _PROGRESS, {**facts, "rows": done})
             on_progress(done, len(passages))
     return np.memmap(folder / _VECTORS, dtype=np.float32, mode="r", shape=(len(passages), encoder.dim))
 
 
-def _rows_done(folder: Path, encoder: Encoder, manifest: dict[str, Any]) -> int:
+def _rows_done(folder: Path, encoder: Encoder, facts: dict[str, Any]) -> int:
     """How many vectors of this corpus and encoder the folder holds; 0, and a warning, when they are others."""
     progress = folder / _PROGRESS
     if not progress.exists():
@@ -284,8 +289,7 @@ def _rows_done(folder: Path, encoder: Encoder, manifest: dict[str, Any]) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s cannot be read (%s); starting over", progress, error)
         return 0
-    facts = {key: value for key, value in manifest.items() if key != "probe"}
-    problem = _differences(then, facts)
+    problem = manifest.differences(then, {key: value for key, value in facts.items() if key != "probe"})
     if not problem and not _is_same_encoder(then, encoder):
         problem = "an encoder with other weights"
     if not problem and not is_whole:
@@ -318,64 +322,15 @@ def _index_of(vectors: NDArray[np.float32], settings: DenseConfig) -> Any:
     return index
 
 
-def _save(index: Any, folder: Path, manifest: dict[str, Any]) -> None:
-    """The manifest comes last: where there is one, its index is whole."""
-    unfinished = folder / f".{_INDEX}.part"
-    faiss.write_index(index, str(unfinished))
-    with unfinished.open("rb+") as file:
-        os.fsync(file.fileno())
-    (folder / _MANIFEST).unlink(missing_ok=True)
-    unfinished.replace(folder / _INDEX)
-    _write_json(folder / _MANIFEST, {**manifest, "bytes": (folder / _INDEX).stat().st_size})
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises: ConfigError when there is no finished index."""
+def _read_index(path: Path, made: dict[str, Any]) -> Any:
+    """Raises: ConfigError when the file is not the index of this manifest."""
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        state = "an unfinished index" if (folder / _PROGRESS).exists() else "no index"
-        raise ConfigError(f"retriever.index {folder} holds {state}; make it with `cusearch index CONFIG`") from error
-    except (OSError, ValueError) as error:
-        raise _damaged(folder, f"{_MANIFEST}: {error}") from error
-    if not isinstance(manifest, dict):
-        raise _damaged(folder, f"{_MANIFEST} is no JSON object")
-    return manifest
-
-
-def _check_facts(folder: Path, manifest: dict[str, Any], facts: dict[str, Any]) -> None:
-    differences = _differences(manifest, facts)
-    if differences:
-        raise ConfigError(
-            f"retriever.index {folder} was made with other settings or of another corpus ({differences}); correct "
-            "retriever.dense and retriever.corpus, or make it again with `cusearch index CONFIG`"
-        )
-
-
-def _read_index(folder: Path, manifest: dict[str, Any]) -> Any:
-    """Raises: ConfigError when the file is not the one that was written, as far as can be seen without reading all."""
-    path = folder / _INDEX
-    try:
-        size = path.stat().st_size
-        if size != manifest.get("bytes"):
-            raise _damaged(folder, f"{_INDEX} has {size} bytes instead of {manifest.get('bytes')}")
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except (OSError, RuntimeError) as error:
-        raise _damaged(folder, f"{_INDEX}: {first_line(error)}") from error
-    if (index.ntotal, index.d) != (manifest["passages"], manifest.get("dim")):
-        raise _damaged(
-            folder,
-            f"{_INDEX} holds {index.ntotal} vectors of {index.d} numbers instead of "
-            f"{manifest['passages']} of {manifest.get('dim')}",
+        raise manifest.damaged(path, first_line(error)) from error
+    if (index.ntotal, index.d) != (made["passages"], made.get("dim")):
+        raise manifest.damaged(
+            path,
+            f"it holds {index.ntotal} vectors of {index.d} numbers instead of {made['passages']} of {made.get('dim')}",
         )
     return index
-
-
-def _damaged(folder: Path, problem: str) -> ConfigError:
-    return ConfigError(
-        f"retriever.index {folder} is damaged ({problem}); delete it and make it again with `cusearch index CONFIG`"
-    )
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(values, indent=1).encode())

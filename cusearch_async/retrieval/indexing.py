@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cusearch_async import published
 from cusearch_async.config import RetrieverConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval import bm25
@@ -35,10 +36,9 @@ def in_memory(passages: Sequence[Passage], settings: RetrieverConfig) -> Index:
 def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: Callable[[int, int], None]) -> None:
     """Make the index of a corpus in `folder`; goes on where it was interrupted. Raises: ConfigError."""
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f".{STARTS}"
-    with unfinished.open("wb") as file:
-        np.save(file, corpus.starts)
-    unfinished.replace(folder / STARTS)
+    with published.writing(folder / STARTS) as unfinished:
+        np.save(unfinished, corpus.starts)
+    published.publish(folder / STARTS)
     if settings.backend == "bm25":
         try:
             bm25.build(corpus, folder, corpus.fingerprint, on_progress)

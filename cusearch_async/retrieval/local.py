@@ -1,4 +1,4 @@
-"""An index on this machine as a backend: searches that come together are done together, in a thread of their own."""
+"""An index on this machine as a backend: concurrent searches are made in batches, in a thread of their own."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Reranks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """What makes a local index behave like the web: other documents, and waiting."""
+class Degradation:
+    """Makes a local index answer like the web: with other documents, and late."""
 
     distractors: int = 0
     """Of the documents found, how many are replaced by random ones; the best one stays."""
@@ -57,32 +57,41 @@ class Simulation:
         return self.latency_median_s * math.exp(sigma * normal)
 
 
-class LocalSearch:
+class IndexBackend:
     """A `Backend` over an index, with a reranker or without."""
 
     def __init__(
         self,
         index: Index,
-        simulation: Simulation,
+        degradation: Degradation,
         reranker: Reranks | None = None,
         candidates: int = 0,
     ) -> None:
         """With a reranker, `candidates` documents are found before the best topk of them are kept."""
         self._index = index
-        self._simulation = simulation
+        self._degradation = degradation
         self._reranker = reranker
         self._candidates = candidates
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._together: Batcher[tuple[str, int], list[Scored]] = Batcher(self._search_batch, _AT_ONCE)
 
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
-        simulation = self._simulation
+        degradation = self._degradation
         found = await asyncio.gather(*(self._together((query.text, topk)) for query in queries))
-        await asyncio.sleep(max((simulation.latency_s(query.draw) for query in queries), default=0.0))
+        await asyncio.sleep(max((degradation.latency_s(query.draw) for query in queries), default=0.0))
         return [
-            simulation.disturb(result, self._index.passages, topk, query.draw)
+            degradation.disturb(result, self._index.passages, topk, query.draw)
             for result, query in zip(found, queries, strict=True)
         ]
+
+    @property
+    def deterministic(self) -> bool:
+        """An index and a reranker always are; what noise and distractors do depends on the draw."""
+        return not self._degradation.noise and not self._degradation.distractors
+
+    @property
+    def accepts_draw(self) -> bool:
+        return not self.deterministic or bool(self._degradation.latency_median_s)
 
     def facts(self) -> dict[str, str | int | float]:
         return {"passages": len(self._index.passages)}

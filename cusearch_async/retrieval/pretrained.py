@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
 from cusearch_async import host
-from cusearch_async.errors import ConfigError
-from cusearch_async.models import first_line
+from cusearch_async.errors import ConfigError, first_line
 
 
 def load(
     auto: Any, name: str | None, device: str, setting: str, part: Callable[[Any], Any] = lambda model: model
 ) -> tuple[Any, Any, list[str]]:
-    """Tokenizer, model, and the weights that it needs and `name` lacks. Float16 on a GPU, float32 on a CPU.
+    """Tokenizer, model, and the weights that it needs and that are not in `name`. Float16 on a GPU, float32 on a CPU.
 
     `auto` is the transformers class that loads it, `part` what of the model is wanted, `setting` what the config calls
     `name`. Raises: ConfigError when it cannot be loaded, or has no tokenizer."""
@@ -35,8 +34,3 @@ def load(
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what is made up where there are no files
         raise ConfigError(f"{setting} {name!r} has no tokenizer files; put tokenizer.json beside it")
     return tokenizer, model, sorted(report["missing_keys"])
-
-
-def whole_characters(texts: Sequence[str]) -> list[str]:
-    """Texts without the halves of characters (lone surrogates) that tokenizers refuse."""
-    return [text.encode("utf-8", "replace").decode() for text in texts]

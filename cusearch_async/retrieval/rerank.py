@@ -1,4 +1,4 @@
-"""A cross-encoder reads query and document together and orders what a search has found once more.
+"""A cross-encoder reads query and document together and reranks what a search has found.
 
 Source: Search-R1, `search/rerank_server.py`. Departure: there each query is scored against the documents of all
 queries of a request, here only against its own.
@@ -15,10 +15,10 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from cusearch_async.config import RerankConfig
-from cusearch_async.errors import ConfigError
-from cusearch_async.models import first_line
+from cusearch_async.errors import ConfigError, SearchFailed, first_line
 from cusearch_async.retrieval import pretrained
 from cusearch_async.retrieval.backend import Passage, Scored
+from cusearch_async.surrogates import without_surrogates
 
 _BATCH = 64
 
@@ -35,7 +35,7 @@ class Reranker:
         self._tokenizer, self._model = _load(settings.model, device)
         self._inputs = set(inspect.signature(self._model.forward).parameters)
         try:
-            self._score_batch([("a", "a " * settings.max_tokens)])
+            self._score([("a", "a " * settings.max_tokens)])
         except Exception as error:  # the model's own code runs here
             raise ConfigError(
                 f"retriever.rerank.model {settings.model!r} cannot score a pair of {settings.max_tokens} tokens "
@@ -45,7 +45,7 @@ class Reranker:
     def rerank(self, queries: Sequence[str], found: Sequence[Sequence[Scored]], topk: int) -> list[list[Scored]]:
         """Of each query's own documents the `topk` best, with the cross-encoder's score; equals keep their order.
 
-        Raises: ConfigError when the model gives NaN or infinity."""
+        Raises: SearchFailed when the model gives NaN or infinity."""
         pairs = [(query, _as_text(passage)) for query, its in zip(queries, found, strict=True) for passage, _ in its]
         scores = iter(self._score(pairs))
         results: list[list[Scored]] = []
@@ -63,7 +63,8 @@ class Reranker:
                 scores[row] = score
         for pair, score in zip(pairs, scores, strict=True):
             if not math.isfinite(score):
-                raise ConfigError(f"retriever.rerank.model {self._settings.model!r} gives {score} for {pair!r:.200}")
+                told = f"retriever.rerank.model {self._settings.model!r} gives {score} for {pair!r:.200}"
+                raise SearchFailed(told, status=500)
         return scores
 
     def _score_batch(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -85,7 +86,7 @@ class Reranker:
     def _cut(self, texts: Sequence[str]) -> list[str]:
         """Each to as many tokens as a pair may have. Tokenizers make a piece of every two overflows of a pair: of two
         long texts, gigabytes."""
-        whole = pretrained.whole_characters(texts)
+        whole = [without_surrogates(text) for text in texts]
         kept = self._tokenizer(
             whole,
             truncation=True,

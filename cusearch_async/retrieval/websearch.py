@@ -24,10 +24,12 @@ import aiohttp
 import msgspec
 
 from cusearch_async.config import WebConfig
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.files import write_whole
+from cusearch_async.in_flight import InFlight
 from cusearch_async.retrieval.answers import read_answer
-from cusearch_async.retrieval.backend import Passage, Query, Scored, SearchFailed
+from cusearch_async.retrieval.backend import Passage, Query, Scored
+from cusearch_async.retry import doubling_pause_s
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +118,7 @@ def parse_answer(engine: Engine, answer: Any, topk: int) -> list[Passage]:
 def pause_s(failed: int, retry_after_s: float) -> float:
     """How long to wait after `failed` failures in a row: anything up to a bound that doubles with each (full jitter),
     and no less than the service has asked for; 30 s at most."""
-    jitter = random.uniform(0.0, min(_FIRST_PAUSE_S * 2.0 ** (failed - 1), _LONGEST_PAUSE_S))
+    jitter = random.uniform(0.0, doubling_pause_s(failed, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
     return max(jitter, min(retry_after_s, _LONGEST_PAUSE_S))
 
 
@@ -124,8 +126,7 @@ class WebSearch:
     """A `Backend` that asks a web service, never faster than `per_second`, and again when that fails.
 
     Raises SearchFailed with status 502, or 504 when the service took too long, 403 when it refuses the key, or 429 when
-    it has had enough of us or the budget is spent. What the service will not change its mind about (a wrong key, a
-    wrong request) is asked once."""
+    it limits our rate or the budget is spent. What fails for good (a wrong key, a wrong request) is asked once."""
 
     def __init__(self, engine: Engine, settings: WebConfig, key: str) -> None:
         """Raises: ConfigError when the folder of the cache cannot be made."""
@@ -137,7 +138,7 @@ class WebSearch:
         self._url = settings.url or _SERVICES[engine].url
         self._cache = _Cache(settings.cache, settings.cache_ttl_s) if settings.cache else None
         self._session: aiohttp.ClientSession | None = None
-        self._on_their_way: dict[tuple[str, int], asyncio.Task[list[Passage]]] = {}
+        self._in_flight: InFlight[tuple[str, int], list[Passage]] = InFlight()
         self._one_by_one = asyncio.Lock()
         self._next_start_s = 0.0
         self._requests = self._cache_hits = self._failures = self._retries = 0
@@ -151,6 +152,15 @@ class WebSearch:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [search.result() for search in searches]
+
+    @property
+    def deterministic(self) -> bool:
+        """The web changes."""
+        return False
+
+    @property
+    def accepts_draw(self) -> bool:
+        return False
 
     def facts(self) -> dict[str, str | int | float]:
         """Totals: requests sent, searches answered from the cache, searches that failed, requests that were repeated;
@@ -166,8 +176,7 @@ class WebSearch:
         return facts
 
     async def close(self) -> None:
-        for search in self._on_their_way.values():
-            search.cancel()
+        await self._in_flight.close()
         if self._session is not None:
             await self._session.close()
 
@@ -175,17 +184,12 @@ class WebSearch:
         query = tidy_query(text)
         if not query:
             return []
-        passages = await (self._ask(query, topk) if self._cache is None else self._share(query, topk, self._cache))
+        cache = self._cache
+        if cache is None:
+            passages = await self._ask(query, topk)
+        else:
+            passages = await self._in_flight.share((query, topk), lambda: self._look_up(query, topk, cache))
         return [(passage, 1 / rank) for rank, passage in enumerate(passages, start=1)]
-
-    async def _share(self, query: str, topk: int, cache: _Cache) -> list[Passage]:
-        """Equal searches that are on their way are one."""
-        asked = self._on_their_way.get((query, topk))
-        if asked is None:
-            asked = asyncio.create_task(self._look_up(query, topk, cache))
-            self._on_their_way[query, topk] = asked
-            asked.add_done_callback(lambda _: self._on_their_way.pop((query, topk)))
-        return await asyncio.shield(asked)  # a search that is cancelled takes no other's answer with it
 
     async def _look_up(self, query: str, topk: int, cache: _Cache) -> list[Passage]:
         known = await asyncio.to_thread(cache.read, self._engine, query, topk)
@@ -281,7 +285,7 @@ class WebSearch:
         return _Failure(reason, is_final=True)
 
     def _short(self, text: str) -> str:
-        """On one line; without the key before it is cut, as half a key is none to show either."""
+        """On one line; The key is removed before the text is cut: half a key must not be shown either."""
         return " ".join(self._hide(text).split())[:_SHOWN]
 
     def _hide(self, text: str) -> str:

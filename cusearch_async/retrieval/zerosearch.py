@@ -19,9 +19,11 @@ from typing import Any
 import aiohttp
 
 from cusearch_async.config import ZeroSearchConfig
+from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval.answers import read_answer
-from cusearch_async.retrieval.backend import Context, Query, Scored, SearchFailed
+from cusearch_async.retrieval.backend import Context, Query, Scored
 from cusearch_async.streams import Stream, stream
+from cusearch_async.surrogates import without_surrogates
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DOCUMENT = re.compile(r"^\s*Doc(?:ument)?\s*(\d+)\s*:\s*", re.MULTILINE | re.IGNORECASE)
@@ -128,6 +130,15 @@ class ZeroSearch:
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         return list(await asyncio.gather(*(self._search(query, topk) for query in queries)))
 
+    @property
+    def deterministic(self) -> bool:
+        """The draw decides about noise, and the language model samples."""
+        return False
+
+    @property
+    def accepts_draw(self) -> bool:
+        return True
+
     def facts(self) -> dict[str, str | int | float]:
         return {"useful": self._useful, "noisy": self._noisy, "failures": self._failures}
 
@@ -196,4 +207,4 @@ def _text_of(answer: Any) -> str:
         raise ValueError(f"no chat completion: {answer!r:.200}") from error
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"a chat completion without text: {answer!r:.200}")
-    return text.encode("utf-8", "replace").decode()  # JSON can spell half a character; no tokenizer takes one
+    return without_surrogates(text)

@@ -29,8 +29,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from cusearch_async import host
 from cusearch_async.config import Config
-from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
-from cusearch_async.models import first_line
+from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable, first_line
 from cusearch_async.rollout.overheard import Overheard
 from cusearch_async.transport.weights import TENSORS, Canary, WeightStore
 

@@ -24,9 +24,9 @@ from cusearch_async.algorithm.staleness import ticket_limit
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
+from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
-from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.transport.contract import Place, WorkerBuffer, WorkerStatus
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Trajectory

@@ -16,11 +16,6 @@ _SEAM = 16
 """Tokens that a prompt may have beyond those of its frame and its question, where the two meet."""
 
 
-def without_surrogates(text: str) -> str:
-    """`text` with a question mark for each half of a surrogate pair: JSON may hold one, UTF-8 and tokenizers cannot."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def encode_foreign(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text that others wrote. What spells a special token in it (`<|im_start|>`) stays text."""
     ids: list[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]

@@ -22,15 +22,16 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from cusearch_async import published
 from cusearch_async.errors import ConfigError, WriteFailed
-from cusearch_async.files import remove, sync, sync_tree, writing
+from cusearch_async.files import remove
+from cusearch_async.published import FileFacts
 from cusearch_async.transport.contract import MethodState, RunState
 
 log = logging.getLogger(__name__)
 
 _STATE = "state.json"
-_CHUNK = 2**22
-_NAME = re.compile(r"(?:\.unfinished-)?step(\d+)(?:-e(\d+))?")
+_NAME = re.compile(r"step(\d+)(?:-e(\d+))?")
 
 
 class CheckpointState(msgspec.Struct, kw_only=True):
@@ -49,18 +50,13 @@ class CheckpointState(msgspec.Struct, kw_only=True):
     """N (or K/G) and G: which tickets make a pool."""
 
 
-class _File(msgspec.Struct):
-    bytes: int
-    xxh3: str
-
-
 class _Saved(msgspec.Struct):
     """state.json: `xxh3` is of the other two as they stand there. Checkpoints without an epoch have none."""
 
     state: msgspec.Raw
     """CheckpointState"""
     files: msgspec.Raw
-    """dict[str, _File]"""
+    """dict[str, FileFacts]"""
     xxh3: str = ""
 
 
@@ -71,11 +67,11 @@ class Checkpoint:
     path: Path
     epoch: int
     state: CheckpointState
-    files: dict[str, _File]
+    files: dict[str, FileFacts]
 
     def torn(self) -> list[str]:
         """The files that are not as they were written; reads all of them."""
-        return [name for name, facts in self.files.items() if not _is_whole(self.path / name, facts)]
+        return published.torn_files(self.path, self.files)
 
 
 class Checkpoints:
@@ -114,8 +110,7 @@ class Checkpoints:
 
     def highest_epoch(self) -> int:
         """Of all learners that have started, or have left something here, whole or not."""
-        names = (_NAME.fullmatch(path.name) for path in self._entries())
-        left = (int(name[2] or 0) for name in names if name)
+        left = (int(name[2] or 0) for _, name in published.entries(self.folder, _NAME))
         return max((*left, *(epoch for epoch, _ in self._starts)), default=0)
 
     # --- to write -------------------------------------------------------------------------------------
@@ -123,10 +118,8 @@ class Checkpoints:
     def begin(self, epoch: int, step: int) -> None:
         """Write as the learner of `epoch`, which goes on from `step`; clear what earlier ones left half done."""
         self._starts.append((epoch, step))
-        for path in self._entries():
-            name = _NAME.fullmatch(path.name)
-            is_half = path.name.startswith(".") or not is_sealed(path)
-            if name and is_half and int(name[2] or 0) < epoch:
+        for path, name in published.entries(self.folder, _NAME):
+            if published.is_half_done(path, _STATE) and int(name[2] or 0) < epoch:
                 log.info("%s was left half done by an earlier learner; it is deleted", path)
                 remove(path)
 
@@ -138,25 +131,17 @@ class Checkpoints:
     def write(self, state: CheckpointState) -> Iterator[Path]:
         """A folder for the checkpoint of `state.step`, at the end sealed with checksums and safe on disk; `finish` then
         makes it count. Raises: WriteFailed, and leaves nothing of it."""
-        folder = self._path(state.step, unfinished=True)
-        with writing(folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            remove(folder)
+        with published.writing(self._path(state.step)) as folder:
+            folder.mkdir()
             yield folder
-            files = {
-                str(path.relative_to(folder)): _facts(path) for path in sorted(folder.rglob("*")) if path.is_file()
-            }
-            told, listed = msgspec.Raw(msgspec.json.encode(state)), msgspec.Raw(msgspec.json.encode(files))
+            told, listed = (msgspec.Raw(msgspec.json.encode(part)) for part in (state, published.list_files(folder)))
             saved = _Saved(told, listed, _checksum(told, listed))
             (folder / _STATE).write_bytes(msgspec.json.encode(saved))
-            sync_tree(folder)
 
     def finish(self, step: int) -> None:
         """Make the written checkpoint count. Raises: WriteFailed when it cannot be read back as it was written."""
-        written, target = self._path(step, unfinished=True), self._path(step)
-        with writing(written):
-            written.rename(target)
-            sync(self.folder)
+        target = self._path(step)
+        published.publish(target)
         try:
             torn = _read(target).torn()
         except (OSError, ValueError) as error:
@@ -178,16 +163,12 @@ class Checkpoints:
     def remove(self, superfluous: Sequence[Path]) -> None:
         """Delete them; one that is half deleted has no state any more."""
         for path in superfluous:
-            remove(path / _STATE)
-            remove(path)
+            published.delete(path, _STATE)
 
     # ---------------------------------------------------------------------------------------------------
 
-    def _path(self, step: int, unfinished: bool = False) -> Path:
-        return self.folder / f"{'.unfinished-' if unfinished else ''}step{step:06d}-e{self.epoch}"
-
-    def _entries(self) -> list[Path]:
-        return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step{step:06d}-e{self.epoch}"
 
     def _kept(self) -> list[Checkpoint]:
         """The newest `keep`, one a step, oldest first."""
@@ -226,20 +207,8 @@ def _read(path: Path) -> Checkpoint:
     is_sealed = saved.xxh3 == _checksum(saved.state, saved.files) if name[2] else not saved.xxh3
     if not is_sealed or state.step != int(name[1]):
         raise ValueError(f"{_STATE} was changed after it was written")
-    return Checkpoint(path, int(name[2] or 0), state, msgspec.json.decode(saved.files, type=dict[str, _File]))
+    return Checkpoint(path, int(name[2] or 0), state, msgspec.json.decode(saved.files, type=dict[str, FileFacts]))
 
 
 def _checksum(*parts: msgspec.Raw) -> str:
     return xxhash.xxh3_64_hexdigest(b"".join(bytes(part) for part in parts))
-
-
-def _facts(path: Path) -> _File:
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return _File(path.stat().st_size, digest.hexdigest())
-
-
-def _is_whole(path: Path, facts: _File) -> bool:
-    return path.is_file() and path.stat().st_size == facts.bytes and _facts(path) == facts

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
 from cusearch_async.environments.templates import PAPER
-from cusearch_async.errors import ConfigError, NonFiniteUpdate
+from cusearch_async.errors import ConfigError, NonFiniteUpdate, first_line
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
-from cusearch_async.models import first_line, load_tokenizer
+from cusearch_async.models import load_tokenizer
 from cusearch_async.training import batching
 from cusearch_async.training.checkpoint import is_sealed
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model

@@ -11,8 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
-from cusearch_async.errors import ConfigError
-from cusearch_async.models import first_line
+from cusearch_async.errors import ConfigError, first_line
 
 LOGITS_AT_ONCE = 4096
 """Tokens whose logits are held at a time: with 150,000 tokens of vocabulary, logits dwarf the model."""

@@ -58,6 +58,7 @@ OPERATIONAL = (
     "retriever.timeout_s",
     "retriever.max_connections",
     "retriever.outage_s",
+    "retriever.deterministic",
     "retriever.latency_median_s",
     "retriever.latency_p99_s",
     "retriever.dense.batch",

@@ -18,7 +18,8 @@ from redis.credentials import CredentialProvider
 
 from cusearch_async import host
 from cusearch_async.config import RedisConfig
-from cusearch_async.errors import BufferUnavailable
+from cusearch_async.errors import BufferUnavailable, first_line
+from cusearch_async.retry import doubling_pause_s
 
 log = logging.getLogger(__name__)
 
@@ -108,25 +109,26 @@ class Connection:
 
         Raises: BufferUnavailable when there is none within patience_s, or at once when Redis refuses us or what
         answers is no Redis."""
-        began, wait_s = time.monotonic(), _FIRST_RETRY_S
+        began, failed = time.monotonic(), 0
         while True:
             try:
                 return await command()
             except exceptions.InvalidResponse as error:
                 raise BufferUnavailable(
-                    f"what answers at {self._address} is no Redis ({_one_line(error)}); fix redis.url"
+                    f"what answers at {self._address} is no Redis ({first_line(error)}); fix redis.url"
                 ) from error
             except (*_OUTAGE, exceptions.ResponseError) as error:
                 if _is_refusal(error):
                     raise self._refused(error) from error
                 if not _is_outage(error):
                     raise
+                failed += 1
+                wait_s = doubling_pause_s(failed, _FIRST_RETRY_S, _LAST_RETRY_S)
                 if self._stop.is_set() or time.monotonic() - began + wait_s > self._patience_s:
                     raise self._unavailable(error) from error
                 self._say(error, began)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), wait_s)
-            wait_s = min(2 * wait_s, _LAST_RETRY_S)
 
     def _say(self, error: Exception, began: float) -> None:
         """Of all commands that wait one speaks, every few seconds."""
@@ -136,7 +138,7 @@ class Connection:
         self._said_at = now
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + began + self._patience_s - now))
         log.warning(
-            "Redis at %s down for %.0f s (%s); waiting until %s", self._address, now - began, _one_line(error), until
+            "Redis at %s down for %.0f s (%s); waiting until %s", self._address, now - began, first_line(error), until
         )
 
     async def close(self) -> None:
@@ -144,19 +146,19 @@ class Connection:
 
     def _refused(self, error: Exception) -> BufferUnavailable:
         return BufferUnavailable(
-            f"Redis at {self._address} refuses us ({_one_line(error)}); set CUSEARCH_REDIS_PASSWORD, and the user name "
-            "in redis.url if it has users; a Redis that another run has started keeps its password in that run's "
+            f"Redis at {self._address} refuses us ({first_line(error)}); set CUSEARCH_REDIS_PASSWORD, and the user "
+            "name in redis.url if it has users; a Redis that another run has started keeps its password in that run's "
             "folder, redis/password"
         )
 
     def _unavailable(self, error: Exception) -> BufferUnavailable:
         if isinstance(error, _NO_MEMORY) or "OOM" in str(error):
             return BufferUnavailable(
-                f"Redis at {self._address} has no memory left ({_one_line(error)}); raise its maxmemory above "
+                f"Redis at {self._address} has no memory left ({first_line(error)}); raise its maxmemory above "
                 f"redis.max_mib ({self._settings.max_mib}), or lower that"
             )
         return BufferUnavailable(
-            f"Redis at {self._address} cannot be reached ({_one_line(error)}); start one (`cusearch redis CONFIG`) or "
+            f"Redis at {self._address} cannot be reached ({first_line(error)}); start one (`cusearch redis CONFIG`) or "
             "fix redis.url"
         )
 
@@ -171,7 +173,3 @@ def _is_outage(error: Exception) -> bool:
 
 def _is_refusal(error: Exception) -> bool:
     return isinstance(error, _REFUSALS) or any(word in str(error) for word in _REFUSAL_WORDS)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

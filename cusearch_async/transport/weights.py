@@ -19,15 +19,15 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from cusearch_async import published
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.files import remove, sync, sync_tree, writing
+from cusearch_async.files import remove
 
 _NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-(\d+))?", re.ASCII)
 """What a version may be called. Names come from Redis, and must not lead out of the store."""
 
 TENSORS = "model.safetensors"
 MANIFEST = "manifest.json"
-_UNFINISHED = ".unfinished-"
 
 
 class Canary(msgspec.Struct):
@@ -66,8 +66,7 @@ class WeightStore:
     def begin(self, epoch: int) -> None:
         """Publish as the learner of `epoch`; clear what earlier ones left half done."""
         for path, name in self._entries():
-            is_half = path.name.startswith(".") or not (path / MANIFEST).exists()
-            if is_half and int(name[2]) < epoch:
+            if published.is_half_done(path, MANIFEST) and int(name[2]) < epoch:
                 remove(path)
 
     def publish(self, version: int, epoch: int, tensors: Mapping[str, torch.Tensor], canary: Canary) -> str:
@@ -77,18 +76,14 @@ class WeightStore:
         before = [number for *of_one, number, _ in self._written() if of_one == [epoch, version]]
         if before:
             name += f"-{max(before) + 1}"
-        unfinished = self.folder / f"{_UNFINISHED}{name}"
-        remove(unfinished)
-        with writing(unfinished):
-            unfinished.mkdir(parents=True)
+        with published.writing(self.folder / name) as folder:
+            folder.mkdir()
             held = {key: tensor.detach().to("cpu").contiguous() for key, tensor in tensors.items()}
-            save_file(held, unfinished / TENSORS, metadata={"format": "pt"})
+            save_file(held, folder / TENSORS, metadata={"format": "pt"})
             facts = {key: _facts(tensor) for key, tensor in held.items()}
             manifest = Manifest(version, epoch, facts, canary)
-            (unfinished / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-            sync_tree(unfinished)
-            unfinished.rename(self.folder / name)
-            sync(self.folder)
+            (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        published.publish(self.folder / name)
         self._remove_old(epoch)
         return name
 
@@ -123,8 +118,7 @@ class WeightStore:
 
     def _remove_old(self, epoch: int) -> None:
         for *_, path in [written for written in self._written() if written[0] <= epoch][: -self._keep]:
-            remove(path / MANIFEST)
-            remove(path)
+            published.delete(path, MANIFEST)
 
     def _written(self) -> list[tuple[int, int, int, Path]]:
         """(epoch, version, how often it was published by then, directory), oldest first."""
@@ -132,8 +126,7 @@ class WeightStore:
         return sorted((int(name[2]), int(name[1]), int(name[3] or 1), path) for path, name in versions)
 
     def _entries(self) -> list[tuple[Path, re.Match[str]]]:
-        paths = self.folder.iterdir() if self.folder.is_dir() else ()
-        return [(path, name) for path in paths if (name := _NAME.fullmatch(path.name.removeprefix(_UNFINISHED)))]
+        return published.entries(self.folder, _NAME)
 
 
 def epoch_of(name: str) -> int:

@@ -200,6 +200,27 @@ def test_a_damaged_index_is_named(settings):
         indexing.load(Path(settings.corpus), settings.index, settings)
 
 
+@loads_an_index
+def test_an_index_that_lacks_bytes_is_damaged(settings):
+    made(settings)
+    vocabulary = settings.index / "bm25" / "vocab.index.json"
+    vocabulary.write_bytes(vocabulary.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"is damaged \(bm25: it has \d+ bytes instead of \d+\); delete it and"):
+        indexing.load(Path(settings.corpus), settings.index, settings)
+
+
+@loads_an_index
+def test_an_index_of_the_version_before_is_read(settings):
+    """Its manifest did not say how long the index is."""
+    index = made(settings)
+    path = settings.index / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert list(manifest) == ["format", "corpus", "passages", "bytes"]
+    del manifest["bytes"]
+    path.write_text(json.dumps(manifest))
+    assert found(indexing.load(Path(settings.corpus), settings.index, settings)) == found(index)
+
+
 def test_a_backend_without_index_is_named(settings):
     with pytest.raises(ConfigError, match="'serper' has no index; bm25 and dense have"):
         indexing.build(

@@ -16,9 +16,9 @@ from transformers import (
 )
 
 from cusearch_async.config import RerankConfig
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.retrieval.rerank import Reranker
-from tests.retrieval.test_dense import SMALL, WORDS, save_model, save_tokenizer, sentences
+from tests.retrieval.encoders import SMALL, WORDS, save_model, save_tokenizer, sentences
 
 pytestmark = pytest.mark.system
 
@@ -168,5 +168,14 @@ def test_a_model_that_gives_nan_is_named_with_the_pair(tmp_path):
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     reranker = Reranker(RerankConfig(model=str(tmp_path), max_tokens=48), "cpu")
-    with pytest.raises(ConfigError, match=r"gives nan for .'z'"):
+    with pytest.raises(SearchFailed, match=r"gives nan for .'z'"):
         reranker.rerank(["z"], [documents(2)], 2)
+
+
+def test_a_model_that_gives_nan_for_every_pair_is_refused_at_the_start(tmp_path):
+    model = BertForSequenceClassification(BertConfig(**SMALL, num_labels=1))
+    model.bert.embeddings.word_embeddings.weight.data[:] = float("nan")
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match=r"retriever\.rerank\.model .* gives nan"):
+        Reranker(RerankConfig(model=str(tmp_path), max_tokens=48), "cpu")

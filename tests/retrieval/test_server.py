@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from cusearch_async.retrieval.backend import SearchFailed
+from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.retrieval.local import LocalSearch, Simulation
-from cusearch_async.retrieval.server import MAX_BODY_BYTES, MAX_DOCUMENTS, MAX_QUERIES, MAX_TOPK, Retriever
+from cusearch_async.retrieval.local import Degradation, IndexBackend
+from cusearch_async.retrieval.protocol import MAX_DOCUMENTS, MAX_QUERIES, MAX_TOPK
+from cusearch_async.retrieval.server import MAX_BODY_BYTES, Retriever
 
 PASSAGES = [{"id": str(i), "contents": f'"City {i}"\nThe number of city{i} is n{i}.'} for i in range(200)]
 PERU = {"id": "peru", "contents": '"Peru"\nThe capital of Peru is Lima.'}
 LODZ = {"id": "łódź", "contents": '"Łódź"\nThe country of Łódź is Poland.'}
 INDEX = Bm25Index.in_memory([*PASSAGES, PERU, LODZ])
+PLAIN = {"deterministic": True, "accepts_draw": False}
+"""What /health says of an engine without noise."""
 
 
 @pytest.fixture
@@ -29,7 +32,9 @@ async def serve():
     clients = []
 
     async def start(**simulation):
-        clients.append(TestClient(TestServer(Retriever(LocalSearch(INDEX, Simulation(**simulation)), 3).application())))
+        clients.append(
+            TestClient(TestServer(Retriever(IndexBackend(INDEX, Degradation(**simulation)), 3).application()))
+        )
         await clients[-1].start_server()
         return clients[-1]
 
@@ -98,7 +103,7 @@ async def test_topk_is_the_number_of_documents_and_null_the_configured_one(serve
 
 
 async def test_topk_beyond_the_corpus_gives_what_there_is(serve):
-    small = Retriever(LocalSearch(Bm25Index.in_memory([PERU, LODZ]), Simulation())).application()
+    small = Retriever(IndexBackend(Bm25Index.in_memory([PERU, LODZ]), Degradation())).application()
     async with TestClient(TestServer(small)) as client:
         assert [len(result) for result in await found(client, queries=["the of"], topk=50)] == [2]
 
@@ -200,7 +205,7 @@ async def test_health_counts_passages_and_queries(serve):
     await found(client, queries=["Peru", "Łódź"])
     await ask(client, queries=3)
     async with client.get("/health") as response:
-        assert await response.json() == {"status": "ok", "passages": 202, "queries": 2}
+        assert await response.json() == {"status": "ok", "queries": 2, **PLAIN, "passages": 202}
 
 
 # Noise and distractors.
@@ -265,7 +270,7 @@ async def test_distractors_replace_all_but_the_best(serve):
 
 def test_latency_has_the_median_and_the_99th_percentile_it_is_set_to():
     """Standard errors of the two quantiles of 8,000 draws, sigma being 0.69: about 1 % and 3 %."""
-    simulation = Simulation(latency_median_s=0.1, latency_p99_s=0.5)
+    simulation = Degradation(latency_median_s=0.1, latency_p99_s=0.5)
     waits = np.array([simulation.latency_s(draw) for draw in range(8000)])
     assert np.median(waits) == pytest.approx(0.1, rel=0.05)
     assert np.quantile(waits, 0.99) == pytest.approx(0.5, rel=0.15)
@@ -273,14 +278,14 @@ def test_latency_has_the_median_and_the_99th_percentile_it_is_set_to():
 
 
 def test_latency_is_a_function_of_seed_and_draw():
-    one, same, other = (Simulation(latency_median_s=0.1, latency_p99_s=0.5, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (Degradation(latency_median_s=0.1, latency_p99_s=0.5, seed=seed) for seed in (1, 1, 2))
     assert [one.latency_s(draw) for draw in range(9)] == [same.latency_s(draw) for draw in range(9)]
     assert len({simulation.latency_s(draw) for simulation in (one, other) for draw in range(9)}) == 18
 
 
 def test_no_latency_is_none_and_a_flat_one_is_constant():
-    assert Simulation().latency_s(3) == 0.0
-    flat = Simulation(latency_median_s=0.2, latency_p99_s=0.2)
+    assert Degradation().latency_s(3) == 0.0
+    flat = Degradation(latency_median_s=0.2, latency_p99_s=0.2)
     assert {flat.latency_s(draw) for draw in range(9)} == {0.2}
 
 
@@ -288,6 +293,8 @@ def test_no_latency_is_none_and_a_flat_one_is_constant():
 
 
 class Failing:
+    deterministic, accepts_draw = True, False
+
     def __init__(self, error):
         self.error = error
 
@@ -306,7 +313,7 @@ async def test_an_engine_that_fails_is_answered_with_its_status_and_the_server_l
     async with TestClient(TestServer(Retriever(failing).application())) as client:
         assert await ask(client, queries=["x"]) == (504, {"error": "the engine is out of order"})
         async with client.get("/health") as response:
-            assert await response.json() == {"status": "ok", "queries": 1, "passages": 7, "engine": "a text"}
+            assert await response.json() == {"status": "ok", "queries": 1, **PLAIN, "passages": 7, "engine": "a text"}
         async with client.get("/metrics") as response:
             figures = await response.text()
     assert 'retriever_requests_total{status="504"} 1.0' in figures

@@ -15,7 +15,7 @@ from cusearch_async import host
 from cusearch_async.config import STARTER
 from cusearch_async.transport.server import is_listening
 from tests.conftest import wait_until
-from tests.retrieval.test_dense import SMALL, save_model, sentences
+from tests.retrieval.encoders import SMALL, save_model, sentences
 from tests.system.conftest import Run
 from tests.system.test_run import finish
 

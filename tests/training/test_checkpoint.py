@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from cusearch_async import published
 from cusearch_async.errors import ConfigError, WriteFailed
-from cusearch_async.training import checkpoint as module
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.transport.contract import MethodState, RunState
 
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_does_not_read_back_does_not_count(tmp_path, monkeypat
     checkpoints = learner(tmp_path)
     save(checkpoints, 2)
     write(checkpoints, 4)
-    monkeypatch.setattr(module, "_is_whole", lambda path, facts: False)
+    monkeypatch.setattr(published, "_is_whole", lambda path, facts: False)
     with pytest.raises(WriteFailed, match=r"step000004-e1: deepspeed/weights cannot be read back as it was written"):
         checkpoints.finish(4)
     assert names(tmp_path) == ["step000002-e1"]

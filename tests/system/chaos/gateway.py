@@ -36,7 +36,7 @@ HOSTILE = (
 
 class Gateway:
     def __init__(self, target: int, seed: int) -> None:
-        self._target = f"http://127.0.0.1:{target}/retrieve"
+        self._target = f"http://127.0.0.1:{target}"
         self._random = random.Random(seed)
         self._how = ""
         self._until = 0.0
@@ -49,6 +49,7 @@ class Gateway:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
         application = web.Application()
         application.router.add_post("/retrieve", self._answer)
+        application.router.add_get("/health", self._health)
         application.router.add_post("/elsewhere", self._elsewhere)
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
@@ -83,8 +84,15 @@ class Gateway:
             return await self._spoiled(request)
         try:
             async with self._session.post(
-                self._target, data=body, headers={"Content-Type": "application/json"}
+                f"{self._target}/retrieve", data=body, headers={"Content-Type": "application/json"}
             ) as answer:
+                return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
+        except (aiohttp.ClientError, TimeoutError):
+            return web.Response(status=502, text="the retriever is down")
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        try:
+            async with self._session.get(f"{self._target}/health") as answer:
                 return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
         except (aiohttp.ClientError, TimeoutError):
             return web.Response(status=502, text="the retriever is down")

@@ -18,24 +18,19 @@ from aiohttp.test_utils import TestServer
 from cusearch_async.config import EpisodeConfig, load_config
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
 from cusearch_async.host import free_port
-from cusearch_async.rollout import retrieval
-from cusearch_async.rollout.retrieval import SearchClient
+from cusearch_async.retrieval import client as client_module
+from cusearch_async.retrieval.client import SearchClient
 from tests.conftest import SLOW
-from tests.rollout.retrievers import (
-    QUESTION,
-    Service,
-    answers,
-    client_of,
-    finds,
-    play,
-)
+from tests.http_service import Service, says
+from tests.retrieval.retrievers import QUESTION, client_of, finds
+from tests.rollout.retrievers import play
 
 # What an answer may hold.
 
 
 async def test_half_a_surrogate_pair_in_a_passage_or_a_query_becomes_a_question_mark():
     body = '{"result": [[{"document": {"contents": "\\"Peru\\"\\nLima \\ud83d \\ud83d\\ude00"}}]]}'
-    service = Service(answers(body))
+    service = Service(says(body))
     async with client_of(service) as client:
         assert await client.search("capital \ud83d", 0, QUESTION, 0) == ['"Peru"\nLima ? 😀']
         assert (await play(client)).depth == 1
@@ -43,7 +38,7 @@ async def test_half_a_surrogate_pair_in_a_passage_or_a_query_becomes_a_question_
 
 
 async def test_an_answer_that_is_nested_too_deeply_is_a_failure():
-    async with client_of(Service(answers("[" * 100_000))) as client:
+    async with client_of(Service(says("[" * 100_000))) as client:
         with pytest.raises(RetrievalUnavailable, match="RecursionError"):
             await client.search("capital of Peru", 0, QUESTION, 0)
         assert client.failures == {"garbage": 1}
@@ -110,7 +105,7 @@ async def test_passages_of_ten_megabytes_cost_neither_the_loop_nor_memory():
             last = now
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    async with client_of(Service(answers(huge)), timeout_s=60, noise=0.5) as client:
+    async with client_of(Service(says(huge)), timeout_s=60) as client:
         beating = asyncio.create_task(beat())
         played = await asyncio.gather(*(play(client) for _ in range(12)))
         found = await client.search("capital of Peru", 0, QUESTION, 0)
@@ -124,19 +119,15 @@ async def test_passages_of_ten_megabytes_cost_neither_the_loop_nor_memory():
 async def test_a_server_that_knows_no_field_of_ours_is_not_sent_one():
     async def strict(service: Service, request: web.Request) -> web.StreamResponse:
         unknown = set(await request.json()) - {"queries", "topk", "return_scores"}
-        return await (answers(f"extra fields {unknown}", 422) if unknown else finds("Lima"))(service, request)
+        return await (says(f"extra fields {unknown}", 422) if unknown else finds("Lima"))(service, request)
 
     async with client_of(Service(strict)) as client:
         assert await client.search("capital of Peru", 5, QUESTION, 0) == ["Lima"]
 
 
-@pytest.mark.parametrize(
-    "ours",
-    [{"noise": 0.5}, {"distractors": 1}, {"latency_median_s": 0.1, "latency_p99_s": 0.2}, {"backend": "zerosearch"}],
-)
-async def test_a_retriever_of_ours_that_draws_is_sent_the_draw(ours):
+async def test_a_retriever_that_draws_is_sent_the_draw():
     service = Service(finds("Lima"))
-    async with client_of(service, **ours, timeout_s=60) as client:
+    async with client_of(service, Service(says({"deterministic": False, "accepts_draw": True}))) as client:
         await client.search("capital of Peru", 5, QUESTION, 0)
     assert service.bodies[0]["draws"] == [5]
 
@@ -145,7 +136,7 @@ async def test_a_retriever_of_ours_that_draws_is_sent_the_draw(ours):
 
 
 async def test_a_retriever_that_is_down_is_named_in_the_log_until_it_answers(atlas_config, monkeypatch, caplog):
-    monkeypatch.setattr(retrieval, "SAY_EVERY_S", 0.05)
+    monkeypatch.setattr(client_module, "SAY_EVERY_S", 0.05)
     url = f"http://127.0.0.1:{free_port()}"
     config = load_config(atlas_config, ["--retriever.url", url])
     async with SearchClient.open(config) as client, asyncio.timeout(20 * SLOW):
@@ -184,12 +175,12 @@ async def test_a_client_that_ends_while_its_retriever_is_down_leaves_nothing_beh
 async def test_a_search_that_fails_after_its_episode_is_gone_is_not_complained_about():
     unseen: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    async with client_of(Service(answers("down", 500)), outage_s=0.3) as client:
+    async with client_of(Service(says("down", 500)), outage_s=0.3, deterministic=True) as client:
         episode = asyncio.create_task(client.search("q", 0, QUESTION, 0))
-        while not client._on_their_way:
+        while ("q", None) not in client._searches:
             await asyncio.sleep(0)
         episode.cancel()
-        while client._on_their_way:
+        while ("q", None) in client._searches:
             await asyncio.sleep(0.01)
     gc.collect()
     assert unseen == []

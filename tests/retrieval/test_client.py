@@ -12,23 +12,11 @@ from cusearch_async.config import EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
 from cusearch_async.host import free_port
 from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.retrieval.local import LocalSearch, Simulation
+from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.retrieval.local import Degradation, IndexBackend
 from cusearch_async.retrieval.server import Retriever
-from cusearch_async.rollout.retrieval import SearchClient
-from tests.rollout.retrievers import (
-    QUESTION,
-    SEARCH_R1,
-    TOKENIZER,
-    Service,
-    answers,
-    client_of,
-    closes_early,
-    finds,
-    hangs,
-    hangs_up,
-    play,
-    waits_for_more,
-)
+from tests.http_service import Service, hangs, hangs_up, says
+from tests.retrieval.retrievers import QUESTION, client_of, closes_early, finds, waits_for_more
 
 
 async def test_documents_come_best_first():
@@ -47,7 +35,7 @@ async def test_finding_nothing_is_an_answer():
 
 @pytest.mark.parametrize(
     "failure",
-    [answers("down", 500), answers("busy", 503), answers("slow", 408), answers("too many", 429), hangs_up],
+    [says("down", 500), says("busy", 503), says("slow", 408), says("too many", 429), hangs_up],
 )
 async def test_a_failure_that_passes_is_not_noticed(failure):
     service = Service(failure, finds("Lima"))
@@ -88,13 +76,13 @@ WRONG_SHAPES = [
 
 @pytest.mark.parametrize("body", ["", "<html>Bad gateway</html>", '{"result": [[', "{'result': []}", *WRONG_SHAPES])
 async def test_an_answer_in_a_wrong_form_is_a_failure_and_not_an_empty_result(body):
-    async with client_of(Service(answers(body))) as client:
+    async with client_of(Service(says(body))) as client:
         with pytest.raises(RetrievalUnavailable, match=r"has not answered properly for 0\.05 s"):
             await client.search("capital of Peru", 0, QUESTION, 0)
     assert (client.searches, client.failures.total()) == (0, 1)
 
 
-@pytest.mark.parametrize("failure", [closes_early, hangs_up, answers('{"result": [[]]}', 500), answers("", 204)])
+@pytest.mark.parametrize("failure", [closes_early, hangs_up, says('{"result": [[]]}', 500), says("", 204)])
 async def test_a_retriever_that_breaks_off_is_a_failure(failure):
     async with client_of(Service(failure)) as client:
         with pytest.raises(RetrievalUnavailable):
@@ -122,7 +110,7 @@ async def test_a_retriever_that_hangs_once_is_asked_again():
 
 
 async def test_a_retriever_that_stays_down_is_asked_several_times_and_then_named():
-    service = Service(answers("down", 500))
+    service = Service(says("down", 500))
     async with client_of(service, outage_s=1.0) as client:
         with pytest.raises(RetrievalUnavailable) as caught:
             await client.search("capital of Peru", 0, QUESTION, 0)
@@ -137,7 +125,7 @@ async def test_a_retriever_that_stays_down_is_asked_several_times_and_then_named
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 async def test_a_request_that_is_refused_as_wrong_fails_this_search_alone_and_is_not_repeated(status):
-    service = Service(answers('{"error": "topk must be an integer"}', status), finds("Lima"))
+    service = Service(says('{"error": "topk must be an integer"}', status), finds("Lima"))
     async with client_of(service, outage_s=60) as client:
         with pytest.raises(SearchRefused, match=rf"refuses the search for 'capital.*\({status}\): .*topk must be"):
             await client.search("capital of Peru", 0, QUESTION, 0)
@@ -147,7 +135,7 @@ async def test_a_request_that_is_refused_as_wrong_fails_this_search_alone_and_is
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 async def test_what_a_gateway_answers_for_a_while_is_waited_out(status):
-    async with client_of(Service(answers("no upstream", status), finds("Lima")), outage_s=60) as client:
+    async with client_of(Service(says("no upstream", status), finds("Lima")), outage_s=60) as client:
         assert await client.search("capital of Peru", 0, QUESTION, 0) == ["Lima"]
         assert client.failures == {"status": 1}
 
@@ -160,9 +148,9 @@ async def test_a_retriever_that_is_not_there_is_named():
 
 
 async def test_waiting_for_a_retriever_has_its_own_limit():
-    async with client_of(Service(answers("starting", 503), finds()), outage_s=0.01) as client:
+    async with client_of(Service(says("starting", 503), finds()), outage_s=0.01) as client:
         await client.wait_until_answering(60)
-    async with client_of(Service(answers("starting", 503)), outage_s=60) as client:
+    async with client_of(Service(says("starting", 503)), outage_s=60) as client:
         with pytest.raises(RetrievalUnavailable, match=r"for 0\.05 s"):
             await client.wait_until_answering(0.05)
 
@@ -182,7 +170,7 @@ async def test_the_client_understands_the_projects_own_retriever():
     index = Bm25Index.in_memory(
         [{"id": "0", "contents": '"Peru"\nThe capital of Peru is Lima.'}, {"id": "1", "contents": "x y"}]
     )
-    async with TestServer(Retriever(LocalSearch(index, Simulation())).application()) as server:
+    async with TestServer(Retriever(IndexBackend(index, Degradation())).application()) as server:
         config = RetrieverConfig(url=f"http://127.0.0.1:{server.port}")
         async with SearchClient.session(config) as session:
             client = SearchClient(session, config, EpisodeConfig(), 4)
@@ -193,9 +181,9 @@ async def test_the_client_understands_the_projects_own_retriever():
 # What the client does for many episodes at once.
 
 
-async def test_equal_searches_on_their_way_are_asked_once_of_a_deterministic_engine():
+async def test_equal_searches_in_flight_are_asked_once_of_a_deterministic_engine():
     service = Service(waits_for_more(3))
-    async with client_of(service) as client:
+    async with client_of(service, deterministic=True) as client:
         asked = [client.search("capital of Peru", draw, QUESTION, 0) for draw in range(5)]
         others = [client.search(f"capital {i}", i, QUESTION, 0) for i in range(2)]
         found = await asyncio.gather(*asked, *others)
@@ -205,17 +193,16 @@ async def test_equal_searches_on_their_way_are_asked_once_of_a_deterministic_eng
     assert found[0] is not found[1], "each may do with its list what it wants"
 
 
-@pytest.mark.parametrize("noise", [{"noise": 0.5}, {"distractors": 1}, {"backend": "zerosearch", "timeout_s": 60}])
-async def test_an_engine_that_draws_is_asked_every_time(noise):
+async def test_an_engine_that_draws_is_asked_every_time():
     service = Service(waits_for_more(5))
-    async with client_of(service, **noise) as client:
+    async with client_of(service, Service(says({"deterministic": False, "accepts_draw": True}))) as client:
         await asyncio.gather(*(client.search("capital of Peru", draw, QUESTION, 0) for draw in range(5)))
     assert sorted(body["draws"][0] for body in service.bodies) == list(range(5))
 
 
 async def test_an_episode_that_is_cancelled_takes_no_others_search_with_it():
     service = Service(waits_for_more(1))
-    async with client_of(service) as client:
+    async with client_of(service, deterministic=True) as client:
         first, second = (asyncio.create_task(client.search("q", draw, QUESTION, 0)) for draw in range(2))
         await asyncio.sleep(0)
         first.cancel()
@@ -235,7 +222,7 @@ async def test_only_a_simulated_engine_is_told_the_question_and_its_answers():
 
 
 async def test_a_retriever_in_trouble_gets_one_attempt_at_a_time():
-    service = Service(answers("down", 500))
+    service = Service(says("down", 500))
     async with client_of(service, outage_s=1.5) as client:
         asked = [asyncio.create_task(client.search(f"q{i}", i, QUESTION, 0)) for i in range(40)]
         while client.failures.total() < 40:
@@ -250,7 +237,7 @@ async def test_a_retriever_in_trouble_gets_one_attempt_at_a_time():
 
 
 async def test_the_breaker_closes_with_the_first_answer():
-    failing = [answers("down", 500)] * 12
+    failing = [says("down", 500)] * 12
     service = Service(*failing, finds("Lima"))
     async with client_of(service, outage_s=60) as client:
         found = await asyncio.gather(*(client.search(f"q{i}", i, QUESTION, 0) for i in range(12)))
@@ -262,7 +249,7 @@ async def test_the_breaker_closes_with_the_first_answer():
 
 @pytest.mark.parametrize(
     ("failure", "kind"),
-    [(answers("down", 500), "status"), (hangs_up, "closed"), (answers("{}"), "garbage"), (hangs, "timeout")],
+    [(says("down", 500), "status"), (hangs_up, "closed"), (says("{}"), "garbage"), (hangs, "timeout")],
 )
 async def test_failures_are_told_apart(failure, kind):
     async with client_of(Service(failure, finds()), timeout_s=0.3, outage_s=60) as client:
@@ -272,7 +259,7 @@ async def test_failures_are_told_apart(failure, kind):
 
 async def refuses_what_is_wrong(service, request):
     query = (await request.json())["queries"][0]
-    return await (answers("topk", 422) if query == "wrong" else answers("down", 500))(service, request)
+    return await (says("topk", 422) if query == "wrong" else says("down", 500))(service, request)
 
 
 async def test_a_retriever_that_refuses_a_search_as_wrong_has_answered():
@@ -288,7 +275,7 @@ async def test_a_retriever_that_refuses_a_search_as_wrong_has_answered():
 
 
 async def test_a_search_that_is_refused_after_a_failure_leaves_the_retriever_up():
-    service = Service(answers("down", 500), answers("topk", 422), answers("down", 500), finds("Lima"))
+    service = Service(says("down", 500), says("topk", 422), says("down", 500), finds("Lima"))
     async with client_of(service, outage_s=0.6) as client:
         with pytest.raises(SearchRefused):
             await client.search("q", 0, QUESTION, 0)
@@ -298,8 +285,8 @@ async def test_a_search_that_is_refused_after_a_failure_leaves_the_retriever_up(
 
 
 async def test_a_search_that_is_cancelled_leaves_no_retriever_down():
-    service = Service(answers("down", 500), answers("down", 500), finds("Lima"))
-    async with client_of(service, noise=0.5, outage_s=0.6) as client:
+    service = Service(says("down", 500), says("down", 500), finds("Lima"))
+    async with client_of(service, outage_s=0.6) as client:
         failing = asyncio.create_task(client.search("q", 0, QUESTION, 0))
         while not client.down_s:
             await asyncio.sleep(0.01)
@@ -310,39 +297,10 @@ async def test_a_search_that_is_cancelled_leaves_no_retriever_down():
         assert await client.search("q", 0, QUESTION, 0) == ["Lima"], "no outage of 0.6 s"
 
 
-# What an episode does when its retriever fails.
-
-
-async def test_an_episode_on_search_r1s_exact_answer_counts_the_search():
-    async with client_of(Service(answers(SEARCH_R1))) as client:
-        trajectory = await play(client)
-    assert (trajectory.depth, trajectory.em) == (1, 1.0)
-    assert "The capital of Peru is Lima." in TOKENIZER.decode(trajectory.token_ids[~trajectory.sampled].tolist())
-
-
-@pytest.mark.parametrize(
-    "failure", [answers("down", 500), hangs, closes_early, hangs_up, answers("<html>"), answers('{"result": [{}]}')]
-)
-async def test_an_episode_waits_for_a_failure_to_pass_and_then_goes_on_as_if_nothing_had_been(failure):
-    async with client_of(Service(failure, answers(SEARCH_R1)), timeout_s=0.3, outage_s=60) as client:
-        trajectory = await play(client)
-        assert client.failures.total() == 1
-    assert (trajectory.depth, trajectory.em) == (1, 1.0)
-
-
-@pytest.mark.parametrize(
-    "failure", [answers("down", 500), hangs, closes_early, hangs_up, answers("<html>"), answers('{"result": [{}]}')]
-)
-async def test_an_episode_whose_retriever_stays_broken_makes_no_trajectory(failure):
-    async with client_of(Service(failure), timeout_s=0.1) as client:
-        with pytest.raises(RetrievalUnavailable, match="has not answered properly"):
-            await play(client)
-
-
 async def test_a_search_that_is_never_answered_while_others_are_is_refused_by_itself():
     async def poisoned(service, request):
         query = (await request.json())["queries"][0]
-        return await (answers("content filter", 502) if query == "poison" else finds("Lima"))(service, request)
+        return await (says("content filter", 502) if query == "poison" else finds("Lima"))(service, request)
 
     async with client_of(Service(poisoned), outage_s=0.5) as client:
         failing = asyncio.create_task(client.search("poison", 0, QUESTION, 0))

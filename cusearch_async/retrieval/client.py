@@ -4,6 +4,10 @@ A retriever that fails is not a search that finds nothing: failures are retried 
 `outage_s`, then raised as RetrievalUnavailable. They never become documents. A search that fails for so long while
 others are answered, or that is refused as wrong, is SearchRefused. Nothing that a retriever answers is trusted: its
 length, depth, characters and redirects are bounded here.
+
+Whether equal queries may share an answer, and whether the search's random number is sent, the retriever itself says
+in its /health: it is asked before the first search, and again after every failed attempt, because what answers then
+may be another retriever. Where it does not say, `retriever.deterministic` does.
 """
 
 from __future__ import annotations
@@ -24,7 +28,10 @@ import numpy as np
 
 from cusearch_async.config import Config, EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
-from cusearch_async.rollout.prompting import without_surrogates
+from cusearch_async.in_flight import InFlight
+from cusearch_async.retrieval import protocol
+from cusearch_async.retrieval.backend import Context, Query
+from cusearch_async.surrogates import without_surrogates
 from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
@@ -40,13 +47,14 @@ _ERROR_BYTES = 800
 """Of an answer that is an error; it is only quoted."""
 _WRONG_REQUEST = (400, 413, 422)
 """Statuses that asking again cannot change. Gateways answer 401, 403 and 404 while what is behind them is down."""
+_NOT_IMPLEMENTED = 501
 _FAILURES = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, RecursionError)
 _PROBE = Question(id="probe", text="Is anyone there?", answers=("yes",), category="probe")
 
 
 class SearchClient:
-    """Every episode of a worker searches through it. Equal queries that are on their way to a deterministic backend
-    are asked once."""
+    """Every episode of a worker searches through it. Equal queries that are in flight to a deterministic retriever are
+    asked once."""
 
     def __init__(
         self, session: aiohttp.ClientSession, settings: RetrieverConfig, episode: EpisodeConfig, questions_per_step: int
@@ -56,7 +64,12 @@ class SearchClient:
         self._settings = settings
         self._episode = episode
         self._questions_per_step = questions_per_step
-        self._on_their_way: dict[str, asyncio.Task[list[str]]] = {}
+        self._unsaid = protocol.Behaviour(settings.deterministic, accepts_draw=False)
+        """What is assumed of a retriever that does not say how it behaves."""
+        self._behaviour = self._unsaid
+        self._is_behaviour_known = False
+        self._health: InFlight[str, None] = InFlight()
+        self._searches: InFlight[tuple[str, Context | None], list[str]] = InFlight()
         self._one_at_a_time = asyncio.Lock()
         self._failed_in_a_row = 0
         self._retrying: set[object] = set()
@@ -67,7 +80,7 @@ class SearchClient:
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self.searches = 0
         self.shared = 0
-        """Searches that were answered by an equal one on its way."""
+        """Searches that were answered by an equal one in flight."""
         self.failures: Counter[str] = Counter()
         """Attempts that failed: refused, timeout, status, closed, garbage."""
 
@@ -92,15 +105,21 @@ class SearchClient:
             try:
                 yield client
             finally:
-                tasks = [saying, *client._on_their_way.values()]
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                saying.cancel()
+                await asyncio.gather(saying, return_exceptions=True)
+                await client.close()
+
+    async def close(self) -> None:
+        """Cancel the searches that are in flight for nobody any more."""
+        await self._searches.close()
+        await self._health.close()
 
     async def wait_until_answering(self, timeout_s: float) -> None:
-        """Raises: RetrievalUnavailable when a first search is not answered properly within `timeout_s`; SearchRefused
-        when it is refused."""
-        await self._insist(self._body("first search", 0, _PROBE, 0), timeout_s)
+        """Ask the retriever how it behaves, and for a first search.
+
+        Raises: RetrievalUnavailable when that is not answered properly within `timeout_s`; SearchRefused when it is
+        refused."""
+        await self._insist(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
 
     async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
         """Contents of the documents found, best first; empty when there are none. `draw` is the search's own random
@@ -108,19 +127,16 @@ class SearchClient:
 
         Raises: RetrievalUnavailable when the retriever answers nobody properly for `outage_s`; SearchRefused when it
         answers others, refuses this search as wrong, or finds too much."""
-        query = without_surrogates(query)
-        body = self._body(query, draw, question, ticket)
-        if not self._settings.is_deterministic:
-            return await self._insist(body, self._settings.outage_s)
-        asked = self._on_their_way.get(query)
-        if asked is None:
-            asked = asyncio.create_task(self._insist(body, self._settings.outage_s))
-            self._on_their_way[query] = asked
-            asked.add_done_callback(lambda _: self._on_their_way.pop(query))
-            asked.add_done_callback(_have_seen)
-        else:
-            self.shared += 1
-        return list(await asyncio.shield(asked))  # an episode that is cancelled takes no other's search with it
+        asked = Query(without_surrogates(query), draw, self._context(question, ticket))
+        if self._behaviour.deterministic:
+            key = asked.text, asked.context
+            is_shared = key in self._searches
+            found = await self._searches.share(key, lambda: self._insist(asked, self._settings.outage_s))
+            if not is_shared or self._behaviour.deterministic:
+                self.shared += is_shared
+                return list(found)
+            # It has come back as one that draws, so this search needs an answer of its own.
+        return await self._insist(asked, self._settings.outage_s)
 
     @property
     def down_s(self) -> float:
@@ -140,27 +156,24 @@ class SearchClient:
             "retriever_down_s": round(self.down_s, 1),
         }
 
-    def _body(self, query: str, draw: int, question: Question, ticket: int) -> dict[str, Any]:
-        body: dict[str, Any] = {"queries": [query], "topk": self._settings.topk, "return_scores": True}
-        if self._settings.draws_by_request:
-            body["draws"] = [draw]
-        if self._settings.backend == "zerosearch":  # no other engine may see the answers
-            step = ticket // self._questions_per_step
-            body["contexts"] = [{"question": question.text, "answers": list(question.answers), "step": step}]
-        return body
+    def _context(self, question: Question, ticket: int) -> Context | None:
+        """Only a simulated engine is told whose search it is: no other may see the answers."""
+        if self._settings.backend != "zerosearch":
+            return None
+        return Context(question.text, question.answers, ticket // self._questions_per_step)
 
-    async def _insist(self, body: dict[str, Any], outage_s: float) -> list[str]:
+    async def _insist(self, query: Query, outage_s: float) -> list[str]:
         began, this = time.monotonic(), object()
         try:
             while True:
                 try:
-                    found = await self._guarded(body)
+                    found = await self._guarded(query)
                 except SearchRefused:  # that is an answer
                     self._is_up()
                     raise
                 except _FAILURES as error:
                     self._retrying.add(this)
-                    self._bear(error, body, began, outage_s)
+                    self._bear(error, query, began, outage_s)
                     await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))
                 else:
                     self.searches += 1
@@ -172,10 +185,11 @@ class SearchClient:
             if not self._retrying:
                 self._is_up()
 
-    def _bear(self, error: Exception, body: dict[str, Any], began: float, outage_s: float) -> None:
+    def _bear(self, error: Exception, query: Query, began: float, outage_s: float) -> None:
         """Take note of a failed attempt. Raises what it means once it has lasted too long."""
         self.failures[_kind(error)] += 1
         self._failed_in_a_row += 1
+        self._is_behaviour_known = False
         self._down_since = self._down_since or time.monotonic()
         self._trouble = f"{_told(error)}; waiting up to {outage_s:g} s"
         if self.down_s + self._pause_s > outage_s:
@@ -186,7 +200,7 @@ class SearchClient:
         if time.monotonic() - began > outage_s:
             raise SearchRefused(
                 f"the retriever at {self._settings.url} answers others, but for {outage_s:g} s not the search for "
-                f"{body['queries'][0]!r:.200} ({_told(error)})"
+                f"{query.text!r:.200} ({_told(error)})"
             ) from error
 
     def _is_up(self) -> None:
@@ -199,28 +213,31 @@ class SearchClient:
         """Between two attempts: longer the longer the retriever is down."""
         return min(max(_FIRST_PAUSE_S, self.down_s / 4), _LONGEST_PAUSE_S)
 
-    async def _guarded(self, body: dict[str, Any]) -> list[str]:
+    async def _guarded(self, query: Query) -> list[str]:
         """Circuit breaker: a retriever in trouble gets one attempt at a time, with pauses, until one is answered."""
         if self._failed_in_a_row < _BREAKS_AFTER:
-            return await self._ask(body)
+            return await self._ask(query)
         async with self._one_at_a_time:
             if self._failed_in_a_row >= _BREAKS_AFTER:
                 await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))
-                return await self._ask(body)
-        return await self._ask(body)
+                return await self._ask(query)
+        return await self._ask(query)
 
-    async def _ask(self, body: dict[str, Any]) -> list[str]:
+    async def _ask(self, query: Query) -> list[str]:
         """One attempt. Raises whatever went wrong; SearchRefused is final."""
-        asked = f"the search for {body['queries'][0]!r:.200}"
-        url = self._settings.url
+        if not self._is_behaviour_known:
+            await self._health.share("/health", self._ask_behaviour)
+        draws = [query.draw] if self._behaviour.accepts_draw else None
+        request = protocol.Request([query.text], self._settings.topk, True, draws, [query.context])
+        asked, url = f"the search for {query.text!r:.200}", self._settings.url
+        body = protocol.encode_request(request)
         async with self._session.post(f"{url}/retrieve", json=body, allow_redirects=False) as response:
             if response.status in _WRONG_REQUEST:
                 raise SearchRefused(
                     f"the retriever at {url} refuses {asked} ({response.status}): {await _error_text(response)}"
                 )
             if response.status != 200:
-                info, history, told = response.request_info, response.history, await _error_text(response)
-                raise aiohttp.ClientResponseError(info, history, status=response.status, message=told)
+                raise _status_error(response, await _error_text(response))
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise ValueError(f"the answer is compressed ({response.headers['Content-Encoding']}), unasked")
             answer = await _read(response, self._settings.max_answer_mib << 20)
@@ -230,7 +247,21 @@ class SearchClient:
                 f"({self._settings.max_answer_mib}); shorten its passages, or raise that"
             )
         longest = self._episode.max_observation_characters
-        return [without_surrogates(text[:longest]) for text in _contents(json.loads(answer))]
+        (contents,) = protocol.decode_answer(json.loads(answer))
+        return [without_surrogates(text[:longest]) for text in contents]
+
+    async def _ask_behaviour(self) -> None:
+        """Raises whatever went wrong. A server that has no /health, or says something else there, is none that
+        fails."""
+        try:
+            async with self._session.get(f"{self._settings.url}/health", allow_redirects=False) as response:
+                if response.status >= 500 and response.status != _NOT_IMPLEMENTED:
+                    raise _status_error(response, f"GET /health: {await _error_text(response)}")
+                answer = await _read(response, self._settings.max_answer_mib << 20) if response.status == 200 else None
+        except TimeoutError as error:
+            raise TimeoutError("GET /health") from error
+        self._behaviour = protocol.decode_health(answer or b"") or self._unsaid
+        self._is_behaviour_known = True
 
     async def _say_while_down(self) -> None:
         while True:
@@ -256,10 +287,8 @@ async def _error_text(response: aiohttp.ClientResponse) -> str:
     return (await response.content.read(_ERROR_BYTES)).decode(errors="replace")[:200]
 
 
-def _have_seen(task: asyncio.Task[list[str]]) -> None:
-    """Take note of a failure, though every episode that waited for it may have been cancelled."""
-    if not task.cancelled():
-        task.exception()
+def _status_error(response: aiohttp.ClientResponse, told: str) -> aiohttp.ClientResponseError:
+    return aiohttp.ClientResponseError(response.request_info, response.history, status=response.status, message=told)
 
 
 def _told(error: Exception) -> str:
@@ -282,14 +311,3 @@ def _kind(error: Exception) -> str:
             return "closed"
         case _:
             return "garbage"
-
-
-def _contents(answer: Any) -> list[str]:
-    """Raises: KeyError, TypeError or ValueError for anything but Search-R1's answer to one query."""
-    if not isinstance(answer["result"], list) or not all(isinstance(rows, list) for rows in answer["result"]):
-        raise TypeError("result must be a list of lists")
-    (rows,) = answer["result"]
-    contents = [row["document"]["contents"] for row in rows]
-    if not all(isinstance(text, str) for text in contents):
-        raise TypeError("document contents must be text")
-    return contents

@@ -1,0 +1,85 @@
+"""The manifest of an index in a folder: of which corpus and settings it is, and how long.
+
+It is written when the index is in its place, and deleted before another one takes that, so an index without a manifest
+is not finished.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cusearch_async.errors import ConfigError
+from cusearch_async.files import write_whole
+
+MANIFEST = "manifest.json"
+REMEDY = "make it again with `cusearch index CONFIG`"
+
+
+def seal(index: Path, facts: Mapping[str, Any]) -> None:
+    """Write the manifest of an index, a file or a folder that is in its place, beside it. `facts` is what it depends
+    on."""
+    write_json(index.with_name(MANIFEST), {**facts, "bytes": _size(index)})
+
+
+def break_seal(index: Path) -> None:
+    """The index is not to be used any more, because another one is on its way."""
+    index.with_name(MANIFEST).unlink(missing_ok=True)
+
+
+def check(index: Path, facts: Mapping[str, Any], missing: str) -> dict[str, Any]:
+    """The manifest of an index that depends on the same facts, and is as long as it was. `missing` says what is there
+    instead, should it have no manifest.
+
+    Not covered: bytes that have changed within an index of the right length.
+    Raises: ConfigError naming the folder and what is wrong, and what to do."""
+    manifest = _read(index, missing)
+    if found := differences(manifest, facts):
+        raise ConfigError(
+            f"retriever.index {index.parent} is of another corpus than retriever.corpus, or was made with other "
+            f"settings ({found}); correct the config, or {REMEDY}"
+        )
+    try:
+        size = _size(index)
+    except OSError as error:
+        raise damaged(index, str(error)) from error
+    if size != manifest.get("bytes", size):  # bm25 before this version did not write it
+        raise damaged(index, f"it has {size} bytes instead of {manifest['bytes']}")
+    return manifest
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """As text; empty without any."""
+    return "; ".join(f"{key} {then.get(key)!r}, now {now[key]!r}" for key in now if then.get(key) != now[key])
+
+
+def damaged(index: Path, problem: str) -> ConfigError:
+    return ConfigError(f"retriever.index {index.parent} is damaged ({index.name}: {problem}); delete it and {REMEDY}")
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    write_whole(path, json.dumps(values, indent=1).encode())
+
+
+def _read(index: Path, missing: str) -> dict[str, Any]:
+    path = index.with_name(MANIFEST)
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"retriever.index {index.parent} holds {missing}; make it with `cusearch index CONFIG`"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from error
+    if not isinstance(manifest, dict):
+        raise damaged(path, "it is no JSON object")
+    return manifest
+
+
+def _size(index: Path) -> int:
+    """Of a file, or of all files in a folder. Raises: OSError."""
+    if index.is_dir():
+        return sum(path.stat().st_size for path in index.rglob("*") if path.is_file())
+    return index.stat().st_size

@@ -1,0 +1,149 @@
+"""What retriever and client say to each other: Search-R1's protocol, two fields of ours in it, and `/health`.
+
+    POST /retrieve {"queries": ["capital of Peru"], "topk": 3, "return_scores": true}
+    -> {"result": [[{"document": {"id": "7", "contents": "..."}, "score": 11.2}, ...]]}
+
+With "return_scores": false each inner list holds the documents alone. Two fields of ours may be added, each with one
+entry per query: "draws", integers which make simulated noise and latency reproducible; "contexts", {"question",
+"answers", "step"} for a simulated engine.
+
+    GET /health -> {"status": "ok", "deterministic": true, "accepts_draw": false, ...}
+
+Servers of others may have no /health, or one that does not say this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cusearch_async.retrieval.backend import Context, Scored
+
+MAX_QUERIES = 4096
+"""In one request. Search-R1's training sends those of all its trajectories at once, 512 x 5 = 2,560."""
+MAX_TOPK = 100
+MAX_DOCUMENTS = 100_000
+"""Of one answer: queries x topk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    texts: Sequence[str]
+    topk: int
+    return_scores: bool
+    draws: Sequence[int] | None
+    """One per query; None leaves them to the retriever."""
+    contexts: Sequence[Context | None]
+    """One per query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What a retriever says of the engine that serves; see `Backend` for the meaning."""
+
+    deterministic: bool
+    accepts_draw: bool
+
+
+def encode_request(request: Request) -> dict[str, Any]:
+    """The body of a request. Fields of ours are only in it where they say something: servers of others may refuse
+    them."""
+    body: dict[str, Any] = {
+        "queries": list(request.texts),
+        "topk": request.topk,
+        "return_scores": request.return_scores,
+    }
+    if request.draws is not None:
+        body["draws"] = list(request.draws)
+    if any(request.contexts):
+        body["contexts"] = [None if context is None else _encode_context(context) for context in request.contexts]
+    return body
+
+
+def decode_request(body: Any, default_topk: int) -> Request:
+    """Raises: ValueError naming the field, the value and what would be right."""
+    if not isinstance(body, dict):
+        raise ValueError(f"the body must be a JSON object, got {type(body).__name__}")
+    queries = body.get("queries")
+    if not isinstance(queries, list) or not all(isinstance(q, str) for q in queries):
+        raise ValueError("queries must be a list of strings")
+    if len(queries) > MAX_QUERIES:
+        raise ValueError(f"queries must hold at most {MAX_QUERIES}, got {len(queries)}")
+    topk = default_topk if body.get("topk") is None else body["topk"]
+    if type(topk) is not int or not 1 <= topk <= MAX_TOPK:
+        raise ValueError(f"topk must be an integer in [1, {MAX_TOPK}], got {topk!r:.200}")
+    if len(queries) * topk > MAX_DOCUMENTS:
+        raise ValueError(
+            f"queries x topk must be at most {MAX_DOCUMENTS}, got {len(queries)} x {topk}; ask in several requests"
+        )
+    scores = body.get("return_scores", False)
+    if not isinstance(scores, bool):
+        raise ValueError(f"return_scores must be true or false, got {scores!r:.200}")
+    draws = _one_per_query(body, "draws", queries)
+    if draws is not None and not all(type(d) is int and d >= 0 for d in draws):
+        raise ValueError("draws must hold one non-negative integer per query")
+    contexts = _one_per_query(body, "contexts", queries) or [None] * len(queries)
+    return Request(queries, topk, scores, draws, [None if c is None else _decode_context(c) for c in contexts])
+
+
+def encode_answer(found: Sequence[Sequence[Scored]], return_scores: bool) -> dict[str, Any]:
+    """The body of an answer: for each query its documents, best first."""
+    if return_scores:
+        return {"result": [[{"document": passage, "score": score} for passage, score in rows] for rows in found]}
+    return {"result": [[passage for passage, _ in rows] for rows in found]}
+
+
+def decode_answer(body: Any) -> list[list[str]]:
+    """For each query the contents of its documents, of an answer with scores.
+
+    Raises: KeyError, TypeError or ValueError for anything else."""
+    if not isinstance(body["result"], list) or not all(isinstance(rows, list) for rows in body["result"]):
+        raise TypeError("result must be a list of lists")
+    found = [[row["document"]["contents"] for row in rows] for rows in body["result"]]
+    if not all(isinstance(contents, str) for rows in found for contents in rows):
+        raise TypeError("document contents must be text")
+    return found
+
+
+def encode_health(behaviour: Behaviour, served: int, facts: dict[str, str | int | float]) -> dict[str, Any]:
+    """The body of a /health answer; `served` counts queries, `facts` are the backend's."""
+    said = {"deterministic": behaviour.deterministic, "accepts_draw": behaviour.accepts_draw}
+    return {"status": "ok", "queries": served, **said, **facts}
+
+
+def decode_health(body: bytes) -> Behaviour | None:
+    """None for an answer that does not say how the engine behaves."""
+    try:
+        said = json.loads(body)
+        behaviour = Behaviour(said["deterministic"], said["accepts_draw"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    is_said = isinstance(behaviour.deterministic, bool) and isinstance(behaviour.accepts_draw, bool)
+    return behaviour if is_said else None
+
+
+def _encode_context(context: Context) -> dict[str, Any]:
+    return {"question": context.question, "answers": list(context.answers), "step": context.step}
+
+
+def _decode_context(row: Any) -> Context:
+    """Raises: ValueError naming the field and what would be right."""
+    if not isinstance(row, dict):
+        raise ValueError(f"contexts must hold objects, got {type(row).__name__}")
+    question, answers, step = row.get("question"), row.get("answers"), row.get("step")
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"contexts: question must be non-blank text, got {question!r:.200}")
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
+        raise ValueError(f"contexts: answers must be a list of texts, got {answers!r:.200}")
+    if type(step) is not int or step < 0:
+        raise ValueError(f"contexts: step must be a non-negative integer, got {step!r:.200}")
+    return Context(question, tuple(answers), step)
+
+
+def _one_per_query(body: dict[str, Any], field: str, queries: list[str]) -> list[Any] | None:
+    values = body.get(field)
+    if values is not None and (not isinstance(values, list) or len(values) != len(queries)):
+        raise ValueError(f"{field} must be a list with one entry per query ({len(queries)})")
+    return values

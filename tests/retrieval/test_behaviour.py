@@ -1,0 +1,184 @@
+"""How a retriever behaves it says itself, and the client goes by that and by nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from cusearch_async.config import EpisodeConfig, RetrieverConfig, load_config
+from cusearch_async.errors import RetrievalUnavailable
+from cusearch_async.processes.retriever import make_backend
+from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.retrieval.server import Retriever
+from tests.http_service import Service, hangs, hangs_up, says
+from tests.retrieval.retrievers import QUESTION, client_of, finds, waits_for_more
+
+REPEATS = {"deterministic": True, "accepts_draw": False}
+REPEATS_SLOWLY = {"deterministic": True, "accepts_draw": True}
+DRAWS = {"deterministic": False, "accepts_draw": True}
+CHANGES = {"deterministic": False, "accepts_draw": False}
+
+LATENCY = ("--retriever.latency_median_s", "0.001", "--retriever.latency_p99_s", "0.002")
+KINDS = [
+    ((), REPEATS),
+    (("--retriever.noise", "0.5"), DRAWS),
+    (("--retriever.distractors", "2"), DRAWS),
+    (LATENCY, REPEATS_SLOWLY),
+    (("--retriever.backend", "zerosearch"), DRAWS),
+    (("--retriever.backend", "serper"), CHANGES),
+    (("--retriever.backend", "serpapi"), CHANGES),
+]
+
+
+@asynccontextmanager
+async def retriever_of(atlas_config, *overrides: str) -> AsyncIterator[TestClient[Any, Any]]:
+    """The retriever process's application, on loopback."""
+    backend = make_backend(load_config(atlas_config, list(overrides)))
+    try:
+        async with TestClient(TestServer(Retriever(backend).application())) as http:
+            yield http
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def client_at(url: str, **settings: Any) -> AsyncIterator[SearchClient]:
+    config = RetrieverConfig(url=url.rstrip("/"), **settings)
+    async with SearchClient.session(config) as session:
+        client = SearchClient(session, config, EpisodeConfig(), 4)
+        await client.wait_until_answering(20)
+        yield client
+
+
+async def search_together(client: SearchClient, count: int) -> list[list[str]]:
+    return await asyncio.gather(*(client.search("capital of Peru", draw, QUESTION, 0) for draw in range(count)))
+
+
+# What the server says.
+
+
+@pytest.mark.parametrize(("overrides", "behaviour"), KINDS)
+async def test_every_backend_says_how_it_behaves(atlas_config, monkeypatch, overrides, behaviour):
+    for variable in ("SERPER_API_KEY", "SERPAPI_API_KEY"):
+        monkeypatch.setenv(variable, "key")
+    async with retriever_of(atlas_config, *overrides) as http, http.get("/health") as response:
+        said = await response.json()
+    assert {key: said[key] for key in behaviour} == behaviour
+
+
+@pytest.mark.parametrize(("overrides", "behaviour"), KINDS[:4])
+async def test_what_a_backend_says_is_true(atlas_config, overrides, behaviour):
+    async with retriever_of(atlas_config, *overrides) as http:
+        body = {"queries": ["the capital of Peru"] * 20, "draws": list(range(20)), "topk": 5}
+        async with http.post("/retrieve", json=body) as response:
+            found = {str(documents) for documents in (await response.json())["result"]}
+    assert (len(found) == 1) == behaviour["deterministic"]
+
+
+# What the client makes of it.
+
+
+@pytest.mark.parametrize(("overrides", "shared"), [((), 4), (LATENCY, 4), (("--retriever.noise", "0.5"), 0)])
+@pytest.mark.parametrize("own", [{}, {"noise": 0.5}, {"backend": "dense"}, {"deterministic": True}])
+async def test_the_server_decides_whether_searches_are_shared_and_not_the_workers_config(
+    atlas_config, overrides, shared, own
+):
+    async with retriever_of(atlas_config, *overrides) as http, client_at(str(http.make_url("/")), **own) as client:
+        await search_together(client, 5)
+        assert client.shared == shared
+
+
+@pytest.mark.parametrize("behaviour", [REPEATS, REPEATS_SLOWLY, DRAWS, CHANGES])
+async def test_the_draw_is_sent_to_those_who_accept_it(behaviour):
+    service = Service(finds("Lima"))
+    async with client_of(service, Service(says(behaviour))) as client:
+        await client.search("capital of Peru", 5, QUESTION, 0)
+    assert service.bodies[0].get("draws") == ([5] if behaviour["accepts_draw"] else None)
+
+
+async def test_health_is_asked_once_by_searches_that_come_together():
+    service, health = Service(waits_for_more(9)), Service(says(DRAWS))
+    async with client_of(service, health) as client:
+        await search_together(client, 9)
+        await search_together(client, 9)
+    assert len(health.requests) == 1
+
+
+async def test_simulated_engines_of_other_questions_do_not_share_an_answer():
+    """Whatever a server says: what is sent differs."""
+    service = Service(waits_for_more(2))
+    other = type(QUESTION)(id="q/1", text="Where is Lima?", answers=("Peru",), category="q")
+    async with client_of(service, deterministic=True, backend="zerosearch", timeout_s=60) as client:
+        await asyncio.gather(*(client.search("Peru", 0, question, 0) for question in (QUESTION, QUESTION, other)))
+    assert len(service.bodies) == 2
+
+
+# Servers of others.
+
+FOREIGN = [
+    None,
+    says("Method Not Allowed", 405),
+    says("Unsupported method ('GET')", 501),
+    says("", 302, Location="/elsewhere"),
+    says("OK"),
+    says(""),
+    says("[]"),
+    says("[" * 100_000),
+    says({"status": "healthy"}),
+    says({"deterministic": True}),
+    says({"deterministic": "yes", "accepts_draw": 1}),
+]
+
+
+@pytest.mark.parametrize("answer", FOREIGN)
+@pytest.mark.parametrize(("deterministic", "asked"), [(False, 5), (True, 1)])
+async def test_where_a_server_does_not_say_it_the_config_does(answer, deterministic, asked):
+    service = Service(waits_for_more(asked))
+    async with client_of(service, answer and Service(answer), deterministic=deterministic) as client:
+        await search_together(client, 5)
+        assert (len(service.bodies), client.shared, client.failures.total()) == (asked, 5 - asked, 0)
+    assert all(set(body) == {"queries", "topk", "return_scores"} for body in service.bodies)
+
+
+async def test_a_server_whose_health_fails_is_waited_for():
+    service, health = Service(finds("Lima")), Service(says("loading", 503), says("busy", 500), says(REPEATS))
+    async with client_of(service, health, outage_s=60) as client:
+        assert await client.search("capital of Peru", 0, QUESTION, 0) == ["Lima"]
+        assert client.failures == {"status": 2}
+    assert len(service.bodies) == 1, "nothing is searched before it is known how"
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [(says("loading", 503), "it answers 503: GET /health: loading"), (hangs, "TimeoutError: GET /health")],
+)
+async def test_a_server_whose_health_goes_on_failing_is_named_with_that(failure, said):
+    async with client_of(Service(finds("Lima")), Service(failure), timeout_s=0.1) as client:
+        with pytest.raises(RetrievalUnavailable, match=said):
+            await client.search("capital of Peru", 0, QUESTION, 0)
+
+
+# Another server at the same address.
+
+
+async def test_after_an_outage_the_retriever_is_asked_anew():
+    service, health = Service(finds("Lima"), hangs_up, finds("Lima")), Service(says(DRAWS), says(REPEATS))
+    async with client_of(service, health, outage_s=60) as client:
+        for draw in (3, 4):
+            await client.search("capital of Peru", draw, QUESTION, 0)
+    assert [body.get("draws") for body in service.bodies] == [[3], [4], None]
+
+
+async def test_searches_that_shared_a_request_part_when_the_retriever_comes_back_as_one_that_draws():
+    service, health = Service(finds("Lima"), hangs_up, finds("Lima")), Service(says(REPEATS), says(DRAWS))
+    async with client_of(service, health, outage_s=60) as client:
+        await client.wait_until_answering(60)
+        assert await search_together(client, 3) == [["Lima"]] * 3
+        assert client.shared == 0
+    assert [body.get("draws") for body in service.bodies[:2]] == [None, None]
+    assert sorted(body["draws"] for body in service.bodies[2:]) == [[0], [1], [2]]

@@ -1,0 +1,297 @@
+"""Web search that fails: what is asked again, what is said, at what rate and cost, and never the key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+
+import pytest
+from aiohttp import web
+
+from cusearch_async.config import WebConfig
+from cusearch_async.errors import ConfigError, SearchFailed
+from cusearch_async.host import free_port
+from cusearch_async.retrieval.websearch import pause_s, web_search
+from tests.http_service import Service, hangs, hangs_up, says
+from tests.retrieval.web_services import (
+    ENGINES,
+    KEY,
+    LIMA,
+    LIMA_PASSAGE,
+    VARIABLE,
+    asking,
+    closes_early,
+    failure,
+    finds,
+    found,
+    says_nothing_http,
+    search_of,
+    served,
+    unless_asked_for,
+)
+
+SECRET = "s3cret"
+"""Of the key, what no text may show."""
+
+
+async def repeats_the_request(service: Service, request: web.Request) -> web.StreamResponse:
+    """A careless service: what it was sent is in its complaint."""
+    return web.Response(text=f"{KEY} {request.rel_url} {dict(request.headers)}", status=400)
+
+
+async def repeats_the_key_late(service: Service, request: web.Request) -> web.StreamResponse:
+    """So that a message which is cut has half of it."""
+    return web.Response(text="x" * 190 + KEY, status=400)
+
+
+def everything_of(error: BaseException | None) -> str:
+    """All that a traceback or a debugger could show of an error and of those behind it."""
+    if error is None:
+        return ""
+    return f"{error!s} {error!r} {error.args}" + everything_of(error.__cause__) + everything_of(error.__context__)
+
+
+# Failures.
+
+NOT_JSON = ["", "<html>busy</html>", '{"organic": [', "[" * 100_000]
+NOT_AN_ANSWER = [None, [], "Lima", 3, {}, {"message": "?"}, {"organic": None, "organic_results": None}]
+NOT_AN_ANSWER += [{"organic": {}, "organic_results": {}}, {"organic": ["a"], "organic_results": ["a"]}]
+NOT_AN_ANSWER += [{"error": "We couldn't get valid results.", "organic_results": [], "organic": []}]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("body", NOT_JSON + [json.dumps(answer) for answer in NOT_AN_ANSWER])
+async def test_an_answer_of_another_shape_is_a_failure_and_never_empty(engine, body):
+    async with asking(engine, says(body)) as (_, search):
+        assert (await failure(search)).status == 502
+    assert search.facts()["failures"] == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "trouble"),
+    [
+        ("serper", says({"message": "slow down"}, 429)),
+        ("serpapi", says({"error": "oh"}, 500)),
+        ("serper", says("busy", 503)),
+        ("serpapi", says("<html>")),
+        ("serper", says({})),
+        ("serper", hangs_up),
+        ("serpapi", hangs_up),
+        ("serpapi", closes_early),
+        ("serper", says_nothing_http),
+    ],
+)
+async def test_what_may_pass_is_asked_again(engine, trouble):
+    async with asking(engine, trouble, finds(LIMA), attempts=2) as (service, search):
+        assert await found(search, "capital of Peru") == [[LIMA_PASSAGE]]
+    assert len(service.requests) == 2
+    assert search.facts() == {"requests": 2, "cache_hits": 0, "failures": 0, "retries": 1}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("trouble", "status", "named"),
+    [
+        (says({"message": "slow down"}, 429), 429, "it answers 429: .*slow down"),
+        (says("oh dear", 500), 502, "it answers 500: oh dear"),
+        (says("<html>"), 502, "its answer is not JSON: <html>"),
+        (says({"a": 1}), 502, "without a list of 'organic.*; there is a"),
+        (hangs_up, 502, "Server disconnected"),
+    ],
+)
+async def test_what_does_not_pass_is_raised_by_its_name_after_all_attempts(engine, trouble, status, named):
+    async with served(trouble) as (service, address), search_of(engine, address, attempts=2) as search:
+        with pytest.raises(
+            SearchFailed, match=f"{engine} at {address}/{engine} .*'capital of Peru'.*{named}"
+        ) as caught:
+            await found(search, "capital of Peru")
+    assert caught.value.status == status
+    assert len(service.requests) == 2
+    assert search.facts() == {"requests": 2, "cache_hits": 0, "failures": 1, "retries": 1}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_service_that_takes_too_long_is_named_with_its_time(engine):
+    async with asking(engine, hangs, timeout_s=0.1, attempts=2) as (service, search):
+        error = await failure(search)
+    assert error.status == 504
+    assert "retriever.web.timeout_s (0.1 s)" in str(error)
+    assert len(service.requests) == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_key_is_final_and_its_variable_is_named(engine, status):
+    async with asking(engine, says({"message": "Unauthorized."}, status), attempts=3) as (service, search):
+        error = await failure(search)
+    assert f"set {VARIABLE[engine]} to one that it takes" in str(error)
+    assert "Unauthorized." in str(error)
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("status", [400, 402, 404, 414])
+async def test_a_wrong_request_is_not_repeated(engine, status):
+    async with asking(engine, says({"message": "Not enough credits"}, status), attempts=3) as (service, search):
+        error = await failure(search)
+    assert error.status == 502
+    assert f"{status}: " in str(error)
+    assert "Not enough credits" in str(error)
+    assert len(service.requests) == 1
+
+
+async def test_a_search_waits_as_long_as_the_service_asks():
+    async with asking("serper", says("later", 429, Retry_After="1"), finds(LIMA), attempts=2) as (service, search):
+        assert await found(search, "capital of Peru") == [[LIMA_PASSAGE]]
+    first, second = service.requests
+    assert second.at_s - first.at_s >= 1.0
+
+
+@pytest.mark.parametrize("wanted", ["Wed, 21 Oct 2026 07:28:00 GMT", "-5", "inf"])
+async def test_a_wish_to_wait_that_is_no_number_is_passed_over(wanted):
+    async with asking("serper", says("later", 503, Retry_After=wanted), finds(LIMA), attempts=2) as (_, search):
+        assert await found(search, "capital of Peru") == [[LIMA_PASSAGE]]
+
+
+def test_pauses_grow_with_jitter_up_to_half_a_minute():
+    for failed, longest in [(1, 0.5), (2, 1.0), (3, 2.0), (7, 30.0), (1000, 30.0)]:
+        pauses = [pause_s(failed, 0.0) for _ in range(500)]
+        assert all(0 <= pause <= longest for pause in pauses)
+        assert max(pauses) - min(pauses) > longest / 2
+    assert pause_s(1, 12.5) == 12.5
+    assert pause_s(1, 3600.0) == 30.0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_one_failure_fails_the_batch_by_the_name_of_its_query(engine):
+    answer = unless_asked_for("Atlantis", says("no such place", 400))
+    async with asking(engine, answer) as (_, search):
+        with pytest.raises(SearchFailed, match=r"'capital of Atlantis'.*no such place"):
+            await found(search, "Peru", "capital of Atlantis", "Lima")
+        assert await found(search, "Peru") == [[LIMA_PASSAGE]]
+
+
+# The key.
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        repeats_the_request,
+        repeats_the_key_late,
+        hangs,
+        hangs_up,
+        closes_early,
+        says_nothing_http,
+        says("no", 401),
+        says(f'"{KEY}"'),
+    ],
+)
+async def test_no_error_or_log_line_or_figure_shows_the_key(engine, trouble, caplog, tmp_path):
+    caplog.set_level(logging.DEBUG)
+    async with asking(engine, trouble, timeout_s=0.1, cache=tmp_path) as (_, search):
+        error = await failure(search)
+    logs = [record for record in caplog.records if record.name not in ("aiohttp.access", "aiohttp.server")]
+    assert logs
+    told = "".join(record.getMessage() for record in logs)
+    assert SECRET not in everything_of(error) + told + str(search.facts()) + repr(search)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_refused_connection_is_named_without_the_key(engine, caplog):
+    port = free_port()
+    async with search_of(engine, f"http://127.0.0.1:{port}", attempts=2) as search:
+        error = await failure(search)
+    assert error.status == 502
+    assert f"Cannot connect to host 127.0.0.1:{port}" in str(error)
+    assert SECRET not in everything_of(error) + caplog.text
+    assert search.facts()["retries"] == 1
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/serpapi", "http://", "nonsense"])
+def test_an_address_that_is_none_is_refused_by_the_config(url):
+    with pytest.raises(ValueError, match="must look like https://"):
+        WebConfig(url=url)
+
+
+async def test_the_key_is_in_no_file_of_the_cache(tmp_path):
+    async with asking("serpapi", finds(LIMA), cache=tmp_path) as (_, search):
+        await found(search, "capital of Peru")
+    (file,) = tmp_path.iterdir()
+    assert SECRET not in file.name + file.read_text()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_the_key_comes_from_the_environment(engine, monkeypatch):
+    monkeypatch.setenv(VARIABLE[engine], f" {KEY}\n")
+    async with served(finds(LIMA)) as (service, address):
+        search = web_search(engine, WebConfig(url=f"{address}/{engine}"))
+        assert await found(search, "capital of Peru") == [[LIMA_PASSAGE]]
+        await search.close()
+    (seen,) = service.requests
+    assert KEY in (seen.headers.get("X-API-KEY"), seen.fields.get("api_key"))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("value", [None, "", " \n"])
+def test_a_missing_key_is_named_by_its_variable(engine, value, monkeypatch):
+    monkeypatch.delenv(VARIABLE[engine], raising=False)
+    if value is not None:
+        monkeypatch.setenv(VARIABLE[engine], value)
+    with pytest.raises(ConfigError, match=f"'{engine}' needs a key.*{VARIABLE[engine]}"):
+        web_search(engine, WebConfig())
+
+
+@pytest.mark.parametrize("value", ["two words", "two\nlines", "clé"])
+def test_a_text_that_cannot_be_a_key_is_refused_unseen(value, monkeypatch):
+    monkeypatch.setenv("SERPER_API_KEY", value)
+    with pytest.raises(ConfigError, match="SERPER_API_KEY must be one word") as caught:
+        web_search("serper", WebConfig())
+    assert value not in str(caught.value)
+
+
+# Rate and budget.
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_requests_of_all_searches_together_keep_the_rate(engine):
+    async with asking(engine, says("busy", 503), finds(LIMA), per_second=25.0, attempts=2) as (service, search):
+        began = time.monotonic()
+        await asyncio.gather(found(search, "a", "b", "c"), found(search, "d"), found(search, "e"))
+    assert len(service.requests) == 6
+    for number, seen in enumerate(service.requests):
+        assert seen.at_s - began >= number / 25.0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_the_budget_counts_every_request_and_names_its_setting(engine):
+    async with asking(engine, says("busy", 503), finds(LIMA), attempts=2, max_requests=3) as (service, search):
+        assert search.facts()["budget_left"] == 3
+        await found(search, "a")
+        assert search.facts()["budget_left"] == 1
+        await found(search, "b")
+        error = await failure(search)
+        assert search.facts()["budget_left"] == 0
+    assert error.status == 429
+    assert "the 3 requests" in str(error)
+    assert "raise retriever.web.max_requests" in str(error)
+    assert len(service.requests) == 3
+
+
+async def test_the_budget_holds_for_searches_at_the_same_time():
+    async with asking("serper", finds(LIMA), max_requests=4) as (service, search):
+        searches = [found(search, f"query {number}") for number in range(10)]
+        outcomes = await asyncio.gather(*searches, return_exceptions=True)
+    assert sum(isinstance(outcome, SearchFailed) for outcome in outcomes) == 6
+    assert len(service.requests) == 4
+
+
+@pytest.mark.parametrize("trouble", [hangs_up, says_nothing_http])
+async def test_a_broken_connection_is_not_used_behind_the_budget(trouble):
+    async with asking("serpapi", finds(LIMA), trouble) as (service, search):
+        await found(search, "a")
+        await failure(search)  # on the connection that is kept alive, which aiohttp would try again by itself
+    assert len(service.requests) == search.facts()["requests"] == 2
