@@ -55,7 +55,7 @@ async def client_of(service: Service, health: Service | None = None, **settings:
     if health is not None:
         app.router.add_get("/health", health.handle)
     async with TestServer(app) as server:
-        values = {"timeout_s": 5.0, "outage_s": 0.05, "topk": 2} | settings
+        values = {"timeout_s": 5.0 * SLOW, "outage_s": 0.05, "topk": 2} | settings
         config = RetrieverConfig(url=f"http://127.0.0.1:{server.port}", **values)
         async with SearchClient.session(config) as session:
             try:

@@ -16,6 +16,7 @@ from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval import websearch
 from cusearch_async.retrieval.backend import Query
 from cusearch_async.retrieval.websearch import WebSearch
+from tests.conftest import SLOW
 from tests.http_service import Answer, Service, closes_after, says
 
 ENGINES = ("serper", "serpapi")
@@ -72,7 +73,7 @@ async def served(*answers: Answer) -> AsyncIterator[tuple[Service, str]]:
 
 @asynccontextmanager
 async def search_of(engine: str, address: str, **settings: Any) -> AsyncIterator[WebSearch]:
-    values = {"per_second": 1000.0, "attempts": 1, "timeout_s": 5.0} | settings
+    values = {"per_second": 1000.0, "attempts": 1, "timeout_s": 5.0 * SLOW} | settings
     search = WebSearch(engine, WebConfig(url=f"{address}/{engine}", **values), KEY)  # type: ignore[arg-type]
     try:
         yield search
