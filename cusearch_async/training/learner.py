@@ -33,7 +33,7 @@ from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
 from cusearch_async.training.checkpoint import is_sealed
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
-from cusearch_async.training.team import Team
+from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.update import Scores, Update
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
@@ -47,8 +47,8 @@ CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean absolute difference of log-probabilities; bfloat16 rounding was seen to make 0.04 of a small model's."""
 
 
-class _Order(msgspec.Struct):
-    """What rank 0 tells the other ranks to do with it."""
+class Command(msgspec.Struct):
+    """What rank 0 has the other ranks do together with it."""
 
     do: Literal["update", "gather", "canary", "save", "stop"]
     step: int = 0
@@ -60,9 +60,9 @@ class _Order(msgspec.Struct):
 class Learner:
     """Policy, reference and optimizer. Rank 0 calls the public methods; the other ranks `follow`."""
 
-    def __init__(self, config: Config, team: Team) -> None:
+    def __init__(self, config: Config, ranks: Ranks) -> None:
         self._config = config
-        self._team = team
+        self._ranks = ranks
         self._tokenizer = load_tokenizer(config.model.location)
         model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
         self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None
@@ -91,8 +91,8 @@ class Learner:
         """Train on `selected` with `advantages` [K_eff]; returns the metrics of the step.
 
         Raises: NonFiniteUpdate when NaN or infinity came up; no optimizer step has then been made with it."""
-        payloads = [codec.encode(t) for t in selected] if self._team.size > 1 else []
-        self._team.tell(msgspec.msgpack.encode(_Order("update", step, payloads, advantages.tolist())))
+        payloads = [codec.encode(t) for t in selected] if self._ranks.size > 1 else []
+        self._ranks.tell(msgspec.msgpack.encode(Command("update", step, payloads, advantages.tolist())))
         return self._update(selected, advantages, step)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -100,21 +100,21 @@ class Learner:
 
         A tied LM head goes by its own name as well: an engine that packs its weights keeps the old one
         otherwise (vLLM on CPU does)."""
-        self._team.tell(msgspec.msgpack.encode(_Order("gather")))
+        self._ranks.tell(msgspec.msgpack.encode(Command("gather")))
         return self._gather()
 
     def canary(self) -> Canary:
         """A fixed text and the policy's log-probabilities of it."""
-        self._team.tell(msgspec.msgpack.encode(_Order("canary")))
+        self._ranks.tell(msgspec.msgpack.encode(Command("canary")))
         return self._canary()
 
     def save(self, folder: Path) -> None:
         """Write optimizer, masters and the Hugging Face model into `folder`, which must not exist."""
-        self._team.tell(msgspec.msgpack.encode(_Order("save", folder=str(folder))))
+        self._ranks.tell(msgspec.msgpack.encode(Command("save", folder=str(folder))))
         self._save(folder)
 
     def stop(self) -> None:
-        self._team.tell(msgspec.msgpack.encode(_Order("stop")))
+        self._ranks.tell(msgspec.msgpack.encode(Command("stop")))
 
     @property
     def vocab_size(self) -> int:
@@ -141,16 +141,16 @@ class Learner:
     def follow(self) -> None:
         """The life of a rank other than 0: do what rank 0 says until it says stop."""
         while True:
-            order = msgspec.msgpack.decode(self._team.listen(), type=_Order)
-            if order.do == "update":
-                selected = [codec.decode(payload, self._config.episode.max_tokens) for payload in order.payloads]
-                self._update(selected, np.array(order.advantages), order.step)
-            elif order.do == "gather":
+            command = msgspec.msgpack.decode(self._ranks.listen(), type=Command)
+            if command.do == "update":
+                selected = [codec.decode(payload, self._config.episode.max_tokens) for payload in command.payloads]
+                self._update(selected, np.array(command.advantages), command.step)
+            elif command.do == "gather":
                 self._gather()
-            elif order.do == "canary":
+            elif command.do == "canary":
                 self._canary()
-            elif order.do == "save":
-                self._save(Path(order.folder))
+            elif command.do == "save":
+                self._save(Path(command.folder))
             else:
                 return
 
@@ -171,8 +171,8 @@ class Learner:
             norm = self._engine.get_global_grad_norm()
             if norm is not None:  # DeepSpeed keeps none at ZeRO stage 0 in float32
                 grad_norms.append(float(norm))
-        self._team.sum(report.sums)
-        self._team.max(report.largest)
+        self._ranks.sum(report.sums)
+        self._ranks.max(report.largest)
         return {
             **report.metrics(len(update.minibatches)),
             **({"train/grad_norm": float(np.mean(grad_norms))} if grad_norms else {}),
@@ -191,7 +191,7 @@ class Learner:
             tokens = update.tokens(rows, shares, log_policy.detach())
             loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate, entropy)
             # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
-            self._engine.backward(loss * self._team.size, scale_wrt_gas=False)
+            self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
             report.add([update.selected[row].depth for row in rows], tokens, terms, entropy.detach())
 
     def _refuse_faults(self, update: Update) -> None:
@@ -199,7 +199,7 @@ class Learner:
         if not torch.isfinite(self._gradient_probe):
             update.note_fault("the gradient")
         self._gradient_probe.zero_()
-        faults = [fault for fault in self._team.gather(update.faults) if fault]
+        faults = [fault for fault in self._ranks.gather(update.faults) if fault]
         if faults:
             raise NonFiniteUpdate(
                 f"step {update.step} is refused, not finite: {', '.join(faults)}; no update was made with its "
@@ -233,12 +233,12 @@ class Learner:
         settings = self._config.learner
         lengths = [len(selected[row].token_ids) for row in part]
         per_rank = []
-        for rank in range(self._team.size):
-            own = batching.share_of_rank(lengths, rank, self._team.size)
+        for rank in range(self._ranks.size):
+            own = batching.share_of_rank(lengths, rank, self._ranks.size)
             groups = batching.micro_batches([lengths[i] for i in own], settings.micro_batch_tokens, settings.packing)
             per_rank.append([[part[own[i]] for i in group] for group in groups])
         most = max(len(groups) for groups in per_rank)
-        mine = per_rank[self._team.rank]
+        mine = per_rank[self._ranks.rank]
         return mine + [[]] * (most - len(mine))
 
     def _set_learning_rate(self, step: int) -> None:
@@ -253,9 +253,9 @@ class Learner:
         tensors = {}
         for name, parameter in self._module.model.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=is_sharded):
-                if self._team.is_leader:
+                if self._ranks.is_leader:
                     tensors[name] = parameter.detach().to("cpu", copy=True)
-        if self._team.is_leader and self._hf_config.tie_word_embeddings:
+        if self._ranks.is_leader and self._hf_config.tie_word_embeddings:
             embedding = "model.embed_tokens.weight"
             tensors.setdefault("lm_head.weight", tensors[embedding].clone())
         return tensors
@@ -273,7 +273,7 @@ class Learner:
 
     def _save(self, folder: Path) -> None:
         tensors = self._gather()
-        if self._team.is_leader:
+        if self._ranks.is_leader:
             shutil.rmtree(folder, ignore_errors=True)
             save_model(self._module.model, tensors, self._tokenizer, folder / "model")
         self._engine.save_checkpoint(str(folder), tag="deepspeed", save_latest=False)
