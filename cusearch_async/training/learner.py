@@ -29,7 +29,6 @@ from cusearch_async.errors import ConfigError, NonFiniteUpdate
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.models import first_line, load_tokenizer
-from cusearch_async.rollout.dialogue import NOTICES
 from cusearch_async.training import batching
 from cusearch_async.training.checkpoint import is_sealed
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
@@ -43,6 +42,12 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 # A CPU all-reduce that is compiled at start-up behind a lock file: a learner that is killed meanwhile leaves the lock,
 # and every later one would wait for it for ever. Gloo does the same work.
 
+CANARY_TEXT = (
+    "The river rises in the hills north of the town, turns east at the old stone bridge, and reaches the sea after "
+    "two hundred miles. In spring, when the snow melts, it floods the meadows on both of its banks."
+)
+"""A worker that has loaded published weights computes the log-probabilities of this text and compares them with the
+learner's."""
 CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean absolute difference of log-probabilities; bfloat16 rounding was seen to make 0.04 of a small model's."""
 
@@ -261,9 +266,7 @@ class Learner:
         return tensors
 
     def _canary(self) -> Canary:
-        ids = self._tokenizer(NOTICES["paper"], add_special_tokens=False)["input_ids"][
-            : self._config.episode.max_tokens - 1
-        ]
+        ids = self._tokenizer(CANARY_TEXT, add_special_tokens=False)["input_ids"][: self._config.episode.max_tokens - 1]
         token_ids = torch.tensor([ids], device=self._device)
         sampled = torch.ones_like(token_ids, dtype=torch.bool)
         sampled[0, 0] = False
