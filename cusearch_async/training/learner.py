@@ -1,46 +1,37 @@
-"""The learner on DeepSpeed. The only module that knows it.
+"""The learner: one `update` is one step of the policy.
 
-One `update` is one learner step: π_prox and π_ref for the selected trajectories, then mini-batches of M. The
-result does not depend on how a mini-batch is split over ranks and micro-batches: every token's weight is fixed
-for the whole mini-batch, gradients are summed, and only then does the optimizer step.
+π_prox and π_ref for the selected trajectories, then mini-batches of M. The result does not depend on how a mini-batch
+is divided over ranks and micro-batches: every token's weight is fixed for the whole mini-batch, gradients are summed,
+and only then does the optimizer step.
 """
 
 from __future__ import annotations
 
 import copy
-import pickle
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import deepspeed
 import msgspec
 import numpy as np
 import torch
-from deepspeed.runtime.fp16.loss_scaler import LossScaler
-from deepspeed.runtime.zero.config import ZeroStageEnum
-from deepspeed.utils.tensor_fragment import fragment_address
 from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError, NonFiniteUpdate
+from cusearch_async.errors import NonFiniteUpdate
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
-from cusearch_async.models import first_line, load_tokenizer
+from cusearch_async.models import load_tokenizer
 from cusearch_async.training import batching
-from cusearch_async.training.checkpoint import is_sealed
+from cusearch_async.training.deepspeed_engine import DeepSpeedEngine
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.update import Scores, Update
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
-
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-# A CPU all-reduce that is compiled at start-up behind a lock file: a learner that is killed meanwhile leaves the lock,
-# and every later one would wait for it for ever. Gloo does the same work.
 
 CANARY_TEXT = (
     "The river rises in the hills north of the town, turns east at the old stone bridge, and reaches the sea after "
@@ -75,20 +66,10 @@ class Learner:
             recompute_layers(model)
         self._hf_config = model.config
         self._module = SampledLogprobs(model, entropy_has_gradient=config.loss.entropy_coef > 0)
-        self._engine, *_ = deepspeed.initialize(
-            model=self._module, model_parameters=self._module.parameters(), config=_deepspeed_config(config)
-        )
-        self._engine.checkpoint_engine.load = _load_tensors
+        self._engine = DeepSpeedEngine(self._module, config)
         self._device = self._engine.device
-        self._gradient_probe = torch.zeros((), device=self._device)
-        for parameter in self._module.parameters():
-            parameter.register_hook(self._probe)  # type: ignore[no-untyped-call]
         if self._reference is not None:
             self._reference.requires_grad_(False).eval().to(self._device)
-
-    def _probe(self, gradient: torch.Tensor) -> None:
-        """Finite as long as all gradients, and their norm, are; one reduction each, no wait for the device."""
-        self._gradient_probe += torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square()
 
     # --- rank 0 ---------------------------------------------------------------------------------------
 
@@ -97,7 +78,7 @@ class Learner:
 
         Raises: NonFiniteUpdate when NaN or infinity came up; no optimizer step has then been made with it."""
         payloads = [codec.encode(t) for t in selected] if self._ranks.size > 1 else []
-        self._ranks.tell(msgspec.msgpack.encode(Command("update", step, payloads, advantages.tolist())))
+        self._tell(Command("update", step, payloads, advantages.tolist()))
         return self._update(selected, advantages, step)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -105,26 +86,30 @@ class Learner:
 
         A tied LM head goes by its own name as well: an engine that packs its weights keeps the old one
         otherwise (vLLM on CPU does)."""
-        self._ranks.tell(msgspec.msgpack.encode(Command("gather")))
+        self._tell(Command("gather"))
         return self._gather()
 
     def canary(self) -> Canary:
         """A fixed text and the policy's log-probabilities of it."""
-        self._ranks.tell(msgspec.msgpack.encode(Command("canary")))
+        self._tell(Command("canary"))
         return self._canary()
 
     def save(self, folder: Path) -> None:
         """Write optimizer, masters and the Hugging Face model into `folder`, which must not exist."""
-        self._ranks.tell(msgspec.msgpack.encode(Command("save", folder=str(folder))))
+        self._tell(Command("save", folder=str(folder)))
         self._save(folder)
 
     def stop(self) -> None:
-        self._ranks.tell(msgspec.msgpack.encode(Command("stop")))
+        """End `follow` on the other ranks."""
+        self._tell(Command("stop"))
 
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding: token ids are below it."""
         return int(self._hf_config.vocab_size)
+
+    def _tell(self, command: Command) -> None:
+        self._ranks.tell(msgspec.msgpack.encode(command))
 
     # --- every rank -----------------------------------------------------------------------------------
 
@@ -132,16 +117,7 @@ class Learner:
         """Continue from what `save` wrote. Called by every rank at the start.
 
         Raises: ConfigError for a file that holds anything but tensors and plain values, or is deleted meanwhile."""
-        try:
-            self._engine.load_checkpoint(str(folder), tag="deepspeed")
-        except pickle.UnpicklingError as error:
-            raise ConfigError(f"checkpoint {folder} holds what no learner writes: {first_line(error)}") from error
-        except (OSError, AssertionError) as error:  # DeepSpeed asserts that it finds files
-            if is_sealed(folder):
-                raise
-            raise ConfigError(
-                f"checkpoint {folder} was deleted while it was read: another learner of this run is alive; start again"
-            ) from error
+        self._engine.load(folder)
 
     def follow(self) -> None:
         """The life of a rank other than 0: do what rank 0 says until it says stop."""
@@ -167,22 +143,21 @@ class Learner:
             update.set_reference(self._score(self._reference, update))
         self._refuse_faults(update)
         report = UpdateReport(self._config.episode.s_max)
-        self._set_learning_rate(step)
+        lr = self._learning_rate(step)
         grad_norms = []
         for part in update.minibatches:
             self._accumulate(part, update, report)
             self._refuse_faults(update)
-            self._engine.step()
-            norm = self._engine.get_global_grad_norm()
-            if norm is not None:  # DeepSpeed keeps none at ZeRO stage 0 in float32
-                grad_norms.append(float(norm))
+            norm = self._engine.step(lr)
+            if norm is not None:
+                grad_norms.append(norm)
         self._ranks.sum(report.sums)
         self._ranks.max(report.largest)
         return {
             **report.metrics(len(update.minibatches)),
             **({"train/grad_norm": float(np.mean(grad_norms))} if grad_norms else {}),
             "train/trajectories": float(len(selected)),
-            "train/lr": self._engine.optimizer.param_groups[0]["lr"],
+            "train/lr": lr,
         }
 
     def _accumulate(self, part: list[int], update: Update, report: UpdateReport) -> None:
@@ -191,19 +166,18 @@ class Learner:
         for rows in self._own_micro_batches(part, update.selected):
             log_policy, entropy = self._forward(self._engine, update.selected, rows or part[:1])
             if not rows:  # every rank must call backward equally often
-                self._engine.backward(0.0 * log_policy.sum(), scale_wrt_gas=False)
+                self._engine.backward(0.0 * log_policy.sum())
                 continue
             tokens = update.tokens(rows, shares, log_policy.detach())
             loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate, entropy)
             # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
-            self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
+            self._engine.backward(loss * self._ranks.size)
             report.add([update.selected[row].depth for row in rows], tokens, terms, entropy.detach())
 
     def _refuse_faults(self, update: Update) -> None:
         """Let no NaN or infinity reach the optimizer. Raises on every rank: NonFiniteUpdate, if one of them met any."""
-        if not torch.isfinite(self._gradient_probe):
+        if not torch.isfinite(self._engine.gradient_square):
             update.note_fault("the gradient")
-        self._gradient_probe.zero_()
         faults = [fault for fault in self._ranks.gather(update.faults) if fault]
         if faults:
             raise NonFiniteUpdate(
@@ -246,20 +220,14 @@ class Learner:
         mine = per_rank[self._ranks.rank]
         return mine + [[]] * (most - len(mine))
 
-    def _set_learning_rate(self, step: int) -> None:
+    def _learning_rate(self, step: int) -> float:
         settings = self._config.learner
         warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = settings.lr * warm
+        return settings.lr * warm
 
     def _gather(self) -> dict[str, torch.Tensor]:
-        """All parameters on rank 0; with ZeRO-3 they are collected one by one."""
-        is_sharded = self._config.learner.zero_stage == 3
-        tensors = {}
-        for name, parameter in self._module.model.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=is_sharded):
-                if self._ranks.is_leader:
-                    tensors[name] = parameter.detach().to("cpu", copy=True)
+        """All parameters on rank 0."""
+        tensors = self._engine.gather(self._module.model, keep=self._ranks.is_leader)
         if self._ranks.is_leader and self._hf_config.tie_word_embeddings:
             embedding = "model.embed_tokens.weight"
             tensors.setdefault("lm_head.weight", tensors[embedding].clone())
@@ -279,38 +247,4 @@ class Learner:
         if self._ranks.is_leader:
             shutil.rmtree(folder, ignore_errors=True)
             save_model(self._module.model, tensors, self._tokenizer, folder / "model")
-        self._engine.save_checkpoint(str(folder), tag="deepspeed", save_latest=False)
-
-
-_WRITTEN_BY_DEEPSPEED = [ZeroStageEnum, LossScaler, fragment_address]
-"""What a checkpoint of its optimizers holds besides tensors and plain values."""
-
-
-def _load_tensors(path: str, map_location: Any = None) -> Any:
-    """In place of DeepSpeed's own, which unpickles: whoever can write into the run's folder could run code here."""
-    with torch.serialization.safe_globals(_WRITTEN_BY_DEEPSPEED):
-        return torch.load(path, map_location=map_location, weights_only=True)
-
-
-def _deepspeed_config(config: Config) -> dict[str, Any]:
-    """Everything that DeepSpeed would otherwise default to something else is explicit."""
-    settings = config.learner
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,
-        "gradient_clipping": settings.grad_clip,
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": settings.lr,
-                "weight_decay": settings.weight_decay,
-                "betas": [0.9, 0.999],
-                "torch_adam": True,
-            },
-        },
-        "bf16": {"enabled": config.model.dtype == "bfloat16"},
-        "zero_optimization": {"stage": settings.zero_stage},
-        "steps_per_print": 10**9,
-        "wall_clock_breakdown": False,
-    }
+        self._engine.save(folder)

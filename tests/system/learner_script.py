@@ -104,7 +104,7 @@ def main() -> None:
         with torch.no_grad():
             learner._module.model.lm_head.weight[int(selected[3].token_ids[-1])] = float("nan")
     forwards = count_forwards(learner._module.model)
-    gradients = record_first_gradient(learner._engine)
+    gradients = record_first_gradient(learner._engine.deepspeed)
     if arguments.load:
         learner.load(arguments.load)
     if not ranks.is_leader:
