@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,11 +24,11 @@ from cusearch_async.errors import NonFiniteUpdate
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.models import load_tokenizer
-from cusearch_async.training import batching
 from cusearch_async.training.deepspeed_engine import DeepSpeedEngine
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
+from cusearch_async.training.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.training.ranks import Ranks
-from cusearch_async.training.update import Scores, Update
+from cusearch_async.training.update import Scores, Update, surrogate_of
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
@@ -136,89 +136,66 @@ class Learner:
                 return
 
     def _update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics:
-        update = Update(selected, advantages, step, self._config)
+        plan = plan_update(selected, advantages, step, self._config, self._ranks.rank, self._ranks.size)
+        update = Update(plan.to(self._device), self._config.loss, self._device)
         if self._config.loss.proximal == "recomputed":
             update.set_proximal(self._score(self._engine, update))
         if self._reference is not None:
             update.set_reference(self._score(self._reference, update))
-        self._refuse_faults(update)
-        report = UpdateReport(self._config.episode.s_max)
+        report = UpdateReport(self._config.episode.s_max, self._device)
         lr = self._learning_rate(step)
-        grad_norms = []
-        for part in update.minibatches:
-            self._accumulate(part, update, report)
+        norms = []
+        for minibatch in update.plan.minibatches:
+            self._accumulate(minibatch, update, report)
             self._refuse_faults(update)
-            norm = self._engine.step(lr)
-            if norm is not None:
-                grad_norms.append(norm)
-        self._ranks.sum(report.sums)
-        self._ranks.max(report.largest)
+            norms.append(self._engine.step(lr))
+        report.sums = self._ranks.sum(report.sums.cpu())
+        report.largest = self._ranks.max(report.largest.cpu())
+        known = [norm for norm in norms if norm is not None]
         return {
-            **report.metrics(len(update.minibatches)),
-            **({"train/grad_norm": float(np.mean(grad_norms))} if grad_norms else {}),
+            **report.metrics(len(norms)),
+            **({"train/grad_norm": float(np.mean(known))} if known else {}),
             "train/trajectories": float(len(selected)),
             "train/lr": lr,
         }
 
-    def _accumulate(self, part: list[int], update: Update, report: UpdateReport) -> None:
+    def _score(self, module: Callable[..., Any], update: Update) -> Scores:
+        """Log-probabilities under `module` of the trajectories that this rank trains on."""
+        with torch.no_grad():
+            return {micro: self._forward(module, micro)[0] for micro in update.plan.micro_batches}
+
+    def _accumulate(self, minibatch: MiniBatch, update: Update, report: UpdateReport) -> None:
         """Add up the gradient of one mini-batch."""
-        shares = update.shares(part)
-        for rows in self._own_micro_batches(part, update.selected):
-            log_policy, entropy = self._forward(self._engine, update.selected, rows or part[:1])
-            if not rows:  # every rank must call backward equally often
+        surrogate = surrogate_of(self._config.loss)
+        for micro in minibatch:
+            log_policy, entropy = self._forward(self._engine, micro)
+            if micro.is_filler:
                 self._engine.backward(0.0 * log_policy.sum())
                 continue
-            tokens = update.tokens(rows, shares, log_policy.detach())
-            loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate, entropy)
+            tokens = update.tokens(micro, log_policy.detach())
+            loss, terms = losses.policy_loss(log_policy, tokens, surrogate, entropy)
             # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
             self._engine.backward(loss * self._ranks.size)
-            report.add([update.selected[row].depth for row in rows], tokens, terms, entropy.detach())
+            report.add(micro.depth, tokens, terms, entropy.detach())
+
+    def _forward(self, module: Callable[..., Any], micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies [T] of the sampled tokens of a micro-batch."""
+        inputs = micro.inputs
+        log_policy, entropy = module(
+            inputs.token_ids, inputs.sampled, self._config.episode.temperature, inputs.positions
+        )
+        return log_policy, entropy
 
     def _refuse_faults(self, update: Update) -> None:
         """Let no NaN or infinity reach the optimizer. Raises on every rank: NonFiniteUpdate, if one of them met any."""
-        if not torch.isfinite(self._engine.gradient_square):
-            update.note_fault("the gradient")
-        faults = [fault for fault in self._ranks.gather(update.faults) if fault]
+        faults = [fault for fault in self._ranks.gather(update.faults(self._engine.gradient_square)) if fault]
         if faults:
             raise NonFiniteUpdate(
-                f"step {update.step} is refused, not finite: {', '.join(faults)}; no update was made with its "
+                f"step {update.plan.step} is refused, not finite: {', '.join(faults)}; no update was made with its "
                 f"{update.made_of}, and their pool stays claimed. Started again, the learner goes on from its newest "
                 "checkpoint and meets it again: change a setting, or look at the trajectory (`cusearch buffer peek "
                 "CONFIG ID`) and take it out of the pool (`cusearch buffer quarantine CONFIG ID`)"
             )
-
-    def _score(self, module: Any, update: Update) -> Scores:
-        """Log-probabilities [S] under `module` of the trajectories that this rank trains on."""
-        scores: Scores = {}
-        for part in update.minibatches:
-            for rows in self._own_micro_batches(part, update.selected):
-                with torch.no_grad():
-                    flat, _ = self._forward(module, update.selected, rows or part[:1])
-                ends = np.cumsum([len(update.selected[row].logprobs) for row in rows])
-                pieces = np.split(flat.float().cpu().numpy(), ends[:-1]) if rows else []
-                scores.update(zip(rows, pieces, strict=True))
-        return scores
-
-    def _forward(
-        self, module: Any, selected: Sequence[Trajectory], rows: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies [T] of the sampled tokens of `rows`."""
-        batch = batching.collate(selected, rows, self._device, self._config.learner.packing)
-        log_policy, entropy = module(batch.token_ids, batch.sampled, self._config.episode.temperature, batch.positions)
-        return log_policy, entropy
-
-    def _own_micro_batches(self, part: list[int], selected: Sequence[Trajectory]) -> list[list[int]]:
-        """This rank's micro-batches of a mini-batch; empty ones fill up to the count of the busiest rank."""
-        settings = self._config.learner
-        lengths = [len(selected[row].token_ids) for row in part]
-        per_rank = []
-        for rank in range(self._ranks.size):
-            own = batching.share_of_rank(lengths, rank, self._ranks.size)
-            groups = batching.micro_batches([lengths[i] for i in own], settings.micro_batch_tokens, settings.packing)
-            per_rank.append([[part[own[i]] for i in group] for group in groups])
-        most = max(len(groups) for groups in per_rank)
-        mine = per_rank[self._ranks.rank]
-        return mine + [[]] * (most - len(mine))
 
     def _learning_rate(self, step: int) -> float:
         settings = self._config.learner
@@ -236,8 +213,7 @@ class Learner:
     def _canary(self) -> Canary:
         ids = self._tokenizer(CANARY_TEXT, add_special_tokens=False)["input_ids"][: self._config.episode.max_tokens - 1]
         token_ids = torch.tensor([ids], device=self._device)
-        sampled = torch.ones_like(token_ids, dtype=torch.bool)
-        sampled[0, 0] = False
+        sampled = torch.arange(1, len(ids), device=self._device)
         with torch.no_grad():
             logprobs, _ = self._engine(token_ids, sampled, 1.0)
         return Canary(ids, logprobs.float().cpu().tolist(), CANARY_TOLERANCE[self._config.model.dtype])
