@@ -1,4 +1,4 @@
-"""Planted bugs: each is one line changed in the algorithm, and the tests of that module must find it.
+"""Planted bugs: each is one line changed in a module, and the tests of that module must find it.
 
 `make mutants` runs it. It tests the tests, so it is needed where these or the algorithm change, and not every time.
 """
@@ -24,7 +24,8 @@ ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algori
 ANSWERS, REWARDS = ("algorithm/answers.py", "test_answers.py"), ("environments/search.py", "test_reward.py")
 PLAYER, OWN = ("rollout/episode.py", "test_episode.py"), ("environments/base.py", "test_own.py")
 TICKETS = ("algorithm/tickets.py", "test_tickets.py")
-
+PLAN, UPDATE = (("training/plan.py", "test_plan.py"), ("training/update.py", "test_update.py"))
+MODEL = ("training/model.py", "test_model.py")
 
 CHECKS, CONTRACT = ("transport/checks.py", "test_claims.py"), ("transport/contract.py", "test_contract.py")
 
@@ -71,6 +72,26 @@ MUTANTS = {
         "= tokens.aggregation * tokens.weights * per_token",
     ),
     "the age counts one too many": (LOSSES, "(age / (age + 1))", "((age + 1) / (age + 2))"),
+    "the geometric mean is of the whole micro-batch": (LOSSES, "sequence_mean(log_w, lengths)", "log_w.mean()"),
+    "the geometric correction has no floor": (LOSSES, "(mean >= low) & (mean <= high)", "mean <= high"),
+    "icepop keeps what is small": (LOSSES, "else (w >= low) & (w <= high)", "else w <= high"),
+    "tis does not truncate": (LOSSES, 'tis":\n        return torch.clamp(w, max=high)', 'tis":\n        return w'),
+    "every step is divided alike": (PLAN, "config.run.seed, step)", "config.run.seed, 0)"),
+    "the longest episode lacks its last turn": (PLAN, "(config.episode.s_max + 1)", "config.episode.s_max"),
+    "a filler is trained on": (PLAN, "is_filler=is_filler", "is_filler=False"),
+    "a rank calls forward less often": (PLAN, " + [[]] * (most - len(per_rank[rank]))", ""),
+    "every rank does what rank 0 does": (PLAN, "return per_rank[rank]", "return per_rank[0]"),
+    "advantages go to other trajectories": (PLAN, "(advantages[rows]", "(advantages[: len(rows)]"),
+    "a micro-batch has one weight": (PLAN, "(weights[rows].astype", "(weights[rows[:1] * len(rows)].astype"),
+    "infinity is taken for finite": (UPDATE, "~torch.isfinite(values)", "torch.isnan(values)"),
+    "π_prox is not checked": (UPDATE, "            self._check(PROXIMAL, micro, values)\n", "            pass\n"),
+    "a gradient of NaN is finite": (UPDATE, "~torch.isfinite(gradient)", "torch.isinf(gradient)"),
+    "a micro-batch waits for the device": (
+        UPDATE,
+        "= self._proximal(micro, log_policy)",
+        "= self._proximal(micro, log_policy).cpu()",
+    ),
+    "a token is predicted from itself": (MODEL, "[sampled - 1]", "[sampled]"),
     "AR3PO's history has no window": (AR3PO, "(passed, played))[-WINDOW:]", "(passed, played))"),
     "AR3PO's rate is not smoothed": (AR3PO, "Fraction(1 + passed, 2 + played)", "Fraction(passed, max(played, 1))"),
     "AR3PO's rounding loses rollouts": (AR3PO, "shares[i] += 1", "shares[i] += 0"),

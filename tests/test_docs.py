@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods import METHODS, Candidates, NoMemory
@@ -85,7 +86,8 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     """`python -m tests.test_docs` writes the page."""
     pool = Pool(0, (make_trajectory(0),))
     names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), 1, 5).keys()
-    names |= UpdateReport(5).metrics(1).keys() | WorkerRates().since_last({}).keys() | describe_ledger(Ledger()).keys()
+    names |= UpdateReport(5, torch.device("cpu")).metrics(1).keys()
+    names |= WorkerRates().since_last({}).keys() | describe_ledger(Ledger()).keys()
     names |= describe_times(1, 1, 1, 1, 1).keys()
     names |= {name.replace("/a/", "/LABEL/") for name in describe_environments(pool, [], ["a", "b"]) if "/a/" in name}
     for method in METHODS:

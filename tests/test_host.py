@@ -209,7 +209,7 @@ from cusearch_async import host
 
 if __name__ == "__main__":
     with host.other_ranks("rank_probe", 3) as rank:
-        names = ("WORLD_SIZE", "MASTER_ADDR", "CUSEARCH_TEAM_SECRET")
+        names = ("WORLD_SIZE", "MASTER_ADDR", "CUSEARCH_RANKS_SECRET")
         Path(sys.argv[1], str(rank)).write_text(" ".join(os.environ[name] for name in names))
 """
 

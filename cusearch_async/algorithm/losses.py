@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from cusearch_async.algorithm.shapes import require_mode, require_vectors
 from cusearch_async.types import Aggregation, Correction, RatioLevel
@@ -46,43 +44,47 @@ def aggregation_weights(lengths: Sequence[int], mode: Aggregation, max_tokens: i
 
 
 def correction_weights(
-    log_prox: NDArray[np.float32], log_behaviour: NDArray[np.float32], mode: Correction, low: float, high: float
-) -> NDArray[np.float32]:
-    """w_t [S] of one trajectory: the importance weight π_prox / μ, bounded.
+    log_prox: torch.Tensor,
+    log_behaviour: torch.Tensor,
+    lengths: Sequence[int],
+    mode: Correction,
+    low: float,
+    high: float,
+) -> torch.Tensor:
+    """w_t [T]: the importance weight π_prox / μ of each token, bounded. `lengths` are the tokens of each trajectory.
 
     tis: min(w, high). icepop: w where low <= w <= high, else 0. mask: w where w <= high, else 0.
     geometric: w (at most `high`) if the geometric mean of the trajectory's w lies in [low, high], else 0.
     none: 1.
 
-    Raises: ValueError for another mode, and for log-probabilities that are not both [S]."""
+    Raises: ValueError for another mode, and for log-probabilities that are not both [T], T being the sum of lengths."""
     require_mode("the correction", mode, Correction)
-    require_vectors(log_prox.size, log_prox=log_prox, log_behaviour=log_behaviour)
+    require_vectors(sum(lengths), log_prox=log_prox, log_behaviour=log_behaviour)
     if mode == "none":
-        return np.ones_like(log_prox)
-    log_w = np.clip(log_prox - log_behaviour, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    w: NDArray[np.float32] = np.exp(log_w)
+        return torch.ones_like(log_prox)
+    log_w = torch.clamp(log_prox - log_behaviour, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    w = torch.exp(log_w)
     if mode == "tis":
-        return np.minimum(w, np.float32(high))
+        return torch.clamp(w, max=high)
     if mode == "geometric":
-        inside = low <= np.exp(log_w.mean()) <= high
-        return np.minimum(w, np.float32(high)) if inside else np.zeros_like(w)
+        mean = torch.exp(sequence_mean(log_w, lengths))
+        return torch.where((mean >= low) & (mean <= high), torch.clamp(w, max=high), 0.0)
     keep = w <= high if mode == "mask" else (w >= low) & (w <= high)
-    return np.where(keep, w, np.float32(0))
+    return torch.where(keep, w, 0.0)
 
 
 def loglinear_proximal(
-    log_policy: NDArray[np.float32], log_behaviour: NDArray[np.float32], versions: NDArray[np.int32], step: int
-) -> NDArray[np.float32]:
-    """log π_prox [S] without a forward pass of its own: between sampling and current policy, by their versions.
+    log_policy: torch.Tensor, log_behaviour: torch.Tensor, versions: torch.Tensor, step: int
+) -> torch.Tensor:
+    """log π_prox [T] without a forward pass of its own: between sampling and current policy, by their versions.
 
     log π_prox ≈ log μ + α (log π_θ - log μ),  α = (v_prox - v_μ) / (v_θ - v_μ),  v_prox = `step`, v_θ = step + 1.
-    Source: AReaL, proximal log-probability approximation. It grows crude with staleness (AReaL warns above 10).
-    Raises: ValueError for arguments that are not all [S]."""
-    require_vectors(log_policy.size, log_policy=log_policy, log_behaviour=log_behaviour, versions=versions)
-    age = np.maximum(step - versions, 0)
-    alpha = (age / (age + 1)).astype(np.float32)
-    log_prox: NDArray[np.float32] = log_behaviour + alpha * (log_policy - log_behaviour)
-    return log_prox
+    `versions` [T] are integers, the v_μ of each token. Source: AReaL, proximal log-probability approximation. It grows
+    crude with staleness (AReaL warns above 10).
+    Raises: ValueError for arguments that are not all [T]."""
+    require_vectors(len(log_policy), log_policy=log_policy, log_behaviour=log_behaviour, versions=versions)
+    age = torch.clamp(step - versions, min=0)
+    return log_behaviour + (age / (age + 1)) * (log_policy - log_behaviour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ class Tokens:
 
     All tensors [T], float32, without gradient."""
 
-    lengths: list[int]
+    lengths: Sequence[int]
     """Tokens of each trajectory; they sum to T."""
     log_behaviour: torch.Tensor
     """log μ, recorded when the token was sampled."""

@@ -26,15 +26,16 @@ SUMMED = (
 
 
 class UpdateReport:
-    """Adds up over micro-batches; `sums` and `largest` are then reduced over ranks before they are read."""
+    """Adds up over micro-batches, on the device; `sums` and `largest` are then reduced over ranks before they are
+    read."""
 
-    def __init__(self, s_max: int) -> None:
-        self.sums = torch.zeros(len(SUMMED), s_max + 1, dtype=torch.float64)
-        self.largest = torch.zeros(1, dtype=torch.float64)
+    def __init__(self, s_max: int, device: torch.device) -> None:
+        self.sums = torch.zeros(len(SUMMED), s_max + 1, dtype=torch.float64, device=device)
+        self.largest = torch.zeros((), dtype=torch.float64, device=device)
         """Largest |log π_prox - log μ|."""
 
-    def add(self, depths: Sequence[int], tokens: Tokens, terms: TokenTerms, entropy: torch.Tensor) -> None:
-        """One micro-batch: the `depths` of its trajectories, their tokens [T] and what the loss made of them."""
+    def add(self, depth: torch.Tensor, tokens: Tokens, terms: TokenTerms, entropy: torch.Tensor) -> None:
+        """One micro-batch: the `depth` [T] of each token's trajectory, the tokens and what the loss made of them."""
         difference = tokens.log_prox - tokens.log_behaviour
         ratio = torch.exp(torch.clamp(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO))
         values = {
@@ -51,10 +52,8 @@ class UpdateReport:
             "mismatch": ratio - difference - 1,
             "difference": difference.abs(),
         }
-        stacked = torch.stack([values[name].double() for name in SUMMED]).cpu()
-        depth_of_token = torch.tensor(depths).repeat_interleave(torch.tensor(tokens.lengths))
-        self.sums.index_add_(1, depth_of_token, stacked)
-        self.largest = torch.maximum(self.largest, stacked[SUMMED.index("difference")].max())
+        self.sums.index_add_(1, depth, torch.stack([values[name].double() for name in SUMMED]))
+        self.largest = torch.maximum(self.largest, values["difference"].double().max())
 
     def metrics(self, optimizer_steps: int) -> Metrics:
         """Averages over all trained tokens, and by depth what SDGA does to the gradient."""

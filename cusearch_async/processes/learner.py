@@ -20,9 +20,9 @@ from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
+from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.selecting import before_step_0
 from cusearch_async.training.starts import check_same_run, checkpoints_of, contents_of, record_start, refuse_changes
-from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import LearnerBuffer
 from cusearch_async.transport.origin import origin_of, refuse_another
@@ -35,53 +35,53 @@ def run(config: Config, accept_changes: bool = False) -> None:
     """One rank of the learner, from start to end of the run. `accept_changes`: settings may differ from those of the
     last start in what the run means."""
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
-    team = Team()
-    if team.size != config.learner.ranks:
-        raise ConfigError(f"learner.ranks = {config.learner.ranks}, but WORLD_SIZE is {team.size}; set them alike")
+    ranks = Ranks()
+    if ranks.size != config.learner.ranks:
+        raise ConfigError(f"learner.ranks = {config.learner.ranks}, but WORLD_SIZE is {ranks.size}; set them alike")
     questions = load_run_questions(config)
-    if not team.is_leader:
-        follow(config, team)
+    if not ranks.is_leader:
+        follow(config, ranks)
         return
     run_folder.mark(config.folder, config.run.name)
     contents = contents_of(questions.all, config.model.location, tokenizer)
     with run_folder.hold_as_learner(config.folder):
-        lead(team, questions, contents, config, accept_changes)
+        lead(ranks, questions, contents, config, accept_changes)
 
 
 def lead(
-    team: Team, questions: RunQuestions, contents: Mapping[str, str], config: Config, accept_changes: bool
+    ranks: Ranks, questions: RunQuestions, contents: Mapping[str, str], config: Config, accept_changes: bool
 ) -> None:
     """Be rank 0."""
     refuse_changes(config, accept_changes, contents)
     checkpoints = checkpoints_of(config)
     newest = asyncio.run(find_checkpoint(checkpoints, config))
     with host.saying(log, f"waiting for {config.model.location} to be loaded"):
-        learner = Learner(config, team)
+        learner = Learner(config, ranks)
     if newest is not None and not is_sealed(newest.path):  # a learner that is alive has deleted it: it has newer ones
         newest = asyncio.run(find_checkpoint(checkpoints, config))
-    team.tell(str(newest.path if newest else "").encode())
+    ranks.tell(str(newest.path if newest else "").encode())
     if newest is not None:
         with host.saying(log, f"waiting for {newest.path} to be loaded"):
             learner.load(newest.path)
     start = newest.state if newest else state_at(0, before_step_0(config), config)
     try:
-        asyncio.run(_lead(learner, team, checkpoints, start, questions, contents, config))
+        asyncio.run(_lead(learner, ranks, checkpoints, start, questions, contents, config))
     finally:
         learner.stop()
-    team.close()
+    ranks.close()
 
 
-def follow(config: Config, team: Team) -> None:
+def follow(config: Config, ranks: Ranks) -> None:
     """Be a rank other than 0. Signals are left to rank 0, which stops the others when it has saved."""
     host.die_with_parent(signal.SIGKILL)
     for number in host.stop_signals():
         signal.signal(number, signal.SIG_IGN)
-    learner = Learner(config, team)
-    newest = team.listen().decode()
+    learner = Learner(config, ranks)
+    newest = ranks.listen().decode()
     if newest:
         learner.load(Path(newest))
     learner.follow()
-    team.close()
+    ranks.close()
 
 
 async def find_checkpoint(checkpoints: Checkpoints, config: Config) -> Checkpoint | None:
@@ -103,7 +103,7 @@ async def find_checkpoint(checkpoints: Checkpoints, config: Config) -> Checkpoin
 
 async def _lead(
     learner: Learner,
-    team: Team,
+    ranks: Ranks,
     checkpoints: Checkpoints,
     start: CheckpointState,
     questions: RunQuestions,
@@ -115,7 +115,7 @@ async def _lead(
     async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size) as buffer:
         await take_over(buffer, store, checkpoints, start, contents, config)
         try:
-            with Heartbeat(config, buffer.epoch, team).beating() as heartbeat:
+            with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat:
                 await train(learner, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
         except (Fenced, WriteFailed) as error:
             raise await _cause(buffer, error) from error

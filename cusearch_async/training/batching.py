@@ -1,7 +1,4 @@
-"""From selected trajectories to tensors: mini-batches, ranks, micro-batches.
-
-Nothing here changes what is learned: per-token weights are fixed for a whole mini-batch before it is split.
-"""
+"""How trajectories are divided into mini-batches, among ranks and into micro-batches, and laid out for the model."""
 
 from __future__ import annotations
 
@@ -45,28 +42,36 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, packing: bool) -> lis
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Trajectories of one forward pass, padded on the right, or packed into one row."""
+class Inputs:
+    """The trajectories of one forward pass, padded on the right, or packed into one row."""
 
     token_ids: torch.Tensor  # [B, L] int64
-    sampled: torch.Tensor  # [B, L] bool, True where the policy sampled the token
+    sampled: torch.Tensor  # [T] int64, places of the sampled tokens in the flattened token_ids, in order
     positions: torch.Tensor | None  # [1, L] int64, from 0 in each trajectory; None where rows are padded
 
+    def to(self, device: torch.device) -> Inputs:
+        positions = None if self.positions is None else self.positions.to(device)
+        return Inputs(self.token_ids.to(device), self.sampled.to(device), positions)
 
-def collate(trajectories: Sequence[Trajectory], rows: list[int], device: torch.device, packing: bool) -> MicroBatch:
-    """One forward pass of the trajectories `rows`. Their sampled tokens in row-major order are the concatenation
-    of each one's."""
-    chosen = [trajectories[i] for i in rows]
+
+def collate(trajectories: Sequence[Trajectory], packing: bool) -> Inputs:
+    """One forward pass of the trajectories, on the CPU. Their sampled tokens in order are the concatenation of each
+    one's."""
     if packing:
-        token_ids = np.concatenate([t.token_ids for t in chosen], dtype=np.int64)[None]
-        sampled = np.concatenate([t.sampled for t in chosen])[None]
-        positions = np.concatenate([np.arange(len(t.token_ids)) for t in chosen])[None]
-        return MicroBatch(*(torch.from_numpy(array).to(device) for array in (token_ids, sampled, positions)))
-    longest = max(len(t.token_ids) for t in chosen)
-    token_ids = np.zeros((len(rows), longest), dtype=np.int64)
-    sampled = np.zeros((len(rows), longest), dtype=np.bool_)
-    for row, trajectory in enumerate(chosen):
+        token_ids = np.concatenate([t.token_ids for t in trajectories], dtype=np.int64)[None]
+        sampled = np.concatenate([t.sampled for t in trajectories])
+        positions = np.concatenate([np.arange(len(t.token_ids)) for t in trajectories])[None]
+        return Inputs(torch.from_numpy(token_ids), _places(sampled), torch.from_numpy(positions))
+    longest = max(len(t.token_ids) for t in trajectories)
+    token_ids = np.zeros((len(trajectories), longest), dtype=np.int64)
+    sampled = np.zeros((len(trajectories), longest), dtype=np.bool_)
+    for row, trajectory in enumerate(trajectories):
         length = len(trajectory.token_ids)
         token_ids[row, :length] = trajectory.token_ids
         sampled[row, :length] = trajectory.sampled
-    return MicroBatch(torch.from_numpy(token_ids).to(device), torch.from_numpy(sampled).to(device), None)
+    return Inputs(torch.from_numpy(token_ids), _places(sampled), None)
+
+
+def _places(sampled: NDArray[np.bool_]) -> torch.Tensor:
+    """Numbers, not a mask: to select by a mask, the host waits for the device to count it."""
+    return torch.from_numpy(np.flatnonzero(sampled))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced
-from cusearch_async.training.team import Team
+from cusearch_async.training.ranks import Ranks
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 
 log = logging.getLogger(__name__)
@@ -26,12 +26,12 @@ class Heartbeat:
     """A thread with a connection of its own. It also watches over the other ranks, for which rank 0 may wait inside a
     collective: one that says nothing for run.stall_s ends the learner."""
 
-    def __init__(self, config: Config, epoch: int, team: Team) -> None:
+    def __init__(self, config: Config, epoch: int, ranks: Ranks) -> None:
         self.step = 0
         """Learner step that is waited for or trained."""
         self._config = config
         self._epoch = epoch
-        self._team = team
+        self._ranks = ranks
         self._ended = threading.Event()
         self._named_at = time.monotonic()
 
@@ -79,11 +79,11 @@ class Heartbeat:
     def _watch_ranks(self) -> None:
         stall_s = self._config.run.stall_s
         named_s = min(NAME_SILENT_EVERY_S, stall_s / 2)
-        silent = self._team.silent(named_s)
+        silent = self._ranks.silent(named_s)
         if not silent:
             return
         names = ", ".join(f"rank {rank}" for rank in silent)
-        if self._team.silent(stall_s):
+        if self._ranks.silent(stall_s):
             log.error(
                 "%s has said nothing for %.0f s (run.stall_s) in step %d; the learner ends", names, stall_s, self.step
             )

@@ -1,54 +1,50 @@
-"""The learner on DeepSpeed. The only module that knows it.
+"""The learner: one `update` is one step of the policy.
 
-One `update` is one learner step: π_prox and π_ref for the selected trajectories, then mini-batches of M. The
-result does not depend on how a mini-batch is split over ranks and micro-batches: every token's weight is fixed
-for the whole mini-batch, gradients are summed, and only then does the optimizer step.
+π_prox and π_ref for the selected trajectories, then mini-batches of M. The result does not depend on how a mini-batch
+is divided over ranks and micro-batches: every token's weight is fixed for the whole mini-batch, gradients are summed,
+and only then does the optimizer step.
 """
 
 from __future__ import annotations
 
 import copy
-import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import deepspeed
 import msgspec
 import numpy as np
 import torch
-from deepspeed.runtime.fp16.loss_scaler import LossScaler
-from deepspeed.runtime.zero.config import ZeroStageEnum
-from deepspeed.utils.tensor_fragment import fragment_address
 from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
-from cusearch_async.environments.templates import PAPER
-from cusearch_async.errors import ConfigError, NonFiniteUpdate, first_line
+from cusearch_async.errors import NonFiniteUpdate
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.models import load_tokenizer
-from cusearch_async.training import batching
-from cusearch_async.training.checkpoint import is_sealed
+from cusearch_async.training.deepspeed_engine import DeepSpeedEngine
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
-from cusearch_async.training.team import Team
-from cusearch_async.training.update import Scores, Update
+from cusearch_async.training.plan import MicroBatch, MiniBatch, plan_update
+from cusearch_async.training.ranks import Ranks
+from cusearch_async.training.update import Scores, Update, surrogate_of
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
 
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-# A CPU all-reduce that is compiled at start-up behind a lock file: a learner that is killed meanwhile leaves the lock,
-# and every later one would wait for it for ever. Gloo does the same work.
-
+CANARY_TEXT = (
+    "The river rises in the hills north of the town, turns east at the old stone bridge, and reaches the sea after "
+    "two hundred miles. In spring, when the snow melts, it floods the meadows on both of its banks."
+)
+"""A worker that has loaded published weights computes the log-probabilities of this text and compares them with the
+learner's."""
 CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean absolute difference of log-probabilities; bfloat16 rounding was seen to make 0.04 of a small model's."""
 
 
-class _Order(msgspec.Struct):
-    """What rank 0 tells the other ranks to do with it."""
+class Command(msgspec.Struct):
+    """What rank 0 has the other ranks do together with it."""
 
     do: Literal["update", "gather", "canary", "save", "stop"]
     step: int = 0
@@ -60,9 +56,9 @@ class _Order(msgspec.Struct):
 class Learner:
     """Policy, reference and optimizer. Rank 0 calls the public methods; the other ranks `follow`."""
 
-    def __init__(self, config: Config, team: Team) -> None:
+    def __init__(self, config: Config, ranks: Ranks) -> None:
         self._config = config
-        self._team = team
+        self._ranks = ranks
         self._tokenizer = load_tokenizer(config.model.location)
         model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
         self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None
@@ -70,20 +66,10 @@ class Learner:
             recompute_layers(model)
         self._hf_config = model.config
         self._module = SampledLogprobs(model, entropy_has_gradient=config.loss.entropy_coef > 0)
-        self._engine, *_ = deepspeed.initialize(
-            model=self._module, model_parameters=self._module.parameters(), config=_deepspeed_config(config)
-        )
-        self._engine.checkpoint_engine.load = _load_tensors
+        self._engine = DeepSpeedEngine(self._module, config)
         self._device = self._engine.device
-        self._gradient_probe = torch.zeros((), device=self._device)
-        for parameter in self._module.parameters():
-            parameter.register_hook(self._probe)  # type: ignore[no-untyped-call]
         if self._reference is not None:
             self._reference.requires_grad_(False).eval().to(self._device)
-
-    def _probe(self, gradient: torch.Tensor) -> None:
-        """Finite as long as all gradients, and their norm, are; one reduction each, no wait for the device."""
-        self._gradient_probe += torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square()
 
     # --- rank 0 ---------------------------------------------------------------------------------------
 
@@ -91,8 +77,8 @@ class Learner:
         """Train on `selected` with `advantages` [K_eff]; returns the metrics of the step.
 
         Raises: NonFiniteUpdate when NaN or infinity came up; no optimizer step has then been made with it."""
-        payloads = [codec.encode(t) for t in selected] if self._team.size > 1 else []
-        self._team.tell(msgspec.msgpack.encode(_Order("update", step, payloads, advantages.tolist())))
+        payloads = [codec.encode(t) for t in selected] if self._ranks.size > 1 else []
+        self._tell(Command("update", step, payloads, advantages.tolist()))
         return self._update(selected, advantages, step)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -100,26 +86,30 @@ class Learner:
 
         A tied LM head goes by its own name as well: an engine that packs its weights keeps the old one
         otherwise (vLLM on CPU does)."""
-        self._team.tell(msgspec.msgpack.encode(_Order("gather")))
+        self._tell(Command("gather"))
         return self._gather()
 
     def canary(self) -> Canary:
         """A fixed text and the policy's log-probabilities of it."""
-        self._team.tell(msgspec.msgpack.encode(_Order("canary")))
+        self._tell(Command("canary"))
         return self._canary()
 
     def save(self, folder: Path) -> None:
         """Write optimizer, masters and the Hugging Face model into `folder`, which must not exist."""
-        self._team.tell(msgspec.msgpack.encode(_Order("save", folder=str(folder))))
+        self._tell(Command("save", folder=str(folder)))
         self._save(folder)
 
     def stop(self) -> None:
-        self._team.tell(msgspec.msgpack.encode(_Order("stop")))
+        """End `follow` on the other ranks."""
+        self._tell(Command("stop"))
 
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding: token ids are below it."""
         return int(self._hf_config.vocab_size)
+
+    def _tell(self, command: Command) -> None:
+        self._ranks.tell(msgspec.msgpack.encode(command))
 
     # --- every rank -----------------------------------------------------------------------------------
 
@@ -127,187 +117,110 @@ class Learner:
         """Continue from what `save` wrote. Called by every rank at the start.
 
         Raises: ConfigError for a file that holds anything but tensors and plain values, or is deleted meanwhile."""
-        try:
-            self._engine.load_checkpoint(str(folder), tag="deepspeed")
-        except pickle.UnpicklingError as error:
-            raise ConfigError(f"checkpoint {folder} holds what no learner writes: {first_line(error)}") from error
-        except (OSError, AssertionError) as error:  # DeepSpeed asserts that it finds files
-            if is_sealed(folder):
-                raise
-            raise ConfigError(
-                f"checkpoint {folder} was deleted while it was read: another learner of this run is alive; start again"
-            ) from error
+        self._engine.load(folder)
 
     def follow(self) -> None:
         """The life of a rank other than 0: do what rank 0 says until it says stop."""
         while True:
-            order = msgspec.msgpack.decode(self._team.listen(), type=_Order)
-            if order.do == "update":
-                selected = [codec.decode(payload, self._config.episode.max_tokens) for payload in order.payloads]
-                self._update(selected, np.array(order.advantages), order.step)
-            elif order.do == "gather":
+            command = msgspec.msgpack.decode(self._ranks.listen(), type=Command)
+            if command.do == "update":
+                selected = [codec.decode(payload, self._config.episode.max_tokens) for payload in command.payloads]
+                self._update(selected, np.array(command.advantages), command.step)
+            elif command.do == "gather":
                 self._gather()
-            elif order.do == "canary":
+            elif command.do == "canary":
                 self._canary()
-            elif order.do == "save":
-                self._save(Path(order.folder))
+            elif command.do == "save":
+                self._save(Path(command.folder))
             else:
                 return
 
     def _update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics:
-        update = Update(selected, advantages, step, self._config)
+        plan = plan_update(selected, advantages, step, self._config, self._ranks.rank, self._ranks.size)
+        update = Update(plan.to(self._device), self._config.loss, self._device)
         if self._config.loss.proximal == "recomputed":
             update.set_proximal(self._score(self._engine, update))
         if self._reference is not None:
             update.set_reference(self._score(self._reference, update))
-        self._refuse_faults(update)
-        report = UpdateReport(self._config.episode.s_max)
-        self._set_learning_rate(step)
-        grad_norms = []
-        for part in update.minibatches:
-            self._accumulate(part, update, report)
+        report = UpdateReport(self._config.episode.s_max, self._device)
+        lr = self._learning_rate(step)
+        norms = []
+        for minibatch in update.plan.minibatches:
+            self._accumulate(minibatch, update, report)
             self._refuse_faults(update)
-            self._engine.step()
-            norm = self._engine.get_global_grad_norm()
-            if norm is not None:  # DeepSpeed keeps none at ZeRO stage 0 in float32
-                grad_norms.append(float(norm))
-        self._team.sum(report.sums)
-        self._team.max(report.largest)
+            norms.append(self._engine.step(lr))
+        report.sums = self._ranks.sum(report.sums.cpu())
+        report.largest = self._ranks.max(report.largest.cpu())
+        known = [norm for norm in norms if norm is not None]
         return {
-            **report.metrics(len(update.minibatches)),
-            **({"train/grad_norm": float(np.mean(grad_norms))} if grad_norms else {}),
+            **report.metrics(len(norms)),
+            **({"train/grad_norm": float(np.mean(known))} if known else {}),
             "train/trajectories": float(len(selected)),
-            "train/lr": self._engine.optimizer.param_groups[0]["lr"],
+            "train/lr": lr,
         }
 
-    def _accumulate(self, part: list[int], update: Update, report: UpdateReport) -> None:
+    def _score(self, module: Callable[..., Any], update: Update) -> Scores:
+        """Log-probabilities under `module` of the trajectories that this rank trains on."""
+        with torch.no_grad():
+            return {micro: self._forward(module, micro)[0] for micro in update.plan.micro_batches}
+
+    def _accumulate(self, minibatch: MiniBatch, update: Update, report: UpdateReport) -> None:
         """Add up the gradient of one mini-batch."""
-        shares = update.shares(part)
-        for rows in self._own_micro_batches(part, update.selected):
-            log_policy, entropy = self._forward(self._engine, update.selected, rows or part[:1])
-            if not rows:  # every rank must call backward equally often
-                self._engine.backward(0.0 * log_policy.sum(), scale_wrt_gas=False)
+        surrogate = surrogate_of(self._config.loss)
+        for micro in minibatch:
+            log_policy, entropy = self._forward(self._engine, micro)
+            if micro.is_filler:
+                self._engine.backward(0.0 * log_policy.sum())
                 continue
-            tokens = update.tokens(rows, shares, log_policy.detach())
-            loss, terms = losses.policy_loss(log_policy, tokens, update.surrogate, entropy)
+            tokens = update.tokens(micro, log_policy.detach())
+            loss, terms = losses.policy_loss(log_policy, tokens, surrogate, entropy)
             # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
-            self._engine.backward(loss * self._team.size, scale_wrt_gas=False)
-            report.add([update.selected[row].depth for row in rows], tokens, terms, entropy.detach())
+            self._engine.backward(loss * self._ranks.size)
+            report.add(micro.depth, tokens, terms, entropy.detach())
+
+    def _forward(self, module: Callable[..., Any], micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies [T] of the sampled tokens of a micro-batch."""
+        inputs = micro.inputs
+        log_policy, entropy = module(
+            inputs.token_ids, inputs.sampled, self._config.episode.temperature, inputs.positions
+        )
+        return log_policy, entropy
 
     def _refuse_faults(self, update: Update) -> None:
         """Let no NaN or infinity reach the optimizer. Raises on every rank: NonFiniteUpdate, if one of them met any."""
-        if not torch.isfinite(self._gradient_probe):
-            update.note_fault("the gradient")
-        self._gradient_probe.zero_()
-        faults = [fault for fault in self._team.gather(update.faults) if fault]
+        faults = [fault for fault in self._ranks.gather(update.faults(self._engine.gradient_square)) if fault]
         if faults:
             raise NonFiniteUpdate(
-                f"step {update.step} is refused, not finite: {', '.join(faults)}; no update was made with its "
+                f"step {update.plan.step} is refused, not finite: {', '.join(faults)}; no update was made with its "
                 f"{update.made_of}, and their pool stays claimed. Started again, the learner goes on from its newest "
                 "checkpoint and meets it again: change a setting, or look at the trajectory (`cusearch buffer peek "
                 "CONFIG ID`) and take it out of the pool (`cusearch buffer quarantine CONFIG ID`)"
             )
 
-    def _score(self, module: Any, update: Update) -> Scores:
-        """Log-probabilities [S] under `module` of the trajectories that this rank trains on."""
-        scores: Scores = {}
-        for part in update.minibatches:
-            for rows in self._own_micro_batches(part, update.selected):
-                with torch.no_grad():
-                    flat, _ = self._forward(module, update.selected, rows or part[:1])
-                ends = np.cumsum([len(update.selected[row].logprobs) for row in rows])
-                pieces = np.split(flat.float().cpu().numpy(), ends[:-1]) if rows else []
-                scores.update(zip(rows, pieces, strict=True))
-        return scores
-
-    def _forward(
-        self, module: Any, selected: Sequence[Trajectory], rows: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies [T] of the sampled tokens of `rows`."""
-        batch = batching.collate(selected, rows, self._device, self._config.learner.packing)
-        log_policy, entropy = module(batch.token_ids, batch.sampled, self._config.episode.temperature, batch.positions)
-        return log_policy, entropy
-
-    def _own_micro_batches(self, part: list[int], selected: Sequence[Trajectory]) -> list[list[int]]:
-        """This rank's micro-batches of a mini-batch; empty ones fill up to the count of the busiest rank."""
-        settings = self._config.learner
-        lengths = [len(selected[row].token_ids) for row in part]
-        per_rank = []
-        for rank in range(self._team.size):
-            own = batching.share_of_rank(lengths, rank, self._team.size)
-            groups = batching.micro_batches([lengths[i] for i in own], settings.micro_batch_tokens, settings.packing)
-            per_rank.append([[part[own[i]] for i in group] for group in groups])
-        most = max(len(groups) for groups in per_rank)
-        mine = per_rank[self._team.rank]
-        return mine + [[]] * (most - len(mine))
-
-    def _set_learning_rate(self, step: int) -> None:
+    def _learning_rate(self, step: int) -> float:
         settings = self._config.learner
         warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = settings.lr * warm
+        return settings.lr * warm
 
     def _gather(self) -> dict[str, torch.Tensor]:
-        """All parameters on rank 0; with ZeRO-3 they are collected one by one."""
-        is_sharded = self._config.learner.zero_stage == 3
-        tensors = {}
-        for name, parameter in self._module.model.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=is_sharded):
-                if self._team.is_leader:
-                    tensors[name] = parameter.detach().to("cpu", copy=True)
-        if self._team.is_leader and self._hf_config.tie_word_embeddings:
+        """All parameters on rank 0."""
+        tensors = self._engine.gather(self._module.model, keep=self._ranks.is_leader)
+        if self._ranks.is_leader and self._hf_config.tie_word_embeddings:
             embedding = "model.embed_tokens.weight"
             tensors.setdefault("lm_head.weight", tensors[embedding].clone())
         return tensors
 
     def _canary(self) -> Canary:
-        ids = self._tokenizer(PAPER.notice, add_special_tokens=False)["input_ids"][
-            : self._config.episode.max_tokens - 1
-        ]
+        ids = self._tokenizer(CANARY_TEXT, add_special_tokens=False)["input_ids"][: self._config.episode.max_tokens - 1]
         token_ids = torch.tensor([ids], device=self._device)
-        sampled = torch.ones_like(token_ids, dtype=torch.bool)
-        sampled[0, 0] = False
+        sampled = torch.arange(1, len(ids), device=self._device)
         with torch.no_grad():
             logprobs, _ = self._engine(token_ids, sampled, 1.0)
         return Canary(ids, logprobs.float().cpu().tolist(), CANARY_TOLERANCE[self._config.model.dtype])
 
     def _save(self, folder: Path) -> None:
         tensors = self._gather()
-        if self._team.is_leader:
+        if self._ranks.is_leader:
             shutil.rmtree(folder, ignore_errors=True)
             save_model(self._module.model, tensors, self._tokenizer, folder / "model")
-        self._engine.save_checkpoint(str(folder), tag="deepspeed", save_latest=False)
-
-
-_WRITTEN_BY_DEEPSPEED = [ZeroStageEnum, LossScaler, fragment_address]
-"""What a checkpoint of its optimizers holds besides tensors and plain values."""
-
-
-def _load_tensors(path: str, map_location: Any = None) -> Any:
-    """In place of DeepSpeed's own, which unpickles: whoever can write into the run's folder could run code here."""
-    with torch.serialization.safe_globals(_WRITTEN_BY_DEEPSPEED):
-        return torch.load(path, map_location=map_location, weights_only=True)
-
-
-def _deepspeed_config(config: Config) -> dict[str, Any]:
-    """Everything that DeepSpeed would otherwise default to something else is explicit."""
-    settings = config.learner
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,
-        "gradient_clipping": settings.grad_clip,
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": settings.lr,
-                "weight_decay": settings.weight_decay,
-                "betas": [0.9, 0.999],
-                "torch_adam": True,
-            },
-        },
-        "bf16": {"enabled": config.model.dtype == "bfloat16"},
-        "zero_optimization": {"stage": settings.zero_stage},
-        "steps_per_print": 10**9,
-        "wall_clock_breakdown": False,
-    }
+        self._engine.save(folder)

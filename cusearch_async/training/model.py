@@ -32,7 +32,7 @@ class Head(nn.Linear):
     """The LM head for all sampled tokens of a forward pass in one call, their logits in pieces.
 
     One call, because ZeRO-3 gathers the weight at each call, on all ranks together: ranks whose trajectories make
-    different numbers of pieces would wait for each other for ever."""
+    different numbers of pieces would wait for each other without end."""
 
     entropy_has_gradient = False
 
@@ -87,15 +87,16 @@ class SampledLogprobs(nn.Module):
         temperature: float,
         positions: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy [S], float32, of every sampled token in row-major order.
+        """Log-probability and entropy [S], float32, of every sampled token. `sampled` [S] are the places of these
+        tokens in the flattened `token_ids`.
 
         `token_ids` [B, L] are padded on the right, so causal attention never sees the padding; or, with
         `positions` [1, L], one row holds several trajectories, each counting from 0 and seeing itself only. The
-        first token of a trajectory is never a sampled one. Both are of the distribution at `temperature`, the one
-        that was sampled from."""
+        first token of a trajectory is never a sampled one. Both results are of the distribution at `temperature`, the
+        one that was sampled from."""
         hidden = self.model.base_model(input_ids=token_ids, position_ids=positions, use_cache=False).last_hidden_state
-        predicting = hidden[:, :-1][sampled[:, 1:]]
-        targets = token_ids[:, 1:][sampled[:, 1:]]
+        predicting = hidden.flatten(0, 1)[sampled - 1]
+        targets = token_ids.flatten()[sampled]
         log_policy, entropy = self.model.get_output_embeddings()(predicting, targets, temperature)
         return log_policy, entropy
 

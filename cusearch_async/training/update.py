@@ -1,122 +1,105 @@
-"""One learner step as numbers: which trajectories, in which mini-batches, and what the loss needs of their tokens.
+"""One learner step on the device: what the loss needs of each micro-batch, and what turned out not to be finite.
 
-Nothing here knows how a mini-batch is divided over ranks and micro-batches, and nothing depends on it.
+The host waits for the device in `faults` only, once per mini-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
-from cusearch_async.config import Config
-from cusearch_async.streams import Stream, stream
-from cusearch_async.training import batching
-from cusearch_async.types import Trajectory
+from cusearch_async.config import LossConfig
+from cusearch_async.training.plan import MicroBatch, UpdatePlan
 
-Scores = dict[int, NDArray[np.float32]]
-"""Index of a selected trajectory -> log-probabilities [S] of its sampled tokens."""
+Scores = dict[MicroBatch, torch.Tensor]
+"""Log-probabilities [T], float32, of the sampled tokens of each micro-batch."""
+CHECKED = PROXIMAL, REFERENCE, POLICY = (
+    "proximal log-probabilities",
+    "reference log-probabilities",
+    "log-probabilities",
+)
 _FAULTS_NAMED = 4
 
 
-class Update:
-    """Step `step` on `selected` trajectories with their `advantages` [K_eff]."""
+def surrogate_of(settings: LossConfig) -> losses.Surrogate:
+    """The constants of the policy loss."""
+    return losses.Surrogate(
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        dual_clip=settings.dual_clip,
+        ratio=settings.ratio,
+        kl_coef=settings.kl_coef,
+        entropy_coef=settings.entropy_coef,
+    )
 
-    def __init__(
-        self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int, config: Config
-    ) -> None:
-        self.selected = selected
-        self.step = step
-        self._advantages = advantages
-        self._loss = config.loss
-        self._most_tokens = (config.episode.s_max + 1) * config.episode.max_turn_tokens
-        rng = stream(Stream.MINIBATCHES, config.run.seed, step)
-        self.minibatches = [part.tolist() for part in batching.minibatches(len(selected), config.loss.minibatch, rng)]
-        self.surrogate = losses.Surrogate(
-            clip_low=config.loss.clip_low,
-            clip_high=config.loss.clip_high,
-            dual_clip=config.loss.dual_clip,
-            ratio=config.loss.ratio,
-            kl_coef=config.loss.kl_coef,
-            entropy_coef=config.loss.entropy_coef,
-        )
+
+class Update:
+    """What a step has found out so far about its `plan`, whose tensors are on `device`."""
+
+    def __init__(self, plan: UpdatePlan, settings: LossConfig, device: torch.device) -> None:
+        self.plan = plan
+        self._settings = settings
         self._log_prox: Scores | None = None
         self._log_reference: Scores | None = None
-        self._faults: list[str] = []
+        count = len(plan.selected)
+        self._bad = {name: torch.zeros(count, dtype=torch.int32, device=device) for name in CHECKED}
+        """How many values of each trajectory are not finite."""
 
     def set_proximal(self, scores: Scores) -> None:
         self._log_prox = scores
-        self._check("log-probabilities", scores)
+        for micro, values in scores.items():
+            self._check(PROXIMAL, micro, values)
 
     def set_reference(self, scores: Scores) -> None:
         self._log_reference = scores
-        self._check("reference log-probabilities", scores)
+        for micro, values in scores.items():
+            self._check(REFERENCE, micro, values)
 
-    def shares(self, part: list[int]) -> dict[int, float]:
-        """The aggregation weight a_t of each trajectory of a mini-batch, by index."""
-        lengths = [len(self.selected[row].logprobs) for row in part]
-        weights = losses.aggregation_weights(lengths, self._loss.aggregation, self._most_tokens)
-        return dict(zip(part, weights, strict=True))
-
-    def tokens(self, rows: list[int], shares: dict[int, float], log_policy: torch.Tensor) -> losses.Tokens:
-        """What the loss needs of the trajectories `rows`, whose current log-probabilities are `log_policy` [T]."""
-        chosen = [self.selected[row] for row in rows]
-        lengths = [len(t.logprobs) for t in chosen]
-        current = dict(zip(rows, np.split(log_policy.float().cpu().numpy(), np.cumsum(lengths)[:-1]), strict=True))
-        self._check("log-probabilities", current)
-        log_prox = [self._proximal(row, current[row]) for row in rows]
-        settings, reference = self._loss, self._log_reference
-        weights = [
-            losses.correction_weights(
-                prox, t.logprobs, settings.correction, settings.correction_low, settings.correction_bound
-            )
-            for prox, t in zip(log_prox, chosen, strict=True)
-        ]
-        device = log_policy.device
-
-        def flat(pieces: list[NDArray[np.float32]]) -> torch.Tensor:
-            return torch.from_numpy(np.concatenate(pieces)).to(device)
-
-        def spread(values: list[float]) -> torch.Tensor:
-            return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths)).to(device)
-
+    def tokens(self, micro: MicroBatch, log_policy: torch.Tensor) -> losses.Tokens:
+        """What the loss needs of a micro-batch, whose current log-probabilities are `log_policy` [T], float32, without
+        gradient."""
+        self._check(POLICY, micro, log_policy)
+        log_prox = self._proximal(micro, log_policy)
+        settings = self._settings
+        weights = losses.correction_weights(
+            log_prox,
+            micro.log_behaviour,
+            micro.lengths,
+            settings.correction,
+            settings.correction_low,
+            settings.correction_bound,
+        )
         return losses.Tokens(
-            lengths=lengths,
-            log_behaviour=flat([t.logprobs for t in chosen]),
-            log_prox=flat(log_prox),
-            log_reference=None if reference is None else flat([reference[row] for row in rows]),
-            advantages=spread([float(self._advantages[row]) for row in rows]),
-            weights=flat(weights),
-            aggregation=spread([shares[row] for row in rows]),
+            lengths=micro.lengths,
+            log_behaviour=micro.log_behaviour,
+            log_prox=log_prox,
+            log_reference=None if self._log_reference is None else self._log_reference[micro],
+            advantages=micro.advantages,
+            weights=weights,
+            aggregation=micro.aggregation,
         )
 
-    def _proximal(self, row: int, current: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _proximal(self, micro: MicroBatch, log_policy: torch.Tensor) -> torch.Tensor:
         if self._log_prox is not None:
-            return self._log_prox[row]
-        trajectory = self.selected[row]
-        return losses.loglinear_proximal(current, trajectory.logprobs, trajectory.versions, self.step)
+            return self._log_prox[micro]
+        return losses.loglinear_proximal(log_policy, micro.log_behaviour, micro.versions, self.plan.step)
 
-    def note_fault(self, what: str) -> None:
-        """Remember that `what` is not finite."""
-        self._faults.append(what)
+    def _check(self, name: str, micro: MicroBatch, values: torch.Tensor) -> None:
+        """Note what of `values` [T] is not finite, without waiting for the device."""
+        self._bad[name].index_add_(0, micro.row, (~torch.isfinite(values)).to(torch.int32))
 
-    def _check(self, name: str, scores: Scores) -> None:
-        for row, values in scores.items():
-            if not np.isfinite(values).all():
-                self.note_fault(f"{name} of trajectory {self.selected[row].id}")
+    def faults(self, gradient: torch.Tensor) -> str:
+        """What was not finite on this rank so far, in words; empty if all was. `gradient` is one number that is finite
+        as long as the gradient is. Waits for the device."""
+        names = [f"{name} of trajectory {t.id}" for name in CHECKED for t in self.plan.selected] + ["the gradient"]
+        bad = torch.cat([*self._bad.values(), ~torch.isfinite(gradient).reshape(1)]).tolist()
+        found = [name for name, is_bad in zip(names, bad, strict=True) if is_bad]
+        named = found[:_FAULTS_NAMED]
+        more = len(found) - len(named)
+        return ", ".join(named) + (f" and {more} more" if more else "")
 
     @property
     def made_of(self) -> str:
         """Which trajectories, in words."""
-        tickets = [t.ticket for t in self.selected]
+        tickets = [t.ticket for t in self.plan.selected]
         return f"{len(tickets)} trajectories of tickets {min(tickets, default=0)} to {max(tickets, default=0)}"
-
-    @property
-    def faults(self) -> str:
-        """What this rank found not to be finite; empty if nothing."""
-        named = self._faults[:_FAULTS_NAMED]
-        more = len(self._faults) - len(named)
-        return ", ".join(named) + (f" and {more} more" if more else "")

@@ -231,21 +231,23 @@ def test_lengths_that_do_not_sum_to_the_tokens_are_refused():
 
 def test_modes_that_there_are_not_are_refused():
     """They fell into the last branch."""
-    one = np.zeros(1, dtype=np.float32)
+    one = torch.zeros(1)
     with pytest.raises(ValueError, match=r"the aggregation must be one of token-mean, .*, got 'tokenmean'"):
         aggregation_weights([2, 3], "tokenmean", 10)
     with pytest.raises(ValueError, match=r"the correction must be one of tis, .*, got 'TIS'"):
-        correction_weights(one, one, "TIS", 0.5, 2.0)
+        correction_weights(one, one, [1], "TIS", 0.5, 2.0)
     with pytest.raises(ValueError, match="the ratio must be one of token, sequence, got 'tokens'"):
         loss_of([1.0], [1.0], ratio="tokens")
 
 
 def test_inputs_of_the_correction_have_one_length():
-    long, short = np.zeros(3, dtype=np.float32), np.zeros(1, dtype=np.float32)
+    long, short = torch.zeros(3), torch.zeros(1)
     with pytest.raises(ValueError, match=r"log_behaviour must have shape \[3\], got \[1\]"):
-        correction_weights(long, short, "tis", 0.5, 2.0)
+        correction_weights(long, short, [1, 2], "tis", 0.5, 2.0)
+    with pytest.raises(ValueError, match=r"log_prox must have shape \[2\], got \[3\]"):
+        correction_weights(long, long, [2], "tis", 0.5, 2.0)
     with pytest.raises(ValueError, match=r"versions must have shape \[3\], got \[1\]"):
-        loglinear_proximal(long, long, short.astype(np.int32), 1)
+        loglinear_proximal(long, long, short.int(), 1)
 
 
 def test_a_trajectory_without_sampled_tokens_has_no_weight():
@@ -288,10 +290,10 @@ def test_modes_by_hand_on_a_long_and_a_short_trajectory():
 # Correction of the sampling policy.
 
 
-def corrected(mode, w, low=0.5, high=2.0):
-    log_behaviour = np.full(len(w), -1.0, dtype=np.float32)
-    log_prox = (np.log(np.array(w)) - 1.0).astype(np.float32)
-    return correction_weights(log_prox, log_behaviour, mode, low, high)
+def corrected(mode, w, low=0.5, high=2.0, lengths=None):
+    log_behaviour = torch.full((len(w),), -1.0)
+    log_prox = (torch.tensor(w, dtype=torch.float64).log() - 1.0).float()
+    return correction_weights(log_prox, log_behaviour, lengths or [len(w)], mode, low, high)
 
 
 @pytest.mark.parametrize(
@@ -314,20 +316,51 @@ def test_the_geometric_correction_keeps_or_drops_a_whole_trajectory():
     assert corrected("geometric", [1.0, 0.04]).tolist() == [0.0, 0.0]
 
 
+def test_the_geometric_correction_of_a_trajectory_does_not_see_its_neighbours():
+    """The three above end to end, of 2, 2 and 2 tokens; over all six the mean is 1.04, inside."""
+    found = corrected("geometric", [0.25, 8.0, 4.0, 4.0, 1.0, 0.04], lengths=[2, 2, 2])
+    np.testing.assert_allclose(found, [0.25, 2.0, 0.0, 0.0, 0.0, 0.0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["tis", "icepop", "mask", "geometric", "none"])
 def test_on_policy_nothing_is_corrected(mode):
     weights = corrected(mode, [1.0, 1.0, 1.0])
     assert weights.tolist() == [1.0, 1.0, 1.0]
-    assert weights.dtype == np.float32
+    assert weights.dtype == torch.float32
 
 
 @pytest.mark.parametrize("mode", ["tis", "icepop", "mask", "geometric"])
 @given(pairs=st.lists(st.tuples(st.floats(-100, 0, width=32), st.floats(-100, 0, width=32)), min_size=1, max_size=20))
 def test_no_correction_exceeds_its_bound_or_is_negative(mode, pairs):
-    log_prox, log_behaviour = np.array(pairs, dtype=np.float32).T
-    weights = correction_weights(log_prox, log_behaviour, mode, 0.5, 2.0)
+    log_prox, log_behaviour = torch.tensor(pairs).T
+    weights = correction_weights(log_prox, log_behaviour, [len(pairs)], mode, 0.5, 2.0)
     assert weights.shape == log_prox.shape
     assert ((weights >= 0) & (weights <= 2)).all()
+
+
+def literal_weights(log_prox, log_behaviour, mode, low, high):
+    """One trajectory, one token at a time, in float64."""
+    log_w = [min(max(p - b, -MAX_LOG_RATIO), MAX_LOG_RATIO) for p, b in zip(log_prox, log_behaviour, strict=True)]
+    mean = math.exp(math.fsum(log_w) / len(log_w))
+    found = []
+    for w in map(math.exp, log_w):
+        keep = {"icepop": low <= w <= high, "mask": w <= high, "geometric": low <= mean <= high}.get(mode, True)
+        found.append(min(w, high) * keep if mode != "none" else 1.0)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["tis", "icepop", "mask", "geometric", "none"])
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6), spread=st.floats(0, 3), seed=st.integers(0, 2**32 - 1)
+)
+def test_the_weights_of_packed_trajectories_are_those_of_the_definition_one_by_one(mode, lengths, spread, seed):
+    generator = torch.Generator().manual_seed(seed)
+    log_behaviour = torch.randn(sum(lengths), generator=generator) - 2
+    log_prox = log_behaviour + spread * torch.randn(sum(lengths), generator=generator)
+    found = correction_weights(log_prox, log_behaviour, lengths, mode, 0.5, 2.0)
+    pieces = zip(torch.split(log_prox, lengths), torch.split(log_behaviour, lengths), strict=True)
+    wanted = [w for prox, log_mu in pieces for w in literal_weights(prox.tolist(), log_mu.tolist(), mode, 0.5, 2.0)]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
 # The proximal policy without a forward pass.
@@ -345,11 +378,10 @@ def test_no_correction_exceeds_its_bound_or_is_negative(mode, pairs):
 )
 def test_the_loglinear_proximal_lies_between_sampling_and_current_policy_by_age(version, log_prox):
     """log μ = -2, log π_θ = -1, step 7: α = (7 - v) / (8 - v)."""
-    found = loglinear_proximal(
-        np.array([-1.0], np.float32), np.array([-2.0], np.float32), np.array([version], np.int32), 7
-    )
+    versions = torch.tensor([version], dtype=torch.int32)
+    found = loglinear_proximal(torch.tensor([-1.0]), torch.tensor([-2.0]), versions, 7)
     np.testing.assert_allclose(found, [log_prox], rtol=1e-6)
-    assert found.dtype == np.float32
+    assert found.dtype == torch.float32
 
 
 # The whole loss.

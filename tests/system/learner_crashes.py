@@ -104,9 +104,9 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0915  (one branch a point)
         mini_batches = {"done": 0}
         accumulate = Learner._accumulate
 
-        def counted(self: Any, part: Any, update: Any, report: Any) -> None:
-            accumulate(self, part, update, report)
-            mini_batches["done"] += update.step == step
+        def counted(self: Any, minibatch: Any, update: Any, report: Any) -> None:
+            accumulate(self, minibatch, update, report)
+            mini_batches["done"] += update.plan.step == step
             if mini_batches["done"] == 2:  # the first optimizer step of this learner step has been made
                 die()
 

@@ -91,23 +91,23 @@ def main() -> None:
 
     from cusearch_async.errors import NonFiniteUpdate
     from cusearch_async.training.learner import Learner
-    from cusearch_async.training.team import Team
+    from cusearch_async.training.ranks import Ranks
 
     atlas = Path(__file__).parents[2] / "configs" / "atlas.toml"
     config = load_config(atlas, overrides)
     selected, advantages = fixed_trajectories(*arguments.trajectories)
     if arguments.poison == "gradient":
         advantages *= 1e38  # the loss is finite, what flows back through the network is not
-    team = Team()
-    learner = Learner(config, team)
+    ranks = Ranks()
+    learner = Learner(config, ranks)
     if arguments.poison == "weight":
         with torch.no_grad():
             learner._module.model.lm_head.weight[int(selected[3].token_ids[-1])] = float("nan")
     forwards = count_forwards(learner._module.model)
-    gradients = record_first_gradient(learner._engine)
+    gradients = record_first_gradient(learner._engine.deepspeed)
     if arguments.load:
         learner.load(arguments.load)
-    if not team.is_leader:
+    if not ranks.is_leader:
         learner.follow()
         return
     try:
@@ -117,7 +117,7 @@ def main() -> None:
         report = {"refused": str(error)}
     if arguments.save:
         learner.save(arguments.save)
-    if team.size == 1 or "refused" not in report:  # a refusal ends the other ranks
+    if ranks.size == 1 or "refused" not in report:  # a refusal ends the other ranks
         save_file(learner.tensors(), arguments.folder / f"weights-{arguments.name}.safetensors")
         learner.stop()
     (arguments.folder / f"forwards-{arguments.name}.json").write_text(json.dumps(forwards))

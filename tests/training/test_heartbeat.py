@@ -16,12 +16,12 @@ from cusearch_async import host
 from cusearch_async.config import load_config
 from cusearch_async.training.heartbeat import Heartbeat
 
-class Team:
+class Ranks:
     def silent(self, seconds):
         raise TypeError("a rank has no name")
 
 host.log_to_stderr("learner")
-with Heartbeat(load_config(Path(sys.argv[1]), []), 1, Team()).beating():
+with Heartbeat(load_config(Path(sys.argv[1]), []), 1, Ranks()).beating():
     time.sleep(120)
 """
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +15,10 @@ from hypothesis import strategies as st
 from cusearch_async.algorithm.losses import Surrogate, Tokens, TokenTerms, policy_loss
 from cusearch_async.config import load_config
 from cusearch_async.metrics.update import UpdateReport
-from cusearch_async.training.update import Update
+from cusearch_async.training.model import SampledLogprobs
+from cusearch_async.training.plan import plan_update
+from cusearch_async.training.update import Update, surrogate_of
+from cusearch_async.types import Correction, Proximal
 from tests.strategies import make_trajectory
 
 
@@ -32,12 +37,31 @@ def trajectories():
     ]
 
 
+def update_of(selected, *overrides, config_of, advantages=None, step=7):
+    """An update of one mini-batch that is one micro-batch, and that micro-batch."""
+    config = config_of(*overrides)
+    advantages = np.zeros(len(selected)) if advantages is None else np.array(advantages)
+    plan = plan_update(selected, advantages, step, config)
+    ((micro,),) = plan.minibatches
+    return Update(plan, config.loss, torch.device("cpu")), micro
+
+
+def laid_out(micro, *values):
+    """Values [S] of trajectories 0, 1, …, in the order of the micro-batch."""
+    return torch.cat([torch.tensor(values[row], dtype=torch.float32) for row in micro.rows])
+
+
+FINITE = torch.tensor(1.0)
+
+
 def test_the_tokens_of_a_micro_batch_lie_trajectory_by_trajectory(config_of):
-    update = Update(trajectories(), np.array([0.5, -2.0]), 7, config_of("--loss.aggregation", "seq-mean-token-mean"))
-    update.set_proximal({0: np.array([-1, -0.5], np.float32), 1: np.full(4, -3, np.float32)})
-    update.set_reference({0: np.array([-9, -8], np.float32), 1: np.arange(4, dtype=np.float32)})
-    tokens = update.tokens([1, 0], update.shares([0, 1]), torch.full((6,), -1.0))
-    assert tokens.lengths == [4, 2]
+    aggregation = ("--loss.aggregation", "seq-mean-token-mean")
+    update, micro = update_of(trajectories(), *aggregation, config_of=config_of, advantages=[0.5, -2.0])
+    assert micro.rows == (1, 0)
+    update.set_proximal({micro: laid_out(micro, [-1, -0.5], [-3] * 4)})
+    update.set_reference({micro: laid_out(micro, [-9, -8], [0, 1, 2, 3])})
+    tokens = update.tokens(micro, torch.full((6,), -1.0))
+    assert tokens.lengths == (4, 2)
     assert tokens.advantages.tolist() == [-2.0] * 4 + [0.5] * 2
     assert tokens.aggregation.tolist() == pytest.approx([1 / 8] * 4 + [1 / 4] * 2)
     assert tokens.log_prox.tolist() == [-3.0] * 4 + [-1.0, -0.5]
@@ -45,18 +69,19 @@ def test_the_tokens_of_a_micro_batch_lie_trajectory_by_trajectory(config_of):
     assert tokens.log_reference is not None
     assert tokens.log_reference.tolist() == [0, 1, 2, 3, -9, -8]
     assert tokens.weights.tolist() == pytest.approx([math.exp(-2)] * 4 + [1, math.exp(0.5)])
-    assert update.faults == ""
+    assert update.faults(FINITE) == ""
 
 
 def test_an_update_says_what_it_was_made_of(config_of):
-    assert Update(trajectories(), np.zeros(2), 7, config_of()).made_of == "2 trajectories of tickets 0 to 1"
+    update, _ = update_of(trajectories(), config_of=config_of)
+    assert update.made_of == "2 trajectories of tickets 0 to 1"
 
 
 def test_without_a_recomputed_proximal_it_is_taken_between_the_policies(config_of):
     """log μ = -1, log π_θ = -2: sampled at 4 by step 7 (α = 3/4) -1.75; at 6 (α = 1/2) -1.5."""
-    update = Update(trajectories(), np.zeros(2), 7, config_of("--loss.proximal", "loglinear"))
-    tokens = update.tokens([0, 1], update.shares([0, 1]), torch.full((6,), -2.0))
-    assert tokens.log_prox.tolist() == [-1.75] * 2 + [-1.5] * 4
+    update, micro = update_of(trajectories(), "--loss.proximal", "loglinear", config_of=config_of)
+    tokens = update.tokens(micro, torch.full((6,), -2.0))
+    assert tokens.log_prox.tolist() == [-1.5] * 4 + [-1.75] * 2
     assert tokens.log_reference is None
 
 
@@ -66,7 +91,7 @@ def test_the_settings_of_the_loss_reach_it(config_of):
         *("--loss.kl_coef", "0.5", "--loss.entropy_coef", "0.25"),
     )
     expected = Surrogate(clip_low=0.1, clip_high=0.3, dual_clip=4, ratio="sequence", kl_coef=0.5, entropy_coef=0.25)
-    assert Update(trajectories(), np.zeros(2), 0, config).surrogate == expected
+    assert surrogate_of(config.loss) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,55 +100,94 @@ def test_the_settings_of_the_loss_reach_it(config_of):
 )
 def test_each_correction_has_its_own_bound(config_of, correction, kept):
     """π_prox / μ of 4 and of 6; `mask` drops what is above 5, the others bound at 2."""
-    update = Update(trajectories()[:1], np.zeros(1), 7, config_of("--loss.correction", correction))
-    update.set_proximal({0: np.log([4, 6]).astype(np.float32) - 1})
-    assert update.tokens([0], update.shares([0]), torch.full((2,), -1.0)).weights.tolist() == pytest.approx(kept)
+    update, micro = update_of(trajectories()[:1], "--loss.correction", correction, config_of=config_of)
+    update.set_proximal({micro: torch.tensor([4.0, 6.0]).log() - 1})
+    assert update.tokens(micro, torch.full((2,), -1.0)).weights.tolist() == pytest.approx(kept)
 
 
 @pytest.mark.parametrize("correction", ["tis", "mask"])
 def test_a_bound_that_is_set_holds_for_any_correction(config_of, correction):
-    config = config_of("--loss.correction", correction, "--loss.correction_high", "8")
-    update = Update(trajectories()[:1], np.zeros(1), 7, config)
-    update.set_proximal({0: np.log([4, 6]).astype(np.float32) - 1})
-    assert update.tokens([0], update.shares([0]), torch.full((2,), -1.0)).weights.tolist() == pytest.approx([4, 6])
-
-
-def test_a_sum_is_normed_by_the_longest_possible_episode(config_of):
-    """Six turns of 80 tokens, two trajectories."""
-    update = Update(trajectories(), np.zeros(2), 7, config_of("--loss.aggregation", "seq-mean-token-sum-norm"))
-    assert update.shares([0, 1]) == pytest.approx({0: 1 / (2 * 480), 1: 1 / (2 * 480)})
-
-
-def test_minibatches_are_shuffled_by_run_and_step(config_of):
-    many = [make_trajectory(i) for i in range(64)]
-
-    def dealt(step, *overrides):
-        return Update(many, np.zeros(64), step, config_of(*overrides)).minibatches
-
-    assert dealt(3) == dealt(3)
-    assert dealt(3) != dealt(4)
-    assert dealt(3) != dealt(3, "--run.seed", "1")
+    settings = ("--loss.correction", correction, "--loss.correction_high", "8")
+    update, micro = update_of(trajectories()[:1], *settings, config_of=config_of)
+    update.set_proximal({micro: torch.tensor([4.0, 6.0]).log() - 1})
+    assert update.tokens(micro, torch.full((2,), -1.0)).weights.tolist() == pytest.approx([4, 6])
 
 
 def test_what_is_not_finite_is_named_by_its_trajectory(config_of):
-    update = Update(trajectories(), np.zeros(2), 7, config_of())
-    update.set_reference({0: np.array([-1, math.nan], np.float32), 1: np.full(4, -1, np.float32)})
-    assert update.faults == "reference log-probabilities of trajectory 0:0"
-    update.set_proximal({0: np.zeros(2, np.float32), 1: np.full(4, -math.inf, np.float32)})
-    assert update.faults.endswith(", log-probabilities of trajectory 1:0")
+    update, micro = update_of(trajectories(), config_of=config_of)
+    update.set_reference({micro: laid_out(micro, [-1, math.nan], [-1] * 4)})
+    assert update.faults(FINITE) == "reference log-probabilities of trajectory 0:0"
+    update.set_proximal({micro: laid_out(micro, [0, 0], [-math.inf] * 4)})
+    assert update.faults(FINITE).startswith("proximal log-probabilities of trajectory 1:0, ")
+    update.tokens(micro, laid_out(micro, [-1, -1], [-1, -1, math.inf, -1]))
+    assert update.faults(FINITE).endswith(", log-probabilities of trajectory 1:0")
+
+
+@pytest.mark.parametrize("gradient", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_named(config_of, gradient):
+    update, _ = update_of(trajectories(), config_of=config_of)
+    assert update.faults(torch.tensor(gradient)) == "the gradient"
 
 
 def test_many_faults_are_named_in_part(config_of):
-    update = Update(trajectories(), np.zeros(2), 7, config_of())
-    for name in "abcdef":
-        update.note_fault(name)
-    assert update.faults == "a, b, c, d and 2 more"
+    update, micro = update_of([make_trajectory(i) for i in range(5)], config_of=config_of)
+    update.set_reference({micro: torch.full((20,), math.nan)})
+    named = ", ".join(f"reference log-probabilities of trajectory {i}:0" for i in range(4))
+    assert update.faults(torch.tensor(math.nan)) == f"{named} and 2 more"
+
+
+class Layerless(torch.nn.Module):
+    """A language model without layers, as `SampledLogprobs` wraps one: transformers' own waits for the device where
+    trajectories are packed."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(400, 8), torch.nn.Linear(8, 400)
+
+    def base_model(self, input_ids, position_ids, use_cache):
+        return SimpleNamespace(last_hidden_state=self.embedding(input_ids))
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def set_output_embeddings(self, head):
+        self.head = head
+
+
+@pytest.mark.parametrize("correction", get_args(Correction))
+@pytest.mark.parametrize("proximal", get_args(Proximal))
+@pytest.mark.parametrize("packing", ["false", "true"])
+def test_nothing_of_a_micro_batch_waits_for_the_device(config_of, correction, proximal, packing):
+    """On torch's meta device, whose tensors have no values: whatever needs one on the host raises."""
+    settings = ("--loss.correction", correction, "--loss.proximal", proximal, "--loss.ratio", "sequence")
+    settings += ("--loss.dual_clip", "3", "--loss.entropy_coef", "0.1", "--learner.packing", packing)
+    config, device = config_of(*settings), torch.device("meta")
+    plan = plan_update(trajectories(), np.zeros(2), 7, config).to(device)
+    update, report = Update(plan, config.loss, device), UpdateReport(config.episode.s_max, device)
+    policy = SampledLogprobs(Layerless(), entropy_has_gradient=True).to(device)
+
+    def forward(micro):
+        return policy(micro.inputs.token_ids, micro.inputs.sampled, 0.7, micro.inputs.positions)
+
+    with torch.no_grad():
+        update.set_reference({micro: forward(micro)[0] for micro in plan.micro_batches})
+        if proximal == "recomputed":
+            update.set_proximal({micro: forward(micro)[0] for micro in plan.micro_batches})
+    for micro in plan.micro_batches:
+        log_policy, entropy = forward(micro)
+        tokens = update.tokens(micro, log_policy.detach())
+        loss, terms = policy_loss(log_policy, tokens, surrogate_of(config.loss), entropy)
+        loss.backward()
+        report.add(micro.depth, tokens, terms, entropy.detach())
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        update.faults(torch.zeros((), device=device))
 
 
 def report_of(*micro_batches):
-    report = UpdateReport(s_max=3)
+    report = UpdateReport(3, torch.device("cpu"))
     for depths, tokens, terms, entropy in micro_batches:
-        report.add(depths, tokens, terms, entropy)
+        depth = torch.tensor(depths).repeat_interleave(torch.tensor(tokens.lengths))
+        report.add(depth, tokens, terms, entropy)
     return report.metrics(optimizer_steps=1)
 
 

@@ -3,8 +3,8 @@
 It tells them through a key-value store, where the others poll, and not inside a collective: a collective that waits
 longer than the group's timeout for trajectories would kill the run.
 
-The store has no password of its own. It listens at MASTER_ADDR only, orders stand under names that nobody guesses who
-lacks CUSEARCH_TEAM_SECRET, and an order that is not signed with it is not obeyed. Not covered: a process that reaches
+The store has no password of its own. It listens at MASTER_ADDR only; messages stand under names that cannot be guessed
+without CUSEARCH_RANKS_SECRET, and a message that is not signed with it is ignored. Not covered: a process that reaches
 the store can delete what is in it, and so hold the ranks up; and collectives themselves are not signed.
 """
 
@@ -25,7 +25,7 @@ from cusearch_async.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-SECRET = "CUSEARCH_TEAM_SECRET"  # noqa: S105  (the variable's name)
+SECRET = "CUSEARCH_RANKS_SECRET"  # noqa: S105  (the variable's name)
 _POLL_S = 0.01
 _REPORT_S = 1.0
 _MESSAGES_KEPT = 4
@@ -33,10 +33,11 @@ _LONGEST = 512
 _SIGNED = 32
 
 
-class Team:
-    """Rank and size from RANK and WORLD_SIZE (as torchrun sets them); one rank without them.
+class Ranks:
+    """This process among the learner's ranks: `rank` and `size` from RANK and WORLD_SIZE (as torchrun sets them); one
+    rank without them.
 
-    Raises: ConfigError when MASTER_ADDR and MASTER_PORT are nothing that rank 0 can listen at."""
+    Raises: ConfigError when rank 0 cannot listen at MASTER_ADDR and MASTER_PORT."""
 
     def __init__(self) -> None:
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it
@@ -44,7 +45,7 @@ class Team:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self._secret = os.environ.get(SECRET, "").encode()
         if self.size > 1 and self.is_leader and not self._secret:
-            log.warning("orders to the other ranks are not signed; set %s to one random text for all ranks", SECRET)
+            log.warning("messages to the other ranks are not signed; set %s to one random text for all ranks", SECRET)
         store = _store(self.rank, self.size)
         # a connection of its own: the group's may be busy waiting for a rank
         self._store: Store = store.clone()  # type: ignore[attr-defined]
@@ -71,7 +72,8 @@ class Team:
         self._count += 1
 
     def listen(self) -> bytes:
-        """Other ranks: wait for the next message of rank 0, however long that takes; who else speaks is not heard."""
+        """Other ranks: wait for the next message of rank 0, however long that takes; a message that another process put
+        there is ignored."""
         reported = -_REPORT_S
         while True:
             if time.monotonic() - reported >= _REPORT_S:
@@ -84,9 +86,9 @@ class Team:
             time.sleep(_POLL_S)
 
     def silent(self, after_s: float) -> list[int]:
-        """Rank 0, from any thread: the ranks that have not asked for orders for `after_s` seconds, as far as calls of
-        this can tell. A rank asks every second while it waits, and when it has done what it was told; those that wait
-        for a silent one inside a collective are silent too."""
+        """Rank 0, from any thread: the ranks that have not asked for a message for `after_s` seconds, as far as calls
+        of this can tell. A rank asks every second while it waits, and when it has done what it was told; those that
+        wait for a silent one inside a collective are silent too."""
         now = time.monotonic()
         for rank in range(1, self.size):
             said = self._read(f"report/{rank}")

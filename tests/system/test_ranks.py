@@ -22,17 +22,17 @@ from tests.sockets import ANYWHERE, listening
 
 pytestmark = pytest.mark.system
 
-ORDERS = 200
+MESSAGES = 200
 RANK = f"""
 import json, logging, sys
 from cusearch_async import host
 
 host.settle([])
 import torch
-from cusearch_async.training.team import Team
+from cusearch_async.training.ranks import Ranks
 
 logging.basicConfig(level=logging.WARNING)
-team = Team()
+ranks = Ranks()
 
 
 def said(**facts):  # in one piece: ranks under torchrun share what they write to
@@ -40,31 +40,31 @@ def said(**facts):  # in one piece: ranks under torchrun share what they write t
     sys.stdout.flush()
 
 
-said(ready=team.rank, sum=team.sum(torch.ones(1)).item(), gathered=team.gather(str(team.rank)))
+said(ready=ranks.rank, sum=ranks.sum(torch.ones(1)).item(), gathered=ranks.gather(str(ranks.rank)))
 for line in sys.stdin:  # rank 0 is told by the test what to do, the others by rank 0
     word = line.strip()
-    if word == "orders":
-        for number in range({ORDERS}):
-            team.tell(b"order %d" % number)
-            team.sum(torch.ones(1))  # as after each order of the learner
-        said(told={ORDERS})
+    if word == "tell":
+        for number in range({MESSAGES}):
+            ranks.tell(b"message %d" % number)
+            ranks.sum(torch.ones(1))  # as after each command of the learner
+        said(told={MESSAGES})
     elif word == "listen":
         heard = []
-        for _ in range({ORDERS}):
-            heard.append(team.listen().decode())
-            team.sum(torch.ones(1))
+        for _ in range({MESSAGES}):
+            heard.append(ranks.listen().decode())
+            ranks.sum(torch.ones(1))
         said(heard=heard)
     elif word == "silent":
-        said(silent=team.silent(1.5))
+        said(silent=ranks.silent(1.5))
     elif word == "wait":
-        team.listen()
+        ranks.listen()
     else:
         break
-team.close()
+ranks.close()
 """
 
 
-class Ranks:
+class Processes:
     def __init__(self, command: Callable[[int], tuple[list[str], dict[str, str]]], size: int, folder: Path) -> None:
         self.port = host.free_port()
         self._folder = folder
@@ -114,16 +114,16 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
-    made: list[Ranks] = []
+def start_ranks(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
+    made: list[Processes] = []
 
-    def start(size: int, **env: str) -> Ranks:
-        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "CUSEARCH_TEAM_SECRET": "s"} | env
+    def start(size: int, **env: str) -> Processes:
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "CUSEARCH_RANKS_SECRET": "s"} | env
 
         def command(rank: int) -> tuple[list[str], dict[str, str]]:
             return [sys.executable, "-c", RANK], shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
-        made.append(Ranks(command, size, tmp_path))
+        made.append(Processes(command, size, tmp_path))
         made[-1].ready()
         return made[-1]
 
@@ -132,71 +132,71 @@ def ranks(tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
         one.kill()
 
 
-def test_one_rank_listens_nowhere_but_for_gloo_on_loopback(ranks):
-    team = ranks(1)
-    assert team.facts(0)[0] == {"ready": 0, "sum": 1.0, "gathered": ["0"]}
-    places = listening(team.processes[0].pid)
+def test_one_rank_listens_nowhere_but_for_gloo_on_loopback(start_ranks):
+    ranks = start_ranks(1)
+    assert ranks.facts(0)[0] == {"ready": 0, "sum": 1.0, "gathered": ["0"]}
+    places = listening(ranks.processes[0].pid)
     assert all(not place.address.is_unspecified and place.address.is_loopback for place in places), places
-    assert team.port not in {place.port for place in places}
+    assert ranks.port not in {place.port for place in places}
 
 
-def test_several_ranks_listen_on_loopback_only(ranks):
-    team = ranks(2)
-    assert [team.facts(rank)[0] for rank in range(2)] == [
+def test_several_ranks_listen_on_loopback_only(start_ranks):
+    ranks = start_ranks(2)
+    assert [ranks.facts(rank)[0] for rank in range(2)] == [
         {"ready": rank, "sum": 2.0, "gathered": ["0", "1"]} for rank in range(2)
     ]
-    places = [place for process in team.processes for place in listening(process.pid)]
-    assert team.port in {place.port for place in places}
+    places = [place for process in ranks.processes for place in listening(process.pid)]
+    assert ranks.port in {place.port for place in places}
     assert all(place.address.is_loopback for place in places), places
     for address in ANYWHERE:
         with pytest.raises(OSError, match=r"refused|unreachable|Cannot assign"):
-            socket.create_connection((address, team.port), timeout=2 * SLOW)
+            socket.create_connection((address, ranks.port), timeout=2 * SLOW)
 
 
-def test_who_does_not_know_the_secret_is_not_obeyed_and_ends_nothing(ranks):
-    """Before: 500 messages of a stranger, under the names of the next orders, ended both ranks."""
-    team = ranks(2)
+def test_who_does_not_know_the_secret_is_not_obeyed_and_ends_nothing(start_ranks):
+    """Before: 500 messages of a stranger, under the names of the next messages, ended both ranks."""
+    ranks = start_ranks(2)
     for noise in (b"\0" * 4096, b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
-        with socket.create_connection(("127.0.0.1", team.port)) as stranger:
+        with socket.create_connection(("127.0.0.1", ranks.port)) as stranger:
             stranger.sendall(noise)
-    store = TCPStore("127.0.0.1", team.port, 2, is_master=False)
-    team.say(1, "listen")
-    for number in range(ORDERS):
-        store.set(f"message/{number}", "order to stop")
-    team.say(0, "orders")
-    for number in range(ORDERS):
-        store.set(f"message/{number}", "order to stop")
-    assert team.answer(0, "told") == ORDERS
-    wait_until(lambda: len(team.facts(1)) == 2, 60)
-    assert team.facts(1)[1]["heard"] == [f"order {number}" for number in range(ORDERS)]
+    store = TCPStore("127.0.0.1", ranks.port, 2, is_master=False)
+    ranks.say(1, "listen")
+    for number in range(MESSAGES):
+        store.set(f"message/{number}", "message to stop")
+    ranks.say(0, "tell")
+    for number in range(MESSAGES):
+        store.set(f"message/{number}", "message to stop")
+    assert ranks.answer(0, "told") == MESSAGES
+    wait_until(lambda: len(ranks.facts(1)) == 2, 60)
+    assert ranks.facts(1)[1]["heard"] == [f"message {number}" for number in range(MESSAGES)]
     assert not [key for key in store.list_keys() if "message" in key and not key.startswith("message/")]
 
 
-def test_an_order_that_is_forged_under_its_true_name_is_not_obeyed(ranks):
-    team = ranks(2)
-    store = TCPStore("127.0.0.1", team.port, 2, is_master=False)
-    for number in range(2 * ORDERS):
+def test_a_message_that_is_forged_under_its_true_name_is_not_obeyed(start_ranks):
+    ranks = start_ranks(2)
+    store = TCPStore("127.0.0.1", ranks.port, 2, is_master=False)
+    for number in range(2 * MESSAGES):
         name = hmac.new(b"s", f"message/{number}".encode(), "sha256").hexdigest()
-        store.set(name, b"\0" * 32 + b"order to stop")
-    team.say(1, "listen")
-    team.say(0, "orders")
-    wait_until(lambda: len(team.facts(1)) == 2, 60)
-    assert team.facts(1)[1]["heard"] == [f"order {number}" for number in range(ORDERS)]
+        store.set(name, b"\0" * 32 + b"message to stop")
+    ranks.say(1, "listen")
+    ranks.say(0, "tell")
+    wait_until(lambda: len(ranks.facts(1)) == 2, 60)
+    assert ranks.facts(1)[1]["heard"] == [f"message {number}" for number in range(MESSAGES)]
 
 
-def test_a_rank_that_hangs_is_named_and_one_that_waits_is_not(ranks):
-    team = ranks(3)
-    team.say(1, "wait")
-    team.say(2, "wait")
+def test_a_rank_that_hangs_is_named_and_one_that_waits_is_not(start_ranks):
+    ranks = start_ranks(3)
+    ranks.say(1, "wait")
+    ranks.say(2, "wait")
 
     def silent() -> list[int]:
-        team.say(0, "silent")
-        return team.answer(0, "silent")
+        ranks.say(0, "silent")
+        return ranks.answer(0, "silent")
 
     wait_until(lambda: silent() == [], 60)
-    team.processes[2].send_signal(signal.SIGSTOP)
+    ranks.processes[2].send_signal(signal.SIGSTOP)
     wait_until(lambda: silent() == [2], 60)
-    team.processes[2].send_signal(signal.SIGCONT)
+    ranks.processes[2].send_signal(signal.SIGCONT)
     wait_until(lambda: silent() == [], 60)
 
 
@@ -214,7 +214,7 @@ def test_torchrun_starts_the_ranks_too(tmp_path, store):
         text=True,
         timeout=180 * SLOW,
         check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUSEARCH_TEAM_SECRET": "s"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUSEARCH_RANKS_SECRET": "s"},
     )
     assert done.returncode == 0, done.stderr
     assert {json.loads(line)["sum"] for line in done.stdout.splitlines()} == {2.0}

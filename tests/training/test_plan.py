@@ -1,0 +1,183 @@
+"""The plan of a step: what all ranks do together is every trajectory once, and the same however it is divided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cusearch_async.config import load_config
+from cusearch_async.training.plan import plan_update
+from tests.strategies import make_trajectory
+
+SHAPES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), max_size=20)
+"""Prompt and sampled tokens of each trajectory."""
+
+
+WHOLE = load_config(Path(__file__).parents[2] / "configs" / "atlas.toml", [])
+
+
+def config_of(minibatch=4, tokens=200, packing=False, aggregation="token-mean", seed=0):
+    changes = {
+        "loss": {"minibatch": minibatch, "aggregation": aggregation},
+        "learner": {"micro_batch_tokens": tokens, "packing": packing},
+        "run": {"seed": seed},
+    }
+    return WHOLE.model_copy(
+        update={name: getattr(WHOLE, name).model_copy(update=change) for name, change in changes.items()}
+    )
+
+
+def made(shapes):
+    """Trajectories whose log-probabilities and versions tell which token of which trajectory they are of."""
+    return [
+        make_trajectory(
+            row,
+            prompt=prompt,
+            sampled=sampled,
+            depth=row % 6,
+            logprobs=(-100 * row - np.arange(sampled)).astype(np.float32),
+            versions=(100 * row + np.arange(sampled)).astype(np.int32),
+        )
+        for row, (prompt, sampled) in enumerate(shapes)
+    ]
+
+
+def plans_of(shapes, config, ranks, step=3):
+    selected, advantages = made(shapes), np.arange(len(shapes)) / 4 - 1
+    return [plan_update(selected, advantages, step, config, rank, ranks) for rank in range(ranks)]
+
+
+def trained(minibatch):
+    return [micro for micro in minibatch if not micro.is_filler]
+
+
+def structure(plan):
+    return [[(micro.rows, micro.is_filler) for micro in minibatch] for minibatch in plan.minibatches]
+
+
+PLANS = given(SHAPES, st.sampled_from([1, 4, 7]), st.integers(1, 300), st.booleans(), st.integers(1, 5))
+
+
+@PLANS
+def test_over_all_ranks_every_trajectory_is_in_one_micro_batch_of_one_mini_batch(
+    shapes, minibatch, tokens, packing, ranks
+):
+    plans = plans_of(shapes, config_of(minibatch, tokens, packing), ranks)
+    parts = [
+        [row for share in shares for micro in trained(share) for row in micro.rows]
+        for shares in zip(*(plan.minibatches for plan in plans), strict=True)
+    ]
+    assert sorted(row for part in parts for row in part) == list(range(len(shapes)))
+    assert len(parts) == -(-len(shapes) // minibatch)
+    assert max(map(len, parts), default=0) <= minibatch
+
+
+@PLANS
+def test_every_rank_calls_forward_and_backward_equally_often_in_each_mini_batch(
+    shapes, minibatch, tokens, packing, ranks
+):
+    plans = plans_of(shapes, config_of(minibatch, tokens, packing), ranks)
+    for shares in zip(*(plan.minibatches for plan in plans), strict=True):
+        assert len({len(share) for share in shares}) == 1
+        assert any(not micro.is_filler for micro in (share[-1] for share in shares)), "no more fillers than needed"
+
+
+@PLANS
+def test_a_micro_batch_keeps_the_token_limit_or_is_one_trajectory(shapes, minibatch, tokens, packing, ranks):
+    for plan in plans_of(shapes, config_of(minibatch, tokens, packing), ranks):
+        for micro in plan.micro_batches:
+            assert micro.inputs.token_ids.numel() <= tokens or len(micro.rows) == 1
+            assert (micro.inputs.positions is not None) == packing
+
+
+@PLANS
+def test_each_token_has_what_its_own_trajectory_says_of_it(shapes, minibatch, tokens, packing, ranks):
+    for plan in plans_of(shapes, config_of(minibatch, tokens, packing), ranks):
+        for micro in plan.micro_batches:
+            chosen = [plan.selected[row] for row in micro.rows]
+            assert micro.lengths == tuple(len(t.logprobs) for t in chosen)
+            row = micro.row.tolist()
+            assert row == [i for i in micro.rows for _ in plan.selected[i].logprobs]
+            assert micro.depth.tolist() == [plan.selected[i].depth for i in row]
+            assert micro.advantages.tolist() == [i / 4 - 1 for i in row]
+            np.testing.assert_array_equal(micro.log_behaviour, np.concatenate([t.logprobs for t in chosen]))
+            np.testing.assert_array_equal(micro.versions, np.concatenate([t.versions for t in chosen]))
+            ids = micro.inputs.token_ids.flatten()[micro.inputs.sampled]
+            np.testing.assert_array_equal(ids, np.concatenate([t.token_ids[t.sampled] for t in chosen]))
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+@given(SHAPES, st.integers(1, 300), st.booleans(), st.integers(1, 5))
+def test_the_weight_of_a_token_does_not_depend_on_how_a_mini_batch_is_divided(
+    aggregation, shapes, tokens, packing, ranks
+):
+    def weights(plans):
+        return {
+            row: weight
+            for plan in plans
+            for micro in plan.micro_batches
+            for row, weight in zip(micro.row.tolist(), micro.aggregation.tolist(), strict=True)
+        }
+
+    whole = weights(plans_of(shapes, config_of(tokens=100_000, aggregation=aggregation), 1))
+    assert weights(plans_of(shapes, config_of(4, tokens, packing, aggregation), ranks)) == whole
+
+
+def test_the_weights_of_a_mini_batch_by_hand():
+    """Sampled 2 and 4 tokens in one mini-batch, divided between two ranks: 1/(2·2) and 1/(2·4)."""
+    plans = plans_of([(1, 2), (1, 4)], config_of(aggregation="seq-mean-token-mean"), 2)
+    assert [plan.micro_batches[0].rows for plan in plans] == [(1,), (0,)]
+    assert [plan.micro_batches[0].aggregation.tolist() for plan in plans] == [[1 / 8] * 4, [1 / 4] * 2]
+
+
+def test_a_sum_is_normed_by_the_longest_possible_episode():
+    """Six turns of 80 tokens, two trajectories."""
+    (plan,) = plans_of([(1, 2), (1, 4)], config_of(aggregation="seq-mean-token-sum-norm"), 1)
+    assert plan.micro_batches[0].aggregation.tolist() == pytest.approx([1 / (2 * 480)] * 6)
+
+
+def test_a_rank_without_work_runs_a_filler_for_each_micro_batch_of_the_busiest():
+    """One trajectory in the mini-batch, two ranks."""
+    plans = plans_of([(1, 2)], config_of(), 2)
+    assert [structure(plan) for plan in plans] == [[[((0,), False)]], [[((0,), True)]]]
+
+
+@PLANS
+def test_the_same_arguments_give_the_same_plan(shapes, minibatch, tokens, packing, ranks):
+    config = config_of(minibatch, tokens, packing)
+    once, again = plans_of(shapes, config, ranks), plans_of(shapes, config, ranks)
+    assert [structure(plan) for plan in once] == [structure(plan) for plan in again]
+
+
+def test_minibatches_are_shuffled_by_run_and_step():
+    def dealt(step, **settings):
+        (plan,) = plans_of([(3, 4)] * 64, config_of(32, **settings), 1, step)
+        return structure(plan)
+
+    assert dealt(3) == dealt(3)
+    assert dealt(3) != dealt(4)
+    assert dealt(3) != dealt(3, seed=1)
+
+
+def test_a_selection_of_nothing_has_no_mini_batches():
+    (plan,) = plans_of([], config_of(), 1)
+    assert plan.minibatches == ()
+    assert plan.micro_batches == []
+
+
+def test_a_plan_moves_to_a_device_whole():
+    (plan,) = plans_of([(1, 2), (1, 4)], config_of(packing=True), 1)
+    moved = plan.to(torch.device("meta"))
+    assert structure(moved) == structure(plan)
+    for micro in moved.micro_batches:
+        tensors = [
+            value for record in (micro, micro.inputs) for value in map(record.__getattribute__, record.__slots__)
+        ]
+        found = [value for value in tensors if isinstance(value, torch.Tensor)]
+        assert len(found) == 9
+        assert all(tensor.device.type == "meta" for tensor in found)
