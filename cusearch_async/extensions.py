@@ -26,9 +26,9 @@ def load(key: str, reference: str, kind: type[T], known: Collection[str]) -> typ
     return found
 
 
-def load_function(key: str, reference: str) -> Callable[..., Any]:
+def load_function(key: str, reference: str, known: Collection[str] = ()) -> Callable[..., Any]:
     """The function that the config's `key` refers to; as for `load`."""
-    found = _import(key, reference, ())
+    found = _import(key, reference, known)
     if not callable(found):
         raise ConfigError(f"{key}: {reference!r} must be a function, got {found!r}")
     return found  # type: ignore[no-any-return]

@@ -12,12 +12,13 @@ aggregations as in VERL.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from cusearch_async.algorithm.shapes import require_mode, require_vectors
+from cusearch_async.extensions import load_function
 from cusearch_async.types import Aggregation, Correction, RatioLevel
 
 MAX_LOG_RATIO = 20.0
@@ -87,10 +88,30 @@ def loglinear_proximal(
     return log_behaviour + (age / (age + 1)) * (log_policy - log_behaviour)
 
 
+def clipped(ratio: torch.Tensor, advantages: torch.Tensor, settings: Surrogate) -> torch.Tensor:
+    """min(r A, clip(r, 1-ε_low, 1+ε_high) A) [T], with a bound below where A < 0 if `dual_clip` is set."""
+    held = torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high) * advantages
+    surrogate = torch.minimum(ratio * advantages, held)
+    if settings.dual_clip is None:
+        return surrogate
+    return torch.where(advantages < 0, torch.maximum(surrogate, settings.dual_clip * advantages), surrogate)
+
+
+Objective = Callable[[torch.Tensor, torch.Tensor, "Surrogate"], torch.Tensor]
+"""What is maximised: of the ratios r_t [T], the advantages [T] and the constants of the loss, a value per token [T]."""
+OBJECTIVES: dict[str, Objective] = {"clip": clipped}
+
+
+def objective_of(name: str) -> Objective:
+    """One of OBJECTIVES, or a user's own as `package.module:function`. Raises: ConfigError when there is none."""
+    return OBJECTIVES.get(name) or load_function("loss.objective", name, OBJECTIVES)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
     """The constants of the policy loss."""
 
+    objective: Objective = clipped
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None
@@ -129,7 +150,7 @@ class TokenTerms:
     loss: torch.Tensor
     """Sums to the loss."""
     clipped: torch.Tensor
-    """bool: the token's advantage has no gradient because its ratio has gone far enough."""
+    """bool: the objective is not r A itself; with `clip` the token has no gradient, its ratio has gone far enough."""
     kl_reference: torch.Tensor
 
 
@@ -149,12 +170,8 @@ def policy_loss(
     if settings.ratio == "sequence":
         log_ratio = sequence_mean(log_ratio, tokens.lengths)
     ratio = torch.exp(torch.clamp(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    free = ratio * advantages
-    held = torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high) * advantages
-    surrogate = torch.minimum(free, held)
-    if settings.dual_clip is not None:
-        floor = settings.dual_clip * advantages
-        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, floor), surrogate)
+    surrogate = settings.objective(ratio, advantages, settings)
+    require_vectors(len(advantages), objective=surrogate)
     per_token = -tokens.weights * surrogate
     kl = torch.zeros_like(log_policy)
     if tokens.log_reference is not None:
@@ -165,7 +182,7 @@ def policy_loss(
             raise ValueError("an entropy bonus needs the entropy of every token")
         per_token = per_token - settings.entropy_coef * entropy
     weighted = tokens.aggregation * per_token
-    terms = TokenTerms(weighted.detach(), (surrogate != free).detach(), kl.detach())
+    terms = TokenTerms(weighted.detach(), (surrogate != ratio * advantages).detach(), kl.detach())
     return weighted.sum(), terms
 
 

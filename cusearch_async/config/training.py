@@ -13,6 +13,9 @@ from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel
 class LossConfig(Section):
     minibatch: int = Field(32, ge=1)
     """M, trajectories per optimizer step."""
+    objective: str = "clip"
+    """What is maximised of a token: `clip`, PPO's clipped surrogate, or a function of your own of ratios, advantages
+    and constants, as package.module:function."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     """The ratio to the proximal policy is clipped at 1 - clip_low …"""
     clip_high: float = Field(0.2, gt=0)

@@ -59,6 +59,7 @@ class Learner:
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self._config = config
         self._ranks = ranks
+        self._surrogate = surrogate_of(config.loss)
         self._tokenizer = load_tokenizer(config.model.location)
         model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
         self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None
@@ -166,14 +167,13 @@ class Learner:
 
     def _accumulate(self, minibatch: MiniBatch, update: Update, report: UpdateReport) -> None:
         """Add up the gradient of one mini-batch."""
-        surrogate = surrogate_of(self._config.loss)
         for micro in minibatch:
             log_policy, entropy = self._forward(self._engine, micro)
             if micro.is_filler:
                 self._engine.backward(0.0 * log_policy.sum())
                 continue
             tokens = update.tokens(micro, log_policy.detach())
-            loss, terms = losses.policy_loss(log_policy, tokens, surrogate, entropy)
+            loss, terms = losses.policy_loss(log_policy, tokens, self._surrogate, entropy)
             # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
             self._engine.backward(loss * self._ranks.size)
             report.add(micro.depth, tokens, terms, entropy.detach())

@@ -22,15 +22,9 @@ _FAULTS_NAMED = 4
 
 
 def surrogate_of(settings: LossConfig) -> losses.Surrogate:
-    """The constants of the policy loss."""
-    return losses.Surrogate(
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        dual_clip=settings.dual_clip,
-        ratio=settings.ratio,
-        kl_coef=settings.kl_coef,
-        entropy_coef=settings.entropy_coef,
-    )
+    """The constants of the policy loss: the settings of the same names."""
+    constants = {name: getattr(settings, name) for name in losses.Surrogate.__slots__}
+    return losses.Surrogate(**constants | {"objective": losses.objective_of(settings.objective)})
 
 
 class Update:
