@@ -16,7 +16,14 @@ from cusearch_async.config.reading import (
     split_overrides,
 )
 from cusearch_async.config.redis import RedisConfig
-from cusearch_async.config.retriever import DenseConfig, RerankConfig, RetrieverConfig, WebConfig, ZeroSearchConfig
+from cusearch_async.config.retriever import (
+    BACKENDS,
+    DenseConfig,
+    RerankConfig,
+    RetrieverConfig,
+    WebConfig,
+    ZeroSearchConfig,
+)
 from cusearch_async.config.rollout import RolloutConfig
 from cusearch_async.config.run import STARTER, DataConfig, EvalConfig, ModelConfig, RunConfig
 from cusearch_async.config.secrets import LOOPBACK, redis_password, redis_password_file
@@ -25,6 +32,7 @@ from cusearch_async.config.training import LearnerConfig, LossConfig
 from cusearch_async.config.whole import Config
 
 __all__ = [
+    "BACKENDS",
     "CONFIG_HELP",
     "LOOPBACK",
     "STARTER",

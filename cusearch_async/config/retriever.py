@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cusearch_async.config.section import DEVICE, Section, check_url
+
+BACKENDS = ("bm25", "dense", "zerosearch", "serper", "serpapi")
 
 
 class DenseConfig(Section):
@@ -106,9 +108,11 @@ class WebConfig(Section):
 class RetrieverConfig(Section):
     url: str = "http://127.0.0.1:8000"
     """Where the retriever answers `POST /retrieve`; `cusearch launch` starts one there if nothing listens."""
-    backend: Literal["bm25", "dense", "zerosearch", "serper", "serpapi"] = "bm25"
-    """What searches: an index of our own (bm25, dense), a language model that plays a search engine (zerosearch),
-    or the web (serper, serpapi)."""
+    backend: str = "bm25"
+    """What searches: an index of our own (bm25, dense), a language model that plays a search engine (zerosearch), the
+    web (serper, serpapi), or a backend of yours as package.module:Name."""
+    options: dict[str, Any] = Field({})
+    """Keyword arguments of a backend of yours."""
     corpus: str = "atlas"
     """bm25 and dense: `atlas`, or a JSONL file of {"id", "contents"}."""
     index: Path | None = None
@@ -138,6 +142,15 @@ class RetrieverConfig(Section):
     rerank: RerankConfig = RerankConfig()
     zerosearch: ZeroSearchConfig = ZeroSearchConfig()
     web: WebConfig = WebConfig()
+
+    @field_validator("backend")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in BACKENDS and ":" not in name:
+            raise ValueError(
+                f"must be {', '.join(map(repr, BACKENDS))}, or your own as package.module:Name, got {name!r}"
+            )
+        return name
 
     @model_validator(mode="after")
     def _fits_together(self) -> RetrieverConfig:

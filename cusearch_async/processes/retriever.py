@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 from cusearch_async import host
-from cusearch_async.config import Config
+from cusearch_async.config import BACKENDS, Config
 from cusearch_async.data.questions import load_corpus
+from cusearch_async.errors import ConfigError
+from cusearch_async.extensions import load_function
 from cusearch_async.retrieval import indexing
 from cusearch_async.retrieval.backend import Backend
 from cusearch_async.retrieval.local import Degradation, IndexBackend
@@ -33,6 +36,8 @@ async def run(config: Config) -> None:
 def make_backend(config: Config) -> Backend:
     """Raises: ConfigError when what the config names cannot be loaded."""
     settings = config.retriever
+    if settings.backend not in BACKENDS:
+        return own_backend(settings.backend, settings.options)
     if settings.backend == "zerosearch":
         return ZeroSearch(settings.zerosearch, config.run.steps, config.run.seed)
     if settings.backend in ("serper", "serpapi"):
@@ -49,3 +54,17 @@ def make_backend(config: Config) -> Backend:
         seed=config.run.seed,
     )
     return IndexBackend(index, degradation, indexing.reranker(settings), settings.rerank.candidates)
+
+
+def own_backend(name: str, options: dict[str, Any]) -> Backend:
+    """A user's backend, `package.module:Name`. Raises: ConfigError when it cannot be had, or is none."""
+    make = load_function("retriever.backend", name, BACKENDS)
+    try:
+        backend: Backend = make(**options)
+    except TypeError as error:
+        raise ConfigError(f"retriever.options {options} do not fit {name}: {error}") from error
+    needed = ("deterministic", "accepts_draw", "search", "facts", "close")
+    missing = [member for member in needed if not hasattr(backend, member)]
+    if missing:
+        raise ConfigError(f"retriever.backend: {name} is no retrieval.backend.Backend, it has no {', '.join(missing)}")
+    return backend

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -33,7 +33,8 @@ from cusearch_async.retry import doubling_pause_s
 
 log = logging.getLogger(__name__)
 
-Engine = Literal["serper", "serpapi"]
+Engine = str
+"""serper or serpapi."""
 
 MAX_QUERY_BYTES = 2048
 """Of UTF-8 that are sent of a query: Google reads no more, and a longer URL would be refused."""

@@ -1,0 +1,57 @@
+"""A search backend of one's own behind the server, with the articles of docs/examples."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from cusearch_async.config import EpisodeConfig, RetrieverConfig, load_config
+from cusearch_async.errors import ConfigError
+from cusearch_async.processes.retriever import make_backend
+from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.retrieval.server import Retriever
+from tests.retrieval.retrievers import QUESTION
+
+ARTICLES = "docs.examples.articles:Articles"
+
+
+@pytest.fixture
+def config_of(tmp_path):
+    def make(backend, options="{}"):
+        path = tmp_path / "run.toml"
+        text = f'[run]\nname = "r"\n[retriever]\nbackend = "{backend}"\noptions = {options}\n'
+        path.write_text(text, encoding="utf-8")
+        return load_config(path)
+
+    return make
+
+
+async def test_a_backend_of_ones_own_answers_searches_and_says_what_it_is(config_of, tmp_path):
+    (tmp_path / "articles.json").write_text(json.dumps({"Peru": "Its capital is Lima.", "Chile": "Long."}))
+    backend = make_backend(config_of(ARTICLES, f'{{ path = "{tmp_path}/articles.json" }}'))
+    async with TestServer(Retriever(backend, 3).application()) as server:
+        settings = RetrieverConfig(url=f"http://127.0.0.1:{server.port}")
+        async with SearchClient.session(settings) as session:
+            client = SearchClient(session, settings, EpisodeConfig(), 4)
+            assert await client.search("the capital of Peru", 0, QUESTION, 0) == ['"Peru"\nIts capital is Lima.']
+            assert await client.search("nothing", 0, QUESTION, 0) == []
+            async with session.get(f"{settings.url}/health") as answer:
+                said = await answer.json()
+    assert (said["deterministic"], said["articles"], said["queries"]) == (True, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "message"),
+    [
+        (ARTICLES, "{}", r"retriever.options \{\} do not fit .*Articles: .*'path'"),
+        (ARTICLES, "{ folder = 'x' }", r"do not fit .*unexpected keyword argument 'folder'"),
+        ("docs.examples.articles:Nothing", "{}", "has no 'Nothing'"),
+        ("no_such_module:Thing", "{}", "module 'no_such_module' of .* cannot be imported"),
+        ("collections:Counter", "{}", "is no .*Backend, it has no deterministic, accepts_draw, search, facts, close"),
+    ],
+)
+def test_what_is_no_backend_is_refused_by_name(config_of, backend, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_backend(config_of(backend, options))
