@@ -30,6 +30,7 @@ LAYERS = [
     {"retrieval"},
     {"rollout"},
     {"training"},
+    {"evaluation"},
     {"atlas"},
     {"data"},
     {"processes"},
@@ -55,6 +56,18 @@ def test_no_module_imports_a_later_layer():
             continue
         for part in imported_parts(path):
             assert level[part] <= level[own], f"{path.relative_to(ROOT)} imports {part}"
+
+
+def test_playing_and_training_know_nothing_of_each_other():
+    for own, other in (("rollout", "training"), ("training", "rollout")):
+        for path in (ROOT / own).rglob("*.py"):
+            assert other not in imported_parts(path), path.relative_to(ROOT)
+
+
+def test_no_file_is_longer_than_a_reader_can_hold():
+    for path in sorted([*ROOT.rglob("*.py"), *Path(__file__).parent.rglob("*.py")]):
+        length = len(path.read_text(encoding="utf-8").splitlines())
+        assert length <= 450, f"{path.name} has {length} lines"
 
 
 def test_vllm_and_deepspeed_are_known_to_one_module_each():

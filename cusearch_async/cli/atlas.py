@@ -60,7 +60,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     host.settle([])
     from cusearch_async.atlas.check import LocalSearch, skills  # noqa: PLC0415
     from cusearch_async.atlas.questions import test_chains  # noqa: PLC0415
-    from cusearch_async.training.evaluation import summarize  # noqa: PLC0415
+    from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415
 
     console = Console()
     found = skills(config, arguments.per_length)

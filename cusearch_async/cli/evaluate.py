@@ -24,7 +24,7 @@ from cusearch_async.files import refuse_unwritable
 
 if TYPE_CHECKING:
     from cusearch_async.environments import Search
-    from cusearch_async.training.evaluation import Scores
+    from cusearch_async.evaluation.scoring import Scores
     from cusearch_async.types import Question, Trajectory
 
 COLUMNS = {
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
     check_model(model, config.episode.max_tokens, "--checkpoint" if arguments.checkpoint else "model.path")
     questions, episodes = asyncio.run(play(config, model, arguments.temperature))
-    from cusearch_async.training.evaluation import summarize  # noqa: PLC0415  (loaded by the play above)
+    from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415  (loaded by the play above)
 
     scores = summarize(episodes, questions)
     how = "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
@@ -86,9 +86,9 @@ async def play_with(
     search: Search, config: Config, model: str, questions: Sequence[Question], temperatures: list[float]
 ) -> list[list[Trajectory]]:
     """One episode per question at each temperature, with one engine."""
+    from cusearch_async.evaluation.scoring import evaluate  # noqa: PLC0415
     from cusearch_async.models import check_model  # noqa: PLC0415
     from cusearch_async.processes.playing import open_player  # noqa: PLC0415
-    from cusearch_async.training.evaluation import evaluate  # noqa: PLC0415
 
     tokenizer = check_model(model, config.episode.max_tokens)
     with open_player(config, model, tokenizer, search) as (_, player):

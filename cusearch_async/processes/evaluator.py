@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions
+from cusearch_async.evaluation.scores import Done, is_over, record
+from cusearch_async.evaluation.scoring import is_due, score
 from cusearch_async.models import check_model
 from cusearch_async.processes.playing import open_player, reach_retriever
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
-from cusearch_async.training.evaluation import is_due, score
-from cusearch_async.training.scores import Done, is_over, record
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore

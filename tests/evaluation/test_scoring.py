@@ -12,12 +12,12 @@ from cusearch_async.cli.evaluate import markdown, table
 from cusearch_async.cli.launch import is_complete
 from cusearch_async.config import load_config
 from cusearch_async.errors import SearchRefused, WriteFailed
+from cusearch_async.evaluation.scores import Done, is_over, record
+from cusearch_async.evaluation.scoring import FIGURES, bootstrap, is_due, summarize
+from cusearch_async.evaluation.scoring import score as score_version
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.training.checkpoint import Checkpoints
-from cusearch_async.training.evaluation import FIGURES, bootstrap, is_due, summarize
-from cusearch_async.training.evaluation import score as score_version
 from cusearch_async.training.publishing import state_at
-from cusearch_async.training.scores import Done, is_over, record
 from cusearch_async.training.starts import epochs_and_steps, record_start
 from cusearch_async.transport.contract import MethodState, RunState
 from cusearch_async.types import Question

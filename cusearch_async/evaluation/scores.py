@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from cusearch_async.config import Config
+from cusearch_async.evaluation.scoring import Scores
 from cusearch_async.files import append_row
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run_folder import SCORES
 from cusearch_async.training.checkpoint import Checkpoints
-from cusearch_async.training.evaluation import Scores
 from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport.weights import epoch_of
 
