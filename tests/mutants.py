@@ -163,8 +163,9 @@ MUTANTS = {
 
 
 def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
-    tests_file = next((folder / "tests").rglob(tests))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tests_file)]
+    """The tests in the file of that name, and in those whose names begin with its name."""
+    files = map(str, sorted((folder / "tests").rglob(tests.replace(".py", "*.py"))))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300 * SLOW, check=False)
 
 

@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 
 from cusearch_async.algorithm.methods.sdga import (
     Plan,
-    advance_phase,
     allocate,
     anti_plan,
     auto_plan,
     count_depths,
-    is_phase_trapped,
     phase_plan,
     sample_buckets,
 )
-
-K = 96
+from tests.algorithm.problems import K, pools, problems
 
 
 def paper_allocate(capacities, targets, priorities):
@@ -81,23 +78,6 @@ def one_by_one(capacities, targets, priorities):
                     filled[r] += 1
                     break
     return filled
-
-
-@st.composite
-def problems(draw, deepest=50, largest=60):
-    """(capacities, targets, priorities): any target over several buckets, any priorities, ties included."""
-    length = draw(st.integers(2, deepest + 1))
-    counts = st.lists(st.integers(0, largest), min_size=length, max_size=length)
-    ranks = st.lists(st.integers(0, length), min_size=length, max_size=length)
-    return draw(counts), draw(counts), draw(st.permutations(range(length)) | ranks)
-
-
-@st.composite
-def pools(draw, deepest=50):
-    """(capacities, budget, phase) of a pool that phase k may meet."""
-    s_max = draw(st.integers(1, deepest))
-    capacities = draw(st.lists(st.integers(0, 60), min_size=s_max + 1, max_size=s_max + 1))
-    return capacities, draw(st.integers(1, 200)), draw(st.integers(0, s_max - 1))
 
 
 # The paper's worked examples, S_max = 5.
@@ -359,189 +339,3 @@ def test_with_a_reserve_no_pool_leaves_every_deeper_trajectory_out(pool, reserve
     chosen = allocate(capacities, plan.targets, plan.priorities)
     deeper = sum(capacities[phase + 2 :])
     assert sum(chosen[phase + 2 :]) >= min(math.floor(reserve * budget), deeper)
-
-
-# The phase.
-
-
-@given(pools())
-def test_the_phase_advances_by_one_exactly_when_the_deeper_buckets_hold_the_budget(pool):
-    capacities, budget, phase = pool
-    s_max = len(capacities) - 1
-    deeper = sum(c for s, c in enumerate(capacities) if s > phase + 1)
-    expected = phase + 1 if deeper >= budget and phase < s_max - 1 else phase
-    assert advance_phase(capacities, budget, phase) == expected
-
-
-@pytest.mark.parametrize(("deeper", "phase"), [(K - 1, 0), (K, 1), (K + 1, 1)])
-def test_the_phase_advances_at_the_budget_and_not_one_below(deeper, phase):
-    assert advance_phase([500, 500, deeper - 10, 4, 3, 3], K, 0) == phase
-
-
-def test_the_phase_advances_once_per_pool_however_deep_the_pool_is():
-    assert advance_phase([0, 0, 0, 0, 0, 10 * K], K, 0) == 1
-
-
-@given(st.lists(st.lists(st.integers(0, 60), min_size=6, max_size=6), max_size=30), st.integers(1, 150))
-def test_over_a_run_the_phase_never_goes_back_and_never_beyond_s_max_minus_one(pools_of_run, budget):
-    phase = 0
-    for capacities in pools_of_run:
-        after = advance_phase(capacities, budget, phase)
-        assert phase <= after <= min(phase + 1, 4)
-        phase = after
-
-
-def test_with_one_search_there_is_one_phase():
-    assert advance_phase([0, 10 * K], K, 0) == 0
-    assert phase_plan([0, 10 * K], K, 0) == auto_plan(1, K)
-
-
-def test_the_trap_is_a_bucket_that_fills_the_budget_while_the_deeper_ones_cannot():
-    assert is_phase_trapped([0, K, 1, 0, 0, 0], K, 0)
-    assert is_phase_trapped([0, 500, K - 10, 9, 0, 0], K, 0)
-    assert is_phase_trapped([0, 0, 0, K, 1, 1], K, 2)
-    assert not is_phase_trapped([0, K - 1, 1, 0, 0, 0], K, 0), "the rest of the budget goes deeper"
-    assert not is_phase_trapped([0, K, K, 0, 0, 0], K, 0), "the phase advances"
-    assert is_phase_trapped([500, K, 0, 0, 0, 0], K, 0), "and would stay so while nothing deeper is sampled"
-    assert not is_phase_trapped([0, 0, 0, 0, 0, 500], K, 4), "nothing lies deeper than the last phase"
-
-
-@given(pools(deepest=8))
-def test_trapped_means_that_the_literal_plan_takes_depth_k_plus_one_only_and_the_phase_stays(pool):
-    capacities, budget, phase = pool
-    plan = phase_plan(capacities, budget, phase)
-    chosen = allocate(capacities, plan.targets, plan.priorities)
-    is_last = phase == len(capacities) - 2
-    stays = advance_phase(capacities, budget, phase) == phase and not is_last
-    assert is_phase_trapped(capacities, budget, phase) == (stays and chosen[phase + 1] == budget)
-
-
-@given(pools(), st.floats(0, 1, exclude_max=True))
-def test_the_reserve_gives_the_deepest_first_and_the_plan_still_sums_to_the_budget(pool, reserve):
-    capacities, budget, phase = pool
-    plan = phase_plan(capacities, budget, phase, reserve)
-    left = math.floor(reserve * budget)
-    for s in range(len(capacities) - 1, phase + 1, -1):
-        assert plan.targets[s] == min(capacities[s], left)
-        left -= plan.targets[s]
-    assert sum(plan.targets) == budget
-    assert plan.targets[: phase + 1] == [0] * (phase + 1)
-    assert plan.targets[phase + 1] >= budget - math.floor(reserve * budget)
-    assert plan.priorities == phase_plan(capacities, budget, phase).priorities
-
-
-def test_half_a_reserve_by_hand():
-    """K = 10: 5 in reserve, of which depth 4 takes 2 and depth 3 takes 3; depth 1 gets the other 5."""
-    plan = phase_plan([9, 20, 7, 6, 2], 10, 0, 0.5)
-    assert plan.targets == [0, 5, 0, 3, 2]
-    assert allocate([9, 20, 7, 6, 2], plan.targets, plan.priorities) == [0, 5, 0, 3, 2]
-
-
-def test_a_reserve_that_finds_nothing_deeper_goes_to_the_phase():
-    assert phase_plan([9, 20, 0, 1], 10, 0, 0.5).targets == [0, 9, 0, 1]
-
-
-@given(pools())
-def test_without_a_reserve_the_plan_is_the_papers(pool):
-    capacities, budget, phase = pool
-    targets = [budget if s == phase + 1 else 0 for s in range(len(capacities))]
-    assert phase_plan(capacities, budget, phase, 0.0).targets == targets
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (([1, 1, 1], 1, 2), "phase must be in \\[0, 1\\], got 2"),
-        (([1, 1, 1], 1, -1), "phase must be in \\[0, 1\\], got -1"),
-        (([1, 1, 1], 0, 0), "budget must be >= 1, got 0"),
-        (([1], 1, 0), "s_max must be >= 1, got 0"),
-        (([1, 1, 1], 1, 0, 1.0), "reserve must be in"),
-        (([1, 1, 1], 1, 0, -0.1), "reserve must be in"),
-    ],
-)
-def test_phase_plan_names_what_is_out_of_range(arguments, named):
-    with pytest.raises(ValueError, match=named):
-        phase_plan(*arguments)
-
-
-@pytest.mark.parametrize("plan", [auto_plan, anti_plan])
-def test_auto_and_anti_name_what_is_out_of_range(plan):
-    with pytest.raises(ValueError, match="s_max must be >= 1, got 0"):
-        plan(0, 1)
-    with pytest.raises(ValueError, match="budget must be >= 1, got 0"):
-        plan(5, 0)
-
-
-# Buckets.
-
-
-@given(st.integers(1, 50).flatmap(lambda s: st.tuples(st.just(s), st.lists(st.integers(0, s), max_size=80))))
-def test_capacities_count_every_trajectory_once(problem):
-    s_max, depths = problem
-    capacities = count_depths(np.array(depths, dtype=np.int64), s_max)
-    assert capacities == [depths.count(s) for s in range(s_max + 1)]
-
-
-@pytest.mark.parametrize("depth", [-1, 6])
-def test_a_depth_that_cannot_be_is_refused(depth):
-    with pytest.raises(ValueError, match=rf"depths must be in \[0, 5\], got {depth}"):
-        count_depths(np.array([0, depth, 2]), 5)
-
-
-@st.composite
-def samplings(draw):
-    """(depths, allocation): how many to take of each depth, never more than there are."""
-    s_max = draw(st.integers(1, 50))
-    depths = draw(st.lists(st.integers(0, s_max), max_size=80))
-    capacities = count_depths(np.array(depths, dtype=np.int64), s_max)
-    return np.array(depths, dtype=np.int64), [draw(st.integers(0, capacity)) for capacity in capacities]
-
-
-@given(samplings(), st.integers(0, 2**32))
-def test_a_sample_takes_exactly_the_allocation_of_every_depth_without_repeats_in_order(sampling, seed):
-    depths, allocation = sampling
-    indices = sample_buckets(depths, allocation, np.random.default_rng(seed))
-    assert count_depths(depths[indices], len(allocation) - 1) == allocation
-    assert indices.tolist() == sorted(set(indices.tolist()))
-
-
-@given(samplings(), st.integers(0, 2**32))
-def test_the_same_seed_takes_the_same_sample(sampling, seed):
-    one, other = (sample_buckets(*sampling, np.random.default_rng(seed)) for _ in range(2))
-    np.testing.assert_array_equal(one, other)
-
-
-def test_another_seed_takes_another_sample_of_a_big_pool():
-    depths = np.arange(600) % 6
-    samples = {tuple(sample_buckets(depths, [16] * 6, np.random.default_rng(seed))) for seed in range(20)}
-    assert len(samples) == 20
-
-
-def test_every_trajectory_of_a_bucket_is_taken_equally_often():
-    depths = np.array([1] * 10 + [2] * 5)
-    rng = np.random.default_rng(0)
-    times = np.zeros(15)
-    for _ in range(4000):
-        times[sample_buckets(depths, [0, 3, 5], rng)] += 1
-    np.testing.assert_allclose(times[:10] / 4000, 0.3, atol=0.04)  # 5.5 standard deviations
-    assert (times[10:] == 4000).all()
-
-
-def test_a_bucket_that_is_too_small_is_named():
-    with pytest.raises(ValueError, match="depth 2 holds 1 trajectories, cannot take 2"):
-        sample_buckets(np.array([0, 2, 1]), [0, 1, 2], np.random.default_rng(0))
-
-
-def test_an_empty_pool_gives_an_empty_sample():
-    assert sample_buckets(np.zeros(0, dtype=np.int64), [0, 0], np.random.default_rng(0)).tolist() == []
-
-
-def test_a_million_trajectories_are_selected_from():
-    rng = np.random.default_rng(0)
-    depths = rng.integers(0, 51, size=1_000_000)
-    capacities = count_depths(depths, 50)
-    plan = phase_plan(capacities, 500_000, 20, 0.25)
-    allocation = allocate(capacities, plan.targets, plan.priorities)
-    indices = sample_buckets(depths, allocation, rng)
-    assert len(np.unique(indices)) == 500_000
-    assert count_depths(depths[indices], 50) == allocation
