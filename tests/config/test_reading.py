@@ -1,0 +1,228 @@
+"""Where a config comes from: files over files, overrides, and what users bring of their own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cusearch_async.config import (
+    load_config,
+    save_config,
+    split_overrides,
+)
+from cusearch_async.errors import ConfigError
+from tests.config.lines import error_of, pattern_of, write_all
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+# Files that cannot be read.
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path):
+    assert error_of(tmp_path / "no.toml").startswith(f"config file {tmp_path / 'no.toml'} does not exist; give a TOML")
+
+
+@pytest.mark.parametrize("name", ["atlas", "paper/base", "paper/methods/dapo"])
+def test_a_shipped_config_is_found_by_its_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "atlas").mkdir()
+    assert load_config(Path(name)) == load_config(CONFIGS / f"{name}.toml")
+
+
+def test_a_file_of_a_shipped_configs_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "atlas").write_text('[run]\nname = "mine"\n', encoding="utf-8")
+    assert load_config(Path("atlas")).run.name == "mine"
+
+
+def test_a_folder_is_no_config_file(tmp_path):
+    assert error_of(tmp_path).startswith(f"config file {tmp_path} cannot be read: ")
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert error_of(path).startswith(f"config file {path} cannot be read: ")
+
+
+@pytest.mark.parametrize("text", ["lr: 3", "[run", "x =", '{"run": {}}'])
+def test_a_file_that_is_not_toml_is_named(write, text):
+    path = write(run=text)
+    assert error_of(path).startswith(f"config file {path} is not TOML: ")
+
+
+# Files over files.
+
+
+def test_a_later_file_is_laid_over_earlier_ones_key_by_key(tmp_path):
+    first = '[run]\nname = "a"\nsteps = 3\n[learner]\ncores = [0, 1]\n[retriever.dense]\nbatch = 7\n'
+    second = 'run.name = "b"\n[learner]\ncores = [2]\n[retriever.dense]\nencoder = "e"\n'
+    config = load_config(write_all(tmp_path, first, second), ["--run.seed", "4"])
+    assert (config.run.name, config.run.steps, config.run.seed) == ("b", 3, 4)
+    assert config.learner.cores == (2,), "a list is replaced"
+    assert (config.retriever.dense.batch, config.retriever.dense.encoder) == (7, "e")
+
+
+def test_an_environment_of_a_later_file_comes_beside_those_of_earlier_ones(tmp_path):
+    first = '[run]\nname = "a"\n[environment.search]\nshare = 2\n'
+    second = '[environment.more]\nformat_weight = 0.5\n[environment.search]\ntemplate = "atlas"\n'
+    config = load_config(write_all(tmp_path, first, second))
+    assert list(config.environment) == ["search", "more"]
+    assert (config.environment["search"].share, config.environment["search"].template) == (2, "atlas")
+    assert config.environment["more"].own.format_weight == 0.5
+
+
+def test_a_value_of_a_later_file_replaces_a_section_and_is_then_refused(tmp_path):
+    paths = write_all(tmp_path, '[run]\nname = "a"\n[learner]\nlr = 1e-6\n', "learner = 3\n")
+    with pytest.raises(ConfigError, match=r"learner: .*got 3"):
+        load_config(paths)
+
+
+def test_each_file_that_cannot_be_read_is_named(tmp_path):
+    good, bad = write_all(tmp_path, '[run]\nname = "a"\n', "x =")
+    with pytest.raises(ConfigError, match=rf"{bad} is not TOML"):
+        load_config([good, bad])
+
+
+# Methods and environments of one's own.
+
+
+OWN = """
+from cusearch_async.algorithm.methods import GrpoFull, MethodSettings
+from cusearch_async.environments.search import SearchEnvironment, SearchSettings
+
+
+class Knobs(MethodSettings):
+    phase_reserve: float = 0.25
+    knob: int = 3
+
+
+class Mine(GrpoFull):
+    Settings = Knobs
+
+
+class Strict(SearchSettings):
+    format_weight: float = 0.5
+    patience: int = 2
+
+
+class World(SearchEnvironment):
+    Settings = Strict
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_things.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_things", None)
+
+
+OWN_NAMES = '[method]\nname = "own_things:Mine"\nbudget = 192\n[environment.w]\nname = "own_things:World"\n'
+
+
+@pytest.mark.usefixtures("own_module")
+def test_defaults_of_ones_own_settings_win_over_those_of_the_same_name_and_survive_a_file(write, tmp_path):
+    config = load_config(write(OWN_NAMES))
+    save_config(config, tmp_path / "saved.toml")
+    for read in (config, load_config(tmp_path / "saved.toml")):
+        assert (read.method.own.phase_reserve, read.method.own.knob) == (0.25, 3)
+        assert (read.environment["w"].own.format_weight, read.environment["w"].own.patience) == (0.5, 2)
+
+
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[method]\nknob = 1.5", "method.knob: input should be a valid integer.*, got 1.5"),
+        ("[method]\nknop = 1", "method.knop: unknown key.*"),
+        ("[environment.w]\npatience = 'long'", "environment.w.patience: .*integer.*, got 'long'"),
+        ("[environment.w]\nformat_weight = 2", "environment.w.format_weight: .*, got 2"),
+        ("[environment.w]\npatiens = 2", "environment.w.patiens: unknown key.*"),
+    ],
+)
+def test_wrong_settings_of_ones_own_are_said_in_one_line(tmp_path, text, message):
+    run = '[run]\nname = "r"\n'
+    with pytest.raises(ConfigError) as caught:
+        load_config(write_all(tmp_path, run + OWN_NAMES, text))
+    assert re.fullmatch(pattern_of(message), str(caught.value))
+
+
+@pytest.mark.parametrize("name", ["random", "sdga_phase"])
+def test_a_saved_config_holds_the_settings_of_its_method_alone(write, name):
+    saved = load_config(write(f'[method]\nname = "{name}"\n')).model_dump()["method"]
+    assert ("phase_reserve" in saved) == (name == "sdga_phase")
+
+
+# Overrides.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["--learner.lr", "1e-5"], ("learner", "lr"), 1e-5),
+        (["--learner.lr=1e-5"], ("learner", "lr"), 1e-5),
+        (["--learner.lr", "1e-5", "--learner.lr=2e-5"], ("learner", "lr"), 2e-5),
+        (["--steps", "7"], ("run", "steps"), 7),
+        (["--steps=7"], ("run", "steps"), 7),
+        (["--run.steps", "7"], ("run", "steps"), 7),
+        (["--learner.cores", "[0, 1]"], ("learner", "cores"), (0, 1)),
+        (["--rollout.enforce_eager", "true"], ("rollout", "enforce_eager"), True),
+        (["--model.path", "Qwen/Qwen2.5-3B"], ("model", "path"), "Qwen/Qwen2.5-3B"),
+        (["--model.path", '"quoted"'], ("model", "path"), "quoted"),
+        (["--data.source=a={text}"], ("data", "source"), ("a={text}",)),
+        (["--run.name", "a-b"], ("run", "name"), "a-b"),
+    ],
+)
+def test_an_override_replaces_the_files_value(write, overrides, key, value):
+    section, field = key
+    assert getattr(getattr(load_config(write("[learner]\nlr = 3e-6\n"), overrides), section), field) == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--learner.lr"], "--learner.lr needs a value: --learner.lr VALUE"),
+        (["--learner.lr", "--steps", "3"], "--learner.lr needs a value: --learner.lr VALUE"),
+        (["learner.lr", "1"], "'learner.lr' is no setting; write --section.key value"),
+        (["--", "1"], "'--' is no setting; write --section.key value"),
+        (["--run.name.first", "x"], "--run.name.first: name is a value, not a section"),
+        (["--learner.lr", "fast"], "learner.lr: .*, got 'fast'"),
+        (["--loss.minibach", "16"], "loss.minibach: unknown key; did you mean loss.minibatch?"),
+        (["--method.budget", "100"], "method.budget (K = 100) must be a multiple of loss.minibatch (M = 32)"),
+    ],
+)
+def test_a_wrong_override_is_said_in_one_line(write, overrides, message):
+    assert re.fullmatch(pattern_of(message), error_of(write(), *overrides))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "overrides"),
+    [
+        ([], [], []),
+        (["launch", "a.toml"], ["launch", "a.toml"], []),
+        (["launch", "a.toml", "--steps", "3"], ["launch", "a.toml"], ["--steps", "3"]),
+        (["launch", "--learner.lr", "1e-6", "a.toml"], ["launch", "a.toml"], ["--learner.lr", "1e-6"]),
+        (["launch", "--learner.lr=1e-6", "a.toml"], ["launch", "a.toml"], ["--learner.lr=1e-6"]),
+        (["--fresh", "--run.name", "x", "--help"], ["--fresh", "--help"], ["--run.name", "x"]),
+        (["--steps", "--fresh"], ["--fresh"], ["--steps"]),
+        (["--stepsize", "3"], ["--stepsize", "3"], []),
+        (["a", "--learner.lr"], ["a"], ["--learner.lr"]),
+        (["--retriever.url", "-1"], [], ["--retriever.url", "-1"]),
+    ],
+)
+def test_overrides_are_told_from_a_commands_own_arguments(arguments, own, overrides):
+    assert split_overrides(arguments) == (own, overrides)
+
+
+@given(st.lists(st.sampled_from(["--steps", "--a.b", "--a.b=1", "--fresh", "x", "--x=1", "3"]), max_size=8))
+def test_no_argument_is_lost_in_the_split(arguments):
+    own, overrides = split_overrides(arguments)
+    assert sorted(own + overrides) == sorted(arguments)
