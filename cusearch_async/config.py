@@ -33,8 +33,6 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole
 from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel, Singleton
 
-_OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
-
 _SENTINEL = re.compile(r"redis\+sentinel://(\w+@)?[^:/,@]+:\d+(,[^:/,@]+:\d+)*/[\w.-]+(/\d+)?")
 
 STARTER = Path(__file__).parent / "atlas" / "starter"
@@ -699,22 +697,6 @@ def redis_password_file(config: Config) -> Path | None:
     if parts.scheme != "redis" or parts.hostname not in LOOPBACK or parts.username:
         return None
     return config.folder / "redis" / "password"
-
-
-def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What belongs to the command, and the overrides: `--section.key value`, `--section.key=value`, `--steps n`."""
-    own: list[str] = []
-    overrides: list[str] = []
-    rest = list(arguments)
-    while rest:
-        flag = rest.pop(0)
-        if not _OVERRIDE.match(flag):
-            own.append(flag)
-            continue
-        overrides.append(flag)
-        if "=" not in flag and rest and not rest[0].startswith("--"):
-            overrides.append(rest.pop(0))
-    return own, overrides
 
 
 def explain_unknown(arguments: Sequence[str]) -> str:

@@ -21,9 +21,9 @@ from cusearch_async.config import (
     load_config,
     redis_password,
     save_config,
-    split_overrides,
 )
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.entry import split_overrides
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cusearch_async import host, sizing
+from cusearch_async import sizing
 from cusearch_async.config import CONFIG_HELP, Config, RetrieverConfig, load_config
 from cusearch_async.data.questions import file_of, load_questions
 from cusearch_async.data.rows import HUB, hub_place
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.placement import count_gpus
 from cusearch_async.retrieval.corpus import read_start
 from cusearch_async.retrieval.websearch import key_variable
 from cusearch_async.rollout.dialogue import check_lengths
@@ -294,7 +295,7 @@ def _gpus_here(config: Config) -> Iterator[Finding]:
     named = [*config.learner.gpus, *config.rollout.gpus, *config.eval.gpus]
     if retriever.dense.device.startswith("cuda") and (retriever.backend == "dense" or retriever.rerank.model):
         named.append(int(retriever.dense.device.partition(":")[2] or 0))
-    there = host.count_gpus() if named else 0
+    there = count_gpus() if named else 0
     missing = sorted({gpu for gpu in named if gpu >= there})
     if missing:
         text = (

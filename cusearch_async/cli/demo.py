@@ -14,13 +14,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.cli.launch import add_accept_changes
 from cusearch_async.cli.reset import refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import BufferUnavailable, ProcessDied
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training.checkpoint import Checkpoint
 from cusearch_async.transport.server import is_listening
 
@@ -70,7 +71,7 @@ def with_own_redis(config: Config) -> Config:
         return config
     with contextlib.suppress(BufferUnavailable):  # whose Redis it is, it is not ours
         asyncio.run(refuse_if_alive(config))
-    url = f"redis://127.0.0.1:{host.free_port()}/0"
+    url = f"redis://127.0.0.1:{free_port()}/0"
     log.info("something listens at redis.url %s already; the demo starts its own Redis at %s", config.redis.url, url)
     return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url})})
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import host
 from cusearch_async.cli import trace
 from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
+from cusearch_async.lifecycle.placement import settle
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.episode import Search
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     if arguments.output:
         prepare(arguments.output)
-    host.settle([])
+    settle([])
     model = arguments.checkpoint or config.model.location
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 

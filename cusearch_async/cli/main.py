@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cusearch_async
-from cusearch_async import host
 from cusearch_async.cli import (
     atlas,
     buckets,
@@ -22,6 +21,7 @@ from cusearch_async.cli import (
     reset,
     workers,
 )
+from cusearch_async.lifecycle.entry import Parser, last_words, log_to_stderr
 
 COMMANDS = (
     demo,
@@ -43,8 +43,8 @@ COMMANDS = (
 )
 
 
-def make_parser() -> host.Parser:
-    parser = host.Parser(
+def make_parser() -> Parser:
+    parser = Parser(
         prog="cusearch",
         description="Asynchronous reinforcement learning for search agents (CuSearch).",
         epilog="Settings of a config can be overridden on the command line: --learner.lr 1e-6",
@@ -59,8 +59,8 @@ def make_parser() -> host.Parser:
 
 def main() -> None:
     arguments, overrides = make_parser().parse()
-    host.log_to_stderr("cusearch")
-    with host.last_words("cusearch"):
+    log_to_stderr("cusearch")
+    with last_words("cusearch"):
         arguments.run(arguments, overrides)
 
 

@@ -9,9 +9,9 @@ import asyncio
 import logging
 import time
 
-from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions
+from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
 from cusearch_async.models import check_model
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
@@ -30,7 +30,7 @@ POLL_S = 0.5
 
 async def run(config: Config) -> None:
     """Score every `eval.every` steps, and the last version; ends with the run, or with a signal."""
-    stop = host.stop_on_signals()
+    stop = stop_on_signals()
     questions = load_eval_questions(config)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
     async with (
@@ -38,7 +38,7 @@ async def run(config: Config) -> None:
         SearchClient.open(config) as search,
     ):
         waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
-        if not await host.unless_stopped(waiting, stop):
+        if not await unless_stopped(waiting, stop):
             return
         waiting.result()
         engine = Engine.start(config.model.location, tokenizer, config)
@@ -55,7 +55,7 @@ async def run(config: Config) -> None:
                     continue
                 started = time.monotonic()
                 scoring = asyncio.ensure_future(score(player, questions, version, config.eval.at_once))
-                if not await host.unless_stopped(scoring, stop):
+                if not await unless_stopped(scoring, stop):
                     break
                 done.version, scores = version, scoring.result()
                 if scores is None:

@@ -9,10 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_questions
 from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed
+from cusearch_async.lifecycle.children import die_with_parent
+from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.signals import stop_on_signals, stop_signals
 from cusearch_async.models import check_model
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
@@ -55,13 +58,13 @@ def lead(
     refuse_changes(config, accept_changes, contents)
     checkpoints = checkpoints_of(config)
     newest = asyncio.run(find_checkpoint(checkpoints, config))
-    with host.saying(log, f"waiting for {config.model.location} to be loaded"):
+    with saying(log, f"waiting for {config.model.location} to be loaded"):
         learner = Learner(config, team)
     if newest is not None and not is_sealed(newest.path):  # a learner that is alive has deleted it: it has newer ones
         newest = asyncio.run(find_checkpoint(checkpoints, config))
     team.tell(str(newest.path if newest else "").encode())
     if newest is not None:
-        with host.saying(log, f"waiting for {newest.path} to be loaded"):
+        with saying(log, f"waiting for {newest.path} to be loaded"):
             learner.load(newest.path)
     start = newest.state if newest else state_at(0, before_step_0(config), config)
     try:
@@ -73,8 +76,8 @@ def lead(
 
 def follow(config: Config, team: Team) -> None:
     """Be a rank other than 0. Signals are left to rank 0, which stops the others when it has saved."""
-    host.die_with_parent(signal.SIGKILL)
-    for number in host.stop_signals():
+    die_with_parent(signal.SIGKILL)
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
     learner = Learner(config, team)
     newest = team.listen().decode()
@@ -91,7 +94,7 @@ async def find_checkpoint(checkpoints: Checkpoints, config: Config) -> Checkpoin
     async with open_buffer(config, config.run.wait_s) as buffer:
         state = await buffer.state()
     refuse_another(config.run.name, state.origin, config.folder)
-    with host.saying(log, "waiting for the newest checkpoint to be verified"):
+    with saying(log, "waiting for the newest checkpoint to be verified"):
         newest = checkpoints.newest(state)
     if newest is None:
         log.info("no checkpoint, starting at step 0")
@@ -110,7 +113,7 @@ async def _lead(
     contents: Mapping[str, str],
     config: Config,
 ) -> None:
-    stop = host.stop_on_signals()
+    stop = stop_on_signals()
     store = WeightStore(config.folder / "weights")
     async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size) as buffer:
         await take_over(buffer, store, checkpoints, start, contents, config)

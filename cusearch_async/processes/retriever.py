@@ -6,9 +6,10 @@ import asyncio
 import logging
 from pathlib import Path
 
-from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_corpus
+from cusearch_async.http_server import serve
+from cusearch_async.lifecycle.progress import saying
 from cusearch_async.retrieval import indexing
 from cusearch_async.retrieval.backend import Backend
 from cusearch_async.retrieval.local import LocalSearch, Simulation
@@ -21,11 +22,11 @@ log = logging.getLogger(__name__)
 
 async def run(config: Config) -> None:
     """Serve until a signal comes."""
-    with host.saying(log, "waiting for the corpus and its index to be loaded"):
+    with saying(log, "waiting for the corpus and its index to be loaded"):
         backend = await asyncio.to_thread(make_backend, config)
     try:
         application = Retriever(backend, config.episode.topk).application()
-        await host.serve(application, config.retriever.url, "retriever.url")
+        await serve(application, config.retriever.url, "retriever.url")
     finally:
         await backend.close()
 

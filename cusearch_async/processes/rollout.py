@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_questions
+from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
 from cusearch_async.models import check_model, vocab_size
 from cusearch_async.rollout.dialogue import check_lengths
 from cusearch_async.rollout.engine import Engine
@@ -22,8 +23,8 @@ log = logging.getLogger(__name__)
 
 async def run(config: Config, name: str) -> None:
     """Be the rollout worker `name` until a signal comes."""
-    stop = host.stop_on_signals()
-    with host.saying(log, "waiting for the questions to be read"):
+    stop = stop_on_signals()
+    with saying(log, "waiting for the questions to be read"):
         questions = load_questions(config.data.source)
         tokenizer = check_model(config.model.location, config.episode.max_tokens)
         check_lengths(questions, tokenizer, config.episode)
@@ -34,7 +35,7 @@ async def run(config: Config, name: str) -> None:
         SearchClient.open(config) as search,
     ):
         waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
-        if not await host.unless_stopped(waiting, stop):
+        if not await unless_stopped(waiting, stop):
             return
         waiting.result()
         engine = Engine.start(config.model.location, tokenizer, config)

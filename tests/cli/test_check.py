@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config
 
-from cusearch_async import host, sizing
+from cusearch_async import sizing
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.cli import check
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.sizing import GIB, PUBLISHED
 from tests.fakes import STARTER
 
@@ -311,7 +312,7 @@ def test_a_simulated_engine_needs_no_corpus():
 
 
 def test_services_that_listen_are_told_from_those_that_do_not(redis_url, port):
-    dead = f"http://127.0.0.1:{host.free_port()}"
+    dead = f"http://127.0.0.1:{free_port()}"
     overrides = ("--redis.url", redis_url, "--retriever.url", dead)
     found = findings(*overrides, "--retriever.zerosearch.url", f"http://127.0.0.1:{port}/v1")
     assert found["redis.url"].status == "ok"
@@ -323,7 +324,7 @@ def test_services_that_listen_are_told_from_those_that_do_not(redis_url, port):
 
 
 def test_one_sentinel_that_listens_is_enough(port):
-    dead = host.free_port()
+    dead = free_port()
     url = f"redis+sentinel://user@127.0.0.1:{dead},127.0.0.1:{port}/main/0"
     assert findings("--redis.url", url)["redis.url"].status == "ok"
     url = f"redis+sentinel://127.0.0.1:{dead}/main"

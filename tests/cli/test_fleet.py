@@ -18,12 +18,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
 from cusearch_async.cli import fleet as fleets
 from cusearch_async.cli import launch, live
 from cusearch_async.cli.fleet import Child, Fleet
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from tests.conftest import SLOW, wait_until
 
 GOODBYE = """
@@ -50,7 +52,7 @@ def config(atlas_config, tmp_path, redis_url):
             "--redis.url",
             redis_url,
             "--retriever.url",
-            f"http://127.0.0.1:{host.free_port()}",
+            f"http://127.0.0.1:{free_port()}",
         ],
     )
 
@@ -64,7 +66,7 @@ def fleet(config):
 def start(fleet: Fleet, folder: Path, name: str, script: str, *arguments: object) -> Child:
     log = folder / f"{name}.log"
     began = log.stat().st_size if log.exists() else 0
-    process = host.start_child([sys.executable, "-c", script, *map(str, arguments)], log_file=log)
+    process = start_child([sys.executable, "-c", script, *map(str, arguments)], log_file=log)
     fleet.children[name] = Child(name, process, log, began, began)
     return fleet.children[name]
 
@@ -106,13 +108,13 @@ LAUNCH = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from cusearch_async import host
+from cusearch_async.lifecycle.entry import last_words
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import load_config
 from tests.cli.test_fleet import GOODBYE, start
 config, folder = load_config(Path(sys.argv[1]), ["--run.folder", sys.argv[2]]), Path(sys.argv[3])
-with host.last_words("cusearch"), Fleet(config) as fleet:
+with last_words("cusearch"), Fleet(config) as fleet:
     for name in ("redis", "learner", "rollout-0"):
         start(fleet, folder, name, GOODBYE, name, folder / "said", 1)
     live.Screen(fleet, Console()).wait(lambda: "waiting", lambda: False, list)

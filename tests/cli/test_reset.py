@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
 from cusearch_async.cli import reset
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import WorkerStatus
 from cusearch_async.transport.origin import origin_of
@@ -147,12 +149,12 @@ def test_a_run_that_never_was_is_nothing_to_delete(atlas_config, overrides, capl
 
 
 def test_a_redis_of_the_runs_own_goes_with_the_folder_unless_it_is_running(atlas_config, overrides, tmp_path):
-    url = f"redis://127.0.0.1:{host.free_port()}/0"
+    url = f"redis://127.0.0.1:{free_port()}/0"
     overrides = [*overrides, "--redis.url", url]
     config = load_config(atlas_config, overrides)
     run_folder.mark(config.folder, config.run.name)
     (config.folder / "metrics.jsonl").write_text("")
-    server = host.start_child(server_command(url, config.folder / "redis", None), log_file=tmp_path / "log")
+    server = start_child(server_command(url, config.folder / "redis", None), log_file=tmp_path / "log")
     try:
         wait_until(lambda: is_listening(url), 20)
         asyncio.run(fill(config))
@@ -202,7 +204,7 @@ def test_a_run_whose_folder_was_deleted_by_hand_can_be_reset(config, atlas_confi
 
 
 def test_the_folder_of_a_living_learner_is_not_deleted_though_its_redis_is_down(atlas_config, overrides):
-    overrides = [*overrides, "--redis.url", f"redis://127.0.0.1:{host.free_port()}/0"]
+    overrides = [*overrides, "--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
     config = load_config(atlas_config, overrides)
     run_folder.mark(config.folder, config.run.name)
     for child in ("redis", "checkpoints"):

@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import WebConfig
 from cusearch_async.errors import ConfigError
-from cusearch_async.host import free_port
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.retrieval import websearch
 from cusearch_async.retrieval.answers import MAX_ANSWER_BYTES
 from cusearch_async.retrieval.backend import Query, SearchFailed
