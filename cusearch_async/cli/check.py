@@ -48,8 +48,7 @@ class Finding:
     text: str
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("check", help="check a config: lengths, memory, staleness, files, services")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--gpu-gib", type=_gib, default=80.0, help="memory of one GPU, in GiB (80)")
     parser.set_defaults(run=run)

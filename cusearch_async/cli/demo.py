@@ -28,8 +28,7 @@ from cusearch_async.transport.server import is_listening
 log = logging.getLogger(__name__)
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("demo", help="train a small search agent on the embedded atlas world")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="?", default=Path("atlas"), help=CONFIG_HELP)
     add_accept_changes(parser)
     parser.set_defaults(run=run)

@@ -37,8 +37,7 @@ COLUMNS = {
 }
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("eval", help="score a policy on held-out questions")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--checkpoint", help="model folder or Hub id to score; default: model.path of the config")
     parser.add_argument("--suite", help="benchmarks or question files, by commas; default: eval.suite of the config")

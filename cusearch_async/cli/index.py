@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -15,8 +14,7 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.placement import settle
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("index", help="make the index of retriever.corpus in the folder retriever.index")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.set_defaults(run=run)
 

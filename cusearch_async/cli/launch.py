@@ -7,7 +7,6 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -23,8 +22,7 @@ from cusearch_async.transport.server import is_listening
 log = logging.getLogger(__name__)
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("launch", help="start all processes of a run and watch them")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
     add_accept_changes(parser)
     parser.add_argument(

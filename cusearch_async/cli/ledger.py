@@ -8,7 +8,6 @@ import asyncio
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -20,8 +19,7 @@ from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.contract import Audit, Ledger
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("ledger", help="print and check the ledger of a run")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--quick", action="store_true", help="do not count the keys, which holds Redis up meanwhile")
     parser.add_argument("--json", action="store_true", help="print JSON")

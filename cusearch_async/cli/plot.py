@@ -19,8 +19,7 @@ INK = "#333333"
 BLUE, ORANGE, GREEN = "#3b6ea5", "#d9822b", "#4c9a6a"
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("plot", help="draw plot.png of runs, finished or not")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="such as runs/demo")
     parser.set_defaults(run=run)
 

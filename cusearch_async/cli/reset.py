@@ -8,7 +8,6 @@ import contextlib
 import logging
 import sys
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from cusearch_async import run_folder
@@ -21,8 +20,7 @@ from cusearch_async.transport.server import is_listening
 log = logging.getLogger(__name__)
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("reset", help="delete a run: its keys in Redis, its checkpoints, weights and metrics")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.set_defaults(run=run)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -15,8 +14,7 @@ from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.contract import WorkerStatus
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("workers", help="list the rollout workers of a run")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help=CONFIG_HELP)
     parser.set_defaults(run=run)
 

@@ -27,9 +27,9 @@ BASE = PAPER / "qwen2.5-3b-zerosearch.toml"
 def run(*arguments: str, overrides: tuple[str, ...] = ()) -> int:
     """The command's exit status."""
     parser = argparse.ArgumentParser()
-    check.add(parser.add_subparsers())
+    check.add(parser)
     try:
-        parsed = parser.parse_args(["check", *arguments])
+        parsed = parser.parse_args(arguments)
         parsed.run(parsed, list(overrides))
     except SystemExit as end:
         return end.code

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import io
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +11,9 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from cusearch_async.cli import buckets, buffer, check, evaluate, main
+from cusearch_async.cli import buckets, buffer, check, evaluate
 from cusearch_async.cli.terminal import visible
 from cusearch_async.config import load_config
-from cusearch_async.processes import start
 from cusearch_async.sizing import GIB, PUBLISHED
 from cusearch_async.transport.contract import Ledger, Queues, Row, RunState, WorkerStatus
 from tests.fakes import STARTER
@@ -115,44 +111,3 @@ def test_a_table_fits_into_80_columns(name, atlas_config):
     for word in " ".join(wide[:4]).split():  # every header and every figure of the first row is whole
         if word not in WORKER and "|" not in word:
             assert word in printed, word
-
-
-def parsers(parser: argparse.ArgumentParser):
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                yield from parsers(inner)
-
-
-def test_everything_that_can_be_typed_has_a_help_text():
-    missing = [
-        f"{parser.prog} {action.dest}"
-        for parser in parsers(main.make_parser())
-        for action in parser._actions
-        if not action.help and not isinstance(action, argparse._SubParsersAction)
-    ]
-    assert not missing
-
-
-def test_a_bare_command_shows_the_help(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["cusearch"])
-    main.main()
-    assert "train a small search agent" in capsys.readouterr().out
-
-
-def test_the_version_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["cusearch", "--version"])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("cusearch 0.")
-
-
-@pytest.mark.system
-def test_no_command_waits_for_heavy_libraries():
-    """`settle` has to come before torch is loaded."""
-    code = "import sys, cusearch_async.cli.main, cusearch_async.processes.start as s; print(sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"'torch'", "'transformers'", "'vllm'", "'numba'"} & set(done.stdout.strip("[]\n").split(", "))
-    assert start.PROCESSES.keys() == {"retriever", "learner", "rollout", "evaluator"}
