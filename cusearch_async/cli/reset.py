@@ -103,7 +103,7 @@ async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None
         alive = [name for name, status in (await buffer.workers()).items() if status.is_alive]
         learner = await buffer.learner()
     if learner:
-        alive.append(f"the learner (process {learner['pid']} on {learner['host']})")
+        alive.append(f"the learner (process {learner.pid} on {learner.host})")
     if alive:
         raise ConfigError(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")
 

@@ -26,7 +26,7 @@ from cusearch_async.training.selecting import before_step_0
 from cusearch_async.training.starts import check_same_run, checkpoints_of, contents_of, record_start, refuse_changes
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import LearnerBuffer
+from cusearch_async.transport.contract import LearnerBuffer, LearnerStatus
 from cusearch_async.transport.origin import origin_of, refuse_another
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question
@@ -138,10 +138,10 @@ async def take_over(
     await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder))
     if earlier:
         log.warning(
-            "epoch %d takes over from a learner that may be alive (%s, last heard of %s s ago); it will end",
+            "epoch %d takes over from a learner that may be alive (%s, last heard of %.1f s ago); it will end",
             buffer.epoch,
             _who(earlier),
-            earlier["heartbeat_age_s"],
+            earlier.heartbeat_age_s,
         )
     checkpoints.begin(buffer.epoch, start.step)
     store.begin(buffer.epoch)
@@ -162,12 +162,12 @@ async def _successor(buffer: LearnerBuffer) -> str:
     """Who has taken over, in words, as soon as it says so itself; nothing if it does not."""
     deadline = time.monotonic() + BEAT_S
     while time.monotonic() < deadline:
-        facts = await buffer.learner()
-        if int(facts.get("epoch", 0)) > buffer.epoch:
-            return f" (it is {_who(facts)})"
+        learner = await buffer.learner()
+        if learner and learner.epoch > buffer.epoch:
+            return f" (it is {_who(learner)})"
         await asyncio.sleep(0.05)
     return ""
 
 
-def _who(learner: dict[str, str]) -> str:
-    return f"epoch {learner['epoch']} on {learner['host']}, process {learner['pid']}"
+def _who(learner: LearnerStatus) -> str:
+    return f"epoch {learner.epoch} on {learner.host}, process {learner.pid}"

@@ -53,6 +53,9 @@ async def fill(config, origin=None):
         await buffer.recover(0, origin=origin)
 
 
+LEARNER = {"epoch": 1, "host": "here", "pid": 17, "step": 3}
+
+
 def keys_of(config) -> set[bytes]:
     client = redis.Redis.from_url(config.redis.url)
     return {key for key in client.scan_iter() if config.run.name.encode() in key}
@@ -106,7 +109,7 @@ def test_a_run_with_a_live_process_is_not_deleted(config, atlas_config, override
     if who == "worker":
         asyncio.run(beat())
     else:
-        client.hset(f"cusearch:{{{config.run.name}}}:learner", mapping={"host": "here", "pid": 17, "step": 3})
+        client.hset(f"cusearch:{{{config.run.name}}}:learner", mapping=LEARNER)
         client.expire(f"cusearch:{{{config.run.name}}}:learner", 60)
     named = "w1" if who == "worker" else r"the learner \(process 17 on here\)"
     with pytest.raises(ConfigError, match=f"is alive: {named}; stop it first"):

@@ -12,7 +12,7 @@ from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, Place, WorkerStatus
+from cusearch_async.transport.contract import ALIVE_S, LearnerStatus, Place, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_shape
 from tests.transport.test_contract import G, N, fill, start
@@ -313,6 +313,6 @@ async def test_a_recover_that_is_delivered_again_takes_over_once(redis_backend):
 async def test_a_learner_that_says_nothing_any_more_is_gone_by_itself(redis_backend):
     buffer = redis_backend.make()
     await buffer.recover(0)
-    await buffer.learner_heartbeat({"pid": 7})
+    await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="a", pid=7, step=0))
     left_ms = await redis_backend.client.pttl(redis_backend.keys.learner)
     assert 0 < left_ms <= ALIVE_S * 1000
