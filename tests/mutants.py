@@ -24,6 +24,7 @@ ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algori
 REWARDS = ("algorithm/rewards.py", "test_rewards.py")
 
 
+LEADING = ("training/leading.py", "test_leading.py")
 CHECKS, CONTRACT = ("transport/checks.py", "test_claims.py"), ("transport/contract.py", "test_contract.py")
 
 
@@ -131,6 +132,12 @@ MUTANTS = {
     "the vocabulary is not checked": (CONTRACT, "and highest >= self.vocab_size", "and False"),
     "the depth is not checked": (CHECKS, "        shape.check(t)\n", "        pass\n"),
     "an empty gold answer is contained": (REWARDS, "gold and gold in found", "gold in found"),
+    "a checkpoint that is deleted meanwhile is loaded": (LEADING, "not is_sealed(newest.path)", "False"),
+    "another run is taken over": (LEADING, "    refuse_another(config.run.name, state.origin, config.folder)\n", ""),
+    "the folder's epochs are not asked for": (LEADING, "start.method, least_epoch,", "start.method, 0,"),
+    "the run is nobody's": (LEADING, "least_epoch, origin_of(config.folder))", "least_epoch)"),
+    "the other ranks are left waiting": (LEADING, "    finally:\n        learner.stop()", "    finally:\n        pass"),
+    "a cleared checkpoint is a full disk": (LEADING, "if isinstance(error, WriteFailed):", "if False:"),
 }  # fmt: skip
 
 

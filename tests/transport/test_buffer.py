@@ -234,6 +234,18 @@ async def test_heartbeats_show_who_works_on_what(redis_backend):
     assert workers["w7"].is_alive
 
 
+@pytest.mark.parametrize("who", ["worker", "learner"])
+async def test_a_status_that_nobody_of_ours_has_written_is_damage(redis_backend, who):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await buffer.heartbeat("w", [], WorkerStatus())
+    await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="a", pid=7, step=0))
+    key, field = (buffer.keys.worker("w"), "version") if who == "worker" else (buffer.keys.learner, "pid")
+    await redis_backend.client.hset(key, field, "soon")
+    with pytest.raises(BufferLost, match=f"what this project has not written .*{field}"):
+        await (buffer.workers() if who == "worker" else buffer.learner())
+
+
 async def test_a_worker_that_leaves_gives_its_tickets_back_and_is_not_shown(redis_backend):
     buffer = redis_backend.make()
     await start(buffer)
