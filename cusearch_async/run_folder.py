@@ -162,11 +162,13 @@ def refuse_if_held(folder: Path) -> None:
             pass
 
 
-def check_deletable(folder: Path) -> None:
+def check_deletable(folder: Path, remedy: str = "nothing in it was deleted") -> None:
     """Raises: ConfigError for a folder without a marker, and for a home, root or repository folder."""
-    refuse_protected(folder)
+    real = folder.resolve()
+    if real in (Path.home().resolve(), Path.cwd().resolve()) or real.parent == real or (real / ".git").exists():
+        raise ConfigError(f"{folder} is a home, root, repository or the current folder; nothing in it was deleted")
     if read_marker(folder) is None:
-        raise ConfigError(f"{folder} holds no {MARKER}, so it is no run's folder; nothing in it was deleted")
+        raise ConfigError(f"{folder} holds no {MARKER}, so it is no run's folder; {remedy}")
 
 
 def forget(folder: Path, keep: Collection[str] = ()) -> None:
@@ -200,22 +202,13 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-def refuse_protected(folder: Path) -> None:
-    """Raises: ConfigError for a folder that holds more than a run whatever is in it."""
-    real = folder.resolve()
-    if real in (Path.home().resolve(), Path.cwd().resolve()) or real.parent == real or (real / ".git").exists():
-        raise ConfigError(f"{folder} is a home, root, repository or the current folder; nothing in it was deleted")
-
-
 def move_aside(folder: Path) -> Path | None:
     """Rename the folder of an earlier run to FOLDER-1, FOLDER-2, …; where it is now, or None when there was none.
 
     Raises: ConfigError for a folder that holds something and has no marker, and for one that is in use."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
-    refuse_protected(folder)
-    if read_marker(folder) is None:
-        raise ConfigError(f"{folder} holds no {MARKER}, so it is no run's folder; choose another with --run.folder")
+    check_deletable(folder, "choose another with --run.folder")
     number = 1
     while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
         number += 1

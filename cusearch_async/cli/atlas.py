@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.cli.evaluate import play_with
+from cusearch_async.cli.playing import play_with
 from cusearch_async.config import CONFIG_HELP, STARTER, load_config
 from cusearch_async.http_server import serve
 from cusearch_async.lifecycle.placement import settle

@@ -16,9 +16,8 @@ from rich.table import Table
 
 from cusearch_async import run_folder
 from cusearch_async.cli import live
-from cusearch_async.cli.fleet import Fleet
-from cusearch_async.cli.launch import add_accept_changes
-from cusearch_async.cli.reset import refuse_if_alive
+from cusearch_async.cli.fleet import Fleet, add_accept_changes
+from cusearch_async.cli.runs import refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import BufferUnavailable, ProcessDied
 from cusearch_async.lifecycle.ports import free_port

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.cli import trace
+from cusearch_async.cli.playing import play_with
 from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
@@ -23,7 +24,6 @@ from cusearch_async.files import refuse_unwritable
 from cusearch_async.lifecycle.placement import settle
 
 if TYPE_CHECKING:
-    from cusearch_async.rollout.episode import Search
     from cusearch_async.training.evaluation import Scores
     from cusearch_async.types import Question, Trajectory
 
@@ -78,24 +78,6 @@ async def play(config: Config, model: str, temperature: float) -> tuple[list[Que
         await search.wait_until_answering(config.run.wait_s)
         (episodes,) = await play_with(search, config, model, questions, [temperature])
     return questions, episodes
-
-
-async def play_with(
-    search: Search, config: Config, model: str, questions: Sequence[Question], temperatures: list[float]
-) -> list[list[Trajectory]]:
-    """One episode per question at each temperature, with one engine."""
-    from cusearch_async.models import check_model  # noqa: PLC0415
-    from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
-    from cusearch_async.rollout.episode import Player  # noqa: PLC0415
-    from cusearch_async.training.evaluation import evaluate  # noqa: PLC0415
-
-    tokenizer = check_model(model, config.episode.max_tokens)
-    engine = Engine.start(model, tokenizer, config)
-    try:
-        player = Player(engine, search, tokenizer, config.episode, config.run.seed)
-        return [await evaluate(player, questions, t, config.rollout.max_episodes) for t in temperatures]
-    finally:
-        engine.close()
 
 
 def prepare(output: Path) -> None:

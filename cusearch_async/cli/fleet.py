@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -50,6 +51,13 @@ _LOGGED = re.compile(r"\d\d:\d\d:\d\d [\w-]+: (.+)")
 _ENDED = re.compile(r"(?:rollout|learner|retriever|evaluator|cusearch): .+")
 _ENGINE = re.compile(r"\(EngineCore[^)]*\).*?\b(\w+(?:Error|Exception): .+)")
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
+
+
+def add_accept_changes(parser: argparse.ArgumentParser) -> None:
+    """What `Fleet.start_run` is told."""
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="go on with settings that change what the run means"
+    )
 
 
 @dataclass

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from cusearch_async import run_folder
 from cusearch_async.cli import live
-from cusearch_async.cli.fleet import Fleet
-from cusearch_async.cli.reset import refuse_anothers, refuse_if_alive
+from cusearch_async.cli.fleet import Fleet, add_accept_changes
+from cusearch_async.cli.runs import refuse_anothers, refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.training.starts import epochs_and_steps
@@ -29,12 +29,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--take-over", action="store_true", help="replace the learner of a run that is alive, and add workers to it"
     )
     parser.set_defaults(run=run)
-
-
-def add_accept_changes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--accept-changes", action="store_true", help="go on with settings that change what the run means"
-    )
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from cusearch_async.cli import buckets
+from cusearch_async.cli import view
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.contract import Audit, Ledger
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         told = asdict(found) | {"closes": closes} | ({"audit": asdict(counted)} if counted else {})
         print(msgspec.json.encode(told).decode())
     else:
-        Console().print(buckets.ledger(found))
+        Console().print(view.ledger(found))
         if counted:
             Console().print(report(counted))
     sys.exit(0 if closes else 1)

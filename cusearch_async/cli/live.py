@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from cusearch_async.cli.figure import draw
 from cusearch_async.cli.fleet import Fleet
-from cusearch_async.cli.plot import draw
 from cusearch_async.config import Config
 from cusearch_async.errors import ProcessDied
 from cusearch_async.lifecycle.progress import SAY_S, saying

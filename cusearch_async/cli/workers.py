@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cusearch_async.cli import buckets
+from cusearch_async.cli import view
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.contract import WorkerStatus
@@ -21,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     found = asyncio.run(read(load_config(arguments.config, overrides)))
-    Console().print(buckets.workers(found))
+    Console().print(view.workers(found))
 
 
 async def read(config: Config) -> dict[str, WorkerStatus]:

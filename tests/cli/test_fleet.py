@@ -11,7 +11,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -108,11 +107,12 @@ LAUNCH = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from cusearch_async.lifecycle.entry import last_words
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import load_config
+from cusearch_async.lifecycle.entry import last_words, log_to_stderr
 from tests.cli.test_fleet import GOODBYE, start
+log_to_stderr("cusearch")
 config, folder = load_config(Path(sys.argv[1]), ["--run.folder", sys.argv[2]]), Path(sys.argv[3])
 with last_words("cusearch"), Fleet(config) as fleet:
     for name in ("redis", "learner", "rollout-0"):
@@ -149,8 +149,10 @@ def test_a_closed_terminal_ends_a_launch_in_good_order(config, atlas_config, tmp
     os.close(terminal)
     said = tmp_path / "said"
     if nohup:
-        time.sleep(0.5)
-        assert not said.exists()
+        with (tmp_path / "learner.log").open("a") as log:
+            log.write("10:00:00 learner: step 7\n")
+        wait_until(lambda: "learner: step 7" in (tmp_path / "nohup.out").read_text(), 20)
+        assert not said.exists(), "it goes on"
         launched.terminate()
     wait_until(said.exists, 20)
     launched.send_signal(signal.SIGHUP)

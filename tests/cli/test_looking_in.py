@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cusearch_async.cli import buckets, main
+from cusearch_async.cli import main, view
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
@@ -94,8 +94,8 @@ async def test_buckets_show_depth_by_staleness_groups_workers_and_ledger(atlas_c
     config = load_config(atlas_config, overrides)
     await fill(config)
     async with open_buffer(config) as open_:
-        now = await buckets.look(open_)
-        shown = text_of(buckets.view(now, None, config))
+        now = await view.look(open_)
+        shown = text_of(view.view(now, None, config))
     assert re.search(r"1\s+1\s+·", shown), "one of depth 1, fresh"
     assert "phase 2" in shown
     assert "2 of 768" in shown

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +71,17 @@ def test_the_list_of_commands_loads_no_command_and_no_library(command):
     assert not libraries & loaded
     ours = {name for name in loaded if name.startswith("cusearch_async.cli.")}
     assert ours == {"cusearch_async.cli.main"}
+
+
+def test_no_command_imports_another_command():
+    """What two of them need is a module of its own."""
+    folder = Path(main.__file__).parent
+    commands = {module for module, _ in main.COMMANDS.values()}
+    for path in folder.rglob("*.py"):
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        names = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+        names |= {str(node.module) for node in nodes}
+        assert not names & {f"cusearch_async.cli.{name}" for name in commands}, path.name
 
 
 def test_a_command_alone_is_loaded():

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from cusearch_async.cli import buckets, buffer, check, evaluate
+from cusearch_async.cli import buffer, check, evaluate, view
 from cusearch_async.cli.terminal import visible
 from cusearch_async.config import load_config
 from cusearch_async.sizing import GIB, PUBLISHED
@@ -56,7 +56,7 @@ def test_what_others_wrote_moves_no_cursor(tokenizer):
         buffer.table([row(question=ESCAPE, prediction=ESCAPE, worker=ESCAPE)]),
         buffer.facts(hostile, {}),
         buffer.marked(tokenizer(ESCAPE[:-1], add_special_tokens=False)["input_ids"], np.zeros(99), tokenizer),
-        buckets.workers({ESCAPE: status_of_a_worker()}),
+        view.workers({ESCAPE: status_of_a_worker()}),
     ):
         printed = text_of(shown, width=400)
         assert "\x1b" not in printed
@@ -85,7 +85,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
     score = {"count": 14267} | dict.fromkeys(evaluate.COLUMNS, 0.55)
     score |= {f"{name}_interval": interval for name in evaluate.COLUMNS}
     state = RunState(epoch=12, step=203, fields={"phase": 4}, published=203, weights="v000203-e12", next_ticket=99999)
-    now = buckets.Snapshot(
+    now = view.Snapshot(
         0.0, state, Ledger(finished=123456, buffered=123456),
         Queues(ready_of_pool=64, ready=1234, leased=123, requeued=12, incomplete=3),
         {(depth, 203 - age): 1234 for depth in range(6) for age in range(3)}, {WORKER: status_of_a_worker()},
@@ -97,9 +97,9 @@ def tables(atlas_config: Path) -> dict[str, object]:
         ),
         "check": check.stages(config, shape, 80 * GIB),
         "ls": buffer.table([row(question="Who " * 40, prediction="me " * 20)]),
-        "workers": buckets.workers({WORKER: status_of_a_worker()}),
-        "buckets": buckets.buckets(now, config),
-        "groups": buckets.groups(now, None, config),
+        "workers": view.workers({WORKER: status_of_a_worker()}),
+        "buckets": view.buckets(now, config),
+        "groups": view.groups(now, None, config),
     }
 
 
