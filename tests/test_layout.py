@@ -12,7 +12,7 @@ LAYERS = [
     {"types", "errors", "files", "run_folder", "streams", "extensions"},
     {"algorithm"},
     {"config"},
-    {"models", "lifecycle", "http_server", "batcher", "sizing"},
+    {"models", "lifecycle", "http_server", "batcher"},
     {"transport"},
     {"metrics"},
     {"rollout"},

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config
 
-from cusearch_async import sizing
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.cli import check
+from cusearch_async.cli.preflight import sizing
+from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.sizing import GIB, PUBLISHED
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.ports import free_port
-from cusearch_async.sizing import GIB, PUBLISHED
 from tests.fakes import STARTER
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -36,7 +37,7 @@ def run(*arguments: str, overrides: tuple[str, ...] = ()) -> int:
     return 0
 
 
-def findings(*overrides: str, path: Path = BASE, gib: float = 80) -> dict[str, check.Finding]:
+def findings(*overrides: str, path: Path = BASE, gib: float = 80) -> dict[str, Finding]:
     config = load_config(path, overrides)
     shape = sizing.shape_of(config.model.location) or PUBLISHED.get(config.model.path)
     return {finding.what: finding for finding in check.check(config, shape, int(gib * GIB))}

@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from cusearch_async.cli import buffer, check, evaluate, view
+from cusearch_async.cli import buffer, evaluate, view
+from cusearch_async.cli.preflight.gpus import stages
+from cusearch_async.cli.preflight.sizing import GIB, PUBLISHED
 from cusearch_async.cli.terminal import visible
 from cusearch_async.config import load_config
-from cusearch_async.sizing import GIB, PUBLISHED
 from cusearch_async.transport.contract import Ledger, Queues, Row, RunState, WorkerStatus
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
@@ -95,7 +96,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
         "eval": evaluate.table(
             {"2wikimultihopqa": score, "a/folder/my_questions.jsonl": score, "all": score}, "greedy"
         ),
-        "check": check.stages(config, shape, 80 * GIB),
+        "check": stages(config, shape, 80 * GIB),
         "ls": buffer.table([row(question="Who " * 40, prediction="me " * 20)]),
         "workers": view.workers({WORKER: status_of_a_worker()}),
         "buckets": view.buckets(now, config),
