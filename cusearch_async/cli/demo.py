@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 def with_own_redis(config: Config) -> Config:
     """A demo fills a Redis of its own, in its folder: on another port where something listens at redis.url already.
 
-    Raises: ConfigError when a run of this name is alive there: it may be running in the demo's folder."""
+    Raises: RunInUse when a run of this name is alive there: it may be running in the demo's folder."""
     if not is_listening(config.redis.url):
         return config
     with contextlib.suppress(BufferUnavailable):  # whose Redis it is, it is not ours

@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Raises: ConfigError when the run is alive, the folder is no run's or another's, or nobody has agreed."""
+    """Raises: RunInUse; ConfigError when the folder is no run's or another's, or there is nobody to ask."""
     config = load_config(arguments.config, overrides)
     folder = config.folder
     with contextlib.ExitStack() as held:
@@ -73,8 +73,7 @@ def _agreed(question: str) -> bool:
 
 
 async def count_keys(config: Config) -> int:
-    """Keys that Redis holds of the run. Raises: ConfigError when they are another's, and while a worker or the learner
-    of the run is alive."""
+    """Keys that Redis holds of the run. Raises: ConfigError when they are another's; RunInUse."""
     async with open_buffer(config) as buffer:
         known = (await buffer.state()).origin
         if known is not None and not may_delete(known, config.folder):

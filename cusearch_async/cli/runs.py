@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.origin import refuse_another
@@ -34,14 +34,14 @@ async def refuse_anothers(config: Config) -> None:
 
 
 async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None:
-    """Raises: ConfigError while a worker or the learner of the run is alive."""
+    """Raises: RunInUse while a worker or the learner of the run is alive."""
     async with open_buffer(config) as buffer:
         alive = [name for name, status in (await buffer.workers()).items() if status.is_alive]
         learner = await buffer.learner()
     if learner:
         alive.append(f"the learner (process {learner.pid} on {learner.host})")
     if alive:
-        raise ConfigError(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")
+        raise RunInUse(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")
 
 
 async def _names(client: Any) -> list[str]:

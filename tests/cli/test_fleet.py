@@ -22,7 +22,7 @@ from cusearch_async.cli import fleet as fleets
 from cusearch_async.cli import launch, live
 from cusearch_async.cli.fleet import Child, Fleet
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable
+from cusearch_async.errors import ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
 from tests.conftest import SLOW, wait_until
@@ -227,10 +227,10 @@ def test_a_retriever_that_does_not_start_is_waited_for_and_named(fleet, config, 
 
 
 def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):
-    with pytest.raises(ConfigError, match="is in use: a launch or a demo runs in it"), Fleet(config):
+    with pytest.raises(RunInUse, match="is in use: a launch or a demo runs in it"), Fleet(config):
         pass
     overrides = ["--run.folder", str(config.folder)]
-    with pytest.raises(ConfigError, match="is in use: a launch or a demo runs in it"):
+    with pytest.raises(RunInUse, match="is in use: a launch or a demo runs in it"):
         launch.run(Namespace(config=atlas_config, accept_changes=False, take_over=True), overrides)
     assert run_folder.read_marker(config.folder).run == config.run.name
 

@@ -15,7 +15,7 @@ import redis
 from cusearch_async import run_folder
 from cusearch_async.cli import reset
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import open_buffer
@@ -112,14 +112,14 @@ def test_a_run_with_a_live_process_is_not_deleted(config, atlas_config, override
         client.hset(f"cusearch:{{{config.run.name}}}:learner", mapping=LEARNER)
         client.expire(f"cusearch:{{{config.run.name}}}:learner", 60)
     named = "w1" if who == "worker" else r"the learner \(process 17 on here\)"
-    with pytest.raises(ConfigError, match=f"is alive: {named}; stop it first"):
+    with pytest.raises(RunInUse, match=f"is alive: {named}; stop it first"):
         run_reset(atlas_config, overrides, yes=True)
     assert keys_of(config)
     assert (config.folder / "metrics.jsonl").exists()
 
 
 def test_a_folder_in_use_is_not_deleted(config, atlas_config, overrides):
-    with run_folder.hold(config.folder), pytest.raises(ConfigError, match="is in use"):
+    with run_folder.hold(config.folder), pytest.raises(RunInUse, match="is in use"):
         run_reset(atlas_config, overrides, yes=True)
     assert keys_of(config)
 
@@ -214,7 +214,7 @@ def test_the_folder_of_a_living_learner_is_not_deleted_though_its_redis_is_down(
         (config.folder / child).mkdir()
     with (
         run_folder.hold_as_learner(config.folder),
-        pytest.raises(ConfigError, match="is in use: a learner runs in it; stop that first"),
+        pytest.raises(RunInUse, match="is in use: a learner runs in it; stop that first"),
     ):
         run_reset(atlas_config, overrides, yes=True)
     assert (config.folder / "checkpoints").exists()

@@ -47,6 +47,7 @@ def _memory(config: Config, shape: ModelShape, stage: int) -> LearnerMemory:
 
 
 def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
+    """Whether a rank of the learner fits into a GPU."""
     stage = config.learner.zero_stage
     memory = _memory(config, shape, stage)
     text = (
@@ -65,6 +66,7 @@ def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding
 
 
 def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
+    """Whether a worker's weights and KV cache fit into a GPU."""
     rollout, dtype, longest = config.rollout, config.model.dtype, config.episode.max_tokens
     weights = shape.parameters * sizing.DTYPE_BYTES[dtype]
     room = sizing.kv_room(shape, dtype, gpu_bytes)
@@ -91,6 +93,7 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
 
 
 def named_gpus(config: Config) -> Finding:
+    """Whether each process has GPUs of its own."""
     learner = config.learner.gpus[: config.learner.ranks]
     rollout = config.rollout.gpus[: config.rollout.workers]
     evaluator = config.eval.gpus if config.eval.every else ()

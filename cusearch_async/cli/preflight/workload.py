@@ -16,6 +16,7 @@ from cusearch_async.errors import ConfigError
 
 
 def lengths(config: Config, shape: ModelShape | None) -> Finding:
+    """Whether the longest episode fits into the model's context."""
     longest = config.episode.max_tokens
     if shape is None:
         text = (
@@ -33,7 +34,7 @@ def lengths(config: Config, shape: ModelShape | None) -> Finding:
 
 
 def tokenizer(config: Config) -> tuple[Finding, Any]:
-    """And the tokenizer itself, where it is on this machine."""
+    """Whether it can be loaded; and the tokenizer itself, None where it cannot."""
     from cusearch_async.models import is_local, load_tokenizer, read_config  # noqa: PLC0415  (transformers only where it is needed)
 
     location = config.model.location
@@ -56,6 +57,7 @@ def tokenizer(config: Config) -> tuple[Finding, Any]:
 
 
 def batch(config: Config) -> Iterator[Finding]:
+    """How much of what is generated is trained on, in how many updates, and how many are alone in their group."""
     settings, minibatch = config.method, config.loss.minibatch
     generated = _generated(config)
     takes_all = settings.make().trains_on_all
@@ -85,6 +87,7 @@ def _generated(config: Config) -> int:
 
 
 def staleness(config: Config) -> Finding:
+    """How many steps behind the learner trajectories will be, on average."""
     rollout, most = config.rollout, config.pool.max_staleness
     generated = _generated(config)
     slow, fast = sizing.expected_staleness(rollout.workers, rollout.max_episodes, generated, most)
