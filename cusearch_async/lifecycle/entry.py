@@ -55,8 +55,9 @@ def log_to_stderr(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
     for noisy in ("httpx", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # Each of the Hub's retries is a warning; what fails in the end is said by us.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    # Each of the Hub's retries is a warning; what fails in the end is said by us. Its library sets its level when it is
+    # imported, which may come later.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
 @contextmanager
