@@ -1,7 +1,8 @@
 """Errors by the boundary they crossed. Entry points print the message alone and exit with status 1.
 
 CusearchError
-├── ConfigError            the config, or what it names, cannot work
+├── ConfigError            the config or the command line, or what they name, cannot work
+├── RunInUse               other processes work on the run, or in its folder
 ├── BufferUnavailable      Redis cannot be reached, or refuses us
 ├── BufferLost             Redis has lost or spoiled what it had acknowledged
 ├── Fenced                 another learner has taken over this run
@@ -26,6 +27,10 @@ class CusearchError(Exception):
 
 
 class ConfigError(CusearchError):
+    pass
+
+
+class RunInUse(CusearchError):
     pass
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RunInUse
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def read_marker(folder: Path) -> Marker | None:
 def hold(folder: Path) -> Iterator[None]:
     """Keep a marked folder for this process: no other may launch in it, move it or delete it meanwhile.
 
-    Raises: ConfigError when another process holds it."""
+    Raises: RunInUse when another process holds it."""
     with _lock(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first"):
         yield
 
@@ -127,7 +127,7 @@ def hold(folder: Path) -> Iterator[None]:
 def hold_as_learner(folder: Path) -> Iterator[None]:
     """Keep a folder from being moved or deleted. Several learners may: the newest fences off the others by its epoch.
 
-    Raises: ConfigError while it is being moved or deleted."""
+    Raises: RunInUse while it is being moved or deleted."""
     with _lock(folder / LEARNER, fcntl.LOCK_SH, f"{folder} is being moved or deleted; start again when that is done"):
         yield
 
@@ -136,7 +136,7 @@ def hold_as_learner(folder: Path) -> Iterator[None]:
 def hold_without_learner(folder: Path) -> Iterator[None]:
     """Keep learners out of a folder, whether its Redis can be asked for them or not.
 
-    Raises: ConfigError while one runs in it."""
+    Raises: RunInUse while one runs in it."""
     with _lock(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first"):
         yield
 
@@ -149,24 +149,26 @@ def _lock(path: Path, how: int, refusal: str) -> Iterator[None]:
             file = held.enter_context(path.open("r+b" if path.name == MARKER else "a+b"))
             fcntl.flock(file, how | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(refusal) from error
+            raise RunInUse(refusal) from error
         except OSError as error:
             log.warning("%s cannot be locked (%s): start no second run in its folder", path, error.strerror)
         yield
 
 
 def refuse_if_held(folder: Path) -> None:
-    """Raises: ConfigError when another process holds the folder."""
+    """Raises: RunInUse when another process holds the folder."""
     if read_marker(folder) is not None:
         with hold(folder):
             pass
 
 
-def check_deletable(folder: Path) -> None:
+def check_deletable(folder: Path, remedy: str = "nothing in it was deleted") -> None:
     """Raises: ConfigError for a folder without a marker, and for a home, root or repository folder."""
-    refuse_protected(folder)
+    real = folder.resolve()
+    if real in (Path.home().resolve(), Path.cwd().resolve()) or real.parent == real or (real / ".git").exists():
+        raise ConfigError(f"{folder} is a home, root, repository or the current folder; nothing in it was deleted")
     if read_marker(folder) is None:
-        raise ConfigError(f"{folder} holds no {MARKER}, so it is no run's folder; nothing in it was deleted")
+        raise ConfigError(f"{folder} holds no {MARKER}, so it is no run's folder; {remedy}")
 
 
 def forget(folder: Path, keep: Collection[str] = ()) -> None:
@@ -200,22 +202,13 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-def refuse_protected(folder: Path) -> None:
-    """Raises: ConfigError for a folder that holds more than a run whatever is in it."""
-    real = folder.resolve()
-    if real in (Path.home().resolve(), Path.cwd().resolve()) or real.parent == real or (real / ".git").exists():
-        raise ConfigError(f"{folder} is a home, root, repository or the current folder; nothing in it was deleted")
-
-
 def move_aside(folder: Path) -> Path | None:
     """Rename the folder of an earlier run to FOLDER-1, FOLDER-2, …; where it is now, or None when there was none.
 
-    Raises: ConfigError for a folder that holds something and has no marker, and for one that is in use."""
+    Raises: ConfigError for a folder that holds something and has no marker; RunInUse."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
-    refuse_protected(folder)
-    if read_marker(folder) is None:
-        raise ConfigError(f"{folder} holds no {MARKER}, so it is no run's folder; choose another with --run.folder")
+    check_deletable(folder, "choose another with --run.folder")
     number = 1
     while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
         number += 1

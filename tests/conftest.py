@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from cusearch_async import host
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.server import is_listening, server_command
 
 SLOW = float(os.environ.get("CUSEARCH_SLOW", "3"))
@@ -25,9 +26,9 @@ settings.load_profile("cusearch")
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Redis server of our own; stopped when the tests end, however they end."""
-    url = f"redis://127.0.0.1:{host.free_port()}/0"
+    url = f"redis://127.0.0.1:{free_port()}/0"
     folder = tmp_path_factory.mktemp("redis")
-    server = host.start_child(server_command(url, folder, None), log_file=folder / "redis.log")
+    server = start_child(server_command(url, folder, None), log_file=folder / "redis.log")
     try:
         wait_until(lambda: is_listening(url), timeout_s=20)
         yield url

@@ -27,6 +27,7 @@ TICKETS = ("algorithm/tickets.py", "test_tickets.py")
 PLAN, UPDATE = (("training/plan.py", "test_plan.py"), ("training/update.py", "test_update.py"))
 MODEL = ("training/model.py", "test_model.py")
 
+LEADING = ("training/leading.py", "test_leading.py")
 CHECKS, CONTRACT = ("transport/checks.py", "test_claims.py"), ("transport/contract.py", "test_contract.py")
 
 
@@ -159,6 +160,12 @@ MUTANTS = {
     "a reward of one's own is ignored": (OWN, "if self._reward is None:", "if True:"),
     "an environment gets the tickets of another": (TICKETS, "self._shares[part] + earlier", "self._shares[part]"),
     "environments come in blocks": (TICKETS, "(2 * n + 1) / (2 * share), part, n", "part, part, n"),
+    "a checkpoint that is deleted meanwhile is loaded": (LEADING, "not is_sealed(newest.path)", "False"),
+    "another run is taken over": (LEADING, "    refuse_another(config.run.name, state.origin, config.folder)\n", ""),
+    "the folder's epochs are not asked for": (LEADING, "start.method, least_epoch,", "start.method, 0,"),
+    "the run is nobody's": (LEADING, "least_epoch, origin_of(config.folder))", "least_epoch)"),
+    "the other ranks are left waiting": (LEADING, "    finally:\n        learner.stop()", "    finally:\n        pass"),
+    "a cleared checkpoint is a full disk": (LEADING, "if isinstance(error, WriteFailed):", "if False:"),
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ LAYERS = [
     {"algorithm"},
     {"environments"},
     {"config"},
-    {"models", "host", "batcher", "sizing"},
+    {"models", "lifecycle", "http_server", "batcher"},
     {"transport"},
     {"metrics"},
     {"retrieval"},
@@ -82,7 +82,7 @@ def test_vllm_and_deepspeed_are_known_to_one_module_each():
     assert users == {"vllm": {"rollout/engine.py"}, "deepspeed": {"training/deepspeed_engine.py"}}
 
 
-def test_two_modules_open_sockets_that_others_can_connect_to():
+def test_few_modules_open_sockets_that_others_can_connect_to():
     """Each binds to loopback, or to the address that it is given; system/test_listeners.py watches a whole run."""
     opening = {"bind", "TCPSite", "SockSite", "start_server", "create_server", "run_app", "HTTPServer", "TCPServer"}
     found = set()
@@ -91,7 +91,7 @@ def test_two_modules_open_sockets_that_others_can_connect_to():
             name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
             if name in opening:
                 found.add(str(path.relative_to(ROOT)))
-    assert found == {"host.py", "training/ranks.py"}
+    assert found == {"http_server.py", "lifecycle/ports.py", "training/ranks.py"}
 
 
 def test_no_message_names_a_page_that_is_not_installed():

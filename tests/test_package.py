@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.metrics.files import read_metrics
 from tests.conftest import SLOW
 from tests.system.conftest import SMALL
@@ -83,8 +84,8 @@ def test_a_demo_runs_in_an_empty_folder_and_says_what_it_found(start, wheel: Pat
     """With literal SDGA-Phase: most episodes of the starter have depth 1, which alone fills half a pool."""
     literal = {"method.phase_reserve": 0, "method.budget": 16, "loss.minibatch": 16, "pool.questions": 16}
     addresses = {
-        "redis.url": f"redis://127.0.0.1:{host.free_port()}/0",
-        "retriever.url": f"http://127.0.0.1:{host.free_port()}",
+        "redis.url": f"redis://127.0.0.1:{free_port()}/0",
+        "retriever.url": f"http://127.0.0.1:{free_port()}",
     }
     changes = SMALL | literal | addresses | {"rollout.max_episodes": 32}
     settings = [part for key, value in changes.items() for part in (f"--{key}", str(value))]

@@ -6,16 +6,16 @@ import time
 
 import pytest
 
-from cusearch_async import host
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle import progress
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture
 def config(atlas_config, tmp_path, redis_url, monkeypatch, caplog) -> Config:
-    monkeypatch.setattr(host, "SAY_S", 0.05)
+    monkeypatch.setattr(progress, "SAY_S", 0.05)
     caplog.set_level("INFO")
     overrides = ["--run.name", "test-processes", "--run.folder", str(tmp_path / "run"), "--redis.url", redis_url]
     return load_config(atlas_config, overrides)

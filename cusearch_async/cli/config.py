@@ -17,8 +17,7 @@ from cusearch_async.config import CONFIG_HELP, Config, Extensible, load_config, 
 WIDTH = 120
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("config", help="list every setting with its value and meaning, as Markdown")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="*", help=f"{CONFIG_HELP}; without it, the defaults")
     parser.set_defaults(run=run)
 

@@ -24,8 +24,7 @@ SHOWN = 20
 """Problems of a file that are printed."""
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("data", help="check question files, or write them in Search-R1's schema")
+def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="report what is wrong, by row; status 1 if anything is")
     check.add_argument("sources", nargs="+", metavar="FILE", help=".parquet, .jsonl, or hf:OWNER/NAME/FILE")

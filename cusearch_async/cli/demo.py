@@ -14,21 +14,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
 from cusearch_async.cli import live
-from cusearch_async.cli.fleet import Fleet
-from cusearch_async.cli.launch import add_accept_changes
-from cusearch_async.cli.reset import refuse_if_alive
+from cusearch_async.cli.fleet import Fleet, add_accept_changes
+from cusearch_async.cli.runs import refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import BufferUnavailable, ProcessDied
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training.checkpoint import Checkpoint
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("demo", help="train a small search agent on the embedded atlas world")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="*", default=Path("atlas"), help=CONFIG_HELP)
     add_accept_changes(parser)
     parser.set_defaults(run=run)
@@ -65,12 +64,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 def with_own_redis(config: Config) -> Config:
     """A demo fills a Redis of its own, in its folder: on another port where something listens at redis.url already.
 
-    Raises: ConfigError when a run of this name is alive there: it may be running in the demo's folder."""
+    Raises: RunInUse when a run of this name is alive there: it may be running in the demo's folder."""
     if not is_listening(config.redis.url):
         return config
     with contextlib.suppress(BufferUnavailable):  # whose Redis it is, it is not ours
         asyncio.run(refuse_if_alive(config))
-    url = f"redis://127.0.0.1:{host.free_port()}/0"
+    url = f"redis://127.0.0.1:{free_port()}/0"
     log.info("something listens at redis.url %s already; the demo starts its own Redis at %s", config.redis.url, url)
     return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url})})
 

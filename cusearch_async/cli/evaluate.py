@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import host
 from cusearch_async.cli import trace
+from cusearch_async.cli.playing import play_with
 from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
+from cusearch_async.lifecycle.placement import settle
 
 if TYPE_CHECKING:
-    from cusearch_async.environments import Search
     from cusearch_async.evaluation.scoring import Scores
     from cusearch_async.types import Question, Trajectory
 
@@ -37,8 +37,7 @@ COLUMNS = {
 }
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("eval", help="score a policy on held-out questions")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--checkpoint", help="model folder or Hub id to score; default: model.path of the config")
     parser.add_argument("--suite", help="benchmarks or question files, by commas; default: eval.suite of the config")
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     if arguments.output:
         prepare(arguments.output)
-    host.settle([])
+    settle([])
     model = arguments.checkpoint or config.model.location
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 
@@ -80,19 +79,6 @@ async def play(config: Config, model: str, temperature: float) -> tuple[list[Que
             await search.wait_until_answering(config.run.wait_s)
         (episodes,) = await play_with(search, config, model, questions, [temperature])
     return questions, episodes
-
-
-async def play_with(
-    search: Search, config: Config, model: str, questions: Sequence[Question], temperatures: list[float]
-) -> list[list[Trajectory]]:
-    """One episode per question at each temperature, with one engine."""
-    from cusearch_async.evaluation.scoring import evaluate  # noqa: PLC0415
-    from cusearch_async.models import check_model  # noqa: PLC0415
-    from cusearch_async.processes.playing import open_player  # noqa: PLC0415
-
-    tokenizer = check_model(model, config.episode.max_tokens)
-    with open_player(config, model, tokenizer, search) as (_, player):
-        return [await evaluate(player, questions, t, config.rollout.max_episodes) for t in temperatures]
 
 
 def prepare(output: Path) -> None:

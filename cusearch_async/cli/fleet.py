@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -16,16 +17,17 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
 from cusearch_async.config import Config, save_config
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.progress import SAY_S
+from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.transport.server import is_listening, own_server
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-SAY_S = 5.0
-"""Whoever waits says for what, every so often."""
 _SERVING = ("redis", "retriever", "simulator", "rollout")
 _STAGES = (
     (("rollout", "evaluator", "eval_"), 60.0),
@@ -49,6 +51,13 @@ _LOGGED = re.compile(r"\d\d:\d\d:\d\d [\w-]+: (.+)")
 _ENDED = re.compile(r"(?:rollout|learner|retriever|evaluator|cusearch): .+")
 _ENGINE = re.compile(r"\(EngineCore[^)]*\).*?\b(\w+(?:Error|Exception): .+)")
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
+
+
+def add_accept_changes(parser: argparse.ArgumentParser) -> None:
+    """What `Fleet.start_run` is told."""
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="go on with settings that change what the run means"
+    )
 
 
 @dataclass
@@ -109,7 +118,7 @@ class Fleet:
         self._exit.enter_context(run_folder.hold(self._config.folder))
         save_config(self._config, self._config_path)
         self._logs.mkdir(parents=True, exist_ok=True)
-        for number in {*host.stop_signals()} - {signal.SIGINT}:
+        for number in {*stop_signals()} - {signal.SIGINT}:
             self._exit.callback(signal.signal, number, signal.signal(number, _interrupt))
         return self
 
@@ -250,7 +259,7 @@ class Fleet:
         path = self._logs / f"{name}.log"
         size = path.stat().st_size if path.exists() else 0
         withheld = {secret: "" for secret, users in _SECRETS.items() if not name.startswith(users)}
-        process = host.start_child(command, withheld | (env or {}), path)
+        process = start_child(command, withheld | (env or {}), path)
         self.children[name] = Child(name, process, path, size, size)
 
 

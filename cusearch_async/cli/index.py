@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cusearch_async import host
 from cusearch_async.config import CONFIG_HELP, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.placement import settle
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("index", help="make the index of retriever.corpus in the folder retriever.index")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.set_defaults(run=run)
 
@@ -28,7 +26,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             "retriever.index must name the folder to make, and retriever.corpus a JSONL file (the embedded corpus is "
             f"indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"
         )
-    host.settle([])
+    settle([])
     from cusearch_async.retrieval import indexing  # noqa: PLC0415  (libraries read the settings above when loaded)
     from cusearch_async.retrieval.corpus import Corpus  # noqa: PLC0415
 

@@ -7,14 +7,13 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from cusearch_async import run_folder
 from cusearch_async.cli import live
-from cusearch_async.cli.fleet import Fleet
-from cusearch_async.cli.reset import refuse_anothers, refuse_if_alive
+from cusearch_async.cli.fleet import Fleet, add_accept_changes
+from cusearch_async.cli.runs import refuse_anothers, refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.training.starts import epochs_and_steps
@@ -23,20 +22,13 @@ from cusearch_async.transport.server import is_listening
 log = logging.getLogger(__name__)
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("launch", help="start all processes of a run and watch them")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     add_accept_changes(parser)
     parser.add_argument(
         "--take-over", action="store_true", help="replace the learner of a run that is alive, and add workers to it"
     )
     parser.set_defaults(run=run)
-
-
-def add_accept_changes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--accept-changes", action="store_true", help="go on with settings that change what the run means"
-    )
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:

@@ -8,20 +8,18 @@ import asyncio
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from cusearch_async.cli import buckets
+from cusearch_async.cli import view
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.contract import Audit, Ledger
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("ledger", help="print and check the ledger of a run")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--quick", action="store_true", help="do not count the keys, which holds Redis up meanwhile")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -35,7 +33,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         told = asdict(found) | {"closes": closes} | ({"audit": asdict(counted)} if counted else {})
         print(msgspec.json.encode(told).decode())
     else:
-        Console().print(buckets.ledger(found))
+        Console().print(view.ledger(found))
         if counted:
             Console().print(report(counted))
     sys.exit(0 if closes else 1)

@@ -16,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from cusearch_async import host
-from cusearch_async.cli.fleet import SAY_S, Fleet
-from cusearch_async.cli.plot import draw
+from cusearch_async.cli.figure import draw
+from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import Config
 from cusearch_async.errors import ProcessDied
+from cusearch_async.lifecycle.progress import SAY_S, saying
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run_folder import METRICS
 from cusearch_async.training.checkpoint import Checkpoint
@@ -234,7 +234,7 @@ def newest_checkpoint(config: Config) -> Checkpoint | None:
 def whole_checkpoint(config: Config) -> Checkpoint | None:
     """The newest one whose files are as they were written; newer ones that are torn are named in the log. None when
     there are none at all. Raises: ConfigError when none is whole."""
-    with host.saying(log, "waiting for the newest checkpoint to be verified"):
+    with saying(log, "waiting for the newest checkpoint to be verified"):
         return checkpoints_of(config).newest(RunState())
 
 

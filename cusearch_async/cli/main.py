@@ -1,52 +1,45 @@
-"""Entry point of the `cusearch` command."""
+"""Entry point of the `cusearch` command.
+
+A sub-command's module is imported when it is chosen: `cusearch --help` shows the table below and loads no library."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Collection
+
 import cusearch_async
-from cusearch_async import host
-from cusearch_async.cli import (
-    atlas,
-    buckets,
-    buffer,
-    check,
-    config,
-    data,
-    demo,
-    evaluate,
-    index,
-    launch,
-    ledger,
-    pause,
-    plot,
-    redis,
-    reset,
-    schema,
-    workers,
-)
+from cusearch_async.lifecycle.entry import Parser, last_words, log_to_stderr
+from cusearch_async.lifecycle.spawned import die_with_worker
 
-COMMANDS = (
-    demo,
-    launch,
-    check,
-    config,
-    schema,
-    evaluate,
-    index,
-    data,
-    buckets,
-    buffer,
-    ledger,
-    workers,
-    plot,
-    pause,
-    atlas,
-    redis,
-    reset,
-)
+die_with_worker()
+
+COMMANDS = {
+    "demo": ("demo", "train a small search agent on the embedded atlas world"),
+    "launch": ("launch", "start all processes of a run and watch them"),
+    "check": ("check", "check a config: lengths, memory, staleness, files, services"),
+    "config": ("config", "list every setting with its value and meaning, as Markdown"),
+    "schema": ("schema", "print the JSON schema of a config, for editors"),
+    "eval": ("evaluate", "score a policy on held-out questions"),
+    "index": ("index", "make the index of retriever.corpus in the folder retriever.index"),
+    "data": ("data", "check question files, or write them in Search-R1's schema"),
+    "buckets": ("buckets", "watch the depth buckets of a live run"),
+    "buffer": ("buffer", "list, show, export, requeue or quarantine trajectories"),
+    "ledger": ("ledger", "print and check the ledger of a run"),
+    "workers": ("workers", "list the rollout workers of a run"),
+    "plot": ("plot", "draw plot.png of runs, finished or not"),
+    "pause": ("pause", "start no more episodes; those in flight go on"),
+    "resume": ("pause", "start episodes again"),
+    "atlas": ("atlas", "the embedded world: make its facts and starter policy, check them"),
+    "redis": ("redis", "start a Redis server for a run (every write is on disk)"),
+    "reset": ("reset", "delete a run: its keys in Redis, its checkpoints, weights and metrics"),
+}
+"""Name -> the module in this folder whose `add` gives its parser its arguments and sets `run`, and a line of help."""
 
 
-def make_parser() -> host.Parser:
-    parser = host.Parser(
+def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
+    """Only the commands whose names are among `typed`, what was typed, know their arguments; the rest are listed."""
+    parser = Parser(
         prog="cusearch",
         description="Asynchronous reinforcement learning for search agents (CuSearch).",
         epilog="Settings of a config can be overridden on the command line: --learner.lr 1e-6",
@@ -54,15 +47,17 @@ def make_parser() -> host.Parser:
     parser.add_argument("--version", action="version", version=f"cusearch {cusearch_async.__version__}")
     parser.set_defaults(run=lambda *_: parser.print_help())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for module in COMMANDS:
-        module.add(commands)
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        if name in typed:
+            importlib.import_module(f"cusearch_async.cli.{module}").add(command)
     return parser
 
 
 def main() -> None:
-    arguments, overrides = make_parser().parse()
-    host.log_to_stderr("cusearch")
-    with host.last_words("cusearch"):
+    arguments, overrides = make_parser(sys.argv[1:]).parse()
+    log_to_stderr("cusearch")
+    with last_words("cusearch"):
         arguments.run(arguments, overrides)
 
 

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from cusearch_async.config import CONFIG_HELP, Config, load_config
@@ -16,20 +15,16 @@ from cusearch_async.transport.buffer import open_buffer
 log = logging.getLogger(__name__)
 
 
-def add(commands: Any) -> None:
-    for name, paused, text in (
-        ("pause", True, "start no more episodes; those in flight go on"),
-        ("resume", False, "start episodes again"),
-    ):
-        parser = commands.add_parser(name, help=text)
-        parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
-        parser.set_defaults(run=run, paused=paused)
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    asyncio.run(pause(config, arguments.paused))
-    log.info("run %s is %s", config.run.name, "paused" if arguments.paused else "resumed")
+    paused = arguments.command == "pause"
+    asyncio.run(pause(config, paused))
+    log.info("run %s is %s", config.run.name, "paused" if paused else "resumed")
 
 
 async def pause(config: Config, paused: bool) -> None:

@@ -5,22 +5,16 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from cusearch_async.cli.figure import draw
 from cusearch_async.errors import ConfigError
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run_folder import METRICS
 
 log = logging.getLogger(__name__)
 
-INK = "#333333"
-BLUE, ORANGE, GREEN = "#3b6ea5", "#d9822b", "#4c9a6a"
 
-
-def add(commands: Any) -> None:
-    parser = commands.add_parser("plot", help="draw plot.png of runs, finished or not")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="such as runs/demo")
     parser.set_defaults(run=run)
 
@@ -37,77 +31,3 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
         except OSError as error:
             raise ConfigError(f"{picture} cannot be written: {error.strerror}") from error
         log.info("drew %s", picture)
-
-
-def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Reward and EM, depth, depth distribution, phase, staleness, time; one panel each, over learner steps."""
-    import matplotlib as mpl  # noqa: PLC0415  (a second to load; only this needs it)
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), constrained_layout=True)
-    for panel, fill in zip(axes.flat, (_rewards, _depth, _depths, _phase, _staleness, _idle), strict=True):
-        fill(panel, rows, np.array([row["step"] for row in rows]))
-    figure.suptitle(title, color=INK)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _series(rows: list[dict[str, Any]], name: str) -> Any:
-    """[steps], NaN where a step has no such figure."""
-    return np.array([row.get(name, np.nan) for row in rows], dtype=float)
-
-
-def _rewards(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    panel.plot(steps, _series(rows, "reward/all"), color=BLUE, label="reward, whole pool")
-    panel.plot(steps, _series(rows, "reward/trained"), color=BLUE, linestyle=":", label="reward, trained on")
-    panel.plot(steps, _series(rows, "reward/em"), color=ORANGE, label="exact match")
-    _finish(panel, "Reward and exact match (sampled)", "", (0, 1.02))
-
-
-def _depth(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    panel.plot(steps, _series(rows, "depth/mean"), color=BLUE, label="whole pool")
-    panel.plot(steps, _series(rows, "depth/mean_trained"), color=ORANGE, label="trained on")
-    _finish(panel, "Mean search depth", "searches", None)
-
-
-def _depths(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    from matplotlib import colormaps  # noqa: PLC0415
-
-    counts = np.array([row["depth/generated"] for row in rows], dtype=float)
-    shares = (counts / counts.sum(axis=1, keepdims=True)).T
-    colors = colormaps["viridis"](np.linspace(0.05, 0.95, len(shares)))
-    panel.stackplot(steps, shares, colors=colors, labels=[f"{depth}" for depth in range(len(shares))])
-    _finish(panel, "Search depth of the pool", "share", (0, 1))
-    panel.legend(title="depth", frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
-
-
-def _phase(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    phase = _series(rows, "selection/phase")
-    panel.step(steps, phase, where="mid", color=GREEN, label="phase k")
-    _finish(panel, "SDGA phase", "", (-0.1, max(4.1, np.nanmax(phase, initial=0) + 0.5)))
-
-
-def _staleness(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    least, most = _series(rows, "staleness/min"), _series(rows, "staleness/max")
-    panel.fill_between(steps, least, most, color=BLUE, alpha=0.2, label="min to max", linewidth=0)
-    panel.plot(steps, _series(rows, "staleness/mean"), color=BLUE, label="mean")
-    _finish(panel, "Staleness of the pool", "versions", (-0.1, None))
-
-
-def _idle(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    panel.plot(steps, _series(rows, "learner/idle_share"), color=ORANGE, label="learner")
-    panel.plot(steps, _series(rows, "rollout/idle_share"), color=BLUE, label="rollout engines")
-    _finish(panel, "Idle share of time", "", (0, 1.02))
-
-
-def _finish(panel: Any, title: str, unit: str, limits: tuple[float, float | None] | None) -> None:
-    panel.set_title(title, color=INK, loc="left")
-    panel.set_xlabel("learner step")
-    panel.set_ylabel(unit)
-    panel.xaxis.get_major_locator().set_params(integer=True)
-    if limits:
-        panel.set_ylim(*limits)
-    panel.legend(frameon=False, fontsize=8)

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 from pathlib import Path
-from typing import Any
 
 from cusearch_async import run_folder
 from cusearch_async.config import CONFIG_HELP, load_config
@@ -18,8 +17,7 @@ from cusearch_async.transport.server import is_listening, own_server, redis_cli_
 log = logging.getLogger(__name__)
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("redis", help="start a Redis server for a run (every write is on disk)")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--acl", action="store_true", help="print users for a Redis >= 7 of your own, and end")
     parser.set_defaults(run=run)

@@ -8,33 +8,33 @@ import contextlib
 import logging
 import sys
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from cusearch_async import run_folder
+from cusearch_async.cli.runs import refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.origin import another_run, may_delete, refuse_another
+from cusearch_async.transport.origin import another_run, may_delete
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("reset", help="delete a run: its keys in Redis, its checkpoints, weights and metrics")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Raises: ConfigError when the run is alive, the folder is no run's or another's, or nobody has agreed."""
+    """Raises: RunInUse; ConfigError when the folder is no run's or another's, or there is nobody to ask."""
     config = load_config(arguments.config, overrides)
     folder = config.folder
     with contextlib.ExitStack() as held:
         if folder.exists():
-            check_folder(config)
+            run_folder.check_deletable(folder)
+            run_folder.refuse_others(folder, config.run.name)
             held.enter_context(run_folder.hold(folder))
         # a Redis of the run's own that is not running keeps its keys in the folder
         is_in_folder = (folder / "redis").exists() and not is_listening(config.redis.url)
@@ -52,16 +52,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             asyncio.run(forget_keys(config))
         run_folder.forget(folder, keep=() if is_in_folder else ("redis",))
     log.info("deleted run %s: %s", config.run.name, what)
-
-
-def check_folder(config: Config) -> None:
-    """Raises: ConfigError unless the folder is this run's and may be deleted."""
-    run_folder.check_deletable(config.folder)
-    marker = run_folder.read_marker(config.folder)
-    if marker is not None and marker.run != config.run.name:
-        raise ConfigError(
-            f"{config.folder} belongs to run {marker.run!r}, not to {config.run.name!r}; nothing in it was deleted"
-        )
 
 
 def _what(config: Config, keys: int, is_in_folder: bool) -> str | None:
@@ -83,31 +73,13 @@ def _agreed(question: str) -> bool:
 
 
 async def count_keys(config: Config) -> int:
-    """Keys that Redis holds of the run. Raises: ConfigError when they are another's, and while a worker or the learner
-    of the run is alive."""
+    """Keys that Redis holds of the run. Raises: ConfigError when they are another's; RunInUse."""
     async with open_buffer(config) as buffer:
         known = (await buffer.state()).origin
         if known is not None and not may_delete(known, config.folder):
             raise another_run(config.run.name, known)
         await refuse_if_alive(config)
         return len(await buffer.key_names())
-
-
-async def refuse_anothers(config: Config) -> None:
-    """Raises: ConfigError when Redis holds a run of this name that was made in another folder."""
-    async with open_buffer(config) as buffer:
-        refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
-
-
-async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None:
-    """Raises: ConfigError while a worker or the learner of the run is alive."""
-    async with open_buffer(config) as buffer:
-        alive = [name for name, status in (await buffer.workers()).items() if status.is_alive]
-        learner = await buffer.learner()
-    if learner:
-        alive.append(f"the learner (process {learner['pid']} on {learner['host']})")
-    if alive:
-        raise ConfigError(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")
 
 
 async def forget_keys(config: Config) -> int:

@@ -1,4 +1,4 @@
-"""The buffer of a run that Redis knows."""
+"""The run that a command is about, in Redis: whether it is there, whose it is, whether it is alive."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.keys import Keys
+from cusearch_async.transport.origin import refuse_another
 
 
 @asynccontextmanager
@@ -24,6 +25,23 @@ async def open_run(config: Config) -> AsyncIterator[RedisBuffer]:
             there = f"it knows {', '.join(known)}" if known else "it knows none"
             raise ConfigError(f"Redis at {config.redis.url} has no run {config.run.name!r}; {there}; set --run.name")
         yield buffer
+
+
+async def refuse_anothers(config: Config) -> None:
+    """Raises: ConfigError when Redis holds a run of this name that was made in another folder."""
+    async with open_buffer(config) as buffer:
+        refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
+
+
+async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None:
+    """Raises: RunInUse while a worker or the learner of the run is alive."""
+    async with open_buffer(config) as buffer:
+        alive = [name for name, status in (await buffer.workers()).items() if status.is_alive]
+        learner = await buffer.learner()
+    if learner:
+        alive.append(f"the learner (process {learner.pid} on {learner.host})")
+    if alive:
+        raise RunInUse(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")
 
 
 async def _names(client: Any) -> list[str]:

@@ -9,8 +9,7 @@ from typing import Any
 from cusearch_async.config import Config
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("schema", help="print the JSON schema of a config, for editors")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 

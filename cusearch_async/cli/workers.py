@@ -5,25 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from cusearch_async.cli import buckets
+from cusearch_async.cli import view
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.contract import WorkerStatus
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser("workers", help="list the rollout workers of a run")
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     found = asyncio.run(read(load_config(arguments.config, overrides)))
-    Console().print(buckets.workers(found))
+    Console().print(view.workers(found))
 
 
 async def read(config: Config) -> dict[str, WorkerStatus]:

@@ -13,7 +13,6 @@ from cusearch_async.config.reading import (
     load_config,
     save_config,
     shipped_configs,
-    split_overrides,
 )
 from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import (
@@ -63,5 +62,4 @@ __all__ = [
     "save_config",
     "section_of",
     "shipped_configs",
-    "split_overrides",
 ]

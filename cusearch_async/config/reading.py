@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,8 +18,6 @@ from cusearch_async.files import write_whole
 SHIPPED = Path(__file__).parents[1] / "configs"
 """The configs that come with the package; each can be given by its name, like `atlas`."""
 CONFIG_HELP = "a TOML file, or the name of a config that comes with the package, like atlas; of several, later ones win"
-
-_OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
 
 
 def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> Config:
@@ -86,22 +83,6 @@ def save_config(config: Config, path: Path) -> None:
         write_whole(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
     except OSError as error:
         raise ConfigError(f"run.folder {path.parent} cannot be written: {error.strerror}; choose another") from error
-
-
-def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What belongs to the command, and the overrides: `--section.key value`, `--section.key=value`, `--steps n`."""
-    own: list[str] = []
-    overrides: list[str] = []
-    rest = list(arguments)
-    while rest:
-        flag = rest.pop(0)
-        if not _OVERRIDE.match(flag):
-            own.append(flag)
-            continue
-        overrides.append(flag)
-        if "=" not in flag and rest and not rest[0].startswith("--"):
-            overrides.append(rest.pop(0))
-    return own, overrides
 
 
 def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:

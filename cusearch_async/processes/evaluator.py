@@ -10,11 +10,11 @@ import logging
 import time
 from collections.abc import Sequence
 
-from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.evaluation.scores import Done, is_over, record
 from cusearch_async.evaluation.scoring import is_due, score
+from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
 from cusearch_async.models import check_model
 from cusearch_async.processes.playing import open_player, reach_retriever
 from cusearch_async.retrieval.client import SearchClient
@@ -33,7 +33,7 @@ POLL_S = 0.5
 
 async def run(config: Config) -> None:
     """Score every `eval.every` steps, and the last version; ends with the run, or with a signal."""
-    stop = host.stop_on_signals()
+    stop = stop_on_signals()
     questions = load_eval_questions(config)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
     async with (
@@ -66,7 +66,7 @@ async def score_versions(
             continue
         started = time.monotonic()
         scoring = asyncio.ensure_future(score(player, questions, version, config.eval.at_once))
-        if not await host.unless_stopped(scoring, stop):
+        if not await unless_stopped(scoring, stop):
             break
         done.version, scores = version, scoring.result()
         if scores is None:

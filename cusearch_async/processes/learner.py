@@ -1,34 +1,22 @@
-"""The learner process: build the learner, continue from the newest checkpoint, train."""
+"""The learner process: one rank of it. Rank 0 continues from the newest checkpoint and trains; the others follow it."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import signal
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from cusearch_async import host, run_folder
-from cusearch_async.algorithm.tickets import RunQuestions
+from cusearch_async import run_folder
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
-from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed
+from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.children import die_with_parent
+from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.models import check_model
-from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
-from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
+from cusearch_async.training.leading import lead
 from cusearch_async.training.learner import Learner
-from cusearch_async.training.loop import train
-from cusearch_async.training.publishing import state_at
 from cusearch_async.training.ranks import Ranks
-from cusearch_async.training.selecting import before_step_0
-from cusearch_async.training.starts import check_same_run, checkpoints_of, contents_of, record_start, refuse_changes
+from cusearch_async.training.starts import contents_of
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import LearnerBuffer
-from cusearch_async.transport.origin import origin_of, refuse_another
-from cusearch_async.transport.weights import WeightStore
-
-log = logging.getLogger(__name__)
 
 
 def run(config: Config, accept_changes: bool = False) -> None:
@@ -45,36 +33,13 @@ def run(config: Config, accept_changes: bool = False) -> None:
     run_folder.mark(config.folder, config.run.name)
     contents = contents_of(questions.all, config.model.location, tokenizer)
     with run_folder.hold_as_learner(config.folder):
-        lead(ranks, questions, contents, config, accept_changes)
-
-
-def lead(
-    ranks: Ranks, questions: RunQuestions, contents: Mapping[str, str], config: Config, accept_changes: bool
-) -> None:
-    """Be rank 0."""
-    refuse_changes(config, accept_changes, contents)
-    checkpoints = checkpoints_of(config)
-    newest = asyncio.run(find_checkpoint(checkpoints, config))
-    with host.saying(log, f"waiting for {config.model.location} to be loaded"):
-        learner = Learner(config, ranks)
-    if newest is not None and not is_sealed(newest.path):  # a learner that is alive has deleted it: it has newer ones
-        newest = asyncio.run(find_checkpoint(checkpoints, config))
-    ranks.tell(str(newest.path if newest else "").encode())
-    if newest is not None:
-        with host.saying(log, f"waiting for {newest.path} to be loaded"):
-            learner.load(newest.path)
-    start = newest.state if newest else state_at(0, before_step_0(config), config)
-    try:
-        asyncio.run(_lead(learner, ranks, checkpoints, start, questions, contents, config))
-    finally:
-        learner.stop()
-    ranks.close()
+        lead(Learner, open_buffer, ranks, questions, contents, config, accept_changes)
 
 
 def follow(config: Config, ranks: Ranks) -> None:
     """Be a rank other than 0. Signals are left to rank 0, which stops the others when it has saved."""
-    host.die_with_parent(signal.SIGKILL)
-    for number in host.stop_signals():
+    die_with_parent(signal.SIGKILL)
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
     learner = Learner(config, ranks)
     newest = ranks.listen().decode()
@@ -82,89 +47,3 @@ def follow(config: Config, ranks: Ranks) -> None:
         learner.load(Path(newest))
     learner.follow()
     ranks.close()
-
-
-async def find_checkpoint(checkpoints: Checkpoints, config: Config) -> Checkpoint | None:
-    """What to go on from; before anything large is loaded.
-
-    Raises: BufferUnavailable, ConfigError, also when Redis holds another run of this name."""
-    async with open_buffer(config, config.run.wait_s) as buffer:
-        state = await buffer.state()
-    refuse_another(config.run.name, state.origin, config.folder)
-    with host.saying(log, "waiting for the newest checkpoint to be verified"):
-        newest = checkpoints.newest(state)
-    if newest is None:
-        log.info("no checkpoint, starting at step 0")
-        return None
-    check_same_run(newest.path, newest.state, config)
-    log.info("resuming from step %d (checkpoint %s)", newest.state.step, newest.path)
-    return newest
-
-
-async def _lead(
-    learner: Learner,
-    ranks: Ranks,
-    checkpoints: Checkpoints,
-    start: CheckpointState,
-    questions: RunQuestions,
-    contents: Mapping[str, str],
-    config: Config,
-) -> None:
-    stop = host.stop_on_signals()
-    store = WeightStore(config.folder / "weights")
-    async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size) as buffer:
-        await take_over(buffer, store, checkpoints, start, contents, config)
-        try:
-            with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat:
-                await train(learner, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
-        except (Fenced, WriteFailed) as error:
-            raise await _cause(buffer, error) from error
-
-
-async def take_over(
-    buffer: LearnerBuffer,
-    store: WeightStore,
-    checkpoints: Checkpoints,
-    start: CheckpointState,
-    contents: Mapping[str, str],
-    config: Config,
-) -> None:
-    """Fence off earlier learners, and clear what they left half done."""
-    earlier = await buffer.learner()
-    least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
-    await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder))
-    if earlier:
-        log.warning(
-            "epoch %d takes over from a learner that may be alive (%s, last heard of %s s ago); it will end",
-            buffer.epoch,
-            _who(earlier),
-            earlier["heartbeat_age_s"],
-        )
-    checkpoints.begin(buffer.epoch, start.step)
-    store.begin(buffer.epoch)
-    record_start(config, buffer.epoch, start.step, contents)
-
-
-async def _cause(buffer: LearnerBuffer, error: CusearchError) -> CusearchError:
-    """Who has taken over, if one has: it also clears away what an earlier learner is still writing."""
-    if isinstance(error, WriteFailed):
-        try:
-            await buffer.checkpoint(0)
-        except CusearchError as fenced:
-            error = fenced
-    return Fenced(f"{error}{await _successor(buffer)}") if isinstance(error, Fenced) else error
-
-
-async def _successor(buffer: LearnerBuffer) -> str:
-    """Who has taken over, in words, as soon as it says so itself; nothing if it does not."""
-    deadline = time.monotonic() + BEAT_S
-    while time.monotonic() < deadline:
-        facts = await buffer.learner()
-        if int(facts.get("epoch", 0)) > buffer.epoch:
-            return f" (it is {_who(facts)})"
-        await asyncio.sleep(0.05)
-    return ""
-
-
-def _who(learner: dict[str, str]) -> str:
-    return f"epoch {learner['epoch']} on {learner['host']}, process {learner['pid']}"

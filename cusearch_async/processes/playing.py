@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.environments import Search
+from cusearch_async.lifecycle.signals import unless_stopped
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
@@ -22,7 +22,7 @@ async def reach_retriever(search: SearchClient, config: Config, stop: asyncio.Ev
     if not config.uses_retriever:
         return True
     waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
-    if not await host.unless_stopped(waiting, stop):
+    if not await unless_stopped(waiting, stop):
         return False
     waiting.result()
     return True

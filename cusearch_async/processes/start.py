@@ -1,7 +1,7 @@
 """The processes of a run: `python -m cusearch_async.processes.start NAME CONFIG [--section.key value]...`.
 
-A module of its own, because nothing heavy may be imported before `host.settle` has run, and not `__main__`, because
-`multiprocessing` does not import that one in the engine's process (see the end of `host`)."""
+A module of its own, because nothing heavy may be imported before `settle` has run, and not `__main__`, because
+multiprocessing does not import that one in the engine's process (see `lifecycle.spawned`)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from cusearch_async import host
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.children import other_ranks
+from cusearch_async.lifecycle.entry import Parser, last_words, log_to_stderr
+from cusearch_async.lifecycle.placement import give_way, require_gpus, settle, share_of
+from cusearch_async.lifecycle.spawned import die_with_worker
 
 MODULE = "cusearch_async.processes.start"
+
+die_with_worker()
 
 
 def learner(config: Config, accept_changes: bool = False) -> None:
     """Pulls pools, selects, trains, publishes weights.
 
     With learner.ranks > 1 it starts the other ranks itself; under torchrun it is the rank that RANK says."""
-    with host.other_ranks(MODULE, config.learner.ranks) as rank:
-        host.settle(host.share_of(config.learner.cores, rank, config.learner.ranks), config.learner.gpus)
-        host.require_gpus("learner.gpus", config.learner.gpus)
+    with other_ranks(MODULE, config.learner.ranks) as rank:
+        settle(share_of(config.learner.cores, rank, config.learner.ranks), config.learner.gpus)
+        require_gpus("learner.gpus", config.learner.gpus)
         from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
 
         learner.run(config, accept_changes)
@@ -35,8 +40,8 @@ def rollout(config: Config) -> None:
     """Plays search episodes with the newest weights and streams them into the buffer."""
     index = int(os.environ.get("CUSEARCH_WORKER_INDEX", "0"))
     gpus = config.rollout.gpus[index : index + 1]
-    host.settle(host.share_of(config.rollout.cores, index, config.rollout.workers), gpus)
-    host.require_gpus("rollout.gpus", gpus)
+    settle(share_of(config.rollout.cores, index, config.rollout.workers), gpus)
+    require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 
     asyncio.run(rollout.run(config, f"{socket.gethostname()}-{os.getpid()}"))
@@ -46,9 +51,9 @@ def evaluator(config: Config) -> None:
     """Scores published versions on held-out questions, beside the run."""
     if not config.eval.every:
         raise ConfigError("eval.every is 0: nothing is to be scored during the run; set it to a number of steps")
-    host.give_way()
-    host.settle(config.eval.cores, config.eval.gpus)
-    host.require_gpus("eval.gpus", config.eval.gpus)
+    give_way()
+    settle(config.eval.cores, config.eval.gpus)
+    require_gpus("eval.gpus", config.eval.gpus)
     from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)
 
     asyncio.run(evaluator.run(config))
@@ -56,7 +61,7 @@ def evaluator(config: Config) -> None:
 
 def retriever(config: Config) -> None:
     """Serves searches over a corpus, `POST /retrieve`."""
-    host.settle([])
+    settle([])
     from cusearch_async.processes import retriever  # noqa: PLC0415  (libraries read the settings above when loaded)
 
     asyncio.run(retriever.run(config))
@@ -71,7 +76,7 @@ PROCESSES: dict[str, Callable[[Config], None]] = {
 
 
 def main() -> None:
-    parser = host.Parser(
+    parser = Parser(
         prog=f"python -m {MODULE}",
         description="One process of a run.",
         epilog="Settings of the config can be overridden: --section.key value",
@@ -82,11 +87,11 @@ def main() -> None:
         "--accept-changes", action="store_true", help="learner: go on with settings that change what the run means"
     )
     arguments, overrides = parser.parse()
-    host.log_to_stderr(arguments.name)
+    log_to_stderr(arguments.name)
     process = PROCESSES[arguments.name]
     if arguments.name == "learner":
         process = functools.partial(learner, accept_changes=arguments.accept_changes)
-    with host.last_words(arguments.name):
+    with last_words(arguments.name):
         process(load_config(arguments.config, overrides))
 
 

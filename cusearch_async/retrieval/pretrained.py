@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from cusearch_async import host
 from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.lifecycle.placement import require_device
 
 
 def load(
@@ -19,7 +19,7 @@ def load(
 
     `auto` is the transformers class that loads it, `part` what of the model is wanted, `setting` what the config calls
     `name`. Raises: ConfigError when it cannot be loaded, or has no tokenizer."""
-    host.require_device("retriever.dense.device", device)
+    require_device("retriever.dense.device", device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model, report = auto.from_pretrained(

@@ -27,9 +27,9 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from cusearch_async import host
 from cusearch_async.config import Config
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable, first_line
+from cusearch_async.lifecycle.progress import saying
 from cusearch_async.rollout.overheard import Overheard
 from cusearch_async.transport.weights import TENSORS, Canary, WeightStore
 
@@ -114,7 +114,7 @@ class Engine:
         )
         overheard = Overheard()
         try:
-            with host.saying(log, f"waiting for vLLM to load {model}"), overheard.listening():
+            with saying(log, f"waiting for vLLM to load {model}"), overheard.listening():
                 llm = AsyncLLM.from_engine_args(arguments)
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineDied(

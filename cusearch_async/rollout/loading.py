@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cusearch_async import host
 from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.lifecycle.progress import saying
 from cusearch_async.transport.contract import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore
 
@@ -29,7 +29,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 async def wait_until_announced(buffer: WorkerBuffer, is_over: Callable[[], bool]) -> None:
     """Until the run has weights, or `is_over`; unblocked by the learner's first `announce`."""
-    with host.saying(log, "waiting for the learner to publish weights"):
+    with saying(log, "waiting for the learner to publish weights"):
         while not is_over() and not (await buffer.state()).weights:
             await asyncio.sleep(POLL_S)
 

@@ -19,11 +19,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cusearch_async import host
 from cusearch_async.algorithm.staleness import ticket_limit
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
+from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
@@ -116,11 +117,11 @@ class RolloutLoop:
             try:
                 await self._admit(tasks, stop)
             finally:
-                await host.end_tasks([*helpers, *self._episodes])
+                await end_tasks([*helpers, *self._episodes])
 
     async def _wait_for_weights(self, stop: asyncio.Event) -> None:
         await wait_until_announced(self._buffer, lambda: _is_over(stop))
-        with host.saying(log, "waiting for the first weights to be loaded"):
+        with saying(log, "waiting for the first weights to be loaded"):
             while not _is_over(stop) and not await self._pick_up():
                 await asyncio.sleep(POLL_S)
 
@@ -156,7 +157,7 @@ class RolloutLoop:
         """A learner has gone back to its checkpoint, and with it the weights: end the episodes that these weights may
         not start, or their last tokens would be older than max_staleness when they are trained on."""
         limit = self._limit
-        await host.end_tasks([task for task, grant in self._episodes.items() if grant.ticket >= limit])
+        await end_tasks([task for task, grant in self._episodes.items() if grant.ticket >= limit])
 
     async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> None:
         """Keep up to `max_episodes` episodes at play until `stop`. Those that wait to be stored take no room: with room

@@ -15,6 +15,7 @@ from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
+from cusearch_async.transport.contract import LearnerStatus
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +69,9 @@ class Heartbeat:
                 log.debug("the end of the learner was not told: %s", error)
 
     async def _say(self, buffer: RedisBuffer) -> None:
-        where: dict[str, str | int | float] = {"host": socket.gethostname(), "pid": os.getpid()}
+        status = LearnerStatus(epoch=self._epoch, host=socket.gethostname(), pid=os.getpid(), step=self.step)
         try:
-            await buffer.learner_heartbeat(where | {"epoch": self._epoch, "step": self.step})
+            await buffer.learner_heartbeat(status)
         except Fenced:
             self._ended.set()
         except CusearchError as error:

@@ -171,6 +171,18 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
         return self.heartbeat_age_s < ALIVE_S
 
 
+class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the run's learner is, as it says itself with every heartbeat."""
+
+    epoch: int
+    host: str
+    pid: int
+    step: int
+    """The step it is at."""
+    heartbeat_age_s: float = 0.0
+    """Since it said all this; only known of another's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A trajectory in short."""
@@ -350,7 +362,7 @@ class LearnerBuffer(Protocol):
         """All steps before `step` are safe in every kept checkpoint: forget their pools."""
         ...
 
-    async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
+    async def learner_heartbeat(self, status: LearnerStatus) -> None:
         """Say that this learner lives, and where."""
         ...
 
@@ -370,8 +382,8 @@ class LearnerBuffer(Protocol):
         """What each worker said at its last heartbeat, also of those that are gone."""
         ...
 
-    async def learner(self) -> dict[str, str]:
-        """What the run's learner said at its last heartbeat, with `heartbeat_age_s`; empty when none is alive."""
+    async def learner(self) -> LearnerStatus | None:
+        """What the run's learner said at its last heartbeat; None when none is alive."""
         ...
 
 
@@ -399,7 +411,7 @@ class OperatorBuffer(Protocol):
 
     async def workers(self) -> dict[str, WorkerStatus]: ...
 
-    async def learner(self) -> dict[str, str]: ...
+    async def learner(self) -> LearnerStatus | None: ...
 
     async def capacities(self) -> list[int]:
         """Buffered trajectories per depth 0..S_max."""

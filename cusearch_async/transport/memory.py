@@ -21,6 +21,7 @@ from cusearch_async.transport.contract import (
     NOTHING,
     Audit,
     Filter,
+    LearnerStatus,
     Ledger,
     MethodState,
     Outcome,
@@ -249,13 +250,13 @@ class MemoryBuffer:
                 self._forget_pool(forgotten)
         run.state = replace(run.state, checkpoint=max(run.state.checkpoint, step))
 
-    async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
+    async def learner_heartbeat(self, status: LearnerStatus) -> None:
         self._refuse_if_fenced()
-        self._run.learner = {k: str(v) for k, v in facts.items()}, self._run.now + ALIVE_S
+        self._run.learner = status, self._run.now
 
     async def learner_leaves(self) -> None:
         self._refuse_if_fenced()
-        self._run.learner = {}, 0.0
+        self._run.learner = None
 
     # --- operator -------------------------------------------------------------------------------------
 
@@ -300,10 +301,12 @@ class MemoryBuffer:
         self._requeue(ticket)
         return True
 
-    async def learner(self) -> dict[str, str]:
-        told, until = self._run.learner
-        left = until - self._run.now
-        return told | {"heartbeat_age_s": f"{ALIVE_S - left:.1f}"} if told and left > 0 else {}
+    async def learner(self) -> LearnerStatus | None:
+        if self._run.learner is None:
+            return None
+        told, at = self._run.learner
+        age_s = self._run.now - at
+        return msgspec.structs.replace(told, heartbeat_age_s=age_s) if age_s < ALIVE_S else None
 
     async def state(self) -> RunState:
         return self._run.state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cusearch_async.transport.contract import RunState, Shape, WorkerStatus
+from cusearch_async.transport.contract import LearnerStatus, RunState, Shape, WorkerStatus
 from cusearch_async.types import Trajectory
 
 
@@ -52,5 +52,5 @@ class MemoryRun:
     counts: Counter[str] = field(default_factory=Counter)
     workers: dict[str, tuple[WorkerStatus, float]] = field(default_factory=dict)
     """What each said, and when."""
-    learner: tuple[dict[str, str], float] = ({}, 0.0)
-    """What it said, and until when that holds."""
+    learner: tuple[LearnerStatus, float] | None = None
+    """What it said, and when."""

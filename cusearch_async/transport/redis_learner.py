@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from cusearch_async.errors import CorruptPayload, InvalidTrajectory
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, LAID_DOWN, NOTHING, MethodState, QuestionOf, Shape
+from cusearch_async.transport.contract import ALIVE_S, LAID_DOWN, NOTHING, LearnerStatus, MethodState, QuestionOf, Shape
 from cusearch_async.transport.health import check_server
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.redis_run import RedisRun
@@ -88,9 +88,11 @@ class LearnerSide(RedisRun):
         """Speak for the learner that has taken the run over as `epoch` on another connection."""
         self._epoch = epoch
 
-    async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
-        told = itertools.chain.from_iterable(facts.items())
-        await self.run_script("learner", self._epoch, int(ALIVE_S * 1000), *told)
+    async def learner_heartbeat(self, status: LearnerStatus) -> None:
+        told = msgspec.structs.asdict(status)
+        del told["heartbeat_age_s"]  # Redis' clock tells it
+        fields = itertools.chain.from_iterable(told.items())
+        await self.run_script("learner", self._epoch, int(ALIVE_S * 1000), *fields)
 
     async def learner_leaves(self) -> None:
         await self.run_script("learner", self._epoch, 0)

@@ -12,12 +12,13 @@ from redis import exceptions
 
 from cusearch_async.errors import BufferLost, ConfigError, CusearchError, Fenced
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, Ledger, Queues, RunState, Shape, WorkerStatus
+from cusearch_async.transport.contract import ALIVE_S, LearnerStatus, Ledger, Queues, RunState, Shape, WorkerStatus
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.origin import Origin, another_run
 from cusearch_async.transport.scripts import SCRIPTS, script
 
 N = TypeVar("N", int, float)
+S = TypeVar("S", WorkerStatus, LearnerStatus)
 
 _DAMAGE_WORDS = ("WRONGTYPE", "user_script", "not an integer", "not a valid float")
 """In the answers of a server that holds what no script of ours has written."""
@@ -82,14 +83,13 @@ class RedisRun:
         names = ("ready_of_pool", "ready", "leased", "requeued", "incomplete")
         return Queues(**dict(zip(names, await self.ask(count), strict=True)))
 
-    async def learner(self) -> dict[str, str]:
+    async def learner(self) -> LearnerStatus | None:
         async def read(client: Any) -> Any:
             async with client.pipeline(transaction=True) as pipe:
                 return await pipe.hgetall(self.keys.learner).pttl(self.keys.learner).execute()
 
         raw, left_ms = await self.ask(read)
-        told = {key.decode(): value.decode() for key, value in raw.items()}
-        return told | {"heartbeat_age_s": f"{ALIVE_S - left_ms / 1000:.1f}"} if told else {}
+        return self._status(LearnerStatus, raw, ALIVE_S - left_ms / 1000) if raw else None
 
     async def workers(self) -> dict[str, WorkerStatus]:
         async def read(client: Any) -> Any:
@@ -102,15 +102,16 @@ class RedisRun:
         (seconds, micros), beats, fields = await self.ask(read)
         now = seconds + micros / 1e6
         return {
-            name.decode(): self._status(raw, now - beat / 1000) for (name, beat), raw in zip(beats, fields, strict=True)
+            name.decode(): self._status(WorkerStatus, raw, now - beat / 1000)
+            for (name, beat), raw in zip(beats, fields, strict=True)
         }
 
-    def _status(self, raw: dict[bytes, bytes], age_s: float) -> WorkerStatus:
+    def _status(self, kind: type[S], raw: dict[bytes, bytes], age_s: float) -> S:
         told = {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
         try:
-            return msgspec.convert(told | {"heartbeat_age_s": age_s}, WorkerStatus, strict=False)
+            return msgspec.convert(told | {"heartbeat_age_s": age_s}, kind, strict=False)
         except msgspec.ValidationError as error:
-            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} (of a worker: {error})") from error
+            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({kind.__name__}: {error})") from error
 
     async def run_script(self, script: str, *args: Any) -> Any:
         """The answer of one of the scripts in lua/."""

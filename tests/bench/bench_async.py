@@ -17,9 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import Config, load_config
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.metrics.files import read_metrics
 
 CONFIG = Path(__file__).parents[2] / "configs" / "atlas.toml"
@@ -30,8 +31,8 @@ WEB_LATENCY = ["--retriever.latency_median_s", "0.3", "--retriever.latency_p99_s
 
 def measure(name: str, overrides: list[str]) -> dict[str, float]:
     """Run once; wall seconds and shares of the whole run."""
-    ports = ["--redis.url", f"redis://127.0.0.1:{host.free_port()}/0"]
-    ports += ["--retriever.url", f"http://127.0.0.1:{host.free_port()}"]
+    ports = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
+    ports += ["--retriever.url", f"http://127.0.0.1:{free_port()}"]
     folder = ["--run.folder", str(FOLDER / name), "--learner.checkpoint_every", str(STEPS)]
     config = load_config(CONFIG, ["--steps", str(STEPS), *WEB_LATENCY, *folder, *ports, *overrides])
     run_folder.forget(config.folder)

@@ -22,8 +22,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import host
 from cusearch_async.config import RedisConfig
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport import codec
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
@@ -257,10 +258,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     arguments = parser.parse_args()
-    url = f"redis://127.0.0.1:{host.free_port()}/0"
+    url = f"redis://127.0.0.1:{free_port()}/0"
     with tempfile.TemporaryDirectory() as folder:
         command = [*server_command(url, Path(folder), None), "--appendonly", "no"]
-        server = host.start_child(command, log_file=Path(folder) / "redis.log")
+        server = start_child(command, log_file=Path(folder) / "redis.log")
         try:
             wait_until(lambda: is_listening(url), 20)
             figures = asyncio.run(measure(url, arguments.seconds))

@@ -27,10 +27,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import host
 from cusearch_async.atlas.questions import train_questions
 from cusearch_async.config import load_config
 from cusearch_async.data.questions import load_corpus
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.retrieval import indexing
 from cusearch_async.retrieval.local import Index
 from cusearch_async.transport.server import is_listening
@@ -95,11 +96,11 @@ def in_process(index: Index, queries: Sequence[str], seconds: float) -> float:
 
 
 def measure(kind: str, overrides: list[str], index: Index, seconds: float) -> dict[str, float]:
-    url = f"http://127.0.0.1:{host.free_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     queries = queries_of(kind)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "workers.retriever", "configs/atlas.toml", "--retriever.url", url, *overrides]
-        server = host.start_child(command, log_file=Path(folder) / "log")
+        server = start_child(command, log_file=Path(folder) / "log")
         try:
             began = time.perf_counter()
             wait_until(lambda: is_listening(url), 600)
@@ -132,7 +133,7 @@ def large(passages: int, seconds: float, folder: Path) -> dict[str, float]:
     overrides = ["--retriever.corpus", str(corpus), "--retriever.index", str(index)]
     command = [sys.executable, "-m", "cusearch_async.cli.main", "index", "configs/atlas.toml", *overrides]
     began, most = time.perf_counter(), 0
-    process = host.start_child(command)
+    process = start_child(command)
     while process.poll() is None:
         most = max(most, psutil.Process(process.pid).memory_info().rss)
         time.sleep(0.2)

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
 from cusearch_async.config import load_config, save_config
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import WorkerStatus
 from tests.conftest import SLOW
@@ -35,8 +36,8 @@ def refused(*command: str) -> str:
 @pytest.fixture
 def launch(atlas_config, tmp_path):
     """`cusearch launch` on private addresses, with overrides."""
-    addresses = ["--run.folder", str(tmp_path / "run"), "--redis.url", f"redis://127.0.0.1:{host.free_port()}/0"]
-    addresses += ["--retriever.url", f"http://127.0.0.1:{host.free_port()}"]
+    addresses = ["--run.folder", str(tmp_path / "run"), "--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
+    addresses += ["--retriever.url", f"http://127.0.0.1:{free_port()}"]
 
     def run(*overrides: str) -> str:
         line = refused("cusearch_async.cli.main", "launch", str(atlas_config), *addresses, *overrides)

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from cusearch_async import host
 from cusearch_async.cli import main
 from cusearch_async.config import load_config
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.processes import start
 from cusearch_async.transport.buffer import open_buffer
 from tests.cli.bad_inputs import CASES, Case
@@ -71,7 +71,7 @@ def places(web: str, redis_url: str, atlas_config: Path) -> dict[str, str]:
             await buffer.recover(0)
 
     asyncio.run(make_known())
-    nobody = f"127.0.0.1:{host.free_port()}"
+    nobody = f"127.0.0.1:{free_port()}"
     return {
         "redis": redis_url,
         "locked": redis_url,

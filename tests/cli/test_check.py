@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config
 
-from cusearch_async import host, sizing
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.cli import check
+from cusearch_async.cli.preflight import sizing
+from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.sizing import GIB, PUBLISHED
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.sizing import GIB, PUBLISHED
+from cusearch_async.lifecycle.ports import free_port
 from tests.fakes import STARTER
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -26,16 +28,16 @@ BASE = PAPER / "base.toml"
 def run(*arguments: str, overrides: tuple[str, ...] = ()) -> int:
     """The command's exit status."""
     parser = argparse.ArgumentParser()
-    check.add(parser.add_subparsers())
+    check.add(parser)
     try:
-        parsed = parser.parse_args(["check", *arguments])
+        parsed = parser.parse_args(arguments)
         parsed.run(parsed, list(overrides))
     except SystemExit as end:
         return end.code
     return 0
 
 
-def findings(*overrides: str, path: Path | list[Path] = BASE, gib: float = 80) -> dict[str, check.Finding]:
+def findings(*overrides: str, path: Path | list[Path] = BASE, gib: float = 80) -> dict[str, Finding]:
     config = load_config(path, overrides)
     shape = sizing.shape_of(config.model.location) or PUBLISHED.get(config.model.path)
     return {finding.what: finding for finding in check.check(config, shape, int(gib * GIB))}
@@ -322,7 +324,7 @@ def test_a_simulated_engine_needs_no_corpus():
 
 
 def test_services_that_listen_are_told_from_those_that_do_not(redis_url, port):
-    dead = f"http://127.0.0.1:{host.free_port()}"
+    dead = f"http://127.0.0.1:{free_port()}"
     overrides = ("--redis.url", redis_url, "--retriever.url", dead)
     found = findings(*overrides, "--retriever.zerosearch.url", f"http://127.0.0.1:{port}/v1")
     assert found["redis.url"].status == "ok"
@@ -334,7 +336,7 @@ def test_services_that_listen_are_told_from_those_that_do_not(redis_url, port):
 
 
 def test_one_sentinel_that_listens_is_enough(port):
-    dead = host.free_port()
+    dead = free_port()
     url = f"redis+sentinel://user@127.0.0.1:{dead},127.0.0.1:{port}/main/0"
     assert findings("--redis.url", url)["redis.url"].status == "ok"
     url = f"redis+sentinel://127.0.0.1:{dead}/main"

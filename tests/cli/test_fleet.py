@@ -11,19 +11,20 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
 from cusearch_async.cli import fleet as fleets
 from cusearch_async.cli import launch, live
 from cusearch_async.cli.fleet import Child, Fleet
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable
+from cusearch_async.errors import ProcessDied, RetrievalUnavailable, RunInUse
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from tests.conftest import SLOW, wait_until
 
 GOODBYE = """
@@ -50,7 +51,7 @@ def config(atlas_config, tmp_path, redis_url):
             "--redis.url",
             redis_url,
             "--retriever.url",
-            f"http://127.0.0.1:{host.free_port()}",
+            f"http://127.0.0.1:{free_port()}",
         ],
     )
 
@@ -64,7 +65,7 @@ def fleet(config):
 def start(fleet: Fleet, folder: Path, name: str, script: str, *arguments: object) -> Child:
     log = folder / f"{name}.log"
     began = log.stat().st_size if log.exists() else 0
-    process = host.start_child([sys.executable, "-c", script, *map(str, arguments)], log_file=log)
+    process = start_child([sys.executable, "-c", script, *map(str, arguments)], log_file=log)
     fleet.children[name] = Child(name, process, log, began, began)
     return fleet.children[name]
 
@@ -106,13 +107,14 @@ LAUNCH = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from cusearch_async import host
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import load_config
+from cusearch_async.lifecycle.entry import last_words, log_to_stderr
 from tests.cli.test_fleet import GOODBYE, start
+log_to_stderr("cusearch")
 config, folder = load_config(Path(sys.argv[1]), ["--run.folder", sys.argv[2]]), Path(sys.argv[3])
-with host.last_words("cusearch"), Fleet(config) as fleet:
+with last_words("cusearch"), Fleet(config) as fleet:
     for name in ("redis", "learner", "rollout-0"):
         start(fleet, folder, name, GOODBYE, name, folder / "said", 1)
     live.Screen(fleet, Console()).wait(lambda: "waiting", lambda: False, list)
@@ -147,8 +149,10 @@ def test_a_closed_terminal_ends_a_launch_in_good_order(config, atlas_config, tmp
     os.close(terminal)
     said = tmp_path / "said"
     if nohup:
-        time.sleep(0.5)
-        assert not said.exists()
+        with (tmp_path / "learner.log").open("a") as log:
+            log.write("10:00:00 learner: step 7\n")
+        wait_until(lambda: "learner: step 7" in (tmp_path / "nohup.out").read_text(), 20)
+        assert not said.exists(), "it goes on"
         launched.terminate()
     wait_until(said.exists, 20)
     launched.send_signal(signal.SIGHUP)
@@ -223,10 +227,10 @@ def test_a_retriever_that_does_not_start_is_waited_for_and_named(fleet, config, 
 
 
 def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):
-    with pytest.raises(ConfigError, match="is in use: a launch or a demo runs in it"), Fleet(config):
+    with pytest.raises(RunInUse, match="is in use: a launch or a demo runs in it"), Fleet(config):
         pass
     overrides = ["--run.folder", str(config.folder)]
-    with pytest.raises(ConfigError, match="is in use: a launch or a demo runs in it"):
+    with pytest.raises(RunInUse, match="is in use: a launch or a demo runs in it"):
         launch.run(Namespace(config=atlas_config, accept_changes=False, take_over=True), overrides)
     assert run_folder.read_marker(config.folder).run == config.run.name
 

@@ -16,7 +16,7 @@ from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.cli import demo, launch, live, main, plot
 from cusearch_async.cli.fleet import Child
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError, ProcessDied
+from cusearch_async.errors import ConfigError, ProcessDied, RunInUse
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.starts import record_start
@@ -73,7 +73,7 @@ async def test_a_demo_has_a_redis_of_its_own_beside_one_that_is_in_use(atlas_con
         await buffer.recover(0)
         await buffer.heartbeat("w1", [], WorkerStatus(version=0))
         await buffer.connection.client.zincrby(buffer.keys.workers, 600_000, "w1")  # alive, however slow this machine
-        with pytest.raises(ConfigError, match="run 'demo-beside' is alive: w1"):
+        with pytest.raises(RunInUse, match="run 'demo-beside' is alive: w1"):
             await asyncio.to_thread(demo.with_own_redis, config)
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cusearch_async import host
-from cusearch_async.cli import buckets, main
+from cusearch_async.cli import main, view
 from cusearch_async.config import load_config
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.codec import encode
 from cusearch_async.transport.contract import MethodState, WorkerStatus
@@ -93,8 +94,8 @@ async def test_buckets_show_depth_by_staleness_groups_workers_and_ledger(atlas_c
     config = load_config(atlas_config, overrides)
     await fill(config)
     async with open_buffer(config) as open_:
-        now = await buckets.look(open_)
-        shown = text_of(buckets.view(now, None, config))
+        now = await view.look(open_)
+        shown = text_of(view.view(now, None, config))
     assert re.search(r"1\s+1\s+·", shown), "one of depth 1, fresh"
     assert "phase 2" in shown
     assert "2 of 768" in shown
@@ -225,8 +226,8 @@ def test_the_redis_cli_lines_of_the_docs_can_be_pasted(atlas_config, tmp_path, m
     """Into a shell, on a run called atlas with ticket 0 in the buffer; each line must answer, and not with nothing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
-    config = load_config(atlas_config, ["--redis.url", f"redis://127.0.0.1:{host.free_port()}/0"])
-    server = host.start_child(own_server(config), log_file=tmp_path / "log")
+    config = load_config(atlas_config, ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"])
+    server = start_child(own_server(config), log_file=tmp_path / "log")
     try:
         wait_until(lambda: is_listening(config.redis.url), 20)
         asyncio.run(fill(config))

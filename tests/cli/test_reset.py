@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from cusearch_async import host, run_folder
+from cusearch_async import run_folder
 from cusearch_async.cli import reset
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RunInUse
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.contract import WorkerStatus
 from cusearch_async.transport.origin import origin_of
@@ -49,6 +51,9 @@ def config(atlas_config, overrides):
 async def fill(config, origin=None):
     async with open_buffer(config) as buffer:
         await buffer.recover(0, origin=origin)
+
+
+LEARNER = {"epoch": 1, "host": "here", "pid": 17, "step": 3}
 
 
 def keys_of(config) -> set[bytes]:
@@ -104,17 +109,17 @@ def test_a_run_with_a_live_process_is_not_deleted(config, atlas_config, override
     if who == "worker":
         asyncio.run(beat())
     else:
-        client.hset(f"cusearch:{{{config.run.name}}}:learner", mapping={"host": "here", "pid": 17, "step": 3})
+        client.hset(f"cusearch:{{{config.run.name}}}:learner", mapping=LEARNER)
         client.expire(f"cusearch:{{{config.run.name}}}:learner", 60)
     named = "w1" if who == "worker" else r"the learner \(process 17 on here\)"
-    with pytest.raises(ConfigError, match=f"is alive: {named}; stop it first"):
+    with pytest.raises(RunInUse, match=f"is alive: {named}; stop it first"):
         run_reset(atlas_config, overrides, yes=True)
     assert keys_of(config)
     assert (config.folder / "metrics.jsonl").exists()
 
 
 def test_a_folder_in_use_is_not_deleted(config, atlas_config, overrides):
-    with run_folder.hold(config.folder), pytest.raises(ConfigError, match="is in use"):
+    with run_folder.hold(config.folder), pytest.raises(RunInUse, match="is in use"):
         run_reset(atlas_config, overrides, yes=True)
     assert keys_of(config)
 
@@ -147,12 +152,12 @@ def test_a_run_that_never_was_is_nothing_to_delete(atlas_config, overrides, capl
 
 
 def test_a_redis_of_the_runs_own_goes_with_the_folder_unless_it_is_running(atlas_config, overrides, tmp_path):
-    url = f"redis://127.0.0.1:{host.free_port()}/0"
+    url = f"redis://127.0.0.1:{free_port()}/0"
     overrides = [*overrides, "--redis.url", url]
     config = load_config(atlas_config, overrides)
     run_folder.mark(config.folder, config.run.name)
     (config.folder / "metrics.jsonl").write_text("")
-    server = host.start_child(server_command(url, config.folder / "redis", None), log_file=tmp_path / "log")
+    server = start_child(server_command(url, config.folder / "redis", None), log_file=tmp_path / "log")
     try:
         wait_until(lambda: is_listening(url), 20)
         asyncio.run(fill(config))
@@ -202,14 +207,14 @@ def test_a_run_whose_folder_was_deleted_by_hand_can_be_reset(config, atlas_confi
 
 
 def test_the_folder_of_a_living_learner_is_not_deleted_though_its_redis_is_down(atlas_config, overrides):
-    overrides = [*overrides, "--redis.url", f"redis://127.0.0.1:{host.free_port()}/0"]
+    overrides = [*overrides, "--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
     config = load_config(atlas_config, overrides)
     run_folder.mark(config.folder, config.run.name)
     for child in ("redis", "checkpoints"):
         (config.folder / child).mkdir()
     with (
         run_folder.hold_as_learner(config.folder),
-        pytest.raises(ConfigError, match="is in use: a learner runs in it; stop that first"),
+        pytest.raises(RunInUse, match="is in use: a learner runs in it; stop that first"),
     ):
         run_reset(atlas_config, overrides, yes=True)
     assert (config.folder / "checkpoints").exists()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import io
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +11,11 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from cusearch_async.cli import buckets, buffer, check, evaluate, main
+from cusearch_async.cli import buffer, evaluate, view
+from cusearch_async.cli.preflight.gpus import stages
+from cusearch_async.cli.preflight.sizing import GIB, PUBLISHED
 from cusearch_async.cli.terminal import visible
 from cusearch_async.config import load_config
-from cusearch_async.processes import start
-from cusearch_async.sizing import GIB, PUBLISHED
 from cusearch_async.transport.contract import Ledger, Queues, Row, RunState, WorkerStatus
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
@@ -60,7 +57,7 @@ def test_what_others_wrote_moves_no_cursor(tokenizer):
         buffer.table([row(question=ESCAPE, prediction=ESCAPE, worker=ESCAPE)]),
         buffer.facts(hostile, {}),
         buffer.marked(tokenizer(ESCAPE[:-1], add_special_tokens=False)["input_ids"], np.zeros(99), tokenizer),
-        buckets.workers({ESCAPE: status_of_a_worker()}),
+        view.workers({ESCAPE: status_of_a_worker()}),
     ):
         printed = text_of(shown, width=400)
         assert "\x1b" not in printed
@@ -89,7 +86,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
     score = {"count": 14267} | dict.fromkeys(evaluate.COLUMNS, 0.55)
     score |= {f"{name}_interval": interval for name in evaluate.COLUMNS}
     state = RunState(epoch=12, step=203, fields={"phase": 4}, published=203, weights="v000203-e12", next_ticket=99999)
-    now = buckets.Snapshot(
+    now = view.Snapshot(
         0.0, state, Ledger(finished=123456, buffered=123456),
         Queues(ready_of_pool=64, ready=1234, leased=123, requeued=12, incomplete=3),
         {(depth, 203 - age): 1234 for depth in range(6) for age in range(3)}, {WORKER: status_of_a_worker()},
@@ -99,11 +96,11 @@ def tables(atlas_config: Path) -> dict[str, object]:
         "eval": evaluate.table(
             {"2wikimultihopqa": score, "a/folder/my_questions.jsonl": score, "all": score}, "greedy"
         ),
-        "check": check.stages(config, shape, 80 * GIB),
+        "check": stages(config, shape, 80 * GIB),
         "ls": buffer.table([row(question="Who " * 40, prediction="me " * 20)]),
-        "workers": buckets.workers({WORKER: status_of_a_worker()}),
-        "buckets": buckets.buckets(now, config),
-        "groups": buckets.groups(now, None, config),
+        "workers": view.workers({WORKER: status_of_a_worker()}),
+        "buckets": view.buckets(now, config),
+        "groups": view.groups(now, None, config),
     }
 
 
@@ -115,44 +112,3 @@ def test_a_table_fits_into_80_columns(name, atlas_config):
     for word in " ".join(wide[:4]).split():  # every header and every figure of the first row is whole
         if word not in WORKER and "|" not in word:
             assert word in printed, word
-
-
-def parsers(parser: argparse.ArgumentParser):
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                yield from parsers(inner)
-
-
-def test_everything_that_can_be_typed_has_a_help_text():
-    missing = [
-        f"{parser.prog} {action.dest}"
-        for parser in parsers(main.make_parser())
-        for action in parser._actions
-        if not action.help and not isinstance(action, argparse._SubParsersAction)
-    ]
-    assert not missing
-
-
-def test_a_bare_command_shows_the_help(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["cusearch"])
-    main.main()
-    assert "train a small search agent" in capsys.readouterr().out
-
-
-def test_the_version_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["cusearch", "--version"])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("cusearch 0.")
-
-
-@pytest.mark.system
-def test_no_command_waits_for_heavy_libraries():
-    """`settle` has to come before torch is loaded."""
-    code = "import sys, cusearch_async.cli.main, cusearch_async.processes.start as s; print(sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"'torch'", "'transformers'", "'vllm'", "'numba'"} & set(done.stdout.strip("[]\n").split(", "))
-    assert start.PROCESSES.keys() == {"retriever", "learner", "rollout", "evaluator"}

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cusearch_async.config import (
     load_config,
     save_config,
-    split_overrides,
 )
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.entry import split_overrides
 from tests.config.lines import error_of, pattern_of, write_all
 
 CONFIGS = Path(__file__).parents[2] / "configs"

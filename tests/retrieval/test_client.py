@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
-from cusearch_async.host import free_port
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.retrieval.local import Degradation, IndexBackend

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import EpisodeConfig, load_config
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
-from cusearch_async.host import free_port
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.retrieval import client as client_module
 from cusearch_async.retrieval.client import SearchClient
 from tests.conftest import SLOW

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from cusearch_async.config import WebConfig
 from cusearch_async.errors import ConfigError, SearchFailed
-from cusearch_async.host import free_port
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.retrieval.websearch import pause_s, web_search
 from tests.http_service import Service, hangs, hangs_up, says
 from tests.retrieval.web_services import (

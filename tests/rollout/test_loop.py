@@ -9,7 +9,6 @@ import traceback
 
 import pytest
 
-from cusearch_async import host
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import load_config
 from cusearch_async.errors import (
@@ -20,6 +19,7 @@ from cusearch_async.errors import (
     SearchRefused,
     WeightsUnavailable,
 )
+from cusearch_async.lifecycle import progress, signals
 from cusearch_async.rollout import loading
 from cusearch_async.rollout import loop as rollout_loop
 from cusearch_async.rollout.loop import RolloutLoop
@@ -260,7 +260,7 @@ async def test_a_worker_on_redis_whose_episodes_all_fail_at_once_ends(parts, red
 
 @pytest.mark.parametrize("swallows", ["admit", "state", "heartbeat", "play"])
 async def test_a_worker_ends_whatever_swallows_the_one_cancellation(parts, monkeypatch, swallows):
-    monkeypatch.setattr(host, "CANCEL_AGAIN_S", 0.05)
+    monkeypatch.setattr(signals, "CANCEL_AGAIN_S", 0.05)
     monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
     _, buffer, player, loop = parts
     playing, inside, swallowed, fails = (asyncio.Event() for _ in range(4))
@@ -441,7 +441,7 @@ async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts,
 
 
 async def test_a_worker_that_waits_for_its_first_weights_says_so(parts, monkeypatch, caplog):
-    monkeypatch.setattr(host, "SAY_S", 0.05)
+    monkeypatch.setattr(progress, "SAY_S", 0.05)
     caplog.set_level("INFO")
     _, buffer, player, loop = parts
     load, let = loop._engine.load, asyncio.Event()

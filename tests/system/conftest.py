@@ -15,7 +15,7 @@ import psutil
 import pytest
 import redis
 
-from cusearch_async import host
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.metrics.files import read_metrics
 from tests.conftest import SLOW
 
@@ -101,8 +101,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     folder = tmp_path / "run"
     addresses = {
         "run.folder": folder,
-        "redis.url": f"redis://127.0.0.1:{host.free_port()}/0",
-        "retriever.url": f"http://127.0.0.1:{host.free_port()}",
+        "redis.url": f"redis://127.0.0.1:{free_port()}/0",
+        "retriever.url": f"http://127.0.0.1:{free_port()}",
     }
     run = Run(folder, SMALL | addresses)
     yield run

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cusearch_async import host
 from cusearch_async.config import Config, load_config
+from cusearch_async.lifecycle.entry import last_words, log_to_stderr
+from cusearch_async.lifecycle.placement import settle
 
 POINTS = (
     "before claim",
@@ -161,13 +162,13 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0915  (one branch a point)
 def main() -> None:
     point, step = sys.argv[1], int(sys.argv[2])
     config = load_config(Path(sys.argv[3]), sys.argv[4:])
-    host.log_to_stderr("learner")
-    host.settle([])
+    log_to_stderr("learner")
+    settle([])
     if point != "none":
         arm(point, step)
     from cusearch_async.processes import learner
 
-    with host.last_words("learner"):
+    with last_words("learner"):
         learner.run(config)
 
 

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cusearch_async import host
-from cusearch_async.config import load_config, split_overrides
+from cusearch_async.config import load_config
+from cusearch_async.lifecycle.entry import split_overrides
+from cusearch_async.lifecycle.placement import settle
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("--poison", choices=("weight", "gradient"))
     own, overrides = split_overrides(sys.argv[1:])
     arguments = parser.parse_args(own)
-    host.settle([])
+    settle([])
 
     import torch
     from safetensors.torch import save_file

@@ -18,10 +18,11 @@ import redis
 import torch
 from safetensors.torch import load_file
 
-from cusearch_async import host
 from cusearch_async.cli import reset
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training.starts import read_starts
 from cusearch_async.transport.server import is_listening, server_command
@@ -49,12 +50,12 @@ class Lives:
     """The lives of one learner on a Redis of its own, fed with the same pools."""
 
     def __init__(self, folder: Path) -> None:
-        self.port = host.free_port()
+        self.port = free_port()
         url = f"redis://127.0.0.1:{self.port}/0"
         self.folder = folder / "run"
         settings = SETTINGS | {"run.folder": self.folder, "redis.url": url}
         self.overrides = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-        self.server = host.start_child(server_command(url, folder / "redis", None), log_file=folder / "redis.log")
+        self.server = start_child(server_command(url, folder / "redis", None), log_file=folder / "redis.log")
         wait_until(lambda: is_listening(url), 20)
 
     def start(self, point: str, step: int, *overrides: str) -> subprocess.Popen[str]:

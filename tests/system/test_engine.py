@@ -17,10 +17,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from cusearch_async import host
 from cusearch_async.config import STARTER, load_config
 from cusearch_async.environments import SearchEnvironment
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
+from cusearch_async.lifecycle import progress
+from cusearch_async.lifecycle.placement import settle
 from cusearch_async.transport.weights import Canary, WeightStore
 from tests.conftest import SLOW
 
@@ -56,7 +57,7 @@ def small_model(tied: bool, seed: int) -> Any:
 
 def with_engine(config_path: Path, folder: Path, model: Any, body: Callable[[Any, Any], Awaitable[None]]) -> None:
     """Run `body(engine, tokenizer)` on an engine that starts with `model`."""
-    host.settle([])
+    settle([])
     from cusearch_async.rollout.engine import Engine
 
     tokenizer = AutoTokenizer.from_pretrained(STARTER)
@@ -250,7 +251,7 @@ class StandingLLM:
 
 def test_a_version_is_verified_in_a_thread_before_the_engine_is_paused(atlas_config, tmp_path):
     """Hashing 15 GB takes ten seconds, in which the leases of the worker's tickets must be renewed."""
-    host.settle([])
+    settle([])
     from cusearch_async.rollout.engine import Engine
     from cusearch_async.rollout.overheard import Overheard
 
@@ -283,14 +284,14 @@ def test_a_version_is_verified_in_a_thread_before_the_engine_is_paused(atlas_con
 
 
 def test_an_engine_that_takes_long_to_start_says_so(atlas_config, monkeypatch, caplog):
-    host.settle([])
+    settle([])
     from cusearch_async.rollout import engine as engines
 
     def start_slowly(_: Any) -> None:
         time.sleep(0.2)
         raise RuntimeError("that was all")
 
-    monkeypatch.setattr(host, "SAY_S", 0.05)
+    monkeypatch.setattr(progress, "SAY_S", 0.05)
     monkeypatch.setattr(engines.AsyncLLM, "from_engine_args", start_slowly)
     caplog.set_level("INFO")
     with pytest.raises(EngineDied, match="that was all"):

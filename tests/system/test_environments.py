@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig
 
-from cusearch_async import host
 from cusearch_async.config import STARTER
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.server import is_listening
 from tests.conftest import wait_until
 from tests.retrieval.encoders import SMALL, save_model, sentences
@@ -106,7 +106,7 @@ def test_an_index_that_the_command_makes_is_served(run: Run, tmp_path: Path, bac
 
 
 def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
-    simulator = f"http://127.0.0.1:{host.free_port()}/v1"
+    simulator = f"http://127.0.0.1:{free_port()}/v1"
     engine = {"retriever__backend": "zerosearch", "retriever__zerosearch__url": simulator}
     launched = run.cusearch("launch", run__steps=3, eval__every=2, retriever__zerosearch__p_start=0.5, **engine)
 

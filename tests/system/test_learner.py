@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cusearch_async import host
 from cusearch_async.config import STARTER
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training.batching import share_of_rank
 from cusearch_async.training.model import LOGITS_AT_ONCE, load_causal_lm
 from tests.conftest import SLOW
@@ -42,7 +42,7 @@ def train(
     `refused`: other ranks than 0 end with an error."""
     script = [sys.executable, "-m", "tests.system.learner_script", str(folder), name, *arguments]
     command = [*script, *SETTINGS, "--learner.ranks", str(ranks), *settings]
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(host.free_port())}
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     running = [
         subprocess.Popen(
             command,

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from cusearch_async import host
+from cusearch_async.lifecycle.ports import free_port
 from tests.conftest import SLOW, wait_until
 from tests.sockets import ANYWHERE, family, listening
 from tests.system.conftest import Run
@@ -19,7 +19,7 @@ def test_no_process_of_a_run_listens_beyond_this_machine(run: Run):
     """Redis, retriever, simulator, vLLM, and a learner of two ranks (ZeRO-3) with their rendezvous. The run is held
     while the listeners are looked at, and then goes on to its end."""
     run.overrides["retriever.backend"] = "zerosearch"
-    run.overrides["retriever.zerosearch.url"] = f"http://127.0.0.1:{host.free_port()}/v1"
+    run.overrides["retriever.zerosearch.url"] = f"http://127.0.0.1:{free_port()}/v1"
     learner = {"learner__ranks": 2, "learner__zero_stage": 3, "loss__kl_coef": 0}
     launched = run.cusearch("launch", run__steps=6, pool__max_staleness=0, **learner)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, 300)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from cusearch_async import host
+from cusearch_async.lifecycle.ports import free_port
 from tests.conftest import SLOW, wait_until
 from tests.sockets import ANYWHERE, listening
 
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.system
 MESSAGES = 200
 RANK = f"""
 import json, logging, sys
-from cusearch_async import host
+from cusearch_async.lifecycle.placement import settle
 
-host.settle([])
+settle([])
 import torch
 from cusearch_async.training.ranks import Ranks
 
@@ -66,7 +66,7 @@ ranks.close()
 
 class Processes:
     def __init__(self, command: Callable[[int], tuple[list[str], dict[str, str]]], size: int, folder: Path) -> None:
-        self.port = host.free_port()
+        self.port = free_port()
         self._folder = folder
         self._said_before = [0] * size
         self.processes = []
@@ -206,7 +206,7 @@ def test_torchrun_starts_the_ranks_too(tmp_path, store):
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", store]
-    command += [f"--master_port={host.free_port()}"] if "addr" in store else []
+    command += [f"--master_port={free_port()}"] if "addr" in store else []
     done = subprocess.run(
         [*command, str(script)],
         stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from tests.conftest import SLOW
 BROKEN = """
 import sys, time
 from pathlib import Path
-from cusearch_async import host
+from cusearch_async.lifecycle.entry import log_to_stderr
 from cusearch_async.config import load_config
 from cusearch_async.training.heartbeat import Heartbeat
 
@@ -20,7 +20,7 @@ class Ranks:
     def silent(self, seconds):
         raise TypeError("a rank has no name")
 
-host.log_to_stderr("learner")
+log_to_stderr("learner")
 with Heartbeat(load_config(Path(sys.argv[1]), []), 1, Ranks()).beating():
     time.sleep(120)
 """

@@ -12,7 +12,7 @@ from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, Place, WorkerStatus
+from cusearch_async.transport.contract import ALIVE_S, LearnerStatus, Place, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_shape
 from tests.transport.test_contract import G, N, fill, start
@@ -234,6 +234,18 @@ async def test_heartbeats_show_who_works_on_what(redis_backend):
     assert workers["w7"].is_alive
 
 
+@pytest.mark.parametrize("who", ["worker", "learner"])
+async def test_a_status_that_nobody_of_ours_has_written_is_damage(redis_backend, who):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await buffer.heartbeat("w", [], WorkerStatus())
+    await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="a", pid=7, step=0))
+    key, field = (buffer.keys.worker("w"), "version") if who == "worker" else (buffer.keys.learner, "pid")
+    await redis_backend.client.hset(key, field, "soon")
+    with pytest.raises(BufferLost, match=f"what this project has not written .*{field}"):
+        await (buffer.workers() if who == "worker" else buffer.learner())
+
+
 async def test_a_worker_that_leaves_gives_its_tickets_back_and_is_not_shown(redis_backend):
     buffer = redis_backend.make()
     await start(buffer)
@@ -313,6 +325,6 @@ async def test_a_recover_that_is_delivered_again_takes_over_once(redis_backend):
 async def test_a_learner_that_says_nothing_any_more_is_gone_by_itself(redis_backend):
     buffer = redis_backend.make()
     await buffer.recover(0)
-    await buffer.learner_heartbeat({"pid": 7})
+    await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="a", pid=7, step=0))
     left_ms = await redis_backend.client.pttl(redis_backend.keys.learner)
     assert 0 < left_ms <= ALIVE_S * 1000

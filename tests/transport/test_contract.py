@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cusearch_async.errors import BufferLost, ConfigError, Fenced, InvalidTrajectory
-from cusearch_async.transport.contract import ALIVE_S, Buffer, MethodState, Place, WorkerStatus
+from cusearch_async.transport.contract import ALIVE_S, Buffer, LearnerStatus, MethodState, Place, WorkerStatus
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 
@@ -468,22 +469,18 @@ async def test_a_token_outside_the_vocabulary_is_refused_at_the_put(backend, tok
 async def test_a_learner_is_alive_until_it_ends_or_another_takes_over(backend):
     older, newer = backend.make(), backend.make()
     await older.recover(0)
-    assert await newer.learner() == {}
-    await older.learner_heartbeat({"host": "a", "pid": 7, "epoch": 1, "step": 3})
+    assert await newer.learner() is None
+    status = LearnerStatus(epoch=1, host="a", pid=7, step=3)
+    await older.learner_heartbeat(status)
     told = await newer.learner()
-    assert {name: told[name] for name in ("host", "pid", "epoch", "step")} == {
-        "host": "a",
-        "pid": "7",
-        "epoch": "1",
-        "step": "3",
-    }
-    assert 0 <= float(told["heartbeat_age_s"]) < ALIVE_S
+    assert replace(told, heartbeat_age_s=0.0) == status
+    assert 0 <= told.heartbeat_age_s < ALIVE_S
     await newer.recover(0)
     with pytest.raises(Fenced):
-        await older.learner_heartbeat({"pid": 7})
-    await newer.learner_heartbeat({"pid": 8})
+        await older.learner_heartbeat(status)
+    await newer.learner_heartbeat(replace(status, epoch=2, pid=8))
     with pytest.raises(Fenced):
         await older.learner_leaves()
-    assert (await older.learner())["pid"] == "8"
+    assert (await older.learner()).pid == 8
     await newer.learner_leaves()
-    assert await older.learner() == {}
+    assert await older.learner() is None

@@ -15,9 +15,10 @@ import pytest
 import redis
 from redis import exceptions
 
-from cusearch_async import host
 from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferLost, BufferUnavailable
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport import connection as connections
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
@@ -32,14 +33,14 @@ class Server:
     """A Redis that can be killed, started again on the same files, and asked directly."""
 
     def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
-        self.port = port or host.free_port()
+        self.port = port or free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._command = [*server_command(self.url, folder, None), *options]
         self._log = folder / "redis.log"
         self.start()
 
     def start(self) -> None:
-        self.process = host.start_child(self._command, log_file=self._log)
+        self.process = start_child(self._command, log_file=self._log)
         wait_until(lambda: is_listening(self.url), 20)
 
     def kill(self) -> None:
@@ -102,9 +103,9 @@ async def test_an_outage_that_lasts_ends_by_name(server):
 
 async def test_an_outage_is_told_again_and_again_with_its_length_and_its_end(monkeypatch, caplog):
     """By one of the commands that wait, not by each."""
-    monkeypatch.setattr(host, "SAY_S", 0.6)
+    monkeypatch.setattr(connections, "SAY_S", 0.6)
     monkeypatch.setattr(connections, "_LAST_RETRY_S", 0.2)
-    port = host.free_port()
+    port = free_port()
     async with buffer_on(f"redis://127.0.0.1:{port}/0", patience_s=2) as buffer:
         until = time.localtime(time.time() + 2)
         await asyncio.gather(*(buffer.state() for _ in range(5)), return_exceptions=True)
@@ -185,14 +186,14 @@ async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
         folder.mkdir()
     master = Server(folders[0])
     replica = Server(folders[1], "--replicaof", "127.0.0.1", str(master.port))
-    port = host.free_port()
+    port = free_port()
     settings = folders[2] / "sentinel.conf"
     settings.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {folders[2]}\nsentinel monitor runs 127.0.0.1 {master.port} 1\n"
         "sentinel down-after-milliseconds runs 500\nsentinel failover-timeout runs 2000\n"
     )
     command = [str(find_redis_server()), str(settings), "--sentinel"]
-    sentinel = host.start_child(command, log_file=folders[2] / "log")
+    sentinel = start_child(command, log_file=folders[2] / "log")
     try:
         wait_until(lambda: is_listening(f"redis://127.0.0.1:{port}"), 20)
         known = redis.Redis(port=port, decode_responses=True)
@@ -215,13 +216,13 @@ async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
 
 @pytest.mark.system
 async def test_sentinels_with_a_password_of_their_own_are_asked_with_it(server, tmp_path, monkeypatch):
-    port = host.free_port()
+    port = free_port()
     settings = tmp_path / "sentinel.conf"
     settings.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nrequirepass watch\n"
         f"sentinel monitor runs 127.0.0.1 {server.port} 1\n"
     )
-    sentinel = host.start_child([str(find_redis_server()), str(settings), "--sentinel"], log_file=tmp_path / "log")
+    sentinel = start_child([str(find_redis_server()), str(settings), "--sentinel"], log_file=tmp_path / "log")
     try:
         wait_until(lambda: is_listening(f"redis://127.0.0.1:{port}"), 20)
         monkeypatch.setenv("CUSEARCH_SENTINEL_PASSWORD", "watch")

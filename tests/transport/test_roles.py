@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import redis
 
-from cusearch_async import host
 from cusearch_async.cli import main
 from cusearch_async.config import Config, RedisConfig, load_config
 from cusearch_async.errors import BufferUnavailable
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.contract import WorkerStatus
@@ -38,12 +39,12 @@ class Server:
     folder: Path
 
     def __post_init__(self) -> None:
-        self.port = host.free_port()
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         users = self.folder / "users.acl"
         users.write_text(acl_file("r", PASSWORDS))
         command = [str(find_redis_server()), "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-        self.process = host.start_child([*command, "--aclfile", str(users)], log_file=self.folder / "log")
+        self.process = start_child([*command, "--aclfile", str(users)], log_file=self.folder / "log")
         wait_until(lambda: is_listening(self.url) or self.process.poll() is not None, 20)
 
     def client(self, role: str) -> Any:

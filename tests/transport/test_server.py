@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import redis
 
-from cusearch_async import host
 from cusearch_async.config import Config, RedisConfig, load_config, redis_password
 from cusearch_async.errors import BufferUnavailable, ConfigError
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport import server as redis_server
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.connection import Connection, connect
@@ -40,13 +41,13 @@ def config(atlas_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A run whose folder has a blank and a quote in its name, on a port of its own."""
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
     folder = tmp_path / "user's run"
-    url = f"redis://127.0.0.1:{host.free_port()}/0"
+    url = f"redis://127.0.0.1:{free_port()}/0"
     return load_config(atlas_config, ["--run.folder", str(folder), "--redis.url", url])
 
 
 @contextmanager
 def started(command: list[str], url: str, log_file: Path) -> Iterator[None]:
-    server = host.start_child(command, log_file=log_file)
+    server = start_child(command, log_file=log_file)
     try:
         wait_until(lambda: is_listening(url) or server.poll() is not None, timeout_s=20)
         assert server.poll() is None, log_file.read_text()
@@ -145,7 +146,7 @@ def test_the_run_itself_may_not_do_what_reaches_beyond_its_data(guarded, command
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A client with the password, on a server that holds something."""
     folder = tmp_path_factory.mktemp("guarded")
-    port = host.free_port()
+    port = free_port()
     url = f"redis://127.0.0.1:{port}/0"
     with started(server_command(url, folder, "right"), url, folder / "log"):
         client = redis.Redis(port=port, username="default", password="right")
@@ -204,7 +205,7 @@ def test_a_password_that_another_user_keeps_is_named(config, monkeypatch):
 
 
 async def test_a_wrong_password_is_one_clear_error_at_once(tmp_path):
-    url = f"redis://127.0.0.1:{host.free_port()}/0"
+    url = f"redis://127.0.0.1:{free_port()}/0"
     with started(server_command(url, tmp_path, "right"), url, tmp_path / "log"):
         for password in ("wrong", None):
             connection = Connection(RedisConfig(url=url), 1000, password=lambda password=password: password)

@@ -22,8 +22,9 @@ import psutil
 import redis.asyncio as aioredis
 from redis import exceptions
 
-from cusearch_async import host
 from cusearch_async.config import Config, load_config
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.contract import shape_of
@@ -79,7 +80,7 @@ class Scene:
         self.seed = seed
         self.random = random.Random(seed)
         self.keys = Keys(RUN)
-        self.redis_port, self.retriever_port = host.free_port(), host.free_port()
+        self.redis_port, self.retriever_port = free_port(), free_port()
         self.links = {"worker": Link(self.redis_port), "learner": Link(self.redis_port)}
         self.gateway = Gateway(self.retriever_port, seed)
         self.workers = [f"worker-{i}" for i in range(len(engines))]
@@ -143,7 +144,7 @@ class Scene:
 
     def spawn(self, name: str, **changes: Any) -> subprocess.Popen[bytes]:
         environment = {"CHAOS_RECORD": str(self.record), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        return host.start_child(self.command(name, **changes), environment, self.logs / f"{name}.log")
+        return start_child(self.command(name, **changes), environment, self.logs / f"{name}.log")
 
     def launch(self, name: str) -> None:
         self.processes[name] = self.spawn(name)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
-from cusearch_async import sizing
+from cusearch_async.cli.preflight import sizing
+from cusearch_async.cli.preflight.sizing import GIB, PUBLISHED, ModelShape
 from cusearch_async.config import STARTER
-from cusearch_async.sizing import GIB, PUBLISHED, ModelShape
 from cusearch_async.training import model as model_module
 
 QWEN_3B = PUBLISHED["Qwen/Qwen2.5-3B"]

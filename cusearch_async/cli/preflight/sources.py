@@ -1,0 +1,124 @@
+"""Files and services that a run will need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+
+from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.config import Config, RetrieverConfig
+from cusearch_async.data.questions import file_of, load_questions
+from cusearch_async.data.rows import HUB, hub_place
+from cusearch_async.environments import NoSearch
+from cusearch_async.errors import ConfigError
+from cusearch_async.retrieval.corpus import read_start
+from cusearch_async.retrieval.websearch import key_variable
+from cusearch_async.rollout.prompting import check_lengths
+from cusearch_async.transport.server import is_listening
+
+PASSAGES = 10_000
+"""Of a corpus, so many are read."""
+
+
+def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
+    """What is on this machine is opened and read; of what is on the Hub, whether it is in the local cache."""
+    for label, environment in config.environment.items():
+        key = f"environment.{label}.source" if environment.source else "data.source"
+        for source in () if environment.has_own_questions else environment.source or config.data.source:
+            yield _questions(key, source, label, config, tokenizer)
+    for source in config.eval.suite:
+        yield _questions("eval.suite", file_of(source, config.eval.folder), config.evaluated_in, config, tokenizer)
+    retriever = config.retriever
+    if config.uses_retriever and retriever.backend in ("bm25", "dense"):
+        yield _corpus(retriever)
+        if retriever.index is not None:
+            yield _index(retriever, retriever.index)
+
+
+def _questions(key: str, source: str, environment: str, config: Config, tokenizer: Any) -> Finding:
+    """Read, and measured by the policy's tokenizer if that is known here."""
+    if source.startswith(HUB):
+        found = _hub_file(key, source)
+        if found.status != "ok":
+            return found
+    elif source != "atlas" and not Path(source).exists():
+        return Finding("not reachable", key, f"{source} is not there")
+    try:
+        questions = [replace(question, environment=environment) for question in load_questions([source])]
+        if tokenizer is not None:
+            check_lengths(questions, config.environments(NoSearch()), tokenizer, config.episode)
+    except ConfigError as error:
+        return Finding("error", key, str(error))
+    return Finding("ok", key, f"{len(questions)} questions in {source}")
+
+
+def _corpus(retriever: RetrieverConfig) -> Finding:
+    key, name = "retriever.corpus", retriever.corpus
+    if name == "atlas":
+        return Finding("ok", key, "atlas, embedded")
+    if not Path(name).exists():
+        return Finding("not reachable", key, f"{name} is not there")
+    try:
+        read_start(Path(name), PASSAGES)
+    except ConfigError as error:
+        return Finding("error", key, str(error))
+    return Finding("ok", key, f"{name}, of which the first {PASSAGES} passages at most were read")
+
+
+def _index(retriever: RetrieverConfig, folder: Path) -> Finding:
+    from cusearch_async.retrieval.indexing import STARTS  # noqa: PLC0415  (numba only where it is needed)
+
+    if not folder.exists():
+        text = f"{folder} is not there; make it with `cusearch index CONFIG`"
+        return Finding("not reachable", "retriever.index", text)
+    if not (folder / STARTS).is_file():
+        text = f"{folder} holds no finished index; make it with `cusearch index CONFIG`"
+        return Finding("error", "retriever.index", text)
+    return Finding("ok", "retriever.index", f"{folder} holds an index; that it fits the corpus is checked at start")
+
+
+def _hub_file(key: str, name: str) -> Finding:
+    """`hf:OWNER/NAME/FILE`: in the local cache, or to be downloaded."""
+    try:
+        repository, file = hub_place(name, key)
+        cached = try_to_load_from_cache(repository, file, repo_type="dataset")
+    except (ConfigError, ValueError) as error:
+        return Finding("error", key, str(error))
+    if isinstance(cached, str):
+        return Finding("ok", key, f"{name} is in the local cache")
+    return Finding("not reachable", key, f"{name} is not on this machine; it is downloaded at the start")
+
+
+def services(config: Config) -> Iterator[Finding]:
+    yield _service("redis.url", config.redis.url)
+    retriever = config.retriever
+    if not config.uses_retriever:
+        return
+    yield _service("retriever.url", retriever.url)
+    if retriever.backend == "zerosearch":
+        yield _service("retriever.zerosearch.url", retriever.zerosearch.url)
+    if retriever.backend in ("serper", "serpapi"):
+        key = key_variable(retriever.backend)
+        is_set = bool(os.environ.get(key, "").strip())
+        text = f"{key} is {'set' if is_set else 'missing'} here; the retriever process needs it"
+        yield Finding("ok" if is_set else "warning", f"{retriever.backend} key", text)
+
+
+def _service(key: str, url: str) -> Finding:
+    if any(is_listening(place) for place in _places(url)):
+        return Finding("ok", key, f"something listens at {url}")
+    return Finding("not reachable", key, f"nothing listens at {url}")
+
+
+def _places(url: str) -> list[str]:
+    """The address itself, or every sentinel's."""
+    scheme = "redis+sentinel://"
+    if not url.startswith(scheme):
+        return [url]
+    hosts = url.removeprefix(scheme).partition("/")[0].rpartition("@")[2]
+    return [f"redis://{host}" for host in hosts.split(",")]

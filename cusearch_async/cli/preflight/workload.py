@@ -1,0 +1,100 @@
+"""The work of a step: how long an episode can be, how many trajectories are trained on, how stale they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+
+from cusearch_async.cli.preflight import sizing
+from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.sizing import ModelShape
+from cusearch_async.config import Config
+from cusearch_async.errors import ConfigError
+
+
+def lengths(config: Config, shape: ModelShape | None) -> Finding:
+    """Whether the longest episode fits into the model's context."""
+    longest = config.episode.max_tokens
+    if shape is None:
+        text = (
+            f"an episode can take {longest} tokens; the context and the memory of {config.model.path!r} are not known "
+            "here, because its config is not on this machine or of a kind other than qwen2 and llama"
+        )
+        return Finding("not reachable", "longest episode", text)
+    text = (
+        f"{longest} tokens (episode.max_prompt_tokens + (s_max + 1) max_turn_tokens + s_max max_observation_tokens), "
+        f"the context of {config.model.path!r} is {shape.context}"
+    )
+    if longest > shape.context:
+        return Finding("error", "longest episode", f"{text}; lower one of them")
+    return Finding("ok", "longest episode", text)
+
+
+def tokenizer(config: Config) -> tuple[Finding, Any]:
+    """Whether it can be loaded; and the tokenizer itself, None where it cannot."""
+    from cusearch_async.models import is_local, load_tokenizer, read_config  # noqa: PLC0415  (transformers only where it is needed)
+
+    location = config.model.location
+    if is_local(location) and not Path(location).exists():
+        text = (
+            f"model.path {location!r} is not on this machine; give a model's folder, or a Hub id like Qwen/Qwen2.5-3B"
+        )
+        return Finding("not reachable", "tokenizer", text), None
+    if not is_local(location) and not Path(location).exists():
+        cached = [try_to_load_from_cache(location, name) for name in ("config.json", "tokenizer_config.json")]
+        if not all(isinstance(path, str) for path in cached):
+            text = f"{location} is not on this machine; it is downloaded at the start"
+            return Finding("not reachable", "tokenizer", text), None
+    try:
+        read_config(location)
+        tokenizer = load_tokenizer(location)
+    except ConfigError as error:
+        return Finding("error", "tokenizer", str(error)), None
+    return Finding("ok", "tokenizer", f"{len(tokenizer)} tokens in {location}"), tokenizer
+
+
+def batch(config: Config) -> Iterator[Finding]:
+    """How much of what is generated is trained on, in how many updates, and how many are alone in their group."""
+    settings, minibatch = config.method, config.loss.minibatch
+    generated = _generated(config)
+    takes_all = settings.make().trains_on_all
+    trained = generated if takes_all else settings.budget
+    text = (
+        f"{settings.name} trains on {'up to ' if takes_all else 'K = '}{trained} of {generated} trajectories a step "
+        f"({config.questions_per_step} questions x {config.pool.rollouts}): {-(-trained // minibatch)} updates of at "
+        f"most M = {minibatch}"
+    )
+    if config.learner.ranks > minibatch:
+        text += f"; {config.learner.ranks - minibatch} of learner.ranks = {config.learner.ranks} never have any work"
+        yield Finding("warning", "batch", text)
+    else:
+        yield Finding("ok", "batch", text)
+    if not takes_all:
+        share = sizing.singleton_share(config.questions_per_step, config.pool.rollouts, trained)
+        text = (
+            f"{share:.0%} of the selected are expected to be alone in their group, as long as depth does not go by "
+            f"group; method.singleton = {settings.singleton!r} says what they get"
+        )
+        yield Finding("ok", "singletons", text)
+
+
+def _generated(config: Config) -> int:
+    """Trajectories of a step."""
+    return config.questions_per_step * config.pool.rollouts
+
+
+def staleness(config: Config) -> Finding:
+    """How many steps behind the learner trajectories will be, on average."""
+    rollout, most = config.rollout, config.pool.max_staleness
+    generated = _generated(config)
+    slow, fast = sizing.expected_staleness(rollout.workers, rollout.max_episodes, generated, most)
+    ahead = sizing.steps_in_flight(rollout.workers, rollout.max_episodes, generated)
+    text = (
+        f"about {slow:.1f} steps where the workers are the slower side, {fast:.1f} where the learner is, never over "
+        f"pool.max_staleness = {most}: {rollout.workers} x {rollout.max_episodes} episodes in flight are {ahead:.1f} "
+        f"steps' worth, and {config.buffer_limit / generated:.1f} steps' worth may wait in the buffer"
+    )
+    return Finding("ok", "staleness", text)

@@ -1,0 +1,97 @@
+"""Processes that this one starts: none of them outlives it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cusearch_async.lifecycle.ports import free_port
+
+log = logging.getLogger(__name__)
+
+LEAVE_S = 60.0
+"""What the other ranks of a learner that has done its work are given to end."""
+_PR_SET_PDEATHSIG = 1
+
+
+def start_child(
+    command: Sequence[str], env: dict[str, str] | None = None, log_file: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process that does not outlive this one, not even after kill -9; signals are ours to pass on.
+
+    With `log_file` its output is appended there, else it goes where ours goes."""
+    output = log_file.open("ab") if log_file else None
+    try:
+        return subprocess.Popen(
+            list(command),
+            env=os.environ | (env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509  (no threads run yet where children are started)
+        )
+    finally:
+        if output:
+            output.close()
+
+
+def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """The kernel sends this process a signal when the one that started it ends, in whatever way."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
+
+
+@contextmanager
+def other_ranks(module: str, count: int) -> Iterator[int]:
+    """Be rank 0 of `count` with the other ranks as children, or the rank that RANK says; yields the rank.
+
+    When another rank fails, this process ends too: it would wait for it in a collective."""
+    if "RANK" in os.environ or count == 1:
+        yield int(os.environ.get("RANK", "0"))
+        return
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared["CUSEARCH_RANKS_SECRET"] = secrets.token_hex(32)
+    command = [sys.executable, "-m", module, *sys.argv[1:]]
+    children = [start_child(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)]
+    os.environ.update(shared | {"RANK": "0", "LOCAL_RANK": "0"})
+    ending = threading.Event()
+    for rank, child in enumerate(children, start=1):
+        threading.Thread(target=_end_when_child_fails, args=(rank, child, ending), daemon=True).start()
+    try:
+        yield 0
+        ending.set()
+        _see_off(children)
+    finally:
+        ending.set()
+        for child in children:
+            child.kill()
+
+
+def _see_off(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for the other ranks of a learner that has done its work: how they leave changes nothing of it."""
+    deadline = time.monotonic() + LEAVE_S
+    for rank, child in enumerate(children, start=1):
+        try:
+            status = child.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            log.warning("rank %d did not end within %g s; killed", rank, LEAVE_S)
+        else:
+            if status:
+                log.warning("rank %d ended with status %d when the learner had done its work", rank, status)
+
+
+def _end_when_child_fails(rank: int, child: subprocess.Popen[bytes], ending: threading.Event) -> None:
+    status = child.wait()
+    if status and not ending.is_set():
+        log.error("rank %d ended with status %d; the learner ends too", rank, status)
+        os._exit(1)

@@ -1,0 +1,168 @@
+"""Rank 0 of the learner: takes the run over, goes on from the newest checkpoint, trains, and ends well."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from cusearch_async.algorithm.tickets import RunQuestions
+from cusearch_async.config import Config
+from cusearch_async.errors import CusearchError, Fenced, WriteFailed
+from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.signals import stop_on_signals
+from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
+from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
+from cusearch_async.training.loop import Trains, train
+from cusearch_async.training.publishing import state_at
+from cusearch_async.training.ranks import Ranks
+from cusearch_async.training.selecting import before_step_0
+from cusearch_async.training.starts import check_same_run, checkpoints_of, record_start, refuse_changes
+from cusearch_async.transport.contract import LearnerBuffer, LearnerStatus
+from cusearch_async.transport.origin import origin_of, refuse_another
+from cusearch_async.transport.weights import WeightStore
+
+log = logging.getLogger(__name__)
+
+
+class Leads(Trains, Protocol):
+    """A learner, as its rank 0 needs it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class OpensBuffer(Protocol):
+    """As `transport.buffer.open_buffer`."""
+
+    def __call__(
+        self, config: Config, patience_s: float, stop: asyncio.Event | None = None, vocab_size: int | None = None
+    ) -> AbstractAsyncContextManager[LearnerBuffer]: ...
+
+
+def lead(
+    make_learner: Callable[[Config, Ranks], Leads],
+    open_buffer: OpensBuffer,
+    ranks: Ranks,
+    questions: RunQuestions,
+    contents: Mapping[str, str],
+    config: Config,
+    accept_changes: bool,
+) -> None:
+    """Be rank 0 until the run is done, or a signal comes. Nothing large is loaded before a checkpoint was found whole.
+
+    Raises: ConfigError when this cannot go on with what is in the run's folder or in Redis; Fenced, naming who has
+    taken over, and all that training raises."""
+    refuse_changes(config, accept_changes, contents)
+    checkpoints = checkpoints_of(config)
+    newest = asyncio.run(find_checkpoint(open_buffer, checkpoints, config))
+    with saying(log, f"waiting for {config.model.location} to be loaded"):
+        learner = make_learner(config, ranks)
+    if newest is not None and not is_sealed(newest.path):  # a learner that is alive has deleted it: it has newer ones
+        newest = asyncio.run(find_checkpoint(open_buffer, checkpoints, config))
+    ranks.tell(str(newest.path if newest else "").encode())
+    if newest is not None:
+        with saying(log, f"waiting for {newest.path} to be loaded"):
+            learner.load(newest.path)
+    start = newest.state if newest else state_at(0, before_step_0(config), config)
+    try:
+        asyncio.run(_train(learner, open_buffer, ranks, checkpoints, start, questions, contents, config))
+    finally:
+        learner.stop()
+    ranks.close()
+
+
+async def find_checkpoint(open_buffer: OpensBuffer, checkpoints: Checkpoints, config: Config) -> Checkpoint | None:
+    """What to go on from.
+
+    Raises: BufferUnavailable, ConfigError, also when Redis holds another run of this name."""
+    async with open_buffer(config, config.run.wait_s) as buffer:
+        state = await buffer.state()
+    refuse_another(config.run.name, state.origin, config.folder)
+    with saying(log, "waiting for the newest checkpoint to be verified"):
+        newest = checkpoints.newest(state)
+    if newest is None:
+        log.info("no checkpoint, starting at step 0")
+        return None
+    check_same_run(newest.path, newest.state, config)
+    log.info("resuming from step %d (checkpoint %s)", newest.state.step, newest.path)
+    return newest
+
+
+async def _train(
+    learner: Leads,
+    open_buffer: OpensBuffer,
+    ranks: Ranks,
+    checkpoints: Checkpoints,
+    start: CheckpointState,
+    questions: RunQuestions,
+    contents: Mapping[str, str],
+    config: Config,
+) -> None:
+    stop = stop_on_signals()
+    store = WeightStore(config.folder / "weights")
+    async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size) as buffer:
+        await take_over(buffer, store, checkpoints, start, contents, config)
+        try:
+            with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat:
+                await train(learner, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
+        except (Fenced, WriteFailed) as error:
+            raise await explain(buffer, error) from error
+
+
+async def take_over(
+    buffer: LearnerBuffer,
+    store: WeightStore,
+    checkpoints: Checkpoints,
+    start: CheckpointState,
+    contents: Mapping[str, str],
+    config: Config,
+) -> None:
+    """Fence off earlier learners, and clear what they left half done."""
+    earlier = await buffer.learner()
+    least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
+    await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder))
+    if earlier:
+        log.warning(
+            "epoch %d takes over from a learner that may be alive (%s, last heard of %.1f s ago); it will end",
+            buffer.epoch,
+            _who(earlier),
+            earlier.heartbeat_age_s,
+        )
+    checkpoints.begin(buffer.epoch, start.step)
+    store.begin(buffer.epoch)
+    record_start(config, buffer.epoch, start.step, contents)
+
+
+async def explain(buffer: LearnerBuffer, error: CusearchError) -> CusearchError:
+    """`error`, or Fenced naming who has taken over. WriteFailed too may mean that: a new learner clears away what the
+    earlier one is still writing."""
+    if isinstance(error, WriteFailed):
+        try:
+            await buffer.checkpoint(0)
+        except CusearchError as fenced:
+            error = fenced
+    return Fenced(f"{error}{await _successor(buffer)}") if isinstance(error, Fenced) else error
+
+
+async def _successor(buffer: LearnerBuffer) -> str:
+    """Who has taken over, in words, as soon as it says so itself; nothing if it does not."""
+    deadline = time.monotonic() + BEAT_S
+    while time.monotonic() < deadline:
+        learner = await buffer.learner()
+        if learner and learner.epoch > buffer.epoch:
+            return f" (it is {_who(learner)})"
+        await asyncio.sleep(0.05)
+    return ""
+
+
+def _who(learner: LearnerStatus) -> str:
+    return f"epoch {learner.epoch} on {learner.host}, process {learner.pid}"

@@ -1,0 +1,71 @@
+"""The ranks of a learner start together, and end together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cusearch_async
+from tests.conftest import SLOW
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(cusearch_async.__file__).parents[1]
+
+
+PROBE = """
+import os, sys
+from pathlib import Path
+from cusearch_async.lifecycle.children import other_ranks
+
+if __name__ == "__main__":
+    with other_ranks("rank_probe", 3) as rank:
+        names = ("WORLD_SIZE", "MASTER_ADDR", "CUSEARCH_RANKS_SECRET")
+        Path(sys.argv[1], str(rank)).write_text(" ".join(os.environ[name] for name in names))
+"""
+
+
+def test_the_ranks_of_a_learner_share_a_secret_that_each_start_makes_anew(tmp_path: Path):
+    (tmp_path / "rank_probe.py").write_text(PROBE)
+    path = f"{tmp_path}:{ROOT}"
+    secrets = set()
+    for start in ("first", "second"):
+        folder = tmp_path / start
+        folder.mkdir()
+        command = [sys.executable, "-m", "rank_probe", str(folder)]
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, timeout=60 * SLOW)
+        (said,) = {(folder / str(rank)).read_text() for rank in range(3)}
+        assert said.startswith("3 127.0.0.1 ")
+        secrets.add(said.split()[-1])
+    assert len(secrets) == 2
+    assert all(len(secret) == 64 for secret in secrets)
+
+
+LEAVES = """
+import logging, sys, time
+from cusearch_async.lifecycle import children
+
+if __name__ == "__main__":
+    children.LEAVE_S = 1.0
+    logging.basicConfig()
+    with children.other_ranks("rank_probe", 3) as rank:
+        time.sleep(600 if rank == 1 else rank / 4)
+    if rank == 2:
+        sys.exit(3)
+    time.sleep(0.5)  # long enough for who would end rank 0 because others were killed
+    print(rank, "has left")
+"""
+
+
+def test_a_rank_that_is_slow_to_leave_does_not_spoil_a_learner_that_has_done_its_work(tmp_path: Path):
+    (tmp_path / "rank_probe.py").write_text(LEAVES)
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-m", "rank_probe"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120 * SLOW, check=False)
+    assert (done.returncode, done.stdout) == (0, "0 has left\n"), done.stderr
+    assert "rank 1 did not end within 1 s; killed" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,71 @@
+"""What an entry point says: its help, its failures in one line, a bug with its traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.entry import last_words
+from cusearch_async.lifecycle.ports import free_port
+
+
+@pytest.mark.parametrize("module", ["cusearch_async.processes.start", "workers.learner", "workers.retriever"])
+@pytest.mark.system
+def test_help_of_a_process_is_no_failure(module: str):
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "a TOML file" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ConfigError("learner.lr: too high"), "test: learner.lr: too high"),
+        (ExceptionGroup("tasks", [ValueError("x"), ConfigError("no")]), "test: no"),
+        (FileNotFoundError(2, "No such file or directory", "/nowhere"), "test: /nowhere: No such file or directory"),
+        (
+            ExceptionGroup("tasks", [PermissionError(13, "Permission denied", b"/root")]),
+            "test: /root: Permission denied",
+        ),
+    ],
+)
+def test_a_failure_with_a_name_is_one_line(error: Exception, line: str):
+    with pytest.raises(SystemExit) as ended, last_words("test"):
+        raise error
+    assert str(ended.value.code).startswith(line)
+    assert "\n" not in str(ended.value.code)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), KeyError("x"), OSError("no path"), ExceptionGroup("", [ValueError()])]
+)
+def test_a_bug_keeps_its_traceback(error: Exception):
+    with pytest.raises(type(error)), last_words("test"):
+        raise error
+
+
+@pytest.mark.system
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path):
+    """Whatever the libraries say of their retries."""
+    command = [
+        sys.executable,
+        "-m",
+        "cusearch_async.cli.main",
+        "launch",
+        "atlas",
+        "--model.path",
+        "nobody/no-such-model",
+    ]
+    command += ["--run.folder", str(tmp_path / "run")]
+    env = os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}", "HF_HOME": str(tmp_path / "hub")}
+    env.pop("HF_HUB_OFFLINE", None)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "model.path 'nobody/no-such-model'" in line
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,65 @@
+"""A server of ours answers programs, and nothing that a web page makes a browser send."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from cusearch_async.http_server import serve
+from cusearch_async.lifecycle.ports import free_port
+from cusearch_async.transport.server import is_listening
+from tests.conftest import wait_until_async
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[str]:
+    """The address of a server that answers every POST /x with what it was sent, and GET /x."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(await request.json() if request.method == "POST" else "here")
+
+    application = web.Application()
+    application.router.add_post("/x", answer)
+    application.router.add_get("/x", answer)
+    url = f"http://retriever.test:{free_port()}"
+    address = url.replace("retriever.test", "127.0.0.1")
+    serving = asyncio.create_task(serve(application, url, "retriever.url"))
+    await wait_until_async(lambda: asyncio.to_thread(is_listening, address), 20)
+    yield address
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "application/json"}, 200),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Content-Type": "application/json", "Host": "localhost:1"}, 200),
+        ({"Content-Type": "application/json", "Host": "[::1]:8000"}, 200),
+        ({"Content-Type": "application/json", "Host": "retriever.test"}, 200),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 415),
+        ({"Content-Type": ""}, 415),
+        ({"Content-Type": "application/json", "Host": "evil.example"}, 421),
+        ({"Content-Type": "application/json", "Host": "127.0.0.1.evil.example:8000"}, 421),
+        ({"Content-Type": "application/json", "Host": "[::1"}, 421),
+        ({"Content-Type": "application/json", "Host": ""}, 421),
+    ],
+)
+async def test_a_server_answers_nothing_that_a_web_page_can_make_a_browser_send(served, headers, status):
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{served}/x", data=b'{"queries": []}', headers=headers) as response:
+            assert response.status == status
+            answer = await response.json()
+        assert answer == ({"queries": []} if status == 200 else {"error": answer["error"]})
+        foreign = {"Host": headers["Host"]} if "Host" in headers else {}
+        async with session.get(f"{served}/x", headers=foreign) as response:
+            assert response.status == (421 if status == 421 else 200)

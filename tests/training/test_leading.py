@@ -1,0 +1,281 @@
+"""Rank 0 takes a run over, goes on from its checkpoint and ends, on the buffer in memory with a learner that writes
+down what it is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from cusearch_async import run_folder
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError, Fenced, NonFiniteUpdate, WriteFailed
+from cusearch_async.lifecycle.ports import free_port
+from cusearch_async.training import leading
+from cusearch_async.training.leading import explain, lead, take_over
+from cusearch_async.training.publishing import state_at
+from cusearch_async.training.selecting import before_step_0
+from cusearch_async.training.starts import checkpoints_of, read_starts
+from cusearch_async.transport.contract import LearnerStatus, shape_of
+from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from cusearch_async.transport.origin import Origin
+from cusearch_async.transport.weights import WeightStore
+from tests.training.test_train import QUESTIONS, Learner, Recorded, at_once
+
+CONTENTS = {"data.source": "5 (abc)"}
+ELSEWHERE = LearnerStatus(epoch=2, host="elsewhere", pid=7, step=1)
+
+
+class Buffer(Recorded):
+    """Also writes down what is on disk when the run is taken over."""
+
+    def __init__(self, run, config, events):
+        super().__init__(run, config, events, lambda ticket, rollout: 1)
+        self.folder = config.folder
+
+    async def recover(self, step, *arguments):
+        await super().recover(step, *arguments)
+        self.events.append(f"recover {step}")
+        self.on_disk = files_in(self.folder)
+
+
+class Rank0(Learner):
+    vocab_size = 1000
+
+    def load(self, folder):
+        self.events.append(f"load {folder.name}")
+
+    def stop(self):
+        self.events.append("stop")
+
+
+class Scene:
+    """A run of N = 2, G = 2, K = 2 with a checkpoint every step, and who works on it."""
+
+    def __init__(self, atlas_config, folder, *overrides):
+        small = ["--pool.questions", "2", "--pool.rollouts", "2", "--method.budget", "2", "--loss.minibatch", "2"]
+        small += ["--run.steps", "2", "--learner.checkpoint_every", "1", "--run.folder", str(folder)]
+        nobody = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]  # the heartbeat's
+        self.config = load_config(atlas_config, [*small, *nobody, *overrides])
+        self.events: list[str] = []
+        self.run = MemoryRun()
+        self.learner = Rank0(self.events)
+        self.buffer = Buffer(self.run, self.config, self.events)
+        self.at_make = lambda: None
+        self.team = SimpleNamespace(
+            silent=lambda after_s: [],
+            tell=lambda told: self.events.append(f"tell {told.decode().rpartition('/')[2]}"),
+            close=lambda: self.events.append("close"),
+        )
+
+    def make_learner(self, config, team):
+        self.events.append("make")
+        self.at_make()
+        return self.learner
+
+    @asynccontextmanager
+    async def open_buffer(self, config, patience_s, stop=None, vocab_size=None):
+        yield self.buffer
+
+    def lead(self, accept_changes=False):
+        self.events.clear()
+        lead(self.make_learner, self.open_buffer, self.team, QUESTIONS, CONTENTS, self.config, accept_changes)
+
+    def another(self):
+        """A buffer of another process."""
+        return MemoryBuffer(self.run, shape_of(self.config))
+
+
+@pytest.fixture
+def scene(atlas_config, tmp_path):
+    return lambda *overrides: Scene(atlas_config, tmp_path / "run", *overrides)
+
+
+def go_on(scene: Scene, *overrides: str, atlas_config) -> None:
+    """The learner starts again, with other settings."""
+    scene.config = Scene(atlas_config, scene.config.folder, *overrides).config
+    scene.buffer = Buffer(scene.run, scene.config, scene.events)
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_first_start_takes_the_run_over_before_it_writes_anything(scene):
+    s = scene("--run.steps", "1")
+    s.lead()
+    assert s.events == [
+        *("make", "tell ", "recover 0", "announce v000000-e1", "claim 0", "update 0", "commit 0"),
+        *("announce v000001-e1", "save .unfinished-step000001-e1", "forget 0", "forget 0", "stop", "close"),
+    ]
+    assert s.buffer.on_disk == set()
+    (start,) = read_starts(s.config.folder)
+    assert (start.epoch, start.step, start.contents) == (1, 0, CONTENTS)
+
+
+def test_a_later_start_goes_on_from_the_newest_checkpoint(scene, atlas_config):
+    s = scene()
+    s.lead()
+    go_on(s, "--run.steps", "3", atlas_config=atlas_config)
+    s.lead()
+    first = ("make", "tell step000002-e1", "load step000002-e1", "recover 2", "announce v000002-e2", "claim 2")
+    assert s.events[:6] == [*first]
+    assert [(start.epoch, start.step) for start in read_starts(s.config.folder)] == [(1, 0), (2, 2)]
+    assert not any("e2" in name for name in s.buffer.on_disk)
+
+
+def test_checkpoints_are_verified_before_the_learner_is_made(scene, caplog):
+    s = scene()
+    s.lead()
+    folder = s.config.folder / "checkpoints"
+    (folder / "step000002-e1" / "model" / "weights").write_text("9")
+    caplog.set_level(logging.INFO)
+    s.at_make = lambda: s.events.append("resuming from step 1" if "resuming from step 1" in caplog.text else "?")
+    s.lead()
+    assert s.events[:4] == ["make", "resuming from step 1", "tell step000001-e1", "load step000001-e1"]
+    assert "step000002-e1 is torn (model/weights); it is skipped" in caplog.text
+    for path in folder.glob("*/model/weights"):
+        path.write_text("9")
+    with pytest.raises(ConfigError, match=r"no checkpoint in .* is whole"):
+        s.lead()
+    assert s.events == []
+
+
+def test_a_checkpoint_that_is_deleted_while_the_learner_is_made_is_looked_up_anew(scene):
+    s = scene()
+    s.lead()
+    s.at_make = (s.config.folder / "checkpoints" / "step000002-e1" / "state.json").unlink
+    s.lead()
+    assert s.events[:4] == ["make", "tell step000001-e1", "load step000001-e1", "recover 1"]
+
+
+def test_changed_settings_are_refused_before_the_learner_is_made(scene, atlas_config):
+    s = scene()
+    s.lead()
+    go_on(s, "--learner.lr", "0.5", atlas_config=atlas_config)
+    with pytest.raises(ConfigError, match=r"learner.lr: 5e-05 -> 0.5.*--accept-changes"):
+        s.lead()
+    assert s.events == []
+    s.lead(accept_changes=True)
+    assert s.events[:2] == ["make", "tell step000002-e1"]
+
+
+def test_another_run_of_this_name_is_refused_before_the_learner_is_made(scene):
+    s = scene()
+    at_once(s.another().recover(0, origin=Origin("its-id", "elsewhere", "/runs/its")))
+    with pytest.raises(ConfigError, match="made in /runs/its on elsewhere"):
+        s.lead()
+    assert s.events == []
+    assert files_in(s.config.folder) == set()
+
+
+def test_the_other_ranks_are_stopped_when_training_fails(scene):
+    s = scene()
+
+    def refuse(step):
+        raise NonFiniteUpdate("refused")
+
+    s.learner.at_update = refuse
+    with pytest.raises(NonFiniteUpdate):
+        s.lead()
+    assert s.events[-2:] == ["update 0", "stop"]
+
+
+def test_a_signal_ends_the_run_behind_its_step_with_a_checkpoint(scene):
+    s = scene("--run.steps", "50")
+    s.learner.at_update = lambda step: os.kill(os.getpid(), signal.SIGTERM)
+    s.lead()
+    assert s.events[-4:] == ["forget 0", "forget 0", "stop", "close"]
+    assert checkpoints_of(s.config).latest().state.step == 1
+
+
+def test_a_learner_that_was_replaced_says_by_whom(scene):
+    s = scene()
+
+    def replace(step):
+        successor = s.another()
+        at_once(successor.recover(0))
+        at_once(successor.learner_heartbeat(ELSEWHERE))
+
+    s.learner.at_update = replace
+    with pytest.raises(Fenced, match=r"taken over \(it is epoch 2 on elsewhere, process 7\)$"):
+        s.lead()
+    assert s.events[-2:] == ["update 0", "stop"]
+
+
+async def test_a_successor_that_does_not_say_who_it_is_is_not_named(scene, monkeypatch):
+    monkeypatch.setattr(leading, "BEAT_S", 0.1)
+    s = scene()
+    await s.buffer.recover(0)
+    await s.buffer.learner_heartbeat(LearnerStatus(epoch=1, host="here", pid=1, step=0))
+    await s.another().recover(0)
+    assert str(await explain(s.buffer, Fenced("another learner has taken over"))) == "another learner has taken over"
+
+
+async def test_a_write_that_failed_because_a_successor_cleared_up_is_told_as_that(scene):
+    s = scene()
+    await s.buffer.recover(0)
+    failed = WriteFailed("cannot write")
+    assert await explain(s.buffer, failed) is failed
+    successor = s.another()
+    await successor.recover(0)
+    await successor.learner_heartbeat(ELSEWHERE)
+    error = await explain(s.buffer, failed)
+    assert isinstance(error, Fenced)
+    assert "epoch 2 on elsewhere" in str(error)
+
+
+async def taken_over(s: Scene) -> None:
+    start = state_at(0, before_step_0(s.config), s.config)
+    await take_over(
+        s.buffer, WeightStore(s.config.folder / "weights"), checkpoints_of(s.config), start, CONTENTS, s.config
+    )
+
+
+async def test_a_learner_that_may_be_alive_is_named(scene, caplog):
+    s = scene()
+    older = s.another()
+    await older.recover(0)
+    await older.learner_heartbeat(LearnerStatus(epoch=1, host="elsewhere", pid=7, step=1))
+    s.run.now += 3.0
+    await taken_over(s)
+    assert (
+        "epoch 2 takes over from a learner that may be alive (epoch 1 on elsewhere, process 7, last heard of 3.0 s ago)"
+    ) in caplog.text
+    with pytest.raises(Fenced):
+        await older.checkpoint(0)
+
+
+@pytest.mark.parametrize("left", ["checkpoints/.unfinished-step000001-e6", "weights/.unfinished-v000001-e6"])
+async def test_the_epoch_is_above_all_that_the_folder_knows_of_and_what_is_half_done_is_cleared(scene, left):
+    """Though Redis has forgotten them."""
+    s = scene()
+    half = s.config.folder / left
+    half.mkdir(parents=True)
+    await taken_over(s)
+    assert s.buffer.epoch == 7
+    assert not half.exists()
+
+
+async def test_the_run_is_that_of_its_folder_from_then_on(scene):
+    s = scene()
+    marker = run_folder.mark(s.config.folder, s.config.run.name)
+    await taken_over(s)
+    assert (await s.another().state()).origin.run_id == marker.id
+
+
+async def test_a_run_that_cannot_be_taken_over_is_left_as_it_is(scene):
+    s = scene()
+    earlier = s.another()
+    await earlier.recover(0)
+    await earlier.checkpoint(4)
+    half = s.config.folder / "checkpoints" / ".unfinished-step000005-e1"
+    half.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="the pools before step 4 are forgotten"):
+        await taken_over(s)
+    assert half.exists()
+    assert files_in(s.config.folder) == set()
