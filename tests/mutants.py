@@ -24,10 +24,10 @@ ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algori
 REWARDS = ("algorithm/rewards.py", "test_rewards.py")
 
 
-CHECKS, CONTRACT = ("transport/checks.py", "test_claims.py"), ("transport/contract.py", "test_contract.py")
+CHECKS, INTERFACE = ("transport/checks.py", "test_claims.py"), ("transport/interface.py", "test_interface.py")
 
 
-def lua(name: str, tests: str = "contract") -> tuple[str, str]:
+def lua(name: str, tests: str = "interface") -> tuple[str, str]:
     return f"transport/lua/{name}.lua", f"test_{tests}.py"
 
 
@@ -128,7 +128,7 @@ MUTANTS = {
     "the future is not checked": (CHECKS, "or newest > step", ""),
     "the group's question is not checked": (CHECKS, "if len(questions[t.ticket]) > 1:", "if False:"),
     "the ticket's question is not checked": (CHECKS, "if question_of is not None and", "if False and"),
-    "the vocabulary is not checked": (CONTRACT, "and highest >= self.vocab_size", "and False"),
+    "the vocabulary is not checked": (INTERFACE, "and highest >= self.vocab_size", "and False"),
     "the depth is not checked": (CHECKS, "        shape.check(t)\n", "        pass\n"),
     "an empty gold answer is contained": (REWARDS, "gold and gold in found", "gold in found"),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from rich.text import Text
 from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import Ledger, OperatorBuffer, Queues, RunState, WorkerStatus
+from cusearch_async.transport.interface import Ledger, OperatorBuffer, Queues, RunState, WorkerStatus
 from cusearch_async.transport.server import redis_cli_line
 
 REFRESH_S = 1.0

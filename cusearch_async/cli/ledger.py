@@ -17,7 +17,7 @@ from rich.text import Text
 from cusearch_async.cli import buckets
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.transport.contract import Audit, Ledger
+from cusearch_async.transport.interface import Audit, Ledger
 
 
 def add(commands: Any) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from cusearch_async.cli import buckets
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.transport.contract import WorkerStatus
+from cusearch_async.transport.interface import WorkerStatus
 
 
 def add(commands: Any) -> None:

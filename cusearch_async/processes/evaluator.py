@@ -20,7 +20,7 @@ from cusearch_async.rollout.retrieval import SearchClient
 from cusearch_async.training.evaluation import is_due, score
 from cusearch_async.training.scores import Done, is_over, record
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import WorkerBuffer
+from cusearch_async.transport.interface import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore
 
 log = logging.getLogger(__name__)

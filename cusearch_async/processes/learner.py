@@ -23,7 +23,7 @@ from cusearch_async.training.selecting import before_step_0
 from cusearch_async.training.starts import check_same_run, checkpoints_of, contents_of, record_start, refuse_changes
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import LearnerBuffer
+from cusearch_async.transport.interface import LearnerBuffer
 from cusearch_async.transport.origin import origin_of, refuse_another
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question

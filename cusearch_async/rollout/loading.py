@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cusearch_async import host
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.transport.contract import WorkerBuffer
+from cusearch_async.transport.interface import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore
 
 if TYPE_CHECKING:  # it brings vLLM

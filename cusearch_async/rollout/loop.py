@@ -26,7 +26,7 @@ from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFaile
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.rollout.retrieval import SearchClient
-from cusearch_async.transport.contract import Place, WorkerBuffer, WorkerStatus
+from cusearch_async.transport.interface import Place, WorkerBuffer, WorkerStatus
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question, Trajectory
 

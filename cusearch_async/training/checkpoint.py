@@ -24,7 +24,7 @@ import xxhash
 
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import remove, sync, sync_tree, writing
-from cusearch_async.transport.contract import MethodState, RunState
+from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config, redis_password
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import shape_of
+from cusearch_async.transport.interface import shape_of
 from cusearch_async.transport.redis_learner import LearnerSide
 from cusearch_async.transport.redis_operator import OperatorSide
 from cusearch_async.transport.redis_worker import WorkerSide
 
 
 class RedisBuffer(WorkerSide, LearnerSide, OperatorSide):
-    """Keeps the contract of `contract.Buffer` on one Redis."""
+    """Implements `interface.Buffer` on one Redis."""
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from cusearch_async.errors import InvalidTrajectory
-from cusearch_async.transport.contract import QuestionOf, Shape
+from cusearch_async.transport.interface import QuestionOf, Shape
 from cusearch_async.types import Trajectory
 
 

@@ -1,4 +1,4 @@
-"""The contract in memory: the model that the Redis buffer is tested against, and a buffer for tests of other parts.
+"""The buffer in memory: the model that the Redis buffer is tested against, and a buffer for tests of other parts.
 
 One `MemoryRun` stands for the server, each `MemoryBuffer` for one process's view of it. Time is `MemoryRun.now`,
 moved by hand.
@@ -16,7 +16,7 @@ import msgspec
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
-from cusearch_async.transport.contract import (
+from cusearch_async.transport.interface import (
     ALIVE_S,
     NOTHING,
     Audit,

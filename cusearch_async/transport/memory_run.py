@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cusearch_async.transport.contract import RunState, Shape, WorkerStatus
+from cusearch_async.transport.interface import RunState, Shape, WorkerStatus
 from cusearch_async.types import Trajectory
 
 

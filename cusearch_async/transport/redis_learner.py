@@ -15,8 +15,8 @@ from cusearch_async.errors import CorruptPayload, InvalidTrajectory
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, LAID_DOWN, NOTHING, MethodState, QuestionOf, Shape
 from cusearch_async.transport.health import check_server
+from cusearch_async.transport.interface import ALIVE_S, LAID_DOWN, NOTHING, MethodState, QuestionOf, Shape
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.redis_run import RedisRun
 from cusearch_async.types import Pool, Trajectory
@@ -27,7 +27,7 @@ _FETCH_AT_ONCE = 64
 
 
 class LearnerSide(RedisRun):
-    """Keeps the contract of `contract.LearnerBuffer`."""
+    """Implements `interface.LearnerBuffer`."""
 
     def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
         super().__init__(connection, run, shape)

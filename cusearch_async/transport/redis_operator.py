@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from cusearch_async.transport import codec
-from cusearch_async.transport.contract import Audit, Filter, Row
+from cusearch_async.transport.interface import Audit, Filter, Row
 from cusearch_async.transport.redis_run import RedisRun
 from cusearch_async.types import Trajectory
 
@@ -17,7 +17,7 @@ SHOWN = ("depth", "version", "reward", "em", "question", "prediction", "turns", 
 
 
 class OperatorSide(RedisRun):
-    """Keeps the contract of `contract.OperatorBuffer`."""
+    """Implements `interface.OperatorBuffer`."""
 
     async def pause(self, paused: bool) -> None:
         await self.ask(lambda client: client.hset(self.keys.state, "paused", int(paused)))

@@ -12,7 +12,7 @@ from redis import exceptions
 
 from cusearch_async.errors import BufferLost, ConfigError, CusearchError, Fenced
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, Ledger, Queues, RunState, Shape, WorkerStatus
+from cusearch_async.transport.interface import ALIVE_S, Ledger, Queues, RunState, Shape, WorkerStatus
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.origin import Origin, another_run
 from cusearch_async.transport.scripts import SCRIPTS, script

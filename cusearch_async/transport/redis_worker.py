@@ -15,7 +15,7 @@ from cusearch_async.batcher import Batcher
 from cusearch_async.errors import BufferLost
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import Outcome, Place, Shape, WorkerStatus
+from cusearch_async.transport.interface import Outcome, Place, Shape, WorkerStatus
 from cusearch_async.transport.redis_run import RedisRun
 from cusearch_async.types import Trajectory
 
@@ -36,7 +36,7 @@ class _Put:
 
 
 class WorkerSide(RedisRun):
-    """Keeps the contract of `contract.WorkerBuffer`."""
+    """Implements `interface.WorkerBuffer`."""
 
     def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
         super().__init__(connection, run, shape)

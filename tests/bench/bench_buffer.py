@@ -27,7 +27,7 @@ from cusearch_async.config import RedisConfig
 from cusearch_async.transport import codec
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import Place, Shape, WorkerStatus
+from cusearch_async.transport.interface import Place, Shape, WorkerStatus
 from cusearch_async.transport.server import is_listening, server_command
 from cusearch_async.types import Trajectory
 from tests.conftest import wait_until

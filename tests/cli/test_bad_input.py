@@ -11,7 +11,7 @@ import pytest
 from cusearch_async import host, run_folder
 from cusearch_async.config import load_config, save_config
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import WorkerStatus
+from cusearch_async.transport.interface import WorkerStatus
 from tests.conftest import SLOW
 
 pytestmark = pytest.mark.system  # each starts an interpreter of its own

@@ -20,7 +20,7 @@ from cusearch_async.cli import buckets, main
 from cusearch_async.config import load_config
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.codec import encode
-from cusearch_async.transport.contract import MethodState, WorkerStatus
+from cusearch_async.transport.interface import MethodState, WorkerStatus
 from cusearch_async.transport.server import find_redis_server, is_listening, own_server, redis_cli_line
 from cusearch_async.types import Trajectory
 from tests.conftest import wait_until

@@ -19,7 +19,7 @@ from cusearch_async.training.evaluation import score as score_version
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.scores import Done, is_over, record
 from cusearch_async.training.starts import epochs_and_steps, record_start
-from cusearch_async.transport.contract import MethodState, RunState
+from cusearch_async.transport.interface import MethodState, RunState
 from cusearch_async.types import Question
 from tests.fakes import ChatTokenizer
 from tests.strategies import make_trajectory

@@ -24,7 +24,7 @@ from cusearch_async.training.starts import (
     record_start,
     refuse_changes,
 )
-from cusearch_async.transport.contract import MethodState
+from cusearch_async.transport.interface import MethodState
 from cusearch_async.types import Question
 from tests.fakes import STARTER
 

@@ -18,7 +18,7 @@ from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import before_step_0, question_names, remember, select
-from cusearch_async.transport.contract import shape_of
+from cusearch_async.transport.interface import shape_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.weights import Canary, WeightStore
 from cusearch_async.types import Pool, Question

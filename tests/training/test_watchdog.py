@@ -14,7 +14,7 @@ from cusearch_async.training import watchdog as watchdog_module
 from cusearch_async.training.loop import wait_for_pool
 from cusearch_async.training.watchdog import Watchdog, explain
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import WorkerStatus
+from cusearch_async.transport.interface import WorkerStatus
 from tests.conftest import SLOW
 from tests.strategies import make_trajectory
 

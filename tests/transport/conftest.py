@@ -12,7 +12,7 @@ import pytest
 from cusearch_async.config import RedisConfig
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import Buffer, Shape
+from cusearch_async.transport.interface import Buffer, Shape
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 

@@ -12,10 +12,10 @@ from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, Place, WorkerStatus
+from cusearch_async.transport.interface import ALIVE_S, Place, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_shape
-from tests.transport.test_contract import G, N, fill, start
+from tests.transport.test_interface import G, N, fill, start
 
 
 def recorded(buffer: RedisBuffer) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
-from cusearch_async.transport.contract import Buffer, Place
+from cusearch_async.transport.interface import Buffer, Place
 from tests.strategies import make_trajectory
-from tests.transport.test_contract import G, N, fill, start
+from tests.transport.test_interface import G, N, fill, start
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from redis import exceptions
 
 from cusearch_async.errors import BufferLost, ConfigError
 from cusearch_async.transport.buffer import RedisBuffer
-from cusearch_async.transport.contract import Place
 from cusearch_async.transport.health import check_server
+from cusearch_async.transport.interface import Place
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_shape
-from tests.transport.test_contract import G, N, fill, start
+from tests.transport.test_interface import G, N, fill, start
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])

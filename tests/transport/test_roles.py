@@ -19,7 +19,7 @@ from cusearch_async.config import Config, RedisConfig, load_config
 from cusearch_async.errors import BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import WorkerStatus
+from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.roles import ROLES, acl_file
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
 from tests.conftest import SLOW, wait_until

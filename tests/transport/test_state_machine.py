@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 )
 
 from cusearch_async.errors import BufferLost, CusearchError, Fenced
-from cusearch_async.transport.contract import NOTHING, MethodState, Place, WorkerStatus
+from cusearch_async.transport.interface import NOTHING, MethodState, Place, WorkerStatus
 from cusearch_async.types import Trajectory
 from tests.strategies import make_trajectory
 from tests.transport.conftest import MemoryBackend, RedisBackend

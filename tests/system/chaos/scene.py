@@ -26,7 +26,7 @@ from cusearch_async import host
 from cusearch_async.config import Config, load_config
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import shape_of
+from cusearch_async.transport.interface import shape_of
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import SLOW

@@ -1,4 +1,4 @@
-"""The buffer's contract, on both buffers."""
+"""What every buffer must do, on both buffers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cusearch_async.errors import BufferLost, ConfigError, Fenced, InvalidTrajectory
-from cusearch_async.transport.contract import ALIVE_S, Buffer, MethodState, Place, WorkerStatus
+from cusearch_async.transport.interface import ALIVE_S, Buffer, MethodState, Place, WorkerStatus
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 

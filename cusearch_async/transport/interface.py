@@ -1,5 +1,5 @@
-"""The contract between workers and learner, and the words it is made of. Two buffers keep it: one in Redis
-(`buffer.py`), one in memory (`memory.py`, the model that the first is tested against)."""
+"""What a buffer does for workers, learner and operators, and the records that go in and out. There are two of them: one
+in Redis (`buffer.py`), one in memory (`memory.py`, the model that the first is tested against)."""
 
 from __future__ import annotations
 
