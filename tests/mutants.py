@@ -24,7 +24,7 @@ ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algori
 REWARDS = ("algorithm/rewards.py", "test_rewards.py")
 
 
-CHECKS, INTERFACE = ("transport/checks.py", "test_claims.py"), ("transport/interface.py", "test_interface.py")
+CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 
 
 def lua(name: str, tests: str = "interface") -> tuple[str, str]:
@@ -124,12 +124,12 @@ MUTANTS = {
     "a quarantined one is not played again": (lua("quarantine", "claims"), "    fail_attempt(ticket)\n", ""),
     "the quarantine grows for ever": (lua("quarantine", "buffer"), "> 1000 then", "> 10000 then"),
     "a checkpoint forgets one pool too many": (lua("checkpoint"), "checkpoint, step - 1 do", "checkpoint, step do"),
-    "the staleness is not checked": (CHECKS, "staleness > shape.max_staleness", "False"),
+    "the staleness is not checked": (CHECKS, "staleness > limits.max_staleness", "False"),
     "the future is not checked": (CHECKS, "or newest > step", ""),
     "the group's question is not checked": (CHECKS, "if len(questions[t.ticket]) > 1:", "if False:"),
     "the ticket's question is not checked": (CHECKS, "if question_of is not None and", "if False and"),
-    "the vocabulary is not checked": (INTERFACE, "and highest >= self.vocab_size", "and False"),
-    "the depth is not checked": (CHECKS, "        shape.check(t)\n", "        pass\n"),
+    "the vocabulary is not checked": (LIMITS, "and highest >= self.vocab_size", "and False"),
+    "the depth is not checked": (CHECKS, "        limits.check(t)\n", "        pass\n"),
     "an empty gold answer is contained": (REWARDS, "gold and gold in found", "gold in found"),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config, redis_password
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.interface import shape_of
+from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.redis_learner import LearnerSide
 from cusearch_async.transport.redis_operator import OperatorSide
 from cusearch_async.transport.redis_worker import WorkerSide
@@ -35,6 +35,6 @@ async def open_buffer(
     connection is made yet. Trajectories with tokens beyond `vocab_size` are refused."""
     connection = Connection(config.redis, patience_s, stop, functools.partial(redis_password, config))
     try:
-        yield RedisBuffer(connection, config.run.name, shape_of(config, vocab_size))
+        yield RedisBuffer(connection, config.run.name, limits_of(config, vocab_size))
     finally:
         await connection.close()

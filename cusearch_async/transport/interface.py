@@ -10,24 +10,21 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from cusearch_async.config import Config
-from cusearch_async.errors import InvalidTrajectory
+from cusearch_async.transport.limits import LIMITS_IN_REDIS
 from cusearch_async.transport.origin import Origin
 from cusearch_async.types import Pool, Trajectory
 
 ALIVE_S = 10.0
 """A learner or a worker that has said nothing for so long counts as gone."""
 
-LAID_DOWN = ("questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit", "limit_bytes")
-"""What of its Shape the learner writes into Redis' `state`, where it holds for all."""
 QuestionOf = Callable[[int], str]
 """The id of the question that a ticket visits."""
 Outcome = Literal["stored", "duplicate", "late", "full"]
-"""Of a put: kept; another is there already; its group is closed or has no such place; no room now, try again."""
+"""Of a put: kept; another is there already; its group is closed or has no such slot; no room now, try again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RolloutSlot:
     """One rollout that a worker has been granted."""
 
     ticket: int
@@ -61,7 +58,7 @@ class RunState:
         return self.epoch > 0
 
 
-FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *Origin.__dataclass_fields__, *LAID_DOWN} | {
+FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *Origin.__dataclass_fields__, *LIMITS_IN_REDIS} | {
     "version",
     "announced_by",
     "method_fields",
@@ -217,66 +214,11 @@ class Audit:
         return not self.findings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the buffer must know of the run. The learner's stands in Redis and holds for all; what another process
-    believes of the first nine changes nothing."""
-
-    questions: int
-    """N, groups per pool."""
-    rollouts: int
-    """G, trajectories per group; a method may give single groups another size when it commits."""
-    max_staleness: int
-    order: str
-    s_max: int
-    lease_s: float
-    max_attempts: int
-    """Times that a ticket is tried before its group is closed incomplete."""
-    limit: int
-    """Most buffered trajectories beyond the pool that is waited for."""
-    limit_bytes: int
-    """Most buffered payload bytes beyond the pool that is waited for."""
-    max_tokens: int
-    """Longest possible trajectory."""
-    vocab_size: int | None = None
-    """Token ids are below this; None where the model's config has not been read."""
-
-    def check(self, trajectory: Trajectory) -> None:
-        """Raises: InvalidTrajectory naming what no worker of this run can have made."""
-        for name, value, most in (
-            ("depth", trajectory.depth, self.s_max),
-            ("token_ids", len(trajectory.token_ids), self.max_tokens),
-        ):
-            if value > most:
-                raise InvalidTrajectory(f"trajectory {trajectory.id}: {name} must be at most {most}, got {value}")
-        lowest, highest = int(trajectory.token_ids.min()), int(trajectory.token_ids.max())
-        if lowest < 0 or (self.vocab_size is not None and highest >= self.vocab_size):
-            below = "" if self.vocab_size is None else f" and below {self.vocab_size} (the model's vocabulary)"
-            wrong = lowest if lowest < 0 else highest
-            raise InvalidTrajectory(f"trajectory {trajectory.id}: token ids must be at least 0{below}, got {wrong}")
-
-
-def shape_of(config: Config, vocab_size: int | None = None) -> Shape:
-    return Shape(
-        questions=config.questions_per_step,
-        rollouts=config.pool.rollouts,
-        max_staleness=config.pool.max_staleness,
-        order=config.pool.order,
-        s_max=config.episode.s_max,
-        lease_s=config.redis.lease_s,
-        max_attempts=config.pool.max_attempts,
-        limit=config.buffer_limit,
-        limit_bytes=config.redis.max_mib * 2**20,
-        max_tokens=config.episode.max_tokens,
-        vocab_size=vocab_size,
-    )
-
-
 class WorkerBuffer(Protocol):
     """What a rollout worker does with the buffer of a run. Every operation happens wholly or not at all, and repeating
     one, even later, does no harm. Lost contact raises BufferUnavailable after redis.outage_s."""
 
-    async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
+    async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         """Lease whole groups of up to `room` rollouts in all; empty while the staleness bound leaves none, or while
         the run is paused. Requeued tickets come first, without the rollouts that are in the buffer already."""
         ...

@@ -24,54 +24,54 @@ from cusearch_async.transport.interface import (
     Ledger,
     MethodState,
     Outcome,
-    Place,
     QuestionOf,
     Queues,
+    RolloutSlot,
     Row,
     RunState,
-    Shape,
     WorkerStatus,
 )
+from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.memory_run import Claimed, Entry, MemoryRun
 from cusearch_async.transport.origin import Origin, another_run
 from cusearch_async.types import Pool, Trajectory
 
 
 class MemoryBuffer:
-    def __init__(self, run: MemoryRun, shape: Shape) -> None:
+    def __init__(self, run: MemoryRun, limits: RunLimits) -> None:
         self._run = run
-        self._own_shape = shape
+        self._own_limits = limits
         self._epoch = 0
 
     @property
-    def _shape(self) -> Shape:
-        return self._run.shape or self._own_shape
+    def _limits(self) -> RunLimits:
+        return self._run.limits or self._own_limits
 
     # --- rollout worker -------------------------------------------------------------------------------
 
-    async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
-        run, shape = self._run, self._shape
+    async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
+        run, limits = self._run, self._limits
         for ticket, (_, deadline) in sorted(run.leases.items(), key=lambda item: item[1][1]):
             if deadline <= run.now:
                 self._fail_attempt(ticket)
         if run.state.published < 0 or run.state.paused:
             return []
-        limit = (shape.max_staleness + min(loaded_version, run.state.published) + 1) * shape.questions
-        granted: list[Place] = []
+        limit = (limits.max_staleness + min(loaded_version, run.state.published) + 1) * limits.questions
+        granted: list[RolloutSlot] = []
         waiting = sorted(ticket for ticket in run.requeue if ticket < limit)
         for ticket in itertools.chain(waiting, range(run.state.next_ticket, limit)):
-            places = self._missing(ticket)
-            if len(granted) + len(places) > room:
+            slots = self._missing(ticket)
+            if len(granted) + len(slots) > room:
                 break
-            granted += places
-            run.leases[ticket] = (worker, run.now + shape.lease_s)
+            granted += slots
+            run.leases[ticket] = (worker, run.now + limits.lease_s)
             run.requeue.discard(ticket)
             run.state = replace(run.state, next_ticket=max(run.state.next_ticket, ticket + 1))
         return granted
 
     async def put(self, trajectory: Trajectory) -> Outcome:
-        run, shape = self._run, self._shape
-        self._own_shape.check(trajectory)
+        run, limits = self._run, self._limits
+        self._own_limits.check(trajectory)
         ticket, payload = trajectory.ticket, codec.encode(trajectory)
         known = run.entries.get(trajectory.id)
         if known is not None and (known.state == "buffered" or not known.has_gone):
@@ -83,8 +83,8 @@ class MemoryBuffer:
         if not is_open or trajectory.rollout >= self._size(ticket):
             run.counts["late_refused"] += 1
             return "late"
-        is_full = run.counts["buffered"] >= shape.limit or run.counts["bytes"] >= shape.limit_bytes
-        if is_full and ticket >= (run.state.step + 1) * shape.questions:
+        is_full = run.counts["buffered"] >= limits.limit or run.counts["bytes"] >= limits.limit_bytes
+        if is_full and ticket >= (run.state.step + 1) * limits.questions:
             return "full"
         run.entries[trajectory.id] = Entry(trajectory, "buffered", len(payload))
         run.counts.update(finished=1, buffered=1, bytes=len(payload))
@@ -97,7 +97,7 @@ class MemoryBuffer:
         self._run.workers[worker] = (status, self._run.now)
         for ticket in tickets:
             if ticket in self._run.leases and self._run.leases[ticket][0] == worker:
-                self._run.leases[ticket] = (worker, self._run.now + self._shape.lease_s)
+                self._run.leases[ticket] = (worker, self._run.now + self._limits.lease_s)
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
         for ticket in tickets:
@@ -124,7 +124,7 @@ class MemoryBuffer:
         least_epoch: int = 0,
         origin: Origin | None = None,
     ) -> None:
-        run, shape = self._run, self._own_shape
+        run, limits = self._run, self._own_limits
         if origin and run.state.origin and origin.run_id != run.state.origin.run_id:
             raise another_run("in memory", run.state.origin)
         if step < run.state.checkpoint:
@@ -132,9 +132,9 @@ class MemoryBuffer:
                 f"the pools before step {run.state.checkpoint} are forgotten, the checkpoint is of {step}"
             )
         for name in ("questions", "rollouts", "order"):
-            if run.shape and run.state.next_ticket and getattr(run.shape, name) != getattr(shape, name):
-                raise ConfigError(f"the tickets were granted with {name} = {getattr(run.shape, name)}")
-        run.shape = shape
+            if run.limits and run.state.next_ticket and getattr(run.limits, name) != getattr(limits, name):
+                raise ConfigError(f"the tickets were granted with {name} = {getattr(run.limits, name)}")
+        run.limits = limits
         reached = run.state.step if run.state.epoch else step
         if step > reached:
             self._drop_before(step)
@@ -152,7 +152,7 @@ class MemoryBuffer:
             epoch=max(run.state.epoch, least_epoch) + 1,
             step=step,
             fields=method.fields,
-            next_ticket=max(run.state.next_ticket, step * shape.questions),
+            next_ticket=max(run.state.next_ticket, step * limits.questions),
             checkpoint=max(run.state.checkpoint, step if step > reached else 0),
             origin=origin or run.state.origin,
         )
@@ -160,7 +160,7 @@ class MemoryBuffer:
 
     def _drop_before(self, step: int) -> None:
         """The server is behind the checkpoint: the steps between have used these tickets up."""
-        run, first = self._run, step * self._shape.questions
+        run, first = self._run, step * self._limits.questions
         for s in [s for s in run.pools if s < step]:
             if run.pools[s].trained is None:
                 run.counts.update(claimed=-len(run.pools[s].ids), lost=len(run.pools[s].ids))
@@ -174,16 +174,16 @@ class MemoryBuffer:
                 del known[ticket]
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
-        run, shape = self._run, self._shape
+        run, limits = self._run, self._limits
         self._refuse_if_fenced()
         if step != run.state.step:
             raise BufferLost(f"the next step is {run.state.step}, not {step}")
         if step not in run.pools:
             tickets = self._next_tickets(step)
-            if len(tickets) < shape.questions or self._lost_of(tickets):
+            if len(tickets) < limits.questions or self._lost_of(tickets):
                 return None
-            ids = [id_ for ticket in tickets for id_ in self._places(ticket) if id_ in run.entries]
-            bad = faults([run.entries[id_].trajectory for id_ in ids], step, shape, question_of)
+            ids = [id_ for ticket in tickets for id_ in self._slot_ids(ticket) if id_ in run.entries]
+            bad = faults([run.entries[id_].trajectory for id_ in ids], step, limits, question_of)
             if bad:
                 self._take_out(bad)
                 return None
@@ -202,14 +202,14 @@ class MemoryBuffer:
         return Pool(step, tuple(run.entries[id_].trajectory for id_ in pool.ids))
 
     def _next_tickets(self, step: int) -> list[int]:
-        n = self._shape.questions
-        if self._shape.order == "ticket":
+        n = self._limits.questions
+        if self._limits.order == "ticket":
             return sorted(ticket for ticket in self._run.ready if step * n <= ticket < (step + 1) * n)
         return sorted(self._run.ready)[:n]
 
     def _lost_of(self, tickets: Sequence[int]) -> bool:
         """Count what has gone of these groups, and send the groups back; whether anything had."""
-        gone = [id_ for ticket in tickets for id_ in self._places(ticket) if self._has_gone(id_)]
+        gone = [id_ for ticket in tickets for id_ in self._slot_ids(ticket) if self._has_gone(id_)]
         for id_ in gone:
             self._lose(id_)
         for ticket in sorted({int(id_.split(":")[0]) for id_ in gone}):
@@ -314,7 +314,7 @@ class MemoryBuffer:
     async def queues(self, step: int) -> Queues:
         run = self._run
         return Queues(
-            ready_of_pool=len(self._next_tickets(step)) if self._shape.order == "ticket" else len(run.ready),
+            ready_of_pool=len(self._next_tickets(step)) if self._limits.order == "ticket" else len(run.ready),
             ready=len(run.ready),
             leased=len(run.leases),
             requeued=len(run.requeue),
@@ -327,7 +327,7 @@ class MemoryBuffer:
 
     async def capacities(self) -> list[int]:
         depths = Counter(t.depth for t in self._buffered())
-        return [depths[s] for s in range(self._shape.s_max + 1)]
+        return [depths[s] for s in range(self._limits.s_max + 1)]
 
     async def heat(self) -> dict[tuple[int, int], int]:
         return dict(Counter((t.depth, t.oldest_version) for t in self._buffered()))
@@ -365,14 +365,14 @@ class MemoryBuffer:
     # ---------------------------------------------------------------------------------------------------
 
     def _size(self, ticket: int) -> int:
-        return self._run.sizes.get(ticket, self._shape.rollouts)
+        return self._run.sizes.get(ticket, self._limits.rollouts)
 
-    def _places(self, ticket: int) -> list[str]:
+    def _slot_ids(self, ticket: int) -> list[str]:
         return [f"{ticket}:{rollout}" for rollout in range(self._size(ticket))]
 
-    def _missing(self, ticket: int) -> list[Place]:
-        places = (Place(ticket, rollout) for rollout in range(self._size(ticket)))
-        return [place for place in places if f"{place.ticket}:{place.rollout}" not in self._run.entries]
+    def _missing(self, ticket: int) -> list[RolloutSlot]:
+        slots = (RolloutSlot(ticket, rollout) for rollout in range(self._size(ticket)))
+        return [slot for slot in slots if f"{slot.ticket}:{slot.rollout}" not in self._run.entries]
 
     def _has_gone(self, id_: str) -> bool:
         return id_ in self._run.entries and self._run.entries[id_].has_gone
@@ -384,7 +384,7 @@ class MemoryBuffer:
     def _forget_pool(self, step: int) -> None:
         run = self._run
         for ticket in run.pools[step].tickets:
-            for id_ in self._places(ticket):
+            for id_ in self._slot_ids(ticket):
                 run.entries.pop(id_, None)
             run.sizes.pop(ticket, None)
             run.incomplete.pop(ticket, None)
@@ -419,7 +419,7 @@ class MemoryBuffer:
     def _fail_attempt(self, ticket: int) -> None:
         run = self._run
         run.attempts[ticket] += 1
-        if run.attempts[ticket] < self._shape.max_attempts:
+        if run.attempts[ticket] < self._limits.max_attempts:
             self._requeue(ticket)
             run.counts["requeued"] += 1
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cusearch_async.transport.interface import RunState, Shape, WorkerStatus
+from cusearch_async.transport.interface import RunState, WorkerStatus
+from cusearch_async.transport.limits import RunLimits
 from cusearch_async.types import Trajectory
 
 
@@ -33,7 +34,7 @@ class MemoryRun:
     """What the server would hold of a run."""
 
     now: float = 0.0
-    shape: Shape | None = None
+    limits: RunLimits | None = None
     """As the learner has laid it down."""
     state: RunState = field(default_factory=RunState)
     announced_by: int = 0

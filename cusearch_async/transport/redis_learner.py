@@ -16,7 +16,8 @@ from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.health import check_server
-from cusearch_async.transport.interface import ALIVE_S, LAID_DOWN, NOTHING, MethodState, QuestionOf, Shape
+from cusearch_async.transport.interface import ALIVE_S, NOTHING, MethodState, QuestionOf
+from cusearch_async.transport.limits import LIMITS_IN_REDIS, RunLimits
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.redis_run import RedisRun
 from cusearch_async.types import Pool, Trajectory
@@ -29,8 +30,8 @@ _FETCH_AT_ONCE = 64
 class LearnerSide(RedisRun):
     """Implements `interface.LearnerBuffer`."""
 
-    def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
-        super().__init__(connection, run, shape)
+    def __init__(self, connection: Connection, run: str, limits: RunLimits) -> None:
+        super().__init__(connection, run, limits)
         self._epoch = 0
 
     @property
@@ -45,9 +46,9 @@ class LearnerSide(RedisRun):
         origin: Origin | None = None,
     ) -> None:
         await check_server(self.connection)
-        told, nonce, shape = _told(method), uuid.uuid4().hex, _laid_down(self._shape)
+        told, nonce, limits = _told(method), uuid.uuid4().hex, _told_limits(self._limits)
         whose = (origin.run_id, origin.host, origin.folder) if origin else ()
-        self._epoch = await self.run_script("recover", step, told, nonce, least_epoch, shape, *whose)
+        self._epoch = await self.run_script("recover", step, told, nonce, least_epoch, limits, *whose)
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
         answer = await self.run_script("claim", self._epoch, step, "look")
@@ -61,7 +62,7 @@ class LearnerSide(RedisRun):
             return None
         found, bad = await self._read_all(names)
         if status == "found":
-            bad |= faults(found, step, self._shape, question_of)
+            bad |= faults(found, step, self._limits, question_of)
         if bad:
             for name, reason in bad.items():
                 log.warning("trajectory %s is quarantined: %s", name, reason)
@@ -121,10 +122,10 @@ class LearnerSide(RedisRun):
 
     def _read(self, name: str, payload: bytes | None) -> Trajectory:
         """Raises: CorruptPayload or InvalidTrajectory, for what must not be trained on."""
-        trajectory = codec.decode(payload or b"", self._shape.max_tokens)
+        trajectory = codec.decode(payload or b"", self._limits.max_tokens)
         if trajectory.id != name:
             raise CorruptPayload(f"the payload is of trajectory {trajectory.id}")
-        self._shape.check(trajectory)
+        self._limits.check(trajectory)
         return trajectory
 
 
@@ -132,10 +133,10 @@ def _decoded(texts: Iterable[bytes]) -> list[str]:
     return [text.decode() for text in texts]
 
 
-def _laid_down(shape: Shape) -> str:
+def _told_limits(limits: RunLimits) -> str:
     """What the scripts must know of the run, as `recover` writes it into its state."""
-    told = {name: str(getattr(shape, name)) for name in LAID_DOWN}
-    return json.dumps(told | {"lease_ms": str(int(shape.lease_s * 1000))})
+    told = {name: str(getattr(limits, name)) for name in LIMITS_IN_REDIS}
+    return json.dumps(told | {"lease_ms": str(int(limits.lease_s * 1000))})
 
 
 def _told(method: MethodState) -> bytes:

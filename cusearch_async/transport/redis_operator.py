@@ -31,7 +31,7 @@ class OperatorSide(RedisRun):
     async def capacities(self) -> list[int]:
         async def count(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
-                for depth in range(self._shape.s_max + 1):
+                for depth in range(self._limits.s_max + 1):
                     pipe.zcard(self.keys.depth(depth))
                 return await pipe.execute()
 
@@ -55,7 +55,7 @@ class OperatorSide(RedisRun):
     async def rows(self, wanted: Filter) -> AsyncIterator[Row]:
         """Buffered trajectories that pass the filter, by depth, then by ticket."""
         step = (await self.state()).step
-        depths = range(self._shape.s_max + 1) if wanted.depth is None else [wanted.depth]
+        depths = range(self._limits.s_max + 1) if wanted.depth is None else [wanted.depth]
         for depth in depths:
             async for id_, fields in self._bucket(depth):
                 row = Row(id_, fields, max(0, step - int(fields["version"])))
@@ -89,7 +89,7 @@ class OperatorSide(RedisRun):
         if not fields:
             return None
         shown = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
-        return codec.decode(payload or b"", self._shape.max_tokens), shown
+        return codec.decode(payload or b"", self._limits.max_tokens), shown
 
     async def _bucket(self, depth: int) -> AsyncIterator[tuple[str, dict[str, str]]]:
         for first in itertools.count(0, _PIECE):

@@ -12,8 +12,9 @@ from redis import exceptions
 
 from cusearch_async.errors import BufferLost, ConfigError, CusearchError, Fenced
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.interface import ALIVE_S, Ledger, Queues, RunState, Shape, WorkerStatus
+from cusearch_async.transport.interface import ALIVE_S, Ledger, Queues, RunState, WorkerStatus
 from cusearch_async.transport.keys import Keys
+from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.origin import Origin, another_run
 from cusearch_async.transport.scripts import SCRIPTS, script
 
@@ -22,7 +23,7 @@ N = TypeVar("N", int, float)
 _DAMAGE_WORDS = ("WRONGTYPE", "user_script", "not an integer", "not a valid float")
 """In the answers of a server that holds what no script of ours has written."""
 _DAMAGED = "Redis holds what this project has not written for run {!r}; restore its data, or `cusearch reset` the run"
-_SHAPE_KEYS = {
+_GRANTED_WITH = {
     "questions": "groups per step (pool.questions, or K / G for grpo_half)",
     "rollouts": "pool.rollouts",
     "order": "pool.order",
@@ -32,10 +33,10 @@ _SHAPE_KEYS = {
 class RedisRun:
     """What every process of a run does with its keys."""
 
-    def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
+    def __init__(self, connection: Connection, run: str, limits: RunLimits) -> None:
         self.keys = Keys(run)
         self.connection = connection
-        self._shape = shape
+        self._limits = limits
         self._life = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._scripts = {name: connection.client.register_script(script(name)) for name in SCRIPTS}
@@ -68,11 +69,11 @@ class RedisRun:
 
     async def queues(self, step: int) -> Queues:
         """Where the open tickets are, and how far the pool of `step` has come."""
-        keys, questions = self.keys, self._shape.questions
+        keys, questions = self.keys, self._limits.questions
 
         async def count(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
-                if self._shape.order == "ticket":
+                if self._limits.order == "ticket":
                     pipe.zcount(keys.ready, step * questions, (step + 1) * questions - 1)
                 else:
                     pipe.zcard(keys.ready)
@@ -146,10 +147,10 @@ class RedisRun:
                 f"is of step {step}; if another run has this name, choose another run.name; else restore the "
                 "checkpoint, or `cusearch reset` the run"
             )
-        if kind == "SHAPE":
+        if kind == "GRANTED":
             name, _, value = what.partition(" ")
             return ConfigError(
-                f"Redis holds tickets of run {run!r} that were granted with {_SHAPE_KEYS[name]} = {value}; set it "
+                f"Redis holds tickets of run {run!r} that were granted with {_GRANTED_WITH[name]} = {value}; set it "
                 "back, or `cusearch reset` the run"
             )
         is_damaged = any(word in answer for word in _DAMAGE_WORDS)

@@ -15,7 +15,8 @@ from cusearch_async.batcher import Batcher
 from cusearch_async.errors import BufferLost
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.interface import Outcome, Place, Shape, WorkerStatus
+from cusearch_async.transport.interface import Outcome, RolloutSlot, WorkerStatus
+from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.redis_run import RedisRun
 from cusearch_async.types import Trajectory
 
@@ -38,17 +39,17 @@ class _Put:
 class WorkerSide(RedisRun):
     """Implements `interface.WorkerBuffer`."""
 
-    def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
-        super().__init__(connection, run, shape)
+    def __init__(self, connection: Connection, run: str, limits: RunLimits) -> None:
+        super().__init__(connection, run, limits)
         self._puts: Batcher[_Put, Outcome | Literal["unstaged"]] = Batcher(self._send_puts, _PUT_AT_ONCE)
 
-    async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
+    async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         token = self.next_name()
         granted = await self.run_script("admit", worker, token, room, loaded_version)
-        return [Place(*map(int, place.split(b":"))) for place in granted]
+        return [RolloutSlot(*map(int, slot.split(b":"))) for slot in granted]
 
     async def put(self, trajectory: Trajectory) -> Outcome:
-        self._shape.check(trajectory)
+        self._limits.check(trajectory)
         payload = codec.encode(trajectory)
         name = self.next_name()
         fields = codec.readable_fields(trajectory) | {"bytes": len(payload)}

@@ -48,15 +48,15 @@ async def feed(config: Config, steps: int) -> None:
     async with open_buffer(config, 30) as buffer:
         while (await buffer.state()).published < 0:
             pass
-        places = await buffer.admit("feeder", 0, 10_000)
-        assert len(places) >= steps * config.pool.size
-        for place in places:
-            rng = np.random.default_rng([place.ticket, place.rollout])
+        slots = await buffer.admit("feeder", 0, 10_000)
+        assert len(slots) >= steps * config.pool.size
+        for slot in slots:
+            rng = np.random.default_rng([slot.ticket, slot.rollout])
             sampled = int(rng.integers(5, 40))
             trajectory = make_trajectory(
-                place.ticket,
-                place.rollout,
-                question_id=question_of(place.ticket),
+                slot.ticket,
+                slot.rollout,
+                question_id=question_of(slot.ticket),
                 prompt=8,
                 sampled=sampled,
                 token_ids=rng.integers(0, 370, sampled + 10).astype(np.int32),

@@ -65,10 +65,10 @@ async def test_a_run_that_moves_is_left_alone(config):
     async with open_buffer(config) as buffer:
         await started(buffer)
         watchdog = Watchdog(buffer, config, no_republish)
-        for place in await buffer.admit("w", 0, 8):
+        for slot in await buffer.admit("w", 0, 8):
             await watchdog.look(0)
             await asyncio.sleep(config.run.stall_s / 4)
-            await buffer.put(make_trajectory(place.ticket, place.rollout))
+            await buffer.put(make_trajectory(slot.ticket, slot.rollout))
         assert await wait_for_pool(buffer, 0, watchdog, asyncio.Event()) is not None
 
 

@@ -11,9 +11,9 @@ from redis import exceptions
 from cusearch_async.errors import BufferLost, ConfigError
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.health import check_server
-from cusearch_async.transport.interface import Place
+from cusearch_async.transport.interface import RolloutSlot
 from tests.strategies import make_trajectory
-from tests.transport.conftest import make_shape
+from tests.transport.conftest import make_limits
 from tests.transport.test_interface import G, N, fill, start
 
 
@@ -104,12 +104,12 @@ async def test_tickets_that_are_nowhere_are_played_again(redis_backend):
     """As when an operator, or an eviction, has deleted a whole key."""
     buffer = redis_backend.make(max_staleness=0)
     await start(buffer)
-    places = await buffer.admit("w", 0, N * G)
-    await fill(buffer, [p for p in places if p.ticket < 2])
+    slots = await buffer.admit("w", 0, N * G)
+    await fill(buffer, [p for p in slots if p.ticket < 2])
     await redis_backend.client.delete(buffer.keys.ready, buffer.keys.lease, buffer.keys.owner)
     assert await buffer.claim(0) is None
-    assert await buffer.admit("v", 0, N * G) == [Place(t, r) for t in (2, 3) for r in range(G)]
-    await fill(buffer, [p for p in places if p.ticket >= 2])
+    assert await buffer.admit("v", 0, N * G) == [RolloutSlot(t, r) for t in (2, 3) for r in range(G)]
+    await fill(buffer, [p for p in slots if p.ticket >= 2])
     assert len(await buffer.claim(0)) == N * G
     assert (await buffer.audit()).closes
 
@@ -118,9 +118,9 @@ async def test_tickets_that_are_nowhere_are_played_again(redis_backend):
 async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_learner(redis_backend, key):
     buffer = redis_backend.make(max_staleness=1)
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * N * G)
+    slots = await buffer.admit("w", 0, 2 * N * G)
     await buffer.release("w", [7], failed=True)
-    await fill(buffer, [p for p in places if p.ticket not in (6, 7)] + [Place(6, 0)])
+    await fill(buffer, [p for p in slots if p.ticket not in (6, 7)] + [RolloutSlot(6, 0)])
     assert (await buffer.audit()).closes
     name = buffer.keys.depth(1) if key == "depth" else getattr(buffer.keys, key)
     await redis_backend.client.delete(name)
@@ -175,8 +175,8 @@ async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(red
 async def test_the_audit_counts_keys_and_not_only_counters(redis_backend, change, finding):
     buffer = redis_backend.make()
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * N * G)
-    await fill(buffer, [p for p in places if p.ticket < N] + [Place(4, 0), Place(4, 1), Place(5, 0)])
+    slots = await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [p for p in slots if p.ticket < N] + [RolloutSlot(4, 0), RolloutSlot(4, 1), RolloutSlot(5, 0)])
     pool = await buffer.claim(0)
     await buffer.commit(pool, pool.trajectories[:3])
     found = await buffer.audit()
@@ -197,7 +197,7 @@ async def test_a_second_copy_that_is_not_the_same_is_refused_while_its_payload_i
 
 async def test_the_audit_finds_the_keys_of_a_run_whose_name_looks_like_a_pattern(redis_backend):
     made = redis_backend.make()
-    buffer = RedisBuffer(made.connection, "t[1]", make_shape())
+    buffer = RedisBuffer(made.connection, "t[1]", make_limits())
     await start(buffer)
     await redis_backend.client.set(buffer.keys.payload("77:1"), "x")
     assert (await buffer.audit()).findings == ("kept for nothing: 1 (77:1)",)

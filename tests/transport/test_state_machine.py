@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 )
 
 from cusearch_async.errors import BufferLost, CusearchError, Fenced
-from cusearch_async.transport.interface import NOTHING, MethodState, Place, WorkerStatus
+from cusearch_async.transport.interface import NOTHING, MethodState, RolloutSlot, WorkerStatus
 from cusearch_async.types import Trajectory
 from tests.strategies import make_trajectory
 from tests.transport.conftest import MemoryBackend, RedisBackend
@@ -54,18 +54,20 @@ class Run(RuleBasedStateMachine):
 
     @initialize(order=st.sampled_from(["ticket", "oldest_complete"]), limit=st.sampled_from([1, N * G, 100]))
     def begin(self, order: str, limit: int) -> None:
-        shape = {"questions": N, "rollouts": G, "max_staleness": STALENESS, "max_attempts": ATTEMPTS, "order": order}
-        self.shape = shape | {"limit": limit, "s_max": S_MAX}
+        limits = {"questions": N, "rollouts": G, "max_staleness": STALENESS, "max_attempts": ATTEMPTS, "order": order}
+        self.limits = limits | {"limit": limit, "s_max": S_MAX}
         self.order = order
         self.backends: list[Any] = [MemoryBackend(), RedisBackend(self.redis_url)]
-        self.buffers = [backend.make(**self.shape) for backend in self.backends]
+        self.buffers = [backend.make(**self.limits) for backend in self.backends]
         self.workers = {
-            name: [b.make(**(self.shape | belief)) for b in self.backends] for name, belief in BELIEFS.items()
+            name: [b.make(**(self.limits | belief)) for b in self.backends] for name, belief in BELIEFS.items()
         }
         self.old_learners: list[list[Any]] = []
         self.learners: list[Any] = []
-        self.playing: dict[str, dict[Place, int]] = {worker: {} for worker in WORKERS}  # and the version that began it
-        self.granted: dict[tuple[str, int], list[Place]] = {}  # by worker and number of its admission
+        self.playing: dict[str, dict[RolloutSlot, int]] = {
+            worker: {} for worker in WORKERS
+        }  # and the version that began it
+        self.granted: dict[tuple[str, int], list[RolloutSlot]] = {}  # by worker and number of its admission
         self.sent: list[tuple[str, list[Any], tuple[Any, ...]]] = []  # commands that may come again
         self.recoveries: list[Any] = []
         self.snapshot: Any = None
@@ -94,11 +96,11 @@ class Run(RuleBasedStateMachine):
             self.sent.append((name, by, arguments))
         return answers[0]
 
-    def trajectory(self, worker: str, place: Place, depth: int) -> Trajectory:
-        version = self.playing[worker][place]
+    def trajectory(self, worker: str, slot: RolloutSlot, depth: int) -> Trajectory:
+        version = self.playing[worker][slot]
         depth += worker == "c" and depth == S_MAX
         versions = np.full(4, version, np.int32)
-        return make_trajectory(place.ticket, place.rollout, depth=depth, worker=worker, versions=versions)
+        return make_trajectory(slot.ticket, slot.rollout, depth=depth, worker=worker, versions=versions)
 
     # --- workers ---
 
@@ -113,7 +115,7 @@ class Run(RuleBasedStateMachine):
             assert self.do(redis.admit(worker, self.loaded[worker], room)) == granted, "the command was sent again"
         assert len(granted) <= room
         limit = (STALENESS + self.loaded[worker] + 1) * N
-        assert all(place.ticket < limit for place in granted), "the staleness bound"
+        assert all(slot.ticket < limit for slot in granted), "the staleness bound"
         self.playing[worker] |= dict.fromkeys(granted, self.loaded[worker])
         self.granted[worker, 1000 * self.admissions] = granted
 
@@ -155,23 +157,23 @@ class Run(RuleBasedStateMachine):
     @rule(data=st.data(), depth=st.integers(0, S_MAX), again=st.booleans())
     def put(self, data: Any, depth: int, again: bool) -> None:
         worker = data.draw(st.sampled_from([w for w in WORKERS if self.playing[w]]))
-        place = data.draw(st.sampled_from(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))))
-        trajectory = self.trajectory(worker, place, depth)
+        slot = data.draw(st.sampled_from(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))))
+        trajectory = self.trajectory(worker, slot, depth)
         outcome = self.both("put", trajectory, by=self.workers[worker])
         if again:
             assert self.both("put", trajectory, by=self.workers[worker]) == outcome
         if outcome != "full":
-            del self.playing[worker][place]
+            del self.playing[worker][slot]
 
     @rule(worker=st.sampled_from(WORKERS), left=st.sets(st.integers(0, 7), max_size=2), depth=st.integers(0, S_MAX))
     def play(self, worker: str, left: set[int], depth: int) -> None:
         """Admit as much as there is and finish it, but for a few."""
         self.admit(worker, 4 * G)
-        for number, place in enumerate(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))):
+        for number, slot in enumerate(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))):
             if number not in left:
-                outcome = self.both("put", self.trajectory(worker, place, depth), by=self.workers[worker])
+                outcome = self.both("put", self.trajectory(worker, slot, depth), by=self.workers[worker])
                 if outcome != "full":
-                    del self.playing[worker][place]
+                    del self.playing[worker][slot]
 
     @rule(share=st.floats(0, 1), deeper=st.booleans(), size=st.integers(1, 2 * G), worker=st.sampled_from(WORKERS))
     def learn(self, share: float, deeper: bool, size: int, worker: str) -> None:
@@ -297,7 +299,7 @@ class Run(RuleBasedStateMachine):
         """A learner is killed, or replaced while it lives; the new one goes on from the checkpoint."""
         if self.learners:
             self.old_learners.append(self.learners)
-        self.learners = [backend.make(**self.shape) for backend in self.backends]
+        self.learners = [backend.make(**self.limits) for backend in self.backends]
         step, method = self.saved
         redis, recover = self.learners[1], self.learners[1].run_script
 

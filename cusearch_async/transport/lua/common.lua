@@ -49,7 +49,7 @@ end
 
 local function group_size(ticket) return tonumber(redis.call('HGET', key('sizes'), ticket)) or run.rollouts end
 
-local function places_of(ticket)
+local function slots_of(ticket)
   local ids = {}
   for rollout = 0, group_size(ticket) - 1 do ids[rollout + 1] = ticket .. ':' .. rollout end
   return ids
@@ -57,7 +57,7 @@ end
 
 -- Rollouts of a ticket that do not wait in the buffer.
 local function missing(ticket)
-  local ids, lacking = places_of(ticket), {}
+  local ids, lacking = slots_of(ticket), {}
   local waiting = redis.call('HMGET', key('waiting'), unpack(ids))
   for i, id in ipairs(ids) do
     if not waiting[i] then lacking[#lacking + 1] = id end
@@ -147,7 +147,7 @@ end
 -- Everything that Redis holds of the pool of a step.
 local function forget_pool(step)
   for ticket in string.gmatch(redis.call('HGET', facts_key(step), 'tickets') or '', '%d+') do
-    for _, id in ipairs(places_of(ticket)) do redis.call('UNLINK', traj(id), payload(id)) end
+    for _, id in ipairs(slots_of(ticket)) do redis.call('UNLINK', traj(id), payload(id)) end
     redis.call('HDEL', key('sizes'), ticket)
     redis.call('HDEL', key('incomplete'), ticket)
   end

@@ -1,11 +1,11 @@
--- A learner takes over at `step` with what its method remembered at the checkpoint, and lays down the shape of the run.
+-- A learner takes over at `step` with what its method remembered at the checkpoint, and lays down the limits of the run.
 -- Pools trained after it are claimed again, so the same steps will get the same pools. What Redis has lost since, or
 -- never had, is played again or dropped. Every older learner is fenced off.
 -- Delivered again, however late, it changes nothing: its nonce has an epoch already.
--- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch shape(JSON: name -> text) [run_id host folder]
+-- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch limits(JSON: name -> text) [run_id host folder]
 -- Returns the new epoch.
 local step, method, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local shape, run_id, host, folder = cjson.decode(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
+local limits, run_id, host, folder = cjson.decode(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
 
 -- 1. Read and check everything: a script that fails halfway is not rolled back.
 local given = redis.call('HGET', key('learners'), nonce)
@@ -33,11 +33,11 @@ local forgotten, reached = run.checkpoint or 0, run.step or step
 if step < forgotten then return redis.error_reply('GONE ' .. forgotten .. ' ' .. step) end
 local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or 0) or 0
 for _, name in ipairs({'questions', 'rollouts', 'order'}) do
-  if next_ticket > 0 and run[name] and tostring(run[name]) ~= shape[name] then
-    return redis.error_reply('SHAPE ' .. name .. ' ' .. run[name])
+  if next_ticket > 0 and run[name] and tostring(run[name]) ~= limits[name] then
+    return redis.error_reply('GRANTED ' .. name .. ' ' .. run[name])
   end
 end
-local first = step * tonumber(shape.questions)
+local first = step * tonumber(limits.questions)
 next_ticket = math.max(next_ticket, first)
 local somewhere = {}  -- ticket -> true
 for _, name in ipairs({'lease', 'requeue', 'ready'}) do
@@ -56,7 +56,7 @@ while s <= reached or redis.call('EXISTS', facts_key(s)) == 1 do
 end
 
 -- 2. From here on only writes that cannot fail.
-for name, value in pairs(shape) do
+for name, value in pairs(limits) do
   run[name] = tonumber(value) or value
   redis.call('HSET', state, name, value)
 end
