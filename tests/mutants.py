@@ -119,7 +119,7 @@ MUTANTS = {
     "a worker's pools may be others": (lua("recover", "claims"), "next_ticket > 0 and run[name]", "false"),
     "what the learner is past stays": (lua("recover", "claims"), "if step > reached then", "if false then"),
     "recovery fails by halves": (lua("recover", "damage"), "found ~= 'none' and found ~= kind", "false"),
-    "nothing is counted again": (lua("recover", "damage"), "redis.call('UNLINK', key('heat'))", ""),
+    "nothing is counted again": (lua("recover", "damage"), "redis.call('UNLINK', key('depth_by_version'))", ""),
     "a quarantined one counts in its group": (lua("quarantine", "operators"), "- #missing(ticket)", ""),
     "a quarantined one is not played again": (lua("quarantine", "claims"), "    fail_attempt(ticket)\n", ""),
     "the quarantine grows for ever": (lua("quarantine", "buffer"), "> 1000 then", "> 10000 then"),

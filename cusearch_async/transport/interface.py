@@ -347,7 +347,7 @@ class OperatorBuffer(Protocol):
         """Buffered trajectories per depth 0..S_max."""
         ...
 
-    async def heat(self) -> dict[tuple[int, int], int]:
+    async def depth_by_version(self) -> dict[tuple[int, int], int]:
         """(depth, oldest version) -> buffered trajectories."""
         ...
 

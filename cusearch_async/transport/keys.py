@@ -104,9 +104,9 @@ class Keys:
         return self.prefix + "waiting"
 
     @property
-    def heat(self) -> str:
+    def depth_by_version(self) -> str:
         """Hash: "depth:oldest version" -> buffered trajectories."""
-        return self.prefix + "heat"
+        return self.prefix + "depth_by_version"
 
     @property
     def quarantine(self) -> str:

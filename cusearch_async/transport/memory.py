@@ -329,7 +329,7 @@ class MemoryBuffer:
         depths = Counter(t.depth for t in self._buffered())
         return [depths[s] for s in range(self._limits.s_max + 1)]
 
-    async def heat(self) -> dict[tuple[int, int], int]:
+    async def depth_by_version(self) -> dict[tuple[int, int], int]:
         return dict(Counter((t.depth, t.oldest_version) for t in self._buffered()))
 
     async def rows(self, wanted: Filter) -> AsyncIterator[Row]:

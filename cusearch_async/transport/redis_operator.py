@@ -46,9 +46,9 @@ class OperatorSide(RedisRun):
         kept, findings = await self.run_script("audit", *seen)
         return Audit(kept, tuple(finding.decode() for finding in findings))
 
-    async def heat(self) -> dict[tuple[int, int], int]:
+    async def depth_by_version(self) -> dict[tuple[int, int], int]:
         """(depth, oldest version) -> buffered trajectories."""
-        raw = await self.ask(lambda client: client.hgetall(self.keys.heat))
+        raw = await self.ask(lambda client: client.hgetall(self.keys.depth_by_version))
         cells = {tuple(map(int, cell.decode().split(":"))): int(count) for cell, count in raw.items()}
         return {(depth, version): count for (depth, version), count in cells.items()}
 

@@ -213,15 +213,15 @@ async def test_the_newest_thousand_of_the_quarantine_are_kept(redis_backend):
     assert (await buffer.ledger()).quarantined == 1001
 
 
-async def test_heat_counts_what_waits_by_depth_and_version(redis_backend):
+async def test_what_waits_is_counted_by_depth_and_version(redis_backend):
     buffer = redis_backend.make()
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G), depth=2)
     await buffer.admit("w", 0, G)
     await buffer.put(make_trajectory(N, 0, depth=4))
-    assert await redis_backend.client.hgetall(buffer.keys.heat) == {b"2:0": b"8", b"4:0": b"1"}
+    assert await redis_backend.client.hgetall(buffer.keys.depth_by_version) == {b"2:0": b"8", b"4:0": b"1"}
     await buffer.claim(0)
-    assert await redis_backend.client.hgetall(buffer.keys.heat) == {b"4:0": b"1"}
+    assert await redis_backend.client.hgetall(buffer.keys.depth_by_version) == {b"4:0": b"1"}
 
 
 async def test_heartbeats_show_who_works_on_what(redis_backend):

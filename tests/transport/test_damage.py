@@ -59,7 +59,7 @@ async def test_a_user_who_may_not_ask_is_warned(caplog):
 
 
 @pytest.mark.parametrize(
-    "key", ["ledger", "lease", "waiting", "ready", "requeue", "groups", "heat", "next_ticket", "owner"]
+    "key", ["ledger", "lease", "waiting", "ready", "requeue", "groups", "depth_by_version", "next_ticket", "owner"]
 )
 async def test_a_key_of_another_type_is_named_and_recovery_does_nothing_by_halves(redis_backend, key):
     buffer = redis_backend.make(max_staleness=0)
@@ -114,7 +114,9 @@ async def test_tickets_that_are_nowhere_are_played_again(redis_backend):
     assert (await buffer.audit()).closes
 
 
-@pytest.mark.parametrize("key", ["depth", "heat", "groups", "attempts", "requeue", "ready", "next_ticket", "waiting"])
+@pytest.mark.parametrize(
+    "key", ["depth", "depth_by_version", "groups", "attempts", "requeue", "ready", "next_ticket", "waiting"]
+)
 async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_learner(redis_backend, key):
     buffer = redis_backend.make(max_staleness=1)
     await start(buffer)
@@ -169,7 +171,7 @@ async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(red
         (lambda c, k: c.zrem(k.lease, 6), "tickets that are nowhere: 1 (6)"),
         (lambda c, k: c.zadd(k.ready, {"6": 6}), "tickets that are in two places: 1 (6)"),
         (lambda c, k: c.hincrby(k.groups, 5, 1), "open tickets with a wrong count: 1 (5)"),
-        (lambda c, k: c.hset(k.heat, "3:0", 2), "heat 3:0: 0 by keys, 2 by counters"),
+        (lambda c, k: c.hset(k.depth_by_version, "3:0", 2), "depth_by_version 3:0: 0 by keys, 2 by counters"),
     ],
 )
 async def test_the_audit_counts_keys_and_not_only_counters(redis_backend, change, finding):

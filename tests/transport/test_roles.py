@@ -150,9 +150,9 @@ if HAS_ROLES:
         [
             "HSET cusearch:{r}:state epoch 99",
             "DEL cusearch:{r}:state",
-            "RENAME cusearch:{r}:state cusearch:{r}:heat",
-            "RENAME cusearch:{r}:pool:0 cusearch:{r}:heat",
-            "COPY cusearch:{r}:heat cusearch:{r}:state",
+            "RENAME cusearch:{r}:state cusearch:{r}:depth_by_version",
+            "RENAME cusearch:{r}:pool:0 cusearch:{r}:depth_by_version",
+            "COPY cusearch:{r}:depth_by_version cusearch:{r}:state",
             "RPUSH cusearch:{r}:pool:0 9:9",
             "HSET cusearch:{r}:sizes 0 9",
             "UNLINK cusearch:{r}:traj:0:0",

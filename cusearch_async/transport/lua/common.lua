@@ -69,7 +69,7 @@ end
 local function wait(id, depth, version, bytes)
   redis.call('HSET', key('waiting'), id, depth .. ':' .. version .. ':' .. bytes)
   redis.call('ZADD', key('depth:' .. depth), ticket_of(id), id)
-  redis.call('HINCRBY', key('heat'), depth .. ':' .. version, 1)
+  redis.call('HINCRBY', key('depth_by_version'), depth .. ':' .. version, 1)
   count('buffered', 1)
   count('bytes', bytes)
 end
@@ -81,7 +81,7 @@ local function stop_waiting(id)
   local cell, depth, bytes = string.match(known, '^((%d+):%-?%d+):(%d+)$')
   redis.call('HDEL', key('waiting'), id)
   redis.call('ZREM', key('depth:' .. depth), id)
-  if redis.call('HINCRBY', key('heat'), cell, -1) <= 0 then redis.call('HDEL', key('heat'), cell) end
+  if redis.call('HINCRBY', key('depth_by_version'), cell, -1) <= 0 then redis.call('HDEL', key('depth_by_version'), cell) end
   count('buffered', -1)
   count('bytes', -bytes)
   return true

@@ -15,7 +15,7 @@ if run_id and whose[1] and whose[1] ~= run_id then
   return redis.error_reply('ANOTHER ' .. table.concat({whose[1], whose[2] or '?', whose[3] or '?'}, ' '))
 end
 local kinds = {
-  ledger = 'hash', waiting = 'hash', heat = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
+  ledger = 'hash', waiting = 'hash', depth_by_version = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
   incomplete = 'hash', sizes = 'hash', memory = 'string', clock = 'hash', quarantine = 'hash', learners = 'hash',
   lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
 }
@@ -120,9 +120,9 @@ if run.order == 'ticket' then
 end
 for ticket in pairs(played_again) do requeue(ticket) end
 
--- 3. Count again what waits: buckets, heat or counters may have gone by themselves.
+-- 3. Count again what waits: buckets, depth_by_version or counters may have gone by themselves.
 for depth = 0, run.s_max do redis.call('UNLINK', key('depth:' .. depth)) end
-redis.call('UNLINK', key('heat'))
+redis.call('UNLINK', key('depth_by_version'))
 local counted = tonumber(redis.call('HGET', key('ledger'), 'buffered')) or 0
 local waiting = redis.call('HGETALL', key('waiting'))
 redis.call('HSET', key('ledger'), 'buffered', 0, 'bytes', 0)
