@@ -53,14 +53,14 @@ class MemoryBuffer:
         run, limits = self._run, self._limits
         for ticket, (_, deadline) in sorted(run.leases.items(), key=lambda item: item[1][1]):
             if deadline <= run.now:
-                self._fail_attempt(ticket)
+                run.fail_attempt(ticket)
         if run.state.published < 0 or run.state.paused:
             return []
         limit = (limits.max_staleness + min(loaded_version, run.state.published) + 1) * limits.questions
         granted: list[RolloutSlot] = []
         waiting = sorted(ticket for ticket in run.requeue if ticket < limit)
         for ticket in itertools.chain(waiting, range(run.state.next_ticket, limit)):
-            slots = self._missing(ticket)
+            slots = run.missing(ticket)
             if len(granted) + len(slots) > room:
                 break
             granted += slots
@@ -80,7 +80,7 @@ class MemoryBuffer:
             run.counts["duplicates_refused"] += 1
             return "duplicate"
         is_open = ticket in run.leases or ticket in run.requeue
-        if not is_open or trajectory.rollout >= self._size(ticket):
+        if not is_open or trajectory.rollout >= run.group_size(ticket):
             run.counts["late_refused"] += 1
             return "late"
         is_full = run.counts["buffered"] >= limits.limit or run.counts["bytes"] >= limits.limit_bytes
@@ -89,8 +89,8 @@ class MemoryBuffer:
         run.entries[trajectory.id] = Entry(trajectory, "buffered", len(payload))
         run.counts.update(finished=1, buffered=1, bytes=len(payload))
         run.groups[ticket] = run.groups.get(ticket, 0) + 1
-        if run.groups[ticket] == self._size(ticket):
-            self._close(ticket)
+        if run.groups[ticket] == run.group_size(ticket):
+            run.close_group(ticket)
         return "stored"
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
@@ -103,9 +103,9 @@ class MemoryBuffer:
         for ticket in tickets:
             if ticket in self._run.leases and self._run.leases[ticket][0] == worker:
                 if failed:
-                    self._fail_attempt(ticket)
+                    self._run.fail_attempt(ticket)
                 else:
-                    self._requeue(ticket)
+                    self._run.play_again(ticket)
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
         await self.release(worker, tickets, failed=False)
@@ -164,9 +164,9 @@ class MemoryBuffer:
         for s in [s for s in run.pools if s < step]:
             if run.pools[s].trained is None:
                 run.counts.update(claimed=-len(run.pools[s].ids), lost=len(run.pools[s].ids))
-            self._forget_pool(s)
+            run.forget_pool(s)
         for id_ in [i for i, e in run.entries.items() if e.state == "buffered" and e.trajectory.ticket < first]:
-            self._lose(id_)
+            run.lose(id_)
         for tickets in (run.ready, run.requeue):
             tickets -= {t for t in tickets if t < first}
         for known in (run.leases, run.groups, run.attempts, run.incomplete, run.sizes):
@@ -182,7 +182,7 @@ class MemoryBuffer:
             tickets = self._next_tickets(step)
             if len(tickets) < limits.questions or self._lost_of(tickets):
                 return None
-            ids = [id_ for ticket in tickets for id_ in self._slot_ids(ticket) if id_ in run.entries]
+            ids = [id_ for ticket in tickets for id_ in run.slot_ids(ticket) if id_ in run.entries]
             bad = faults([run.entries[id_].trajectory for id_ in ids], step, limits, question_of)
             if bad:
                 self._take_out(bad)
@@ -209,11 +209,11 @@ class MemoryBuffer:
 
     def _lost_of(self, tickets: Sequence[int]) -> bool:
         """Count what has gone of these groups, and send the groups back; whether anything had."""
-        gone = [id_ for ticket in tickets for id_ in self._slot_ids(ticket) if self._has_gone(id_)]
+        gone = [id_ for ticket in tickets for id_ in self._run.slot_ids(ticket) if self._run.has_gone(id_)]
         for id_ in gone:
-            self._lose(id_)
+            self._run.lose(id_)
         for ticket in sorted({int(id_.split(":")[0]) for id_ in gone}):
-            self._fail_attempt(ticket)
+            self._run.fail_attempt(ticket)
         return bool(gone)
 
     async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
@@ -246,7 +246,7 @@ class MemoryBuffer:
         self._refuse_if_fenced()
         for forgotten in range(run.state.checkpoint, step):
             if forgotten in run.pools:
-                self._forget_pool(forgotten)
+                run.forget_pool(forgotten)
         run.state = replace(run.state, checkpoint=max(run.state.checkpoint, step))
 
     async def learner_heartbeat(self, facts: Mapping[str, str | int | float]) -> None:
@@ -282,9 +282,9 @@ class MemoryBuffer:
         run.counts["quarantined"] += len(found)
         for ticket in groups:
             if ticket in run.ready:
-                self._fail_attempt(ticket)
+                run.fail_attempt(ticket)
             else:
-                run.groups[ticket] = self._size(ticket) - len(self._missing(ticket))
+                run.groups[ticket] = run.group_size(ticket) - len(run.missing(ticket))
         return bool(found)
 
     def _pool_of(self, id_: str) -> Claimed | None:
@@ -297,7 +297,7 @@ class MemoryBuffer:
         if ticket not in run.leases and not (ticket in run.ready and ticket in run.incomplete):
             return False
         run.attempts.pop(ticket, None)
-        self._requeue(ticket)
+        run.play_again(ticket)
         return True
 
     async def learner(self) -> dict[str, str]:
@@ -361,70 +361,6 @@ class MemoryBuffer:
 
     def _buffered(self) -> list[Trajectory]:
         return [entry.trajectory for entry in self._run.entries.values() if entry.state == "buffered"]
-
-    # ---------------------------------------------------------------------------------------------------
-
-    def _size(self, ticket: int) -> int:
-        return self._run.sizes.get(ticket, self._limits.rollouts)
-
-    def _slot_ids(self, ticket: int) -> list[str]:
-        return [f"{ticket}:{rollout}" for rollout in range(self._size(ticket))]
-
-    def _missing(self, ticket: int) -> list[RolloutSlot]:
-        slots = (RolloutSlot(ticket, rollout) for rollout in range(self._size(ticket)))
-        return [slot for slot in slots if f"{slot.ticket}:{slot.rollout}" not in self._run.entries]
-
-    def _has_gone(self, id_: str) -> bool:
-        return id_ in self._run.entries and self._run.entries[id_].has_gone
-
-    def _lose(self, id_: str) -> None:
-        entry = self._run.entries.pop(id_)
-        self._run.counts.update(buffered=-1, bytes=-entry.size, lost=1)
-
-    def _forget_pool(self, step: int) -> None:
-        run = self._run
-        for ticket in run.pools[step].tickets:
-            for id_ in self._slot_ids(ticket):
-                run.entries.pop(id_, None)
-            run.sizes.pop(ticket, None)
-            run.incomplete.pop(ticket, None)
-        del run.pools[step]
-
-    def _close(self, ticket: int) -> None:
-        run = self._run
-        run.leases.pop(ticket, None)
-        run.requeue.discard(ticket)
-        run.groups.pop(ticket, None)
-        run.ready.add(ticket)
-
-    def _requeue(self, ticket: int) -> None:
-        run = self._run
-        run.leases.pop(ticket, None)
-        self._mark_incomplete(ticket, 0)
-        lacking = len(self._missing(ticket))
-        if not lacking:
-            self._close(ticket)
-            return
-        run.ready.discard(ticket)
-        run.groups[ticket] = self._size(ticket) - lacking
-        run.requeue.add(ticket)
-
-    def _mark_incomplete(self, ticket: int, lacking: int) -> None:
-        run = self._run
-        before = run.incomplete.pop(ticket, 0)
-        if lacking:
-            run.incomplete[ticket] = lacking
-        run.counts.update(incomplete_groups=bool(lacking) - bool(before), failed_rollouts=lacking - before)
-
-    def _fail_attempt(self, ticket: int) -> None:
-        run = self._run
-        run.attempts[ticket] += 1
-        if run.attempts[ticket] < self._limits.max_attempts:
-            self._requeue(ticket)
-            run.counts["requeued"] += 1
-        else:
-            self._close(ticket)
-            self._mark_incomplete(ticket, len(self._missing(ticket)))
 
     def _refuse_if_fenced(self) -> None:
         if self._epoch > self._run.state.epoch:
