@@ -2,6 +2,7 @@
 
 CusearchError
 ├── ConfigError            the config, or what it names, cannot work
+│   └── ContractMismatch   this process disagrees with the run about what the run is
 ├── BufferUnavailable      Redis cannot be reached, or refuses us
 ├── BufferLost             Redis has lost or spoiled what it had acknowledged
 ├── Fenced                 another learner has taken over this run
@@ -25,6 +26,10 @@ class CusearchError(Exception):
 
 
 class ConfigError(CusearchError):
+    pass
+
+
+class ContractMismatch(ConfigError):
     pass
 
 

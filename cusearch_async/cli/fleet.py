@@ -153,8 +153,14 @@ class Fleet:
             time.sleep(POLL_S)
 
     def start_run(self, accept_changes: bool = False) -> None:
-        """The learner, the rollout workers, and the evaluator if there is to be one."""
+        """The learner, the rollout workers, and the evaluator if there is to be one. A learner that may change the run
+        goes first: until it has taken over, the run's contract is the old one, which refuses the others."""
+        starts = self._config.folder / "starts"
+        before = set(starts.glob("*.json"))
         self.start_worker("learner", "learner", options=["--accept-changes"] if accept_changes else [])
+        if accept_changes:
+            with host.saying(log, "waiting for the learner to take the run over"):
+                self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))
         if self._config.eval.every:
             self.start_worker("evaluator", "evaluator")
         for index in range(self._config.rollout.workers):

@@ -11,7 +11,7 @@ import time
 
 from cusearch_async import host
 from cusearch_async.config import Config
-from cusearch_async.data.questions import load_eval_questions
+from cusearch_async.data.questions import load_eval_questions, load_questions
 from cusearch_async.models import check_model
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
@@ -21,6 +21,7 @@ from cusearch_async.training.evaluation import is_due, score
 from cusearch_async.training.scores import Done, is_over, record
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerBuffer
+from cusearch_async.transport.run_contract import contract_of
 from cusearch_async.transport.weights import WeightStore
 
 log = logging.getLogger(__name__)
@@ -33,10 +34,12 @@ async def run(config: Config) -> None:
     stop = host.stop_on_signals()
     questions = load_eval_questions(config)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
+    contract = contract_of(config, load_questions(config.data.source), tokenizer)
     async with (
-        open_buffer(config, config.redis.outage_s, stop) as buffer,
+        open_buffer(config, config.redis.outage_s, stop, contract=contract) as buffer,
         SearchClient.open(config) as search,
     ):
+        await buffer.check_contract()
         waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
         if not await host.unless_stopped(waiting, stop):
             return
@@ -69,10 +72,13 @@ async def run(config: Config) -> None:
 async def load_due(
     buffer: WorkerBuffer, engine: Engine, loader: PatientLoader, done: Done, config: Config
 ) -> int | None:
-    """Load the announced version if it is time to score it; None when it is not."""
+    """Load the announced version if it is time to score it; None when it is not.
+
+    Raises: ContractMismatch when a learner has changed the run since."""
     state = await buffer.state()
     done.follow(state.weights)
     if not is_due(state, done.version, config):
         return None
+    await buffer.check_contract()
     is_last = state.published == config.run.steps  # before it there may be a newer one to score
     return engine.version if await loader.load(state.weights, check=False, idle=is_last) else None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from cusearch_async import host, run_folder
@@ -20,11 +20,12 @@ from cusearch_async.training.learner import Learner
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import before_step_0
-from cusearch_async.training.starts import check_same_run, checkpoints_of, contents_of, record_start, refuse_changes
+from cusearch_async.training.starts import check_same_run, checkpoints_of, record_start, refuse_changes
 from cusearch_async.training.team import Team
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import LearnerBuffer
 from cusearch_async.transport.origin import origin_of, refuse_another
+from cusearch_async.transport.run_contract import RunContract, contract_of
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question
 
@@ -43,16 +44,18 @@ def run(config: Config, accept_changes: bool = False) -> None:
         follow(config, team)
         return
     run_folder.mark(config.folder, config.run.name)
-    contents = contents_of(questions, config.model.location, tokenizer)
+    contract = contract_of(config, questions, tokenizer)
     with run_folder.hold_as_learner(config.folder):
-        lead(team, questions, contents, config, accept_changes)
+        lead(team, questions, contract, config, accept_changes)
 
 
 def lead(
-    team: Team, questions: Sequence[Question], contents: Mapping[str, str], config: Config, accept_changes: bool
+    team: Team, questions: Sequence[Question], contract: RunContract, config: Config, accept_changes: bool
 ) -> None:
     """Be rank 0."""
-    refuse_changes(config, accept_changes, contents)
+    refuse_changes(config, accept_changes, contract)
+    if not accept_changes:
+        asyncio.run(refuse_another_contract(contract, config))
     checkpoints = checkpoints_of(config)
     newest = asyncio.run(find_checkpoint(checkpoints, config))
     with host.saying(log, f"waiting for {config.model.location} to be loaded"):
@@ -65,7 +68,7 @@ def lead(
             learner.load(newest.path)
     start = newest.state if newest else state_at(0, before_step_0(config), config)
     try:
-        asyncio.run(_lead(learner, team, checkpoints, start, questions, contents, config))
+        asyncio.run(_lead(learner, team, checkpoints, start, questions, contract, config, accept_changes))
     finally:
         learner.stop()
     team.close()
@@ -82,6 +85,14 @@ def follow(config: Config, team: Team) -> None:
         learner.load(Path(newest))
     learner.follow()
     team.close()
+
+
+async def refuse_another_contract(contract: RunContract, config: Config) -> None:
+    """Before anything large is loaded; `recover` looks again. Raises: BufferUnavailable; ConfigError, also when Redis
+    holds another run of this name."""
+    async with open_buffer(config, config.run.wait_s, contract=contract) as buffer:
+        refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
+        await buffer.check_contract()
 
 
 async def find_checkpoint(checkpoints: Checkpoints, config: Config) -> Checkpoint | None:
@@ -107,13 +118,14 @@ async def _lead(
     checkpoints: Checkpoints,
     start: CheckpointState,
     questions: Sequence[Question],
-    contents: Mapping[str, str],
+    contract: RunContract,
     config: Config,
+    accept_changes: bool,
 ) -> None:
     stop = host.stop_on_signals()
     store = WeightStore(config.folder / "weights")
-    async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size) as buffer:
-        await take_over(buffer, store, checkpoints, start, contents, config)
+    async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, contract) as buffer:
+        await take_over(buffer, store, checkpoints, start, contract, config, accept_changes)
         try:
             with Heartbeat(config, buffer.epoch, team).beating() as heartbeat:
                 await train(learner, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
@@ -126,13 +138,14 @@ async def take_over(
     store: WeightStore,
     checkpoints: Checkpoints,
     start: CheckpointState,
-    contents: Mapping[str, str],
+    contract: RunContract,
     config: Config,
+    accept_changes: bool,
 ) -> None:
     """Fence off earlier learners, and clear what they left half done."""
     earlier = await buffer.learner()
     least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
-    await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder))
+    await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder), accept_changes)
     if earlier:
         log.warning(
             "epoch %d takes over from a learner that may be alive (%s, last heard of %s s ago); it will end",
@@ -142,7 +155,7 @@ async def take_over(
         )
     checkpoints.begin(buffer.epoch, start.step)
     store.begin(buffer.epoch)
-    record_start(config, buffer.epoch, start.step, contents)
+    record_start(config, buffer.epoch, start.step, contract)
 
 
 async def _cause(buffer: LearnerBuffer, error: CusearchError) -> CusearchError:

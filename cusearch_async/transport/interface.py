@@ -12,6 +12,7 @@ import msgspec
 
 from cusearch_async.transport.limits import LIMITS_IN_REDIS
 from cusearch_async.transport.origin import Origin
+from cusearch_async.transport.run_contract import RunContract
 from cusearch_async.types import Pool, Trajectory
 
 ALIVE_S = 10.0
@@ -64,7 +65,7 @@ FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *Origin.__dataclass_fields_
     "method_fields",
     "lease_ms",
 }
-"""Fields of Redis' `state` that no method may show, or that reading it would take for one of these."""
+"""What scripts read of `state` and `limits`, and what reading `state` takes for one of these: no field of a method."""
 
 
 class MethodState(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,7 +217,10 @@ class Audit:
 
 class WorkerBuffer(Protocol):
     """What a rollout worker does with the buffer of a run. Every operation happens wholly or not at all, and repeating
-    one, even later, does no harm. Lost contact raises BufferUnavailable after redis.outage_s."""
+    one, even later, does no harm. Lost contact raises BufferUnavailable after redis.outage_s.
+
+    A worker with another contract than the run's gets no ticket and stores nothing: `admit`, `put` and `heartbeat`
+    raise ContractMismatch. It can give its tickets back."""
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         """Lease whole groups of up to `room` rollouts in all; empty while the staleness bound leaves none, or while
@@ -239,6 +243,11 @@ class WorkerBuffer(Protocol):
         """Release `tickets` and be no worker of the run any more."""
         ...
 
+    async def check_contract(self) -> bool:
+        """Whether the run has this process's contract; False while it has none, because no learner of this version has
+        taken it over. `admit`, `put` and `heartbeat` check it too. Raises: ContractMismatch for another one."""
+        ...
+
     async def state(self) -> RunState: ...
 
 
@@ -257,16 +266,19 @@ class LearnerBuffer(Protocol):
         method: MethodState = NOTHING,
         least_epoch: int = 0,
         origin: Origin | None = None,
+        accepts_changes: bool = False,
     ) -> None:
         """Take over the run at `step`, with what the method remembered at the checkpoint; earlier learners are
         fenced off. Pools trained after that step are claimed again, each by its step.
 
         The new epoch is above Redis' own and above `least_epoch`, the highest that the run folder knows of, so it
         never goes back though Redis may have forgotten it. Delivered twice, it takes over once. From then on the run
-        is that of `origin`, if one is given.
+        is that of `origin`, if one is given, and it has this learner's limits and contract.
 
-        Raises: ConfigError when it is another's already, when pools that the checkpoint needs are forgotten, when the
-        tickets in the buffer make pools of another N, G or order, or when the server may evict keys."""
+        Raises, before it fences anybody off: ContractMismatch when the run has another contract, unless the learner
+        `accepts_changes`, and in any case when tickets were granted with another N, G or order; ConfigError when the
+        run is another's already, when pools that the checkpoint needs are forgotten, or when the server may evict
+        keys."""
         ...
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
@@ -299,6 +311,8 @@ class LearnerBuffer(Protocol):
     async def learner_leaves(self) -> None:
         """Say that it has ended."""
         ...
+
+    async def check_contract(self) -> bool: ...
 
     async def state(self) -> RunState: ...
 
@@ -342,6 +356,10 @@ class OperatorBuffer(Protocol):
     async def workers(self) -> dict[str, WorkerStatus]: ...
 
     async def learner(self) -> dict[str, str]: ...
+
+    async def contract(self) -> RunContract:
+        """What the processes of the run agree on; without terms where no learner has written one."""
+        ...
 
     async def capacities(self) -> list[int]:
         """Buffered trajectories per depth 0..S_max."""

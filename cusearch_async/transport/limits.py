@@ -9,7 +9,7 @@ from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.types import Trajectory
 
 LIMITS_IN_REDIS = ("questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit", "limit_bytes")
-"""What of its RunLimits the learner writes into Redis' `state`, where it holds for all; and lease_s, as `lease_ms`."""
+"""What of its RunLimits the learner writes into Redis, where it holds for all; and lease_s, as `lease_ms`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

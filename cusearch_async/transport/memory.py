@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import msgspec
 
-from cusearch_async.errors import BufferLost, ConfigError, Fenced
+from cusearch_async.errors import BufferLost, ConfigError, ContractMismatch, Fenced
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.interface import (
@@ -34,13 +34,15 @@ from cusearch_async.transport.interface import (
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.memory_run import Claimed, Entry, MemoryRun
 from cusearch_async.transport.origin import Origin, another_run
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, mismatch
 from cusearch_async.types import Pool, Trajectory
 
 
 class MemoryBuffer:
-    def __init__(self, run: MemoryRun, limits: RunLimits) -> None:
+    def __init__(self, run: MemoryRun, limits: RunLimits, contract: RunContract = NO_CONTRACT) -> None:
         self._run = run
         self._own_limits = limits
+        self._contract = contract
         self._epoch = 0
 
     @property
@@ -50,6 +52,7 @@ class MemoryBuffer:
     # --- rollout worker -------------------------------------------------------------------------------
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
+        self._refuse_another_contract()
         run, limits = self._run, self._limits
         for ticket, (_, deadline) in sorted(run.leases.items(), key=lambda item: item[1][1]):
             if deadline <= run.now:
@@ -72,6 +75,7 @@ class MemoryBuffer:
     async def put(self, trajectory: Trajectory) -> Outcome:
         run, limits = self._run, self._limits
         self._own_limits.check(trajectory)
+        self._refuse_another_contract()
         ticket, payload = trajectory.ticket, codec.encode(trajectory)
         known = run.entries.get(trajectory.id)
         if known is not None and (known.state == "buffered" or not known.has_gone):
@@ -94,6 +98,7 @@ class MemoryBuffer:
         return "stored"
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
+        self._refuse_another_contract()
         self._run.workers[worker] = (status, self._run.now)
         for ticket in tickets:
             if ticket in self._run.leases and self._run.leases[ticket][0] == worker:
@@ -123,6 +128,7 @@ class MemoryBuffer:
         method: MethodState = NOTHING,
         least_epoch: int = 0,
         origin: Origin | None = None,
+        accepts_changes: bool = False,
     ) -> None:
         run, limits = self._run, self._own_limits
         if origin and run.state.origin and origin.run_id != run.state.origin.run_id:
@@ -133,8 +139,10 @@ class MemoryBuffer:
             )
         for name in ("questions", "rollouts", "order"):
             if run.limits and run.state.next_ticket and getattr(run.limits, name) != getattr(limits, name):
-                raise ConfigError(f"the tickets were granted with {name} = {getattr(run.limits, name)}")
-        run.limits = limits
+                raise ContractMismatch(f"the tickets were granted with {name} = {getattr(run.limits, name)}")
+        if not accepts_changes and run.contract.terms:
+            self._refuse_another_contract()
+        run.limits, run.contract = limits, self._contract
         reached = run.state.step if run.state.epoch else step
         if step > reached:
             self._drop_before(step)
@@ -325,6 +333,14 @@ class MemoryBuffer:
         now, said = self._run.now, self._run.workers
         return {name: msgspec.structs.replace(told, heartbeat_age_s=now - at) for name, (told, at) in said.items()}
 
+    async def contract(self) -> RunContract:
+        return self._run.contract
+
+    async def check_contract(self) -> bool:
+        if self._run.contract.terms:
+            self._refuse_another_contract()
+        return self._run.contract == self._contract
+
     async def capacities(self) -> list[int]:
         depths = Counter(t.depth for t in self._buffered())
         return [depths[s] for s in range(self._limits.s_max + 1)]
@@ -361,6 +377,10 @@ class MemoryBuffer:
 
     def _buffered(self) -> list[Trajectory]:
         return [entry.trajectory for entry in self._run.entries.values() if entry.state == "buffered"]
+
+    def _refuse_another_contract(self) -> None:
+        if self._run.state.exists and self._run.contract != self._contract:
+            raise mismatch("in memory", self._contract, self._run.contract)
 
     def _refuse_if_fenced(self) -> None:
         if self._epoch > self._run.state.epoch:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cusearch_async.transport.interface import RolloutSlot, RunState, WorkerStatus
 from cusearch_async.transport.limits import RunLimits
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Trajectory
 
 
@@ -35,7 +36,9 @@ class MemoryRun:
 
     now: float = 0.0
     limits: RunLimits | None = None
-    """As the learner has laid it down."""
+    """As the learner has laid them down."""
+    contract: RunContract = NO_CONTRACT
+    """As the learner has written it."""
     state: RunState = field(default_factory=RunState)
     announced_by: int = 0
     memory: str = ""

@@ -20,6 +20,7 @@ from cusearch_async.transport.interface import ALIVE_S, NOTHING, MethodState, Qu
 from cusearch_async.transport.limits import LIMITS_IN_REDIS, RunLimits
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.redis_run import RedisRun
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Pool, Trajectory
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,10 @@ _FETCH_AT_ONCE = 64
 class LearnerSide(RedisRun):
     """Implements `interface.LearnerBuffer`."""
 
-    def __init__(self, connection: Connection, run: str, limits: RunLimits) -> None:
-        super().__init__(connection, run, limits)
+    def __init__(
+        self, connection: Connection, run: str, limits: RunLimits, contract: RunContract = NO_CONTRACT
+    ) -> None:
+        super().__init__(connection, run, limits, contract)
         self._epoch = 0
 
     @property
@@ -44,11 +47,14 @@ class LearnerSide(RedisRun):
         method: MethodState = NOTHING,
         least_epoch: int = 0,
         origin: Origin | None = None,
+        accepts_changes: bool = False,
     ) -> None:
         await check_server(self.connection)
-        told, nonce, limits = _told(method), uuid.uuid4().hex, _told_limits(self._limits)
+        told, nonce, limits, contract = _told(method), uuid.uuid4().hex, _limits(self._limits), _terms(self._contract)
         whose = (origin.run_id, origin.host, origin.folder) if origin else ()
-        self._epoch = await self.run_script("recover", step, told, nonce, least_epoch, limits, *whose)
+        self._epoch = await self.run_script(
+            "recover", step, told, nonce, least_epoch, limits, contract, int(accepts_changes), *whose
+        )
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
         answer = await self.run_script("claim", self._epoch, step, "look")
@@ -133,8 +139,13 @@ def _decoded(texts: Iterable[bytes]) -> list[str]:
     return [text.decode() for text in texts]
 
 
-def _told_limits(limits: RunLimits) -> str:
-    """What the scripts must know of the run, as `recover` writes it into its state."""
+def _terms(contract: RunContract) -> str:
+    """As Redis keeps it: its terms, and the digest over them."""
+    return json.dumps({**contract.terms, "digest": contract.digest} if contract.terms else {})
+
+
+def _limits(limits: RunLimits) -> str:
+    """As Redis keeps them for the scripts."""
     told = {name: str(getattr(limits, name)) for name in LIMITS_IN_REDIS}
     return json.dumps(told | {"lease_ms": str(int(limits.lease_s * 1000))})
 

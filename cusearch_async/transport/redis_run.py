@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 from redis import exceptions
 
-from cusearch_async.errors import BufferLost, ConfigError, CusearchError, Fenced
+from cusearch_async.errors import BufferLost, ConfigError, ContractMismatch, CusearchError, Fenced
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import ALIVE_S, Ledger, Queues, RunState, WorkerStatus
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.origin import Origin, another_run
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, mismatch
 from cusearch_async.transport.scripts import SCRIPTS, script
 
 N = TypeVar("N", int, float)
@@ -33,10 +34,13 @@ _GRANTED_WITH = {
 class RedisRun:
     """What every process of a run does with its keys."""
 
-    def __init__(self, connection: Connection, run: str, limits: RunLimits) -> None:
+    def __init__(
+        self, connection: Connection, run: str, limits: RunLimits, contract: RunContract = NO_CONTRACT
+    ) -> None:
         self.keys = Keys(run)
         self.connection = connection
         self._limits = limits
+        self._contract = contract
         self._life = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._scripts = {name: connection.client.register_script(script(name)) for name in SCRIPTS}
@@ -61,6 +65,18 @@ class RedisRun:
         fields = {name: self._number(name, known.get(name, b""), float) for name in names}
         told = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
         return RunState(**(numbers | told | {"origin": Origin(*whose) if whose[0] else None}))
+
+    async def contract(self) -> RunContract:
+        raw = await self.ask(lambda client: client.hgetall(self.keys.contract))
+        terms = {key.decode(): text.decode(errors="replace") for key, text in raw.items()}
+        terms.pop("digest", None)
+        return RunContract(terms)
+
+    async def check_contract(self) -> bool:
+        known = await self.contract()
+        if known.terms and known != self._contract:
+            raise mismatch(self.keys.run, self._contract, known)
+        return known == self._contract
 
     async def ledger(self) -> Ledger:
         raw = await self.ask(lambda client: client.hgetall(self.keys.ledger))
@@ -138,6 +154,14 @@ class RedisRun:
             return BufferLost(
                 f"Redis has lost run {run!r}: {what}; start the learner again, it goes on from its newest checkpoint"
             )
+        is_damaged = any(word in answer for word in _DAMAGE_WORDS)
+        if is_damaged:
+            return BufferLost(f"{_DAMAGED.format(run)} ({' '.join(answer.split())})")
+        return self._refusal(kind, what)
+
+    def _refusal(self, kind: str, what: str) -> ConfigError | None:
+        """Why this process may not join the run."""
+        run = self.keys.run
         if kind == "ANOTHER":
             return another_run(run, Origin(*what.split(" ", 2)))
         if kind == "GONE":
@@ -147,14 +171,15 @@ class RedisRun:
                 f"is of step {step}; if another run has this name, choose another run.name; else restore the "
                 "checkpoint, or `cusearch reset` the run"
             )
+        if kind == "CONTRACT":
+            return mismatch(run, self._contract, RunContract(msgspec.json.decode(what)))
         if kind == "GRANTED":
             name, _, value = what.partition(" ")
-            return ConfigError(
+            return ContractMismatch(
                 f"Redis holds tickets of run {run!r} that were granted with {_GRANTED_WITH[name]} = {value}; set it "
                 "back, or `cusearch reset` the run"
             )
-        is_damaged = any(word in answer for word in _DAMAGE_WORDS)
-        return BufferLost(f"{_DAMAGED.format(run)} ({' '.join(answer.split())})") if is_damaged else None
+        return None
 
     def _number(self, name: str, value: bytes, kind: type[N] = int) -> N:
         try:

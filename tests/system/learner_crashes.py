@@ -40,12 +40,16 @@ async def feed(config: Config, steps: int) -> None:
     import numpy as np
 
     from cusearch_async.data.questions import load_questions
+    from cusearch_async.models import load_tokenizer
     from cusearch_async.training.selecting import question_names
     from cusearch_async.transport.buffer import open_buffer
+    from cusearch_async.transport.run_contract import contract_of
     from tests.strategies import make_trajectory
 
-    question_of = question_names(load_questions(config.data.source), config)
-    async with open_buffer(config, 30) as buffer:
+    questions = load_questions(config.data.source)
+    question_of = question_names(questions, config)
+    contract = contract_of(config, questions, load_tokenizer(config.model.location))
+    async with open_buffer(config, 30, contract=contract) as buffer:
         while (await buffer.state()).published < 0:
             pass
         slots = await buffer.admit("feeder", 0, 10_000)

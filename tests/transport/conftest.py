@@ -16,6 +16,7 @@ from cusearch_async.transport.interface import Buffer
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 
 _runs = itertools.count()
 
@@ -35,9 +36,9 @@ class RedisBackend:
         self.keys = Keys(self._run)
         self._connections: list[Connection] = []
 
-    def make(self, **limits: Any) -> RedisBuffer:
+    def make(self, contract: RunContract = NO_CONTRACT, **limits: Any) -> RedisBuffer:
         self._connections.append(Connection(self._settings, patience_s=0))
-        return RedisBuffer(self._connections[-1], self._run, make_limits(**limits))
+        return RedisBuffer(self._connections[-1], self._run, make_limits(**limits), contract)
 
     @property
     def client(self) -> Any:
@@ -102,8 +103,8 @@ class MemoryBackend:
     def __init__(self) -> None:
         self.run = MemoryRun()
 
-    def make(self, **limits: Any) -> Buffer:
-        return MemoryBuffer(self.run, make_limits(**limits))
+    def make(self, contract: RunContract = NO_CONTRACT, **limits: Any) -> Buffer:
+        return MemoryBuffer(self.run, make_limits(**limits), contract)
 
     async def expire_leases(self) -> None:
         self.run.now += 1e9

@@ -3,6 +3,7 @@
 -- Returns {trajectories that are kept, {what does not add up...}}
 local findings, told = {}, {}
 if not run.epoch then return {0, findings} end
+if not run.questions then return {0, {'limits are gone: the next learner writes them again'}} end
 local function find(text) findings[#findings + 1] = text end
 local function expect(what, counted, counter)
   if counted ~= counter then find(what .. ': ' .. counted .. ' by keys, ' .. counter .. ' by counters') end

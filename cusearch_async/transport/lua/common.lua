@@ -1,12 +1,16 @@
 -- Put before every script. KEYS[1] is the run's state; every other key of the run shares its hash tag. What a script
--- must know of the run (group sizes, bounds, limits) is what the learner has laid down there, never what a caller says.
+-- must know of the run (group sizes, bounds, room) is what the learner has laid down in `limits`, never what a caller
+-- says.
 local state = KEYS[1]
 local prefix = string.sub(state, 1, -6)
-local run = {}
-local fields_of_run = redis.call('HGETALL', state)
-for i = 1, #fields_of_run, 2 do run[fields_of_run[i]] = tonumber(fields_of_run[i + 1]) or fields_of_run[i + 1] end
-
 local function key(name) return prefix .. name end
+
+local run = {}  -- the fields of `state` and of `limits`
+for _, name in ipairs({state, key('limits')}) do
+  local fields = redis.call('HGETALL', name)
+  for i = 1, #fields, 2 do run[fields[i]] = tonumber(fields[i + 1]) or fields[i + 1] end
+end
+
 local function traj(id) return prefix .. 'traj:' .. id end
 local function payload(id) return prefix .. 'payload:' .. id end
 local function pool_key(step) return prefix .. 'pool:' .. step end
@@ -21,6 +25,17 @@ local function refusal_of(epoch)
   if not run.epoch then return lost('nothing of it is there') end
   if run.epoch < tonumber(epoch) then return lost('it knows learners up to epoch ' .. run.epoch .. ', this one has ' .. epoch) end
   return redis.error_reply('FENCED')
+end
+
+-- Why a process whose contract has this digest may not join: the run has another one, which the answer tells. Else
+-- nothing.
+local function contract_refusal(digest)
+  if (redis.call('HGET', key('contract'), 'digest') or '') == digest then return nil end
+  local terms, fields = {}, redis.call('HGETALL', key('contract'))
+  for i = 1, #fields, 2 do
+    if fields[i] ~= 'digest' then terms[fields[i]] = fields[i + 1] end
+  end
+  return redis.error_reply('CONTRACT ' .. cjson.encode(terms))
 end
 
 -- The run's clock, and the server's, in milliseconds. The run's follows the server's, by half a lease at most from one

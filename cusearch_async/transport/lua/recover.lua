@@ -1,11 +1,14 @@
--- A learner takes over at `step` with what its method remembered at the checkpoint, and lays down the limits of the run.
+-- A learner takes over at `step` with what its method remembered at the checkpoint, and lays down the run's limits and
+-- its contract.
 -- Pools trained after it are claimed again, so the same steps will get the same pools. What Redis has lost since, or
 -- never had, is played again or dropped. Every older learner is fenced off.
 -- Delivered again, however late, it changes nothing: its nonce has an epoch already.
--- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch limits(JSON: name -> text) [run_id host folder]
+-- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch limits(JSON: name -> text)
+--      contract(JSON: key -> text, and its digest) accepts_changes [run_id host folder]
 -- Returns the new epoch.
 local step, method, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local limits, run_id, host, folder = cjson.decode(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
+local limits, contract, accepts_changes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6]), ARGV[7] == '1'
+local run_id, host, folder = ARGV[8], ARGV[9], ARGV[10]
 
 -- 1. Read and check everything: a script that fails halfway is not rolled back.
 local given = redis.call('HGET', key('learners'), nonce)
@@ -17,7 +20,7 @@ end
 local kinds = {
   ledger = 'hash', waiting = 'hash', depth_by_version = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
   incomplete = 'hash', sizes = 'hash', memory = 'string', clock = 'hash', quarantine = 'hash', learners = 'hash',
-  lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
+  contract = 'hash', lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
 }
 for name, kind in pairs(kinds) do
   local found = redis.call('TYPE', key(name)).ok
@@ -36,6 +39,10 @@ for _, name in ipairs({'questions', 'rollouts', 'order'}) do
   if next_ticket > 0 and run[name] and tostring(run[name]) ~= limits[name] then
     return redis.error_reply('GRANTED ' .. name .. ' ' .. run[name])
   end
+end
+if not accepts_changes and redis.call('EXISTS', key('contract')) == 1 then
+  local refused = contract_refusal(contract.digest or '')
+  if refused then return refused end
 end
 local first = step * tonumber(limits.questions)
 next_ticket = math.max(next_ticket, first)
@@ -56,10 +63,13 @@ while s <= reached or redis.call('EXISTS', facts_key(s)) == 1 do
 end
 
 -- 2. From here on only writes that cannot fail.
+redis.call('UNLINK', key('limits'), key('contract'))
 for name, value in pairs(limits) do
   run[name] = tonumber(value) or value
-  redis.call('HSET', state, name, value)
+  redis.call('HSET', key('limits'), name, value)
+  redis.call('HDEL', state, name)  -- where earlier versions had it: their workers must not work on a run with a contract
 end
+for name, text in pairs(contract) do redis.call('HSET', key('contract'), name, text) end
 if run_id then redis.call('HSET', state, 'run_id', run_id, 'host', host, 'folder', folder) end
 local played_again = {}
 local function lose_pool(s, pool)
