@@ -25,6 +25,7 @@ REWARDS = ("algorithm/rewards.py", "test_rewards.py")
 
 
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
+TERMS = ("transport/run_contract.py", "test_run_contract.py")
 
 
 def lua(name: str, tests: str = "interface") -> tuple[str, str]:
@@ -81,6 +82,18 @@ MUTANTS = {
     ),
     "a requeued ticket ignores the staleness bound": (lua("admit"), "'(' .. limit, 'LIMIT'", "'+inf', 'LIMIT'"),
     "a requeued ticket that does not fit is lost": (lua("admit"), "  if not has_room then break end\n", ""),
+    "an admission ignores the contract": (lua("admit", "run_contract"), "if refused then return refused end", ""),
+    "a put ignores the contract": (lua("put", "run_contract"), "local another_contract = run.epoch and contract_refusal(ARGV[1])", "local another_contract = nil"),
+    "a refused put leaves its payload": (lua("put", "run_contract"), "redis.call('UNLINK', key('staged:' .. cmsgpack", "string.len(key('staged:' .. cmsgpack"),
+    "a heartbeat ignores the contract": (lua("heartbeat", "run_contract"), "if refused then return refused end", ""),
+    "a learner with another contract takes over": (lua("recover", "run_contract"), "if not accepts_changes and", "if false and"),
+    "a change that is accepted is refused": (lua("recover", "run_contract"), "if not accepts_changes and", "if"),
+    "an accepted contract is not written": (lua("recover", "run_contract"), "for name, text in pairs(contract) do", "for name, text in pairs({}) do"),
+    "terms of the old contract stay": (lua("recover", "run_contract"), "redis.call('UNLINK', key('limits'), key('contract'))", "redis.call('UNLINK', key('limits'))"),
+    "an earlier version's limits stay": (lua("recover", "run_contract"), "redis.call('HDEL', state, name)  --", "--"),
+    "the order of the questions does not count": (TERMS, "for question in questions]", "for question in sorted(questions, key=lambda q: q.id)]"),
+    "the answers do not count": (TERMS, "question.text, question.answers)", "question.text)"),
+    "the special tokens do not count": (TERMS, "special, getattr(tokenizer", "getattr(tokenizer"),
     "a resent grant is given twice": (lua("admit", "buffer"), "if last == token then", "if false then"),
     "a resent grant ignores the staleness bound": (lua("admit", "buffer"), "if tonumber(ticket) < limit", "if true"),
     "an older admission takes leases": (lua("admit", "buffer"), "tonumber(number) < tonumber(last_number)", "false"),

@@ -288,7 +288,7 @@ async def test_a_run_without_a_contract_is_waited_for_and_nothing_of_it_is_taken
         worker.heartbeat("w", [], WorkerStatus()),
     ):
         with pytest.raises(
-            ContractMismatch, match="holds no contract of run .* start the learner again, it writes one"
+            ContractMismatch, match=r"holds no contract of run .* start the learner again, it writes one"
         ):
             await attempt
     await start(backend.make(OURS))
