@@ -98,6 +98,7 @@ MUTANTS = {
     "a change that is accepted is refused": (lua("recover", "run_contract"), "if not accepts_changes and", "if"),
     "an accepted contract is not written": (lua("recover", "run_contract"), "in pairs(contract) do", "in pairs({}) do"),
     "terms of the old contract stay": (lua("recover", "run_contract"), "('limits'), key('contract'))", "('limits'))"),
+    "a recovery resizes what is granted": (lua("recover"), "if tonumber(ticket) >= granted then", "if true then"),
     "an earlier version's limits stay": (lua("recover", "run_contract"), "redis.call('HDEL', state, name)  --", "--"),
     "the order of the questions does not count": (
         TERMS,
@@ -141,7 +142,7 @@ MUTANTS = {
     "a recovery is done twice": (lua("recover", "buffer"), "if given then return tonumber(given) end", ""),
     "another run takes over": (lua("recover", "origin"), "whose[1] ~= run_id", "false"),
     "an epoch goes back": (lua("recover"), "math.max(run.epoch or 0, least_epoch)", "(run.epoch or 0)"),
-    "a worker's pools may be others": (lua("recover", "claims"), "next_ticket > 0 and run[name]", "false"),
+    "a worker's pools may be others": (lua("recover", "claims"), "granted > 0 and run[name]", "false"),
     "what the learner is past stays": (lua("recover", "claims"), "if step > reached then", "if false then"),
     "recovery fails by halves": (lua("recover", "damage"), "found ~= 'none' and found ~= kind", "false"),
     "nothing is counted again": (lua("recover", "damage"), "redis.call('UNLINK', key('depth_by_version'))", ""),

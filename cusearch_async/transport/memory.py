@@ -154,7 +154,7 @@ class MemoryBuffer:
                 for id_ in pool.ids:
                     run.entries[id_].state = "claimed"
         run.memory = method.memory
-        run.sizes = {**method.sizes, **run.sizes}
+        run.sizes = {t: size for t, size in method.sizes.items() if t >= run.state.next_ticket} | run.sizes
         run.state = replace(
             run.state,
             epoch=max(run.state.epoch, least_epoch) + 1,

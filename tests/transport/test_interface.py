@@ -279,6 +279,17 @@ async def test_a_group_keeps_its_first_size_and_recovery_brings_the_memory_back(
     assert (await resumed.state()).fields == {"phase": 2, "share": 0.25}
 
 
+async def test_a_recovery_gives_a_ticket_that_was_granted_no_other_size(backend):
+    """A learner may plan with a smaller staleness bound than the tickets were granted under."""
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, G))
+    heir = backend.make()
+    await heir.recover(0, MethodState(sizes={0: 3, 1: 3}))
+    assert await backend.sizes() == {1: 3}
+    assert (await heir.audit()).closes
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -34,9 +34,9 @@ for _, number in ipairs(redis.call('HVALS', key('ledger'))) do
 end
 local forgotten, reached = run.checkpoint or 0, run.step or step
 if step < forgotten then return redis.error_reply('GONE ' .. forgotten .. ' ' .. step) end
-local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or 0) or 0
+local granted = tonumber(redis.call('GET', key('next_ticket')) or 0) or 0  -- tickets below it
 for _, name in ipairs({'questions', 'rollouts', 'order'}) do
-  if next_ticket > 0 and run[name] and tostring(run[name]) ~= limits[name] then
+  if granted > 0 and run[name] and tostring(run[name]) ~= limits[name] then
     return redis.error_reply('GRANTED ' .. name .. ' ' .. run[name])
   end
 end
@@ -45,7 +45,7 @@ if not accepts_changes and redis.call('EXISTS', key('contract')) == 1 then
   if refused then return refused end
 end
 local first = step * tonumber(limits.questions)
-next_ticket = math.max(next_ticket, first)
+local next_ticket = math.max(granted, first)
 local somewhere = {}  -- ticket -> true
 for _, name in ipairs({'lease', 'requeue', 'ready'}) do
   for _, ticket in ipairs(redis.call('ZRANGE', key(name), 0, -1)) do somewhere[ticket] = true end
@@ -116,7 +116,9 @@ if step > reached then  -- the steps between have used these tickets up
 end
 
 remember(method)
-for ticket, size in pairs(method.sizes) do redis.call('HSETNX', key('sizes'), ticket, size) end
+for ticket, size in pairs(method.sizes) do  -- as in commit; the staleness bound may have been another one
+  if tonumber(ticket) >= granted then redis.call('HSETNX', key('sizes'), ticket, size) end
+end
 for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
 redis.call('SET', key('next_ticket'), next_ticket)
 local epoch = math.max(run.epoch or 0, least_epoch) + 1
