@@ -2,6 +2,7 @@
 
 CusearchError
 ├── ConfigError            the config or the command line, or what they name, cannot work
+│   └── ContractMismatch   this process disagrees with the run about what the run is
 ├── RunInUse               other processes work on the run, or in its folder
 ├── BufferUnavailable      Redis cannot be reached, or refuses us
 ├── BufferLost             Redis has lost or spoiled what it had acknowledged
@@ -27,6 +28,10 @@ class CusearchError(Exception):
 
 
 class ConfigError(CusearchError):
+    pass
+
+
+class ContractMismatch(ConfigError):
     pass
 
 

@@ -28,10 +28,11 @@ PLAN, UPDATE = (("training/plan.py", "test_plan.py"), ("training/update.py", "te
 MODEL = ("training/model.py", "test_model.py")
 
 LEADING = ("training/leading.py", "test_leading.py")
-CHECKS, CONTRACT = ("transport/checks.py", "test_claims.py"), ("transport/contract.py", "test_contract.py")
+CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
+TERMS = ("transport/run_contract.py", "test_run_contract.py")
 
 
-def lua(name: str, tests: str = "contract") -> tuple[str, str]:
+def lua(name: str, tests: str = "interface") -> tuple[str, str]:
     return f"transport/lua/{name}.lua", f"test_{tests}.py"
 
 
@@ -105,6 +106,31 @@ MUTANTS = {
     ),
     "a requeued ticket ignores the staleness bound": (lua("admit"), "'(' .. limit, 'LIMIT'", "'+inf', 'LIMIT'"),
     "a requeued ticket that does not fit is lost": (lua("admit"), "  if not has_room then break end\n", ""),
+    "an admission ignores the contract": (lua("admit", "run_contract"), "if refused then return refused end", ""),
+    "a put ignores the contract": (lua("put", "run_contract"), "= run.epoch and contract_refusal(ARGV[1])", "= nil"),
+    "a refused put leaves its payload": (
+        lua("put", "run_contract"),
+        "redis.call('UNLINK', key('staged:' .. cmsgpack",
+        "string.len(key('staged:' .. cmsgpack",
+    ),
+    "a heartbeat ignores the contract": (lua("heartbeat", "run_contract"), "if refused then return refused end", ""),
+    "a learner with another contract takes over": (
+        lua("recover", "run_contract"),
+        "if not accepts_changes and",
+        "if false and",
+    ),
+    "a change that is accepted is refused": (lua("recover", "run_contract"), "if not accepts_changes and", "if"),
+    "an accepted contract is not written": (lua("recover", "run_contract"), "in pairs(contract) do", "in pairs({}) do"),
+    "terms of the old contract stay": (lua("recover", "run_contract"), "('limits'), key('contract'))", "('limits'))"),
+    "a recovery resizes what is granted": (lua("recover"), "if tonumber(ticket) >= granted then", "if true then"),
+    "an earlier version's limits stay": (lua("recover", "run_contract"), "redis.call('HDEL', state, name)  --", "--"),
+    "the order of the questions does not count": (
+        TERMS,
+        "for question in questions]",
+        "for question in sorted(questions, key=lambda q: q.id)]",
+    ),
+    "the answers do not count": (TERMS, "question.text, question.answers)", "question.text)"),
+    "the special tokens do not count": (TERMS, "special, getattr(tokenizer", "getattr(tokenizer"),
     "a resent grant is given twice": (lua("admit", "buffer"), "if last == token then", "if false then"),
     "a resent grant ignores the staleness bound": (lua("admit", "buffer"), "if tonumber(ticket) < limit", "if true"),
     "an older admission takes leases": (lua("admit", "buffer"), "tonumber(number) < tonumber(last_number)", "false"),
@@ -140,20 +166,20 @@ MUTANTS = {
     "a recovery is done twice": (lua("recover", "buffer"), "if given then return tonumber(given) end", ""),
     "another run takes over": (lua("recover", "origin"), "whose[1] ~= run_id", "false"),
     "an epoch goes back": (lua("recover"), "math.max(run.epoch or 0, least_epoch)", "(run.epoch or 0)"),
-    "a worker's pools may be others": (lua("recover", "claims"), "next_ticket > 0 and run[name]", "false"),
+    "a worker's pools may be others": (lua("recover", "claims"), "granted > 0 and run[name]", "false"),
     "what the learner is past stays": (lua("recover", "claims"), "if step > reached then", "if false then"),
     "recovery fails by halves": (lua("recover", "damage"), "found ~= 'none' and found ~= kind", "false"),
-    "nothing is counted again": (lua("recover", "damage"), "redis.call('UNLINK', key('heat'))", ""),
+    "nothing is counted again": (lua("recover", "damage"), "redis.call('UNLINK', key('depth_by_version'))", ""),
     "a quarantined one counts in its group": (lua("quarantine", "operators"), "- #missing(ticket)", ""),
     "a quarantined one is not played again": (lua("quarantine", "claims"), "    fail_attempt(ticket)\n", ""),
     "the quarantine grows for ever": (lua("quarantine", "buffer"), "> 1000 then", "> 10000 then"),
     "a checkpoint forgets one pool too many": (lua("checkpoint"), "checkpoint, step - 1 do", "checkpoint, step do"),
-    "the staleness is not checked": (CHECKS, "staleness > shape.max_staleness", "False"),
+    "the staleness is not checked": (CHECKS, "staleness > limits.max_staleness", "False"),
     "the future is not checked": (CHECKS, "or newest > step", ""),
     "the group's question is not checked": (CHECKS, "if len(questions[t.ticket]) > 1:", "if False:"),
     "the ticket's question is not checked": (CHECKS, "if question_of is not None and", "if False and"),
-    "the vocabulary is not checked": (CONTRACT, "and highest >= self.vocab_size", "and False"),
-    "the depth is not checked": (CHECKS, "        shape.check(t)\n", "        pass\n"),
+    "the vocabulary is not checked": (LIMITS, "and highest >= self.vocab_size", "and False"),
+    "the depth is not checked": (CHECKS, "        limits.check(t)\n", "        pass\n"),
     "an empty gold answer is contained": (ANSWERS, "gold and gold in found", "gold in found"),
     "a search of the last turn is executed": (PLAYER, "if turn_number == settings.s_max:", "if False:"),
     "turns that are not counted add tokens": (PLAYER, "            if observation.counts:\n", "            if True:\n"),
@@ -163,7 +189,7 @@ MUTANTS = {
     "a checkpoint that is deleted meanwhile is loaded": (LEADING, "not is_sealed(newest.path)", "False"),
     "another run is taken over": (LEADING, "    refuse_another(config.run.name, state.origin, config.folder)\n", ""),
     "the folder's epochs are not asked for": (LEADING, "start.method, least_epoch,", "start.method, 0,"),
-    "the run is nobody's": (LEADING, "least_epoch, origin_of(config.folder))", "least_epoch)"),
+    "the run is nobody's": (LEADING, "least_epoch, origin_of(config.folder),", "least_epoch, None,"),
     "the other ranks are left waiting": (LEADING, "    finally:\n        learner.stop()", "    finally:\n        pass"),
     "a cleared checkpoint is a full disk": (LEADING, "if isinstance(error, WriteFailed):", "if False:"),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from cusearch_async.metrics import table
 from cusearch_async.metrics.step import describe_environments, describe_ledger, describe_step, describe_times
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.metrics.workers import WorkerRates
-from cusearch_async.transport.contract import Ledger
+from cusearch_async.transport.interface import Ledger
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 

@@ -24,7 +24,7 @@ from cusearch_async.cli.terminal import plain, visible
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
-from cusearch_async.transport.contract import Filter, Row
+from cusearch_async.transport.interface import Filter, Row
 from cusearch_async.types import Trajectory
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from cusearch_async import run_folder
 from cusearch_async.config import Config, save_config
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.progress import SAY_S
+from cusearch_async.lifecycle.progress import SAY_S, saying
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.transport.server import is_listening, own_server
 
@@ -169,8 +169,14 @@ class Fleet:
             time.sleep(POLL_S)
 
     def start_run(self, accept_changes: bool = False) -> None:
-        """The learner, the rollout workers, and the evaluator if there is to be one."""
+        """The learner, the rollout workers, and the evaluator if there is to be one. A learner that may change the run
+        goes first: until it has taken over, the run's contract is the old one, which refuses the others."""
+        starts = self._config.folder / "starts"
+        before = set(starts.glob("*.json"))
         self.start_worker("learner", "learner", options=["--accept-changes"] if accept_changes else [])
+        if accept_changes:
+            with saying(log, "waiting for the learner to take the run over"):
+                self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))
         if self._config.eval.every:
             self.start_worker("evaluator", "evaluator")
         for index in range(self._config.rollout.workers):

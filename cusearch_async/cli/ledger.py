@@ -16,7 +16,7 @@ from rich.text import Text
 from cusearch_async.cli import view
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.transport.contract import Audit, Ledger
+from cusearch_async.transport.interface import Audit, Ledger
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ from cusearch_async.run_folder import METRICS
 from cusearch_async.training.checkpoint import Checkpoint
 from cusearch_async.training.starts import checkpoints_of
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import Audit, Ledger, RunState
+from cusearch_async.transport.interface import Audit, Ledger, RunState
 from cusearch_async.transport.server import redis_cli_line
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ COMMANDS = {
     "buckets": ("buckets", "watch the depth buckets of a live run"),
     "buffer": ("buffer", "list, show, export, requeue or quarantine trajectories"),
     "ledger": ("ledger", "print and check the ledger of a run"),
-    "workers": ("workers", "list the rollout workers of a run"),
+    "workers": ("workers", "list the rollout workers of a run, and the contract they must have"),
     "plot": ("plot", "draw plot.png of runs, finished or not"),
     "pause": ("pause", "start no more episodes; those in flight go on"),
     "resume": ("pause", "start episodes again"),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cusearch_async.cli.terminal import plain
 from cusearch_async.config import Config
-from cusearch_async.transport.contract import Ledger, OperatorBuffer, Queues, RunState, WorkerStatus
+from cusearch_async.transport.interface import Ledger, OperatorBuffer, Queues, RunState, WorkerStatus
 from cusearch_async.transport.server import redis_cli_line
 
 SHADES = (
@@ -34,14 +34,14 @@ class Snapshot:
     state: RunState
     ledger: Ledger
     queues: Queues
-    heat: dict[tuple[int, int], int]
+    depth_by_version: dict[tuple[int, int], int]
     workers: dict[str, WorkerStatus]
 
 
 async def look(buffer: OperatorBuffer) -> Snapshot:
     state = await buffer.state()
     ledger, queues = await buffer.ledger(), await buffer.queues(state.step)
-    return Snapshot(time.monotonic(), state, ledger, queues, await buffer.heat(), await buffer.workers())
+    return Snapshot(time.monotonic(), state, ledger, queues, await buffer.depth_by_version(), await buffer.workers())
 
 
 def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableType:
@@ -68,10 +68,10 @@ def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableTy
 
 def buckets(now: Snapshot, config: Config) -> Table:
     """One row per depth, one column per staleness; the fuller, the brighter."""
-    ages = {cell: max(0, now.state.step - cell[1]) for cell in now.heat}
+    ages = {cell: max(0, now.state.step - cell[1]) for cell in now.depth_by_version}
     oldest = max([*ages.values(), config.pool.max_staleness])
     counts = [[0] * (oldest + 1) for _ in range(config.episode.s_max + 1)]
-    for cell, count in now.heat.items():
+    for cell, count in now.depth_by_version.items():
         counts[cell[0]][ages[cell]] += count
     most = max(max(row) for row in counts)
     shown = Table(box=None, pad_edge=False)

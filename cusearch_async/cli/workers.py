@@ -1,4 +1,4 @@
-"""`cusearch workers CONFIG`: who works on a run, and when each was last heard of."""
+"""`cusearch workers CONFIG`: who works on a run, when each was last heard of, and what they must all agree on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import asyncio
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from cusearch_async.cli import view
 from cusearch_async.cli.runs import open_run
+from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.transport.contract import WorkerStatus
+from cusearch_async.transport.interface import WorkerStatus
+from cusearch_async.transport.run_contract import RunContract
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -20,10 +23,19 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    found = asyncio.run(read(load_config(arguments.config, overrides)))
+    found, agreed = asyncio.run(read(load_config(arguments.config, overrides)))
     Console().print(view.workers(found))
+    Console().print(contract(agreed))
 
 
-async def read(config: Config) -> dict[str, WorkerStatus]:
+async def read(config: Config) -> tuple[dict[str, WorkerStatus], RunContract]:
     async with open_run(config) as buffer:
-        return await buffer.workers()
+        return await buffer.workers(), await buffer.contract()
+
+
+def contract(agreed: RunContract) -> Table:
+    """Key and value of what every process of the run must have."""
+    shown = Table("contract", "", box=None, pad_edge=False, padding=(1, 1, 0, 0), show_header=True)
+    for key, text in sorted(agreed.terms.items()):
+        shown.add_row(plain(key), plain(text))
+    return shown

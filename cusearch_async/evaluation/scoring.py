@@ -17,7 +17,7 @@ from cusearch_async.config import Config
 from cusearch_async.errors import EpisodeFailed, SearchRefused
 from cusearch_async.rollout.episode import Player
 from cusearch_async.streams import Stream, stream
-from cusearch_async.transport.contract import RunState
+from cusearch_async.transport.interface import RunState
 from cusearch_async.types import Question, Trajectory
 
 log = logging.getLogger(__name__)

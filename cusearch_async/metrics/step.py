@@ -9,7 +9,7 @@ import numpy as np
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods.sdga import count_depths
 from cusearch_async.metrics.table import Metrics
-from cusearch_async.transport.contract import Ledger
+from cusearch_async.transport.interface import Ledger
 from cusearch_async.types import Pool, Trajectory
 
 

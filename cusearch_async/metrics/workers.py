@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cusearch_async.metrics.table import Metrics
-from cusearch_async.transport.contract import WorkerStatus
+from cusearch_async.transport.interface import WorkerStatus
 
 _TOTALS = ("sampled_tokens", "busy_s", "alive_s", "weight_load_s", "searches", "search_failures")
 

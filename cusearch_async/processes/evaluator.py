@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from cusearch_async.config import Config
-from cusearch_async.data.questions import load_eval_questions
+from cusearch_async.data.questions import load_eval_questions, load_run_questions
 from cusearch_async.evaluation.scores import Done, is_over, record
 from cusearch_async.evaluation.scoring import is_due, score
 from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
@@ -22,7 +22,8 @@ from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import WorkerBuffer
+from cusearch_async.transport.interface import WorkerBuffer
+from cusearch_async.transport.run_contract import contract_of
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question
 
@@ -36,10 +37,12 @@ async def run(config: Config) -> None:
     stop = stop_on_signals()
     questions = load_eval_questions(config)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
+    contract = contract_of(config, load_run_questions(config).all, tokenizer)
     async with (
-        open_buffer(config, config.redis.outage_s, stop) as buffer,
+        open_buffer(config, config.redis.outage_s, stop, contract=contract) as buffer,
         SearchClient.open(config) as search,
     ):
+        await buffer.check_contract()
         if not await reach_retriever(search, config, stop):
             return
         with open_player(config, config.model.location, tokenizer, search) as (engine, player):
@@ -78,10 +81,13 @@ async def score_versions(
 async def load_due(
     buffer: WorkerBuffer, engine: Engine, loader: PatientLoader, done: Done, config: Config
 ) -> int | None:
-    """Load the announced version if it is time to score it; None when it is not."""
+    """Load the announced version if it is time to score it; None when it is not.
+
+    Raises: ContractMismatch when a learner has changed the run since."""
     state = await buffer.state()
     done.follow(state.weights)
     if not is_due(state, done.version, config):
         return None
+    await buffer.check_contract()
     is_last = state.published == config.run.steps  # before it there may be a newer one to score
     return engine.version if await loader.load(state.weights, check=False, idle=is_last) else None

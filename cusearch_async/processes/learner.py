@@ -15,8 +15,8 @@ from cusearch_async.models import check_model
 from cusearch_async.training.leading import lead
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.ranks import Ranks
-from cusearch_async.training.starts import contents_of
 from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.run_contract import contract_of
 
 
 def run(config: Config, accept_changes: bool = False) -> None:
@@ -31,9 +31,9 @@ def run(config: Config, accept_changes: bool = False) -> None:
         follow(config, ranks)
         return
     run_folder.mark(config.folder, config.run.name)
-    contents = contents_of(questions.all, config.model.location, tokenizer)
+    contract = contract_of(config, questions.all, tokenizer)
     with run_folder.hold_as_learner(config.folder):
-        lead(Learner, open_buffer, ranks, questions, contents, config, accept_changes)
+        lead(Learner, open_buffer, ranks, questions, contract, config, accept_changes)
 
 
 def follow(config: Config, ranks: Ranks) -> None:

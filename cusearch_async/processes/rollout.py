@@ -15,6 +15,7 @@ from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.run_contract import contract_of
 from cusearch_async.transport.weights import WeightStore
 
 log = logging.getLogger(__name__)
@@ -27,10 +28,11 @@ async def run(config: Config, name: str) -> None:
         questions = load_run_questions(config)
         tokenizer = check_model(config.model.location, config.episode.max_tokens)
         check_lengths(questions.all, config.environments(NoSearch()), tokenizer, config.episode)
-    async with open_buffer(config, config.run.wait_s, stop) as buffer:
-        await buffer.state()
+        contract = contract_of(config, questions.all, tokenizer)
+    async with open_buffer(config, config.run.wait_s, stop, contract=contract) as buffer:
+        await buffer.check_contract()
     async with (
-        open_buffer(config, config.redis.outage_s, stop, vocab_size(config.model.location)) as buffer,
+        open_buffer(config, config.redis.outage_s, stop, vocab_size(config.model.location), contract) as buffer,
         SearchClient.open(config) as search,
     ):
         if not await reach_retriever(search, config, stop):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.lifecycle.progress import saying
-from cusearch_async.transport.contract import WorkerBuffer
+from cusearch_async.transport.interface import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore
 
 if TYPE_CHECKING:  # it brings vLLM
@@ -28,9 +28,13 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
 async def wait_until_announced(buffer: WorkerBuffer, is_over: Callable[[], bool]) -> None:
-    """Until the run has weights, or `is_over`; unblocked by the learner's first `announce`."""
+    """Until the run has weights and this process's contract, or `is_over`; unblocked by the learner's `recover` and its
+    first `announce`. Raises: ContractMismatch."""
     with saying(log, "waiting for the learner to publish weights"):
         while not is_over() and not (await buffer.state()).weights:
+            await asyncio.sleep(POLL_S)
+    with saying(log, "waiting for a learner of this version to take the run over"):
+        while not is_over() and not await buffer.check_contract():
             await asyncio.sleep(POLL_S)
 
 

@@ -28,7 +28,7 @@ from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
-from cusearch_async.transport.contract import Place, WorkerBuffer, WorkerStatus
+from cusearch_async.transport.interface import RolloutSlot, WorkerBuffer, WorkerStatus
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Trajectory
 
@@ -165,19 +165,19 @@ class RolloutLoop:
         while not _is_over(stop):
             await self._give_back()
             room = self._config.rollout.max_episodes - (len(self._episodes) - self._putting)
-            places = await self._buffer.admit(self._name, self._engine.version, room) if room > 0 else []
-            lacking = Counter(place.ticket for place in places)
+            slots = await self._buffer.admit(self._name, self._engine.version, room) if room > 0 else []
+            lacking = Counter(slot.ticket for slot in slots)
             self._grants |= {ticket: _Grant(ticket, count) for ticket, count in lacking.items()}
             if _is_over(stop):
                 break
             limit = self._limit  # the weights may have gone back since the question was sent
-            for place in places:
-                if place.ticket < limit:
-                    grant = self._grants[place.ticket]
-                    task = tasks.create_task(self._play(place, grant))
+            for slot in slots:
+                if slot.ticket < limit:
+                    grant = self._grants[slot.ticket]
+                    task = tasks.create_task(self._play(slot, grant))
                     self._episodes[task] = grant
                     task.add_done_callback(self._episodes.pop)
-            if not places:
+            if not slots:
                 await asyncio.sleep(POLL_S)
 
     async def _give_back(self) -> None:
@@ -192,17 +192,17 @@ class RolloutLoop:
         for grant in over:
             del self._grants[grant.ticket]
 
-    async def _play(self, place: Place, grant: _Grant) -> None:
-        question = self._questions.of(place.ticket)
+    async def _play(self, slot: RolloutSlot, grant: _Grant) -> None:
+        question = self._questions.of(slot.ticket)
         try:
             async with asyncio.timeout(self._config.episode.timeout_s):
-                trajectory = await self._player.play(question, place.ticket, place.rollout, self._name)
+                trajectory = await self._player.play(question, slot.ticket, slot.rollout, self._name)
             await self._put(trajectory)
         except tuple(_FAILED) as error:
             grant.has_failed = True
             self._activity.failures[_FAILED[type(error)]] += 1
             why = str(error) or "it ran out of time"
-            log.warning("episode %d:%d failed, its ticket goes back: %s", place.ticket, place.rollout, why)
+            log.warning("episode %d:%d failed, its ticket goes back: %s", slot.ticket, slot.rollout, why)
         except CusearchError:
             raise
         except Exception:

@@ -26,7 +26,7 @@ from cusearch_async import published
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import remove
 from cusearch_async.published import FileFacts
-from cusearch_async.transport.contract import MethodState, RunState
+from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
 

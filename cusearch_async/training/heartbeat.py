@@ -15,7 +15,7 @@ from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
-from cusearch_async.transport.contract import LearnerStatus
+from cusearch_async.transport.interface import LearnerStatus
 
 log = logging.getLogger(__name__)
 

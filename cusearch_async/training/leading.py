@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -22,8 +22,9 @@ from cusearch_async.training.publishing import state_at
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.selecting import before_step_0
 from cusearch_async.training.starts import check_same_run, checkpoints_of, record_start, refuse_changes
-from cusearch_async.transport.contract import LearnerBuffer, LearnerStatus
+from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
 from cusearch_async.transport.origin import origin_of, refuse_another
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.transport.weights import WeightStore
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,12 @@ class OpensBuffer(Protocol):
     """As `transport.buffer.open_buffer`."""
 
     def __call__(
-        self, config: Config, patience_s: float, stop: asyncio.Event | None = None, vocab_size: int | None = None
+        self,
+        config: Config,
+        patience_s: float,
+        stop: asyncio.Event | None = None,
+        vocab_size: int | None = None,
+        contract: RunContract = NO_CONTRACT,
     ) -> AbstractAsyncContextManager[LearnerBuffer]: ...
 
 
@@ -53,7 +59,7 @@ def lead(
     open_buffer: OpensBuffer,
     ranks: Ranks,
     questions: RunQuestions,
-    contents: Mapping[str, str],
+    contract: RunContract,
     config: Config,
     accept_changes: bool,
 ) -> None:
@@ -61,7 +67,9 @@ def lead(
 
     Raises: ConfigError when this cannot go on with what is in the run's folder or in Redis; Fenced, naming who has
     taken over, and all that training raises."""
-    refuse_changes(config, accept_changes, contents)
+    refuse_changes(config, accept_changes, contract)
+    if not accept_changes:
+        asyncio.run(refuse_another_contract(open_buffer, contract, config))
     checkpoints = checkpoints_of(config)
     newest = asyncio.run(find_checkpoint(open_buffer, checkpoints, config))
     with saying(log, f"waiting for {config.model.location} to be loaded"):
@@ -74,10 +82,21 @@ def lead(
             learner.load(newest.path)
     start = newest.state if newest else state_at(0, before_step_0(config), config)
     try:
-        asyncio.run(_train(learner, open_buffer, ranks, checkpoints, start, questions, contents, config))
+        asyncio.run(
+            _train(learner, open_buffer, ranks, checkpoints, start, questions, contract, config, accept_changes)
+        )
     finally:
         learner.stop()
     ranks.close()
+
+
+async def refuse_another_contract(open_buffer: OpensBuffer, contract: RunContract, config: Config) -> None:
+    """Before anything large is loaded; `recover` looks again.
+
+    Raises: BufferUnavailable; ConfigError, also when Redis holds another run of this name."""
+    async with open_buffer(config, config.run.wait_s, contract=contract) as buffer:
+        refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
+        await buffer.check_contract()
 
 
 async def find_checkpoint(open_buffer: OpensBuffer, checkpoints: Checkpoints, config: Config) -> Checkpoint | None:
@@ -104,13 +123,14 @@ async def _train(
     checkpoints: Checkpoints,
     start: CheckpointState,
     questions: RunQuestions,
-    contents: Mapping[str, str],
+    contract: RunContract,
     config: Config,
+    accept_changes: bool,
 ) -> None:
     stop = stop_on_signals()
     store = WeightStore(config.folder / "weights")
-    async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size) as buffer:
-        await take_over(buffer, store, checkpoints, start, contents, config)
+    async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, contract) as buffer:
+        await take_over(buffer, store, checkpoints, start, contract, config, accept_changes)
         try:
             with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat:
                 await train(learner, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
@@ -123,13 +143,14 @@ async def take_over(
     store: WeightStore,
     checkpoints: Checkpoints,
     start: CheckpointState,
-    contents: Mapping[str, str],
+    contract: RunContract,
     config: Config,
+    accept_changes: bool,
 ) -> None:
     """Fence off earlier learners, and clear what they left half done."""
     earlier = await buffer.learner()
     least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
-    await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder))
+    await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder), accept_changes)
     if earlier:
         log.warning(
             "epoch %d takes over from a learner that may be alive (%s, last heard of %.1f s ago); it will end",
@@ -139,7 +160,7 @@ async def take_over(
         )
     checkpoints.begin(buffer.epoch, start.step)
     store.begin(buffer.epoch)
-    record_start(config, buffer.epoch, start.step, contents)
+    record_start(config, buffer.epoch, start.step, contract)
 
 
 async def explain(buffer: LearnerBuffer, error: CusearchError) -> CusearchError:

@@ -20,7 +20,7 @@ from cusearch_async.training.publishing import Policy, Publisher, Saver
 from cusearch_async.training.report import StepReport
 from cusearch_async.training.selecting import Selector
 from cusearch_async.training.watchdog import Watchdog
-from cusearch_async.transport.contract import LearnerBuffer
+from cusearch_async.transport.interface import LearnerBuffer
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool, Trajectory
 

@@ -12,7 +12,7 @@ import torch
 from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
-from cusearch_async.transport.contract import LearnerBuffer, MethodState
+from cusearch_async.transport.interface import LearnerBuffer, MethodState
 from cusearch_async.transport.weights import Canary, WeightStore
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from cusearch_async.metrics.step import describe_environments, describe_ledger, 
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.training.selecting import Chosen
-from cusearch_async.transport.contract import LearnerBuffer
+from cusearch_async.transport.interface import LearnerBuffer
 
 
 class StepReport:

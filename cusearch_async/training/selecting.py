@@ -14,7 +14,7 @@ from cusearch_async.algorithm.methods import Candidates, Method, Selection
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.streams import Stream, stream
-from cusearch_async.transport.contract import MethodState
+from cusearch_async.transport.interface import MethodState
 from cusearch_async.types import Pool, Trajectory
 
 log = logging.getLogger(__name__)

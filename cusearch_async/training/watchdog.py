@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
-from cusearch_async.transport.contract import LearnerBuffer
+from cusearch_async.transport.interface import LearnerBuffer
 
 log = logging.getLogger(__name__)
 

@@ -17,24 +17,30 @@ from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config, redis_password
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import shape_of
+from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.redis_learner import LearnerSide
 from cusearch_async.transport.redis_operator import OperatorSide
 from cusearch_async.transport.redis_worker import WorkerSide
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 
 
 class RedisBuffer(WorkerSide, LearnerSide, OperatorSide):
-    """Keeps the contract of `contract.Buffer` on one Redis."""
+    """Implements `interface.Buffer` on one Redis."""
 
 
 @asynccontextmanager
 async def open_buffer(
-    config: Config, patience_s: float = 0.0, stop: asyncio.Event | None = None, vocab_size: int | None = None
+    config: Config,
+    patience_s: float = 0.0,
+    stop: asyncio.Event | None = None,
+    vocab_size: int | None = None,
+    contract: RunContract = NO_CONTRACT,
 ) -> AsyncIterator[RedisBuffer]:
     """The buffer of a run, on a client of its own that rides out outages of `patience_s`, or until `stop` is set. No
-    connection is made yet. Trajectories with tokens beyond `vocab_size` are refused."""
+    connection is made yet. Trajectories with tokens beyond `vocab_size` are refused. Who joins the run (learner,
+    worker, evaluator) must give its `contract`; operators need none."""
     connection = Connection(config.redis, patience_s, stop, functools.partial(redis_password, config))
     try:
-        yield RedisBuffer(connection, config.run.name, shape_of(config, vocab_size))
+        yield RedisBuffer(connection, config.run.name, limits_of(config, vocab_size), contract)
     finally:
         await connection.close()

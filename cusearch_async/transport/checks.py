@@ -7,15 +7,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from cusearch_async.errors import InvalidTrajectory
-from cusearch_async.transport.contract import QuestionOf, Shape
+from cusearch_async.transport.interface import QuestionOf
+from cusearch_async.transport.limits import RunLimits
 from cusearch_async.types import Trajectory
 
 
 def faults(
-    trajectories: Sequence[Trajectory], step: int, shape: Shape, question_of: QuestionOf | None
+    trajectories: Sequence[Trajectory], step: int, limits: RunLimits, question_of: QuestionOf | None
 ) -> dict[str, str]:
     """Trajectory id -> why nothing may be learned from it at `step`."""
-    problems = ((t.id, _problem(t, step, shape, question_of)) for t in trajectories)
+    problems = ((t.id, _problem(t, step, limits, question_of)) for t in trajectories)
     found = {id_: problem for id_, problem in problems if problem}
     questions: dict[int, set[str]] = defaultdict(set)
     for t in trajectories:
@@ -28,17 +29,17 @@ def faults(
     return found
 
 
-def _problem(t: Trajectory, step: int, shape: Shape, question_of: QuestionOf | None) -> str | None:
+def _problem(t: Trajectory, step: int, limits: RunLimits, question_of: QuestionOf | None) -> str | None:
     try:
-        shape.check(t)
+        limits.check(t)
     except InvalidTrajectory as error:
         return str(error)
     newest, staleness = int(t.versions.max()), step - t.oldest_version
     if t.oldest_version < 0 or newest > step:
         wrong = t.oldest_version if t.oldest_version < 0 else newest
         return f"sampled by version {wrong}, but the learner has versions 0 to {step}"
-    if shape.order == "ticket" and staleness > shape.max_staleness:
-        return f"staleness {staleness} at step {step}, pool.max_staleness is {shape.max_staleness}"
+    if limits.order == "ticket" and staleness > limits.max_staleness:
+        return f"staleness {staleness} at step {step}, pool.max_staleness is {limits.max_staleness}"
     if question_of is not None and t.question_id != question_of(t.ticket):
         return f"answers question {t.question_id!r}, but ticket {t.ticket} visits {question_of(t.ticket)!r}"
     return None

@@ -15,9 +15,21 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused, whose
-        run it is (run_id, host, folder), and its shape as the learner has laid it down. Workers only read it."""
+        """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused, and whose
+        run it is (run_id, host, folder). Workers only read it."""
         return self.prefix + "state"
+
+    @property
+    def limits(self) -> str:
+        """Hash: the numbers that bound the run (`LIMITS_IN_REDIS`, lease_ms), as the learner has laid them down for all
+        scripts. Workers only read it."""
+        return self.prefix + "limits"
+
+    @property
+    def contract(self) -> str:
+        """Hash: what all processes of the run must agree on, key -> text, and `digest` over all of it. Workers only
+        read it."""
+        return self.prefix + "contract"
 
     @property
     def next_ticket(self) -> str:
@@ -104,9 +116,9 @@ class Keys:
         return self.prefix + "waiting"
 
     @property
-    def heat(self) -> str:
+    def depth_by_version(self) -> str:
         """Hash: "depth:oldest version" -> buffered trajectories."""
-        return self.prefix + "heat"
+        return self.prefix + "depth_by_version"
 
     @property
     def quarantine(self) -> str:

@@ -1,4 +1,4 @@
-"""The contract in memory: the model that the Redis buffer is tested against, and a buffer for tests of other parts.
+"""The buffer in memory: the model that the Redis buffer is tested against, and a buffer for tests of other parts.
 
 One `MemoryRun` stands for the server, each `MemoryBuffer` for one process's view of it. Time is `MemoryRun.now`,
 moved by hand.
@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import msgspec
 
-from cusearch_async.errors import BufferLost, ConfigError, Fenced
+from cusearch_async.errors import BufferLost, ConfigError, ContractMismatch, Fenced
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
-from cusearch_async.transport.contract import (
+from cusearch_async.transport.interface import (
     ALIVE_S,
     NOTHING,
     Audit,
@@ -25,54 +25,58 @@ from cusearch_async.transport.contract import (
     Ledger,
     MethodState,
     Outcome,
-    Place,
     QuestionOf,
     Queues,
+    RolloutSlot,
     Row,
     RunState,
-    Shape,
     WorkerStatus,
 )
+from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.memory_run import Claimed, Entry, MemoryRun
 from cusearch_async.transport.origin import Origin, another_run
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, mismatch
 from cusearch_async.types import Pool, Trajectory
 
 
 class MemoryBuffer:
-    def __init__(self, run: MemoryRun, shape: Shape) -> None:
+    def __init__(self, run: MemoryRun, limits: RunLimits, contract: RunContract = NO_CONTRACT) -> None:
         self._run = run
-        self._own_shape = shape
+        self._own_limits = limits
+        self._contract = contract
         self._epoch = 0
 
     @property
-    def _shape(self) -> Shape:
-        return self._run.shape or self._own_shape
+    def _limits(self) -> RunLimits:
+        return self._run.limits or self._own_limits
 
     # --- rollout worker -------------------------------------------------------------------------------
 
-    async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
-        run, shape = self._run, self._shape
+    async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
+        self._refuse_another_contract()
+        run, limits = self._run, self._limits
         for ticket, (_, deadline) in sorted(run.leases.items(), key=lambda item: item[1][1]):
             if deadline <= run.now:
-                self._fail_attempt(ticket)
+                run.fail_attempt(ticket)
         if run.state.published < 0 or run.state.paused:
             return []
-        limit = (shape.max_staleness + min(loaded_version, run.state.published) + 1) * shape.questions
-        granted: list[Place] = []
+        limit = (limits.max_staleness + min(loaded_version, run.state.published) + 1) * limits.questions
+        granted: list[RolloutSlot] = []
         waiting = sorted(ticket for ticket in run.requeue if ticket < limit)
         for ticket in itertools.chain(waiting, range(run.state.next_ticket, limit)):
-            places = self._missing(ticket)
-            if len(granted) + len(places) > room:
+            slots = run.missing(ticket)
+            if len(granted) + len(slots) > room:
                 break
-            granted += places
-            run.leases[ticket] = (worker, run.now + shape.lease_s)
+            granted += slots
+            run.leases[ticket] = (worker, run.now + limits.lease_s)
             run.requeue.discard(ticket)
             run.state = replace(run.state, next_ticket=max(run.state.next_ticket, ticket + 1))
         return granted
 
     async def put(self, trajectory: Trajectory) -> Outcome:
-        run, shape = self._run, self._shape
-        self._own_shape.check(trajectory)
+        run, limits = self._run, self._limits
+        self._own_limits.check(trajectory)
+        self._refuse_another_contract()
         ticket, payload = trajectory.ticket, codec.encode(trajectory)
         known = run.entries.get(trajectory.id)
         if known is not None and (known.state == "buffered" or not known.has_gone):
@@ -81,32 +85,33 @@ class MemoryBuffer:
             run.counts["duplicates_refused"] += 1
             return "duplicate"
         is_open = ticket in run.leases or ticket in run.requeue
-        if not is_open or trajectory.rollout >= self._size(ticket):
+        if not is_open or trajectory.rollout >= run.group_size(ticket):
             run.counts["late_refused"] += 1
             return "late"
-        is_full = run.counts["buffered"] >= shape.limit or run.counts["bytes"] >= shape.limit_bytes
-        if is_full and ticket >= (run.state.step + 1) * shape.questions:
+        is_full = run.counts["buffered"] >= limits.limit or run.counts["bytes"] >= limits.limit_bytes
+        if is_full and ticket >= (run.state.step + 1) * limits.questions:
             return "full"
         run.entries[trajectory.id] = Entry(trajectory, "buffered", len(payload))
         run.counts.update(finished=1, buffered=1, bytes=len(payload))
         run.groups[ticket] = run.groups.get(ticket, 0) + 1
-        if run.groups[ticket] == self._size(ticket):
-            self._close(ticket)
+        if run.groups[ticket] == run.group_size(ticket):
+            run.close_group(ticket)
         return "stored"
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
+        self._refuse_another_contract()
         self._run.workers[worker] = (status, self._run.now)
         for ticket in tickets:
             if ticket in self._run.leases and self._run.leases[ticket][0] == worker:
-                self._run.leases[ticket] = (worker, self._run.now + self._shape.lease_s)
+                self._run.leases[ticket] = (worker, self._run.now + self._limits.lease_s)
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
         for ticket in tickets:
             if ticket in self._run.leases and self._run.leases[ticket][0] == worker:
                 if failed:
-                    self._fail_attempt(ticket)
+                    self._run.fail_attempt(ticket)
                 else:
-                    self._requeue(ticket)
+                    self._run.play_again(ticket)
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
         await self.release(worker, tickets, failed=False)
@@ -124,8 +129,9 @@ class MemoryBuffer:
         method: MethodState = NOTHING,
         least_epoch: int = 0,
         origin: Origin | None = None,
+        accepts_changes: bool = False,
     ) -> None:
-        run, shape = self._run, self._own_shape
+        run, limits = self._run, self._own_limits
         if origin and run.state.origin and origin.run_id != run.state.origin.run_id:
             raise another_run("in memory", run.state.origin)
         if step < run.state.checkpoint:
@@ -133,9 +139,11 @@ class MemoryBuffer:
                 f"the pools before step {run.state.checkpoint} are forgotten, the checkpoint is of {step}"
             )
         for name in ("questions", "rollouts", "order"):
-            if run.shape and run.state.next_ticket and getattr(run.shape, name) != getattr(shape, name):
-                raise ConfigError(f"the tickets were granted with {name} = {getattr(run.shape, name)}")
-        run.shape = shape
+            if run.limits and run.state.next_ticket and getattr(run.limits, name) != getattr(limits, name):
+                raise ContractMismatch(f"the tickets were granted with {name} = {getattr(run.limits, name)}")
+        if not accepts_changes and run.contract.terms:
+            self._refuse_another_contract()
+        run.limits, run.contract = limits, self._contract
         reached = run.state.step if run.state.epoch else step
         if step > reached:
             self._drop_before(step)
@@ -147,13 +155,13 @@ class MemoryBuffer:
                 for id_ in pool.ids:
                     run.entries[id_].state = "claimed"
         run.memory = method.memory
-        run.sizes = {**method.sizes, **run.sizes}
+        run.sizes = {t: size for t, size in method.sizes.items() if t >= run.state.next_ticket} | run.sizes
         run.state = replace(
             run.state,
             epoch=max(run.state.epoch, least_epoch) + 1,
             step=step,
             fields=method.fields,
-            next_ticket=max(run.state.next_ticket, step * shape.questions),
+            next_ticket=max(run.state.next_ticket, step * limits.questions),
             checkpoint=max(run.state.checkpoint, step if step > reached else 0),
             origin=origin or run.state.origin,
         )
@@ -161,13 +169,13 @@ class MemoryBuffer:
 
     def _drop_before(self, step: int) -> None:
         """The server is behind the checkpoint: the steps between have used these tickets up."""
-        run, first = self._run, step * self._shape.questions
+        run, first = self._run, step * self._limits.questions
         for s in [s for s in run.pools if s < step]:
             if run.pools[s].trained is None:
                 run.counts.update(claimed=-len(run.pools[s].ids), lost=len(run.pools[s].ids))
-            self._forget_pool(s)
+            run.forget_pool(s)
         for id_ in [i for i, e in run.entries.items() if e.state == "buffered" and e.trajectory.ticket < first]:
-            self._lose(id_)
+            run.lose(id_)
         for tickets in (run.ready, run.requeue):
             tickets -= {t for t in tickets if t < first}
         for known in (run.leases, run.groups, run.attempts, run.incomplete, run.sizes):
@@ -175,16 +183,16 @@ class MemoryBuffer:
                 del known[ticket]
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
-        run, shape = self._run, self._shape
+        run, limits = self._run, self._limits
         self._refuse_if_fenced()
         if step != run.state.step:
             raise BufferLost(f"the next step is {run.state.step}, not {step}")
         if step not in run.pools:
             tickets = self._next_tickets(step)
-            if len(tickets) < shape.questions or self._lost_of(tickets):
+            if len(tickets) < limits.questions or self._lost_of(tickets):
                 return None
-            ids = [id_ for ticket in tickets for id_ in self._places(ticket) if id_ in run.entries]
-            bad = faults([run.entries[id_].trajectory for id_ in ids], step, shape, question_of)
+            ids = [id_ for ticket in tickets for id_ in run.slot_ids(ticket) if id_ in run.entries]
+            bad = faults([run.entries[id_].trajectory for id_ in ids], step, limits, question_of)
             if bad:
                 self._take_out(bad)
                 return None
@@ -203,18 +211,18 @@ class MemoryBuffer:
         return Pool(step, tuple(run.entries[id_].trajectory for id_ in pool.ids))
 
     def _next_tickets(self, step: int) -> list[int]:
-        n = self._shape.questions
-        if self._shape.order == "ticket":
+        n = self._limits.questions
+        if self._limits.order == "ticket":
             return sorted(ticket for ticket in self._run.ready if step * n <= ticket < (step + 1) * n)
         return sorted(self._run.ready)[:n]
 
     def _lost_of(self, tickets: Sequence[int]) -> bool:
         """Count what has gone of these groups, and send the groups back; whether anything had."""
-        gone = [id_ for ticket in tickets for id_ in self._places(ticket) if self._has_gone(id_)]
+        gone = [id_ for ticket in tickets for id_ in self._run.slot_ids(ticket) if self._run.has_gone(id_)]
         for id_ in gone:
-            self._lose(id_)
+            self._run.lose(id_)
         for ticket in sorted({int(id_.split(":")[0]) for id_ in gone}):
-            self._fail_attempt(ticket)
+            self._run.fail_attempt(ticket)
         return bool(gone)
 
     async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
@@ -247,7 +255,7 @@ class MemoryBuffer:
         self._refuse_if_fenced()
         for forgotten in range(run.state.checkpoint, step):
             if forgotten in run.pools:
-                self._forget_pool(forgotten)
+                run.forget_pool(forgotten)
         run.state = replace(run.state, checkpoint=max(run.state.checkpoint, step))
 
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
@@ -283,9 +291,9 @@ class MemoryBuffer:
         run.counts["quarantined"] += len(found)
         for ticket in groups:
             if ticket in run.ready:
-                self._fail_attempt(ticket)
+                run.fail_attempt(ticket)
             else:
-                run.groups[ticket] = self._size(ticket) - len(self._missing(ticket))
+                run.groups[ticket] = run.group_size(ticket) - len(run.missing(ticket))
         return bool(found)
 
     def _pool_of(self, id_: str) -> Claimed | None:
@@ -298,7 +306,7 @@ class MemoryBuffer:
         if ticket not in run.leases and not (ticket in run.ready and ticket in run.incomplete):
             return False
         run.attempts.pop(ticket, None)
-        self._requeue(ticket)
+        run.play_again(ticket)
         return True
 
     async def learner(self) -> LearnerStatus | None:
@@ -317,7 +325,7 @@ class MemoryBuffer:
     async def queues(self, step: int) -> Queues:
         run = self._run
         return Queues(
-            ready_of_pool=len(self._next_tickets(step)) if self._shape.order == "ticket" else len(run.ready),
+            ready_of_pool=len(self._next_tickets(step)) if self._limits.order == "ticket" else len(run.ready),
             ready=len(run.ready),
             leased=len(run.leases),
             requeued=len(run.requeue),
@@ -328,11 +336,19 @@ class MemoryBuffer:
         now, said = self._run.now, self._run.workers
         return {name: msgspec.structs.replace(told, heartbeat_age_s=now - at) for name, (told, at) in said.items()}
 
+    async def contract(self) -> RunContract:
+        return self._run.contract
+
+    async def check_contract(self) -> bool:
+        if self._run.contract.terms:
+            self._refuse_another_contract()
+        return self._run.contract == self._contract
+
     async def capacities(self) -> list[int]:
         depths = Counter(t.depth for t in self._buffered())
-        return [depths[s] for s in range(self._shape.s_max + 1)]
+        return [depths[s] for s in range(self._limits.s_max + 1)]
 
-    async def heat(self) -> dict[tuple[int, int], int]:
+    async def depth_by_version(self) -> dict[tuple[int, int], int]:
         return dict(Counter((t.depth, t.oldest_version) for t in self._buffered()))
 
     async def rows(self, wanted: Filter) -> AsyncIterator[Row]:
@@ -365,69 +381,9 @@ class MemoryBuffer:
     def _buffered(self) -> list[Trajectory]:
         return [entry.trajectory for entry in self._run.entries.values() if entry.state == "buffered"]
 
-    # ---------------------------------------------------------------------------------------------------
-
-    def _size(self, ticket: int) -> int:
-        return self._run.sizes.get(ticket, self._shape.rollouts)
-
-    def _places(self, ticket: int) -> list[str]:
-        return [f"{ticket}:{rollout}" for rollout in range(self._size(ticket))]
-
-    def _missing(self, ticket: int) -> list[Place]:
-        places = (Place(ticket, rollout) for rollout in range(self._size(ticket)))
-        return [place for place in places if f"{place.ticket}:{place.rollout}" not in self._run.entries]
-
-    def _has_gone(self, id_: str) -> bool:
-        return id_ in self._run.entries and self._run.entries[id_].has_gone
-
-    def _lose(self, id_: str) -> None:
-        entry = self._run.entries.pop(id_)
-        self._run.counts.update(buffered=-1, bytes=-entry.size, lost=1)
-
-    def _forget_pool(self, step: int) -> None:
-        run = self._run
-        for ticket in run.pools[step].tickets:
-            for id_ in self._places(ticket):
-                run.entries.pop(id_, None)
-            run.sizes.pop(ticket, None)
-            run.incomplete.pop(ticket, None)
-        del run.pools[step]
-
-    def _close(self, ticket: int) -> None:
-        run = self._run
-        run.leases.pop(ticket, None)
-        run.requeue.discard(ticket)
-        run.groups.pop(ticket, None)
-        run.ready.add(ticket)
-
-    def _requeue(self, ticket: int) -> None:
-        run = self._run
-        run.leases.pop(ticket, None)
-        self._mark_incomplete(ticket, 0)
-        lacking = len(self._missing(ticket))
-        if not lacking:
-            self._close(ticket)
-            return
-        run.ready.discard(ticket)
-        run.groups[ticket] = self._size(ticket) - lacking
-        run.requeue.add(ticket)
-
-    def _mark_incomplete(self, ticket: int, lacking: int) -> None:
-        run = self._run
-        before = run.incomplete.pop(ticket, 0)
-        if lacking:
-            run.incomplete[ticket] = lacking
-        run.counts.update(incomplete_groups=bool(lacking) - bool(before), failed_rollouts=lacking - before)
-
-    def _fail_attempt(self, ticket: int) -> None:
-        run = self._run
-        run.attempts[ticket] += 1
-        if run.attempts[ticket] < self._shape.max_attempts:
-            self._requeue(ticket)
-            run.counts["requeued"] += 1
-        else:
-            self._close(ticket)
-            self._mark_incomplete(ticket, len(self._missing(ticket)))
+    def _refuse_another_contract(self) -> None:
+        if self._run.state.exists and self._run.contract != self._contract:
+            raise mismatch("in memory", self._contract, self._run.contract)
 
     def _refuse_if_fenced(self) -> None:
         if self._epoch > self._run.state.epoch:

@@ -1,11 +1,13 @@
-"""What a server would hold of a run."""
+"""What a server would hold of a run, and the moves that several of its operations share."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cusearch_async.transport.contract import LearnerStatus, RunState, Shape, WorkerStatus
+from cusearch_async.transport.interface import LearnerStatus, RolloutSlot, RunState, WorkerStatus
+from cusearch_async.transport.limits import RunLimits
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Trajectory
 
 
@@ -33,8 +35,10 @@ class MemoryRun:
     """What the server would hold of a run."""
 
     now: float = 0.0
-    shape: Shape | None = None
-    """As the learner has laid it down."""
+    limits: RunLimits | None = None
+    """As the learner has laid them down."""
+    contract: RunContract = NO_CONTRACT
+    """As the learner has written it."""
     state: RunState = field(default_factory=RunState)
     announced_by: int = 0
     memory: str = ""
@@ -54,3 +58,68 @@ class MemoryRun:
     """What each said, and when."""
     learner: tuple[LearnerStatus, float] | None = None
     """What it said, and when."""
+
+    # --- moves of tickets and trajectories ------------------------------------------------------------
+
+    def group_size(self, ticket: int) -> int:
+        return self.sizes.get(ticket, self._known.rollouts)
+
+    def slot_ids(self, ticket: int) -> list[str]:
+        return [f"{ticket}:{rollout}" for rollout in range(self.group_size(ticket))]
+
+    def missing(self, ticket: int) -> list[RolloutSlot]:
+        slots = (RolloutSlot(ticket, rollout) for rollout in range(self.group_size(ticket)))
+        return [slot for slot in slots if f"{slot.ticket}:{slot.rollout}" not in self.entries]
+
+    def has_gone(self, id_: str) -> bool:
+        return id_ in self.entries and self.entries[id_].has_gone
+
+    def lose(self, id_: str) -> None:
+        entry = self.entries.pop(id_)
+        self.counts.update(buffered=-1, bytes=-entry.size, lost=1)
+
+    def forget_pool(self, step: int) -> None:
+        for ticket in self.pools[step].tickets:
+            for id_ in self.slot_ids(ticket):
+                self.entries.pop(id_, None)
+            self.sizes.pop(ticket, None)
+            self.incomplete.pop(ticket, None)
+        del self.pools[step]
+
+    def close_group(self, ticket: int) -> None:
+        self.leases.pop(ticket, None)
+        self.requeue.discard(ticket)
+        self.groups.pop(ticket, None)
+        self.ready.add(ticket)
+
+    def play_again(self, ticket: int) -> None:
+        self.leases.pop(ticket, None)
+        self._mark_incomplete(ticket, 0)
+        lacking = len(self.missing(ticket))
+        if not lacking:
+            self.close_group(ticket)
+            return
+        self.ready.discard(ticket)
+        self.groups[ticket] = self.group_size(ticket) - lacking
+        self.requeue.add(ticket)
+
+    def _mark_incomplete(self, ticket: int, lacking: int) -> None:
+        before = self.incomplete.pop(ticket, 0)
+        if lacking:
+            self.incomplete[ticket] = lacking
+        self.counts.update(incomplete_groups=bool(lacking) - bool(before), failed_rollouts=lacking - before)
+
+    def fail_attempt(self, ticket: int) -> None:
+        self.attempts[ticket] += 1
+        if self.attempts[ticket] < self._known.max_attempts:
+            self.play_again(ticket)
+            self.counts["requeued"] += 1
+        else:
+            self.close_group(ticket)
+            self._mark_incomplete(ticket, len(self.missing(ticket)))
+
+    @property
+    def _known(self) -> RunLimits:
+        """Of a run that a learner has taken over: before that it has no tickets."""
+        assert self.limits is not None
+        return self.limits

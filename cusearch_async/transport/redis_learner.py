@@ -15,10 +15,12 @@ from cusearch_async.errors import CorruptPayload, InvalidTrajectory
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, LAID_DOWN, NOTHING, LearnerStatus, MethodState, QuestionOf, Shape
 from cusearch_async.transport.health import check_server
+from cusearch_async.transport.interface import ALIVE_S, NOTHING, LearnerStatus, MethodState, QuestionOf
+from cusearch_async.transport.limits import LIMITS_IN_REDIS, RunLimits
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.redis_run import RedisRun
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Pool, Trajectory
 
 log = logging.getLogger(__name__)
@@ -27,10 +29,12 @@ _FETCH_AT_ONCE = 64
 
 
 class LearnerSide(RedisRun):
-    """Keeps the contract of `contract.LearnerBuffer`."""
+    """Implements `interface.LearnerBuffer`."""
 
-    def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
-        super().__init__(connection, run, shape)
+    def __init__(
+        self, connection: Connection, run: str, limits: RunLimits, contract: RunContract = NO_CONTRACT
+    ) -> None:
+        super().__init__(connection, run, limits, contract)
         self._epoch = 0
 
     @property
@@ -43,11 +47,14 @@ class LearnerSide(RedisRun):
         method: MethodState = NOTHING,
         least_epoch: int = 0,
         origin: Origin | None = None,
+        accepts_changes: bool = False,
     ) -> None:
         await check_server(self.connection)
-        told, nonce, shape = _told(method), uuid.uuid4().hex, _laid_down(self._shape)
+        told, nonce, limits, contract = _told(method), uuid.uuid4().hex, _limits(self._limits), _terms(self._contract)
         whose = (origin.run_id, origin.host, origin.folder) if origin else ()
-        self._epoch = await self.run_script("recover", step, told, nonce, least_epoch, shape, *whose)
+        self._epoch = await self.run_script(
+            "recover", step, told, nonce, least_epoch, limits, contract, int(accepts_changes), *whose
+        )
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
         answer = await self.run_script("claim", self._epoch, step, "look")
@@ -61,7 +68,7 @@ class LearnerSide(RedisRun):
             return None
         found, bad = await self._read_all(names)
         if status == "found":
-            bad |= faults(found, step, self._shape, question_of)
+            bad |= faults(found, step, self._limits, question_of)
         if bad:
             for name, reason in bad.items():
                 log.warning("trajectory %s is quarantined: %s", name, reason)
@@ -123,10 +130,10 @@ class LearnerSide(RedisRun):
 
     def _read(self, name: str, payload: bytes | None) -> Trajectory:
         """Raises: CorruptPayload or InvalidTrajectory, for what must not be trained on."""
-        trajectory = codec.decode(payload or b"", self._shape.max_tokens)
+        trajectory = codec.decode(payload or b"", self._limits.max_tokens)
         if trajectory.id != name:
             raise CorruptPayload(f"the payload is of trajectory {trajectory.id}")
-        self._shape.check(trajectory)
+        self._limits.check(trajectory)
         return trajectory
 
 
@@ -134,10 +141,15 @@ def _decoded(texts: Iterable[bytes]) -> list[str]:
     return [text.decode() for text in texts]
 
 
-def _laid_down(shape: Shape) -> str:
-    """What the scripts must know of the run, as `recover` writes it into its state."""
-    told = {name: str(getattr(shape, name)) for name in LAID_DOWN}
-    return json.dumps(told | {"lease_ms": str(int(shape.lease_s * 1000))})
+def _terms(contract: RunContract) -> str:
+    """As Redis keeps it: its terms, and the digest over them."""
+    return json.dumps({**contract.terms, "digest": contract.digest} if contract.terms else {})
+
+
+def _limits(limits: RunLimits) -> str:
+    """As Redis keeps them for the scripts."""
+    told = {name: str(getattr(limits, name)) for name in LIMITS_IN_REDIS}
+    return json.dumps(told | {"lease_ms": str(int(limits.lease_s * 1000))})
 
 
 def _told(method: MethodState) -> bytes:

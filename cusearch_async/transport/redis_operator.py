@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from cusearch_async.transport import codec
-from cusearch_async.transport.contract import Audit, Filter, Row
+from cusearch_async.transport.interface import Audit, Filter, Row
 from cusearch_async.transport.redis_run import RedisRun
 from cusearch_async.types import Trajectory
 
@@ -17,7 +17,7 @@ SHOWN = ("depth", "version", "reward", "em", "question", "prediction", "turns", 
 
 
 class OperatorSide(RedisRun):
-    """Keeps the contract of `contract.OperatorBuffer`."""
+    """Implements `interface.OperatorBuffer`."""
 
     async def pause(self, paused: bool) -> None:
         await self.ask(lambda client: client.hset(self.keys.state, "paused", int(paused)))
@@ -31,7 +31,7 @@ class OperatorSide(RedisRun):
     async def capacities(self) -> list[int]:
         async def count(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
-                for depth in range(self._shape.s_max + 1):
+                for depth in range(self._limits.s_max + 1):
                     pipe.zcard(self.keys.depth(depth))
                 return await pipe.execute()
 
@@ -46,16 +46,16 @@ class OperatorSide(RedisRun):
         kept, findings = await self.run_script("audit", *seen)
         return Audit(kept, tuple(finding.decode() for finding in findings))
 
-    async def heat(self) -> dict[tuple[int, int], int]:
+    async def depth_by_version(self) -> dict[tuple[int, int], int]:
         """(depth, oldest version) -> buffered trajectories."""
-        raw = await self.ask(lambda client: client.hgetall(self.keys.heat))
+        raw = await self.ask(lambda client: client.hgetall(self.keys.depth_by_version))
         cells = {tuple(map(int, cell.decode().split(":"))): int(count) for cell, count in raw.items()}
         return {(depth, version): count for (depth, version), count in cells.items()}
 
     async def rows(self, wanted: Filter) -> AsyncIterator[Row]:
         """Buffered trajectories that pass the filter, by depth, then by ticket."""
         step = (await self.state()).step
-        depths = range(self._shape.s_max + 1) if wanted.depth is None else [wanted.depth]
+        depths = range(self._limits.s_max + 1) if wanted.depth is None else [wanted.depth]
         for depth in depths:
             async for id_, fields in self._bucket(depth):
                 row = Row(id_, fields, max(0, step - int(fields["version"])))
@@ -89,7 +89,7 @@ class OperatorSide(RedisRun):
         if not fields:
             return None
         shown = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
-        return codec.decode(payload or b"", self._shape.max_tokens), shown
+        return codec.decode(payload or b"", self._limits.max_tokens), shown
 
     async def _bucket(self, depth: int) -> AsyncIterator[tuple[str, dict[str, str]]]:
         for first in itertools.count(0, _PIECE):

@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 from redis import exceptions
 
-from cusearch_async.errors import BufferLost, ConfigError, CusearchError, Fenced
+from cusearch_async.errors import BufferLost, ConfigError, ContractMismatch, CusearchError, Fenced
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, LearnerStatus, Ledger, Queues, RunState, Shape, WorkerStatus
+from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, Ledger, Queues, RunState, WorkerStatus
 from cusearch_async.transport.keys import Keys
+from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.origin import Origin, another_run
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, mismatch
 from cusearch_async.transport.scripts import SCRIPTS, script
 
 N = TypeVar("N", int, float)
@@ -23,7 +25,7 @@ S = TypeVar("S", WorkerStatus, LearnerStatus)
 _DAMAGE_WORDS = ("WRONGTYPE", "user_script", "not an integer", "not a valid float")
 """In the answers of a server that holds what no script of ours has written."""
 _DAMAGED = "Redis holds what this project has not written for run {!r}; restore its data, or `cusearch reset` the run"
-_SHAPE_KEYS = {
+_GRANTED_WITH = {
     "questions": "groups per step (pool.questions, or K / G for grpo_half)",
     "rollouts": "pool.rollouts",
     "order": "pool.order",
@@ -33,10 +35,13 @@ _SHAPE_KEYS = {
 class RedisRun:
     """What every process of a run does with its keys."""
 
-    def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
+    def __init__(
+        self, connection: Connection, run: str, limits: RunLimits, contract: RunContract = NO_CONTRACT
+    ) -> None:
         self.keys = Keys(run)
         self.connection = connection
-        self._shape = shape
+        self._limits = limits
+        self._contract = contract
         self._life = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._scripts = {name: connection.client.register_script(script(name)) for name in SCRIPTS}
@@ -62,6 +67,18 @@ class RedisRun:
         told = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
         return RunState(**(numbers | told | {"origin": Origin(*whose) if whose[0] else None}))
 
+    async def contract(self) -> RunContract:
+        raw = await self.ask(lambda client: client.hgetall(self.keys.contract))
+        terms = {key.decode(): text.decode(errors="replace") for key, text in raw.items()}
+        terms.pop("digest", None)
+        return RunContract(terms)
+
+    async def check_contract(self) -> bool:
+        known = await self.contract()
+        if known.terms and known != self._contract:
+            raise mismatch(self.keys.run, self._contract, known)
+        return known == self._contract
+
     async def ledger(self) -> Ledger:
         raw = await self.ask(lambda client: client.hgetall(self.keys.ledger))
         counts = {name.decode(): self._number(name.decode(), value) for name, value in raw.items()}
@@ -69,11 +86,11 @@ class RedisRun:
 
     async def queues(self, step: int) -> Queues:
         """Where the open tickets are, and how far the pool of `step` has come."""
-        keys, questions = self.keys, self._shape.questions
+        keys, questions = self.keys, self._limits.questions
 
         async def count(client: Any) -> Any:
             async with client.pipeline(transaction=False) as pipe:
-                if self._shape.order == "ticket":
+                if self._limits.order == "ticket":
                     pipe.zcount(keys.ready, step * questions, (step + 1) * questions - 1)
                 else:
                     pipe.zcard(keys.ready)
@@ -138,6 +155,14 @@ class RedisRun:
             return BufferLost(
                 f"Redis has lost run {run!r}: {what}; start the learner again, it goes on from its newest checkpoint"
             )
+        is_damaged = any(word in answer for word in _DAMAGE_WORDS)
+        if is_damaged:
+            return BufferLost(f"{_DAMAGED.format(run)} ({' '.join(answer.split())})")
+        return self._refusal(kind, what)
+
+    def _refusal(self, kind: str, what: str) -> ConfigError | None:
+        """Why this process may not join the run."""
+        run = self.keys.run
         if kind == "ANOTHER":
             return another_run(run, Origin(*what.split(" ", 2)))
         if kind == "GONE":
@@ -147,14 +172,15 @@ class RedisRun:
                 f"is of step {step}; if another run has this name, choose another run.name; else restore the "
                 "checkpoint, or `cusearch reset` the run"
             )
-        if kind == "SHAPE":
+        if kind == "CONTRACT":
+            return mismatch(run, self._contract, RunContract(msgspec.json.decode(what)))
+        if kind == "GRANTED":
             name, _, value = what.partition(" ")
-            return ConfigError(
-                f"Redis holds tickets of run {run!r} that were granted with {_SHAPE_KEYS[name]} = {value}; set it "
+            return ContractMismatch(
+                f"Redis holds tickets of run {run!r} that were granted with {_GRANTED_WITH[name]} = {value}; set it "
                 "back, or `cusearch reset` the run"
             )
-        is_damaged = any(word in answer for word in _DAMAGE_WORDS)
-        return BufferLost(f"{_DAMAGED.format(run)} ({' '.join(answer.split())})") if is_damaged else None
+        return None
 
     def _number(self, name: str, value: bytes, kind: type[N] = int) -> N:
         try:

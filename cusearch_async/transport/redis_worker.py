@@ -15,8 +15,10 @@ from cusearch_async.batcher import Batcher
 from cusearch_async.errors import BufferLost
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import Outcome, Place, Shape, WorkerStatus
+from cusearch_async.transport.interface import Outcome, RolloutSlot, WorkerStatus
+from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.redis_run import RedisRun
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Trajectory
 
 _PUT_AT_ONCE = 64
@@ -36,19 +38,21 @@ class _Put:
 
 
 class WorkerSide(RedisRun):
-    """Keeps the contract of `contract.WorkerBuffer`."""
+    """Implements `interface.WorkerBuffer`."""
 
-    def __init__(self, connection: Connection, run: str, shape: Shape) -> None:
-        super().__init__(connection, run, shape)
+    def __init__(
+        self, connection: Connection, run: str, limits: RunLimits, contract: RunContract = NO_CONTRACT
+    ) -> None:
+        super().__init__(connection, run, limits, contract)
         self._puts: Batcher[_Put, Outcome | Literal["unstaged"]] = Batcher(self._send_puts, _PUT_AT_ONCE)
 
-    async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
+    async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         token = self.next_name()
-        granted = await self.run_script("admit", worker, token, room, loaded_version)
-        return [Place(*map(int, place.split(b":"))) for place in granted]
+        granted = await self.run_script("admit", worker, token, room, loaded_version, self._contract.digest)
+        return [RolloutSlot(*map(int, slot.split(b":"))) for slot in granted]
 
     async def put(self, trajectory: Trajectory) -> Outcome:
-        self._shape.check(trajectory)
+        self._limits.check(trajectory)
         payload = codec.encode(trajectory)
         name = self.next_name()
         fields = codec.readable_fields(trajectory) | {"bytes": len(payload)}
@@ -74,8 +78,12 @@ class WorkerSide(RedisRun):
             async with client.pipeline(transaction=False) as pipe:
                 for put in batch:
                     pipe.execute_command("SET", put.staged, put.payload, "EX", _STAGED_S)
-                pipe.evalsha(script.sha, 1, self.keys.state, *(put.request for put in batch))
-                return (await pipe.execute())[-1]
+                pipe.evalsha(script.sha, 1, self.keys.state, self._contract.digest, *(put.request for put in batch))
+                answers = await pipe.execute(raise_on_error=False)
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer  # as it is: the pipeline would put other words before it
+            return answers[-1]
         except exceptions.NoScriptError:
             await client.script_load(script.script)
             return await self._send(batch, client)
@@ -83,7 +91,8 @@ class WorkerSide(RedisRun):
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
         told = msgspec.structs.asdict(status)
         del told["heartbeat_age_s"]  # Redis' clock tells it
-        await self.run_script("heartbeat", worker, len(tickets), *tickets, *itertools.chain.from_iterable(told.items()))
+        listed = itertools.chain.from_iterable(told.items())
+        await self.run_script("heartbeat", worker, self._contract.digest, len(tickets), *tickets, *listed)
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
         await self.run_script("release", worker, int(failed), 0, *tickets)

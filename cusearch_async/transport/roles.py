@@ -28,7 +28,7 @@ _WRITTEN_BY_WORKERS = (
     "attempts",
     "incomplete",
     "waiting",
-    "heat",
+    "depth_by_version",
     "ledger",
     "clock",
     "next_ticket",

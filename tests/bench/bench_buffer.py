@@ -28,7 +28,8 @@ from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport import codec
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import Place, Shape, WorkerStatus
+from cusearch_async.transport.interface import RolloutSlot, WorkerStatus
+from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.server import is_listening, server_command
 from cusearch_async.types import Trajectory
 from tests.conftest import wait_until
@@ -42,8 +43,8 @@ WORKERS = 64
 ROUNDS = 5
 
 
-def make_shape(questions: int, max_staleness: int) -> Shape:
-    return Shape(
+def make_limits(questions: int, max_staleness: int) -> RunLimits:
+    return RunLimits(
         questions=questions,
         rollouts=3,
         max_staleness=max_staleness,
@@ -63,20 +64,20 @@ class Bench:
         self.connection = Connection(self.settings, 10)
 
     def buffer(self, run: str, questions: int, max_staleness: int) -> RedisBuffer:
-        return RedisBuffer(self.connection, run, make_shape(questions, max_staleness))
+        return RedisBuffer(self.connection, run, make_limits(questions, max_staleness))
 
     @property
     def client(self) -> Any:
         return self.connection.client
 
 
-def trajectory(place: Place) -> Trajectory:
-    rng = np.random.default_rng([place.ticket, place.rollout])
+def trajectory(slot: RolloutSlot) -> Trajectory:
+    rng = np.random.default_rng([slot.ticket, slot.rollout])
     tokens = rng.integers(0, 150_000, SAMPLED + 10, dtype=np.int32)
     logprobs = rng.normal(-1, 0.5, SAMPLED).astype(np.float32)
     return make_trajectory(
-        place.ticket,
-        place.rollout,
+        slot.ticket,
+        slot.rollout,
         prompt=8,
         sampled=SAMPLED,
         token_ids=tokens,
@@ -107,8 +108,8 @@ async def puts(bench: Bench, count: int) -> dict[str, float]:
     """Rates of bare pipelined SETs, of puts one after the other and of puts side by side; payloads encoded before."""
     buffer = bench.buffer("puts", count, 1)
     await begin(buffer)
-    places = [place for _ in range(2) for place in await buffer.admit("w", 0, 3 * count)][: 2 * count]
-    made = [trajectory(place) for place in places]
+    slots = [slot for _ in range(2) for slot in await buffer.admit("w", 0, 3 * count)][: 2 * count]
+    made = [trajectory(slot) for slot in slots]
     payloads = [codec.encode(t) for t in made]
 
     async def bare_sets(first: int, last: int) -> float:
@@ -152,10 +153,10 @@ async def claims(bench: Bench, backlogs: tuple[int, int], times: int = 15) -> di
     for backlog in backlogs:
         buffer = bench.buffer(f"claim-{backlog}", 64, backlog // 192 + times + 1)
         await begin(buffer)
-        places = []
-        while len(places) < backlog + times * 192:
-            places += await buffer.admit("w", 0, 3000)
-        await in_parallel(lambda p, b=buffer: b.put(make_trajectory(p.ticket, p.rollout)), places, IN_FLIGHT)
+        slots = []
+        while len(slots) < backlog + times * 192:
+            slots += await buffer.admit("w", 0, 3000)
+        await in_parallel(lambda p, b=buffer: b.put(make_trajectory(p.ticket, p.rollout)), slots, IN_FLIGHT)
         took = []
         for step in range(times):
             began = time.perf_counter()
@@ -181,28 +182,28 @@ async def swarm(bench: Bench, seconds: float) -> dict[str, float]:
     async def work(name: str) -> None:
         nonlocal finished
         connection = Connection(bench.settings, 10)
-        buffer = RedisBuffer(connection, "swarm", make_shape(64, 2))
-        template = trajectory(Place(0, 0))
+        buffer = RedisBuffer(connection, "swarm", make_limits(64, 2))
+        template = trajectory(RolloutSlot(0, 0))
         while time.perf_counter() < end:
             version = (await buffer.state()).published
-            places = await buffer.admit(name, version, 3)
-            for place in places:
+            slots = await buffer.admit(name, version, 3)
+            for slot in slots:
                 one = make_trajectory(
-                    place.ticket,
-                    place.rollout,
+                    slot.ticket,
+                    slot.rollout,
                     prompt=8,
                     sampled=SAMPLED,
                     token_ids=template.token_ids,
                     logprobs=template.logprobs,
                     versions=np.full(SAMPLED, version, np.int32),
-                    depth=place.ticket % 6,
+                    depth=slot.ticket % 6,
                 )
                 began = time.perf_counter()
                 assert await buffer.put(one) == "stored"
                 latencies.append(time.perf_counter() - began)
                 finished += 1
             await buffer.heartbeat(name, [], WorkerStatus(version=0))
-            if not places:
+            if not slots:
                 await asyncio.sleep(0.01)
         await connection.close()
 

@@ -21,7 +21,7 @@ from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.starts import record_start
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import Audit, Ledger, MethodState, WorkerStatus
+from cusearch_async.transport.interface import Audit, Ledger, MethodState, WorkerStatus
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.server import is_listening
 from tests.strategies import make_trajectory

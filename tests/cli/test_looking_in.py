@@ -21,7 +21,8 @@ from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.codec import encode
-from cusearch_async.transport.contract import MethodState, WorkerStatus
+from cusearch_async.transport.interface import MethodState, WorkerStatus
+from cusearch_async.transport.run_contract import RunContract
 from cusearch_async.transport.server import find_redis_server, is_listening, own_server, redis_cli_line
 from cusearch_async.types import Trajectory
 from tests.conftest import wait_until
@@ -45,7 +46,7 @@ def config(atlas_config, overrides):
 
 
 async def fill(config):
-    async with open_buffer(config) as open_:
+    async with open_buffer(config, contract=RunContract({"run.seed": "0", "method.name": "'[bold]'"})) as open_:
         await open_.recover(0, MethodState(fields={"phase": 2}))
         await open_.announce(0, "v000000-e1")
         await open_.admit("w", 0, 6)
@@ -219,6 +220,11 @@ def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, overri
 
 def test_workers_are_listed(config, atlas_config, overrides, monkeypatch, capsys):
     assert re.search(r"w\s+\d+ s ago", run(["workers", str(atlas_config), *overrides], monkeypatch, capsys))
+
+
+def test_the_contract_that_a_worker_must_have_is_listed(config, atlas_config, overrides, monkeypatch, capsys):
+    shown = run(["workers", str(atlas_config), "--run.seed", "7", *overrides], monkeypatch, capsys)
+    assert re.search(r"contract\s+method\.name '\[bold\]'\s+run\.seed    0\s*$", shown), shown
 
 
 @pytest.mark.parametrize("page", ["redis.md", "quickstart.md"])

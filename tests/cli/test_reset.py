@@ -19,7 +19,7 @@ from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import WorkerStatus
+from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.origin import origin_of
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import wait_until

@@ -16,7 +16,7 @@ from cusearch_async.cli.preflight.gpus import stages
 from cusearch_async.cli.preflight.sizing import GIB, PUBLISHED
 from cusearch_async.cli.terminal import visible
 from cusearch_async.config import load_config
-from cusearch_async.transport.contract import Ledger, Queues, Row, RunState, WorkerStatus
+from cusearch_async.transport.interface import Ledger, Queues, Row, RunState, WorkerStatus
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
 

@@ -19,7 +19,7 @@ from cusearch_async.metrics.files import read_scores
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.starts import epochs_and_steps, record_start
-from cusearch_async.transport.contract import MethodState, RunState
+from cusearch_async.transport.interface import MethodState, RunState
 from cusearch_async.types import Question
 from tests.fakes import ChatTokenizer
 from tests.strategies import make_trajectory

@@ -23,7 +23,7 @@ from tests.rollout.test_loop import (
     until,
 )
 from tests.strategies import make_trajectory
-from tests.transport.conftest import make_shape
+from tests.transport.conftest import make_limits
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ class RefusedAtFirst(HeldPlayer):
 
 async def test_a_round_in_which_every_episode_fails_is_one_failed_attempt(make_loop):
     run = MemoryRun()
-    buffer = MemoryBuffer(run, make_shape(rollouts=5, max_attempts=3))
+    buffer = MemoryBuffer(run, make_limits(rollouts=5, max_attempts=3))
     loop = make_loop(buffer, RefusedAtFirst())
     await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
@@ -71,7 +71,7 @@ async def test_a_round_in_which_every_episode_fails_is_one_failed_attempt(make_l
 
 async def test_the_siblings_of_a_failed_episode_are_played_to_their_end_and_count(make_loop):
     run = MemoryRun()
-    buffer, player = MemoryBuffer(run, make_shape(rollouts=3)), FailingPlayer(p0_1=SearchRefused("422"))
+    buffer, player = MemoryBuffer(run, make_limits(rollouts=3)), FailingPlayer(p0_1=SearchRefused("422"))
     loop = make_loop(buffer, player)
     await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
@@ -94,7 +94,7 @@ async def test_the_siblings_of_a_failed_episode_are_played_to_their_end_and_coun
 
 async def test_a_failed_episode_of_a_worker_that_is_stopped_is_a_failed_attempt(make_loop):
     run = MemoryRun()
-    buffer, player = MemoryBuffer(run, make_shape()), FailingPlayer(p0_1=SearchRefused("422"))
+    buffer, player = MemoryBuffer(run, make_limits()), FailingPlayer(p0_1=SearchRefused("422"))
     loop = make_loop(buffer, player)
     await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
@@ -116,7 +116,7 @@ class LapsingBuffer(MemoryBuffer):
 
 async def test_an_episode_of_a_lease_that_ran_out_fails_no_later_grant_of_its_ticket(make_loop):
     run, fails, is_first = MemoryRun(), asyncio.Event(), [True]
-    buffer, player = LapsingBuffer(run, make_shape(rollouts=1)), HeldPlayer()
+    buffer, player = LapsingBuffer(run, make_limits(rollouts=1)), HeldPlayer()
     loop, play = make_loop(buffer, player), player.play
 
     async def play_or_fail(question, ticket, rollout, worker):
@@ -146,7 +146,7 @@ async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_on
     """Version 2 opens tickets below 16; the learner goes back to step 1, whose weights open 12."""
     monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
     run, go_on, asked = MemoryRun(), asyncio.Event(), asyncio.Event()
-    buffer, player = BeatingBuffer(run, make_shape(rollouts=1)), FailingPlayer(p12_0=SearchRefused("422"))
+    buffer, player = BeatingBuffer(run, make_limits(rollouts=1)), FailingPlayer(p12_0=SearchRefused("422"))
     loop, release = make_loop(buffer, player), buffer.release
 
     async def release_late(worker, tickets, failed):
@@ -162,7 +162,7 @@ async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_on
     working = asyncio.create_task(loop.run(stop))
     await asyncio.wait_for(asked.wait(), 5 * SLOW)
     run.state = run.state.__class__(epoch=1, step=1, next_ticket=16, published=2, weights="v000002-e1")
-    learner = MemoryBuffer(run, make_shape(rollouts=1))
+    learner = MemoryBuffer(run, make_limits(rollouts=1))
     await learner.recover(1)
     await learner.announce(1, "v000001-e2")
     await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 12)))
@@ -181,8 +181,8 @@ async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_on
 async def test_a_worker_whose_episodes_all_wait_for_room_plays_what_a_dead_one_has_left(make_loop):
     """Or the buffer stays full: its oldest pool lacks the dead worker's ticket."""
     run = MemoryRun()
-    shape = make_shape(limit=6)
-    buffer, dead, player = MemoryBuffer(run, shape), MemoryBuffer(run, shape), HeldPlayer()
+    limits = make_limits(limit=6)
+    buffer, dead, player = MemoryBuffer(run, limits), MemoryBuffer(run, limits), HeldPlayer()
     loop = make_loop(buffer, player, "--rollout.max_episodes", "4")
     await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")

@@ -27,7 +27,7 @@ from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.types import Question
 from tests.conftest import SLOW
 from tests.strategies import make_trajectory
-from tests.transport.conftest import RedisBackend, make_shape
+from tests.transport.conftest import RedisBackend, make_limits
 
 QUESTIONS = RunQuestions([(1, [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i in range(8)])], 0)
 SMALL = ("--pool.questions", "4", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4")
@@ -67,7 +67,7 @@ class FakeSearch:
 def parts(atlas_config):
     config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", "--rollout.max_episodes", "64"])
     run = MemoryRun()
-    buffer, player = MemoryBuffer(run, make_shape(max_staleness=1)), HeldPlayer()
+    buffer, player = MemoryBuffer(run, make_limits(max_staleness=1)), HeldPlayer()
     loop = RolloutLoop("w", config, buffer, FakeEngine(), None, player, FakeSearch(), QUESTIONS)
     return run, buffer, player, loop
 
@@ -86,7 +86,7 @@ async def test_episodes_beyond_the_bound_of_restored_weights_are_given_back(part
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
     await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 16)))
-    restarted = MemoryBuffer(run, make_shape(max_staleness=1))
+    restarted = MemoryBuffer(run, make_limits(max_staleness=1))
     run.state = run.state.__class__(epoch=1, step=1, next_ticket=16, published=2, weights="v000002-e1")
     await restarted.recover(1)
     await restarted.announce(1, "v000001-e2")
@@ -384,11 +384,11 @@ async def test_a_grant_that_comes_after_the_weights_went_back_is_released(parts)
     asked = asyncio.Event()
 
     async def admit_late(worker, version, room):
-        places = await admit(worker, version, room)
-        if version == 6 and places:
+        slots = await admit(worker, version, room)
+        if version == 6 and slots:
             asked.set()
             await held.wait()
-        return places
+        return slots
 
     buffer.admit = admit_late
     run.state = dataclasses.replace(run.state, step=6, next_ticket=24, published=6, weights="v000006-e1")
@@ -397,7 +397,7 @@ async def test_a_grant_that_comes_after_the_weights_went_back_is_released(parts)
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
     await asyncio.wait_for(asked.wait(), 5 * SLOW)
-    restarted = MemoryBuffer(run, make_shape(max_staleness=1))
+    restarted = MemoryBuffer(run, make_limits(max_staleness=1))
     await restarted.recover(0)
     await restarted.announce(0, "v000000-e2")
     await until(lambda: loop._engine.version == 0)
@@ -422,7 +422,7 @@ class BeatingBuffer(MemoryBuffer):
 async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts, monkeypatch, caplog):
     monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
     run, _, player, loop = parts
-    loop._buffer = buffer = BeatingBuffer(run, make_shape(max_staleness=1))
+    loop._buffer = buffer = BeatingBuffer(run, make_limits(max_staleness=1))
     await buffer.recover(0)
     await buffer.announce(0, "v000000-e1")
     stop = asyncio.Event()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 
 class QuietBuffer:
-    async def state(self):
+    async def check_contract(self):
         pass
 
 
@@ -25,7 +25,7 @@ async def test_a_worker_hands_its_buffer_no_token_that_the_model_does_not_have(a
     sizes = []
 
     @asynccontextmanager
-    async def open_buffer(config, patience_s=0.0, stop=None, vocab_size=None):
+    async def open_buffer(config, patience_s=0.0, stop=None, vocab_size=None, contract=None):
         sizes.append(vocab_size)
         if len(sizes) == 2:
             raise BufferUnavailable("far enough")

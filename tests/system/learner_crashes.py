@@ -41,22 +41,26 @@ async def feed(config: Config, steps: int) -> None:
     import numpy as np
 
     from cusearch_async.data.questions import load_run_questions
+    from cusearch_async.models import load_tokenizer
     from cusearch_async.transport.buffer import open_buffer
+    from cusearch_async.transport.run_contract import contract_of
     from tests.strategies import make_trajectory
 
-    question_of = load_run_questions(config).id_of
-    async with open_buffer(config, 30) as buffer:
+    questions = load_run_questions(config)
+    question_of = questions.id_of
+    contract = contract_of(config, questions.all, load_tokenizer(config.model.location))
+    async with open_buffer(config, 30, contract=contract) as buffer:
         while (await buffer.state()).published < 0:
             pass
-        places = await buffer.admit("feeder", 0, 10_000)
-        assert len(places) >= steps * config.pool.size
-        for place in places:
-            rng = np.random.default_rng([place.ticket, place.rollout])
+        slots = await buffer.admit("feeder", 0, 10_000)
+        assert len(slots) >= steps * config.pool.size
+        for slot in slots:
+            rng = np.random.default_rng([slot.ticket, slot.rollout])
             sampled = int(rng.integers(5, 40))
             trajectory = make_trajectory(
-                place.ticket,
-                place.rollout,
-                question_id=question_of(place.ticket),
+                slot.ticket,
+                slot.rollout,
+                question_id=question_of(slot.ticket),
                 prompt=8,
                 sampled=sampled,
                 token_ids=rng.integers(0, 370, sampled + 10).astype(np.int32),

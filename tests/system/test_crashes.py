@@ -219,11 +219,11 @@ def test_a_learner_that_is_asked_to_stop_finishes_its_step_and_saves(
     assert "finished at step 4; checkpoint saved" in output
     assert same(lives.weights(), uninterrupted)
     first, second = read_starts(lives.folder)
-    assert first.contents == second.contents
+    assert first.contract == second.contract
     settings = lives.folder / "starts" / "0002.json"
     settings.write_text(settings.read_text().replace('"data.source": "', '"data.source": "1'))
     output = finish(lives.start("none", 0), 1)
-    assert f"data.source: its questions have changed: 1{first.contents['data.source']} -> " in output
+    assert f"data.source: its questions have changed: 1{first.contract['data.source']} -> " in output
 
 
 def test_a_disk_that_takes_no_more_ends_the_learner_in_one_line_and_the_run_goes_on(

@@ -10,7 +10,7 @@ import pytest
 from cusearch_async import published
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
-from cusearch_async.transport.contract import MethodState, RunState
+from cusearch_async.transport.interface import MethodState, RunState
 
 UNKNOWN = RunState()
 

@@ -13,28 +13,30 @@ import pytest
 
 from cusearch_async import run_folder
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError, Fenced, NonFiniteUpdate, WriteFailed
+from cusearch_async.errors import ConfigError, ContractMismatch, Fenced, NonFiniteUpdate, WriteFailed
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training import leading
 from cusearch_async.training.leading import explain, lead, take_over
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import before_step_0
 from cusearch_async.training.starts import checkpoints_of, read_starts
-from cusearch_async.transport.contract import LearnerStatus, shape_of
+from cusearch_async.transport.interface import LearnerStatus
+from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.origin import Origin
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.transport.weights import WeightStore
 from tests.training.test_train import QUESTIONS, Learner, Recorded, at_once
 
-CONTENTS = {"data.source": "5 (abc)"}
+CONTRACT = RunContract({"data.source": "5 (abc)", "run.seed": "0"})
 ELSEWHERE = LearnerStatus(epoch=2, host="elsewhere", pid=7, step=1)
 
 
 class Buffer(Recorded):
     """Also writes down what is on disk when the run is taken over."""
 
-    def __init__(self, run, config, events):
-        super().__init__(run, config, events, lambda ticket, rollout: 1)
+    def __init__(self, run, config, events, contract=CONTRACT):
+        super().__init__(run, config, events, lambda ticket, rollout: 1, contract)
         self.folder = config.folder
 
     async def recover(self, step, *arguments):
@@ -78,16 +80,16 @@ class Scene:
         return self.learner
 
     @asynccontextmanager
-    async def open_buffer(self, config, patience_s, stop=None, vocab_size=None):
+    async def open_buffer(self, config, patience_s, stop=None, vocab_size=None, contract=NO_CONTRACT):
         yield self.buffer
 
     def lead(self, accept_changes=False):
         self.events.clear()
-        lead(self.make_learner, self.open_buffer, self.team, QUESTIONS, CONTENTS, self.config, accept_changes)
+        lead(self.make_learner, self.open_buffer, self.team, QUESTIONS, CONTRACT, self.config, accept_changes)
 
     def another(self):
         """A buffer of another process."""
-        return MemoryBuffer(self.run, shape_of(self.config))
+        return MemoryBuffer(self.run, limits_of(self.config), CONTRACT)
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def test_a_first_start_takes_the_run_over_before_it_writes_anything(scene):
     ]
     assert s.buffer.on_disk == set()
     (start,) = read_starts(s.config.folder)
-    assert (start.epoch, start.step, start.contents) == (1, 0, CONTENTS)
+    assert (start.epoch, start.step, start.contract) == (1, 0, CONTRACT.terms)
 
 
 def test_a_later_start_goes_on_from_the_newest_checkpoint(scene, atlas_config):
@@ -162,6 +164,20 @@ def test_changed_settings_are_refused_before_the_learner_is_made(scene, atlas_co
     assert s.events == []
     s.lead(accept_changes=True)
     assert s.events[:2] == ["make", "tell step000002-e1"]
+
+
+def test_a_run_of_another_contract_is_refused_before_the_learner_is_made_unless_accepted(scene):
+    s = scene()
+    other = MemoryBuffer(s.run, limits_of(s.config), RunContract(CONTRACT.terms | {"run.seed": "7"}))
+    at_once(other.recover(0))
+    with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):
+        s.lead()
+    assert s.events == []
+    at_once(other.checkpoint(0))  # it has not been fenced off
+    s.lead(accept_changes=True)
+    assert s.events[:3] == ["make", "tell ", "recover 0"]
+    with pytest.raises(Fenced):
+        at_once(other.checkpoint(0))
 
 
 def test_another_run_of_this_name_is_refused_before_the_learner_is_made(scene):
@@ -232,7 +248,7 @@ async def test_a_write_that_failed_because_a_successor_cleared_up_is_told_as_tha
 async def taken_over(s: Scene) -> None:
     start = state_at(0, before_step_0(s.config), s.config)
     await take_over(
-        s.buffer, WeightStore(s.config.folder / "weights"), checkpoints_of(s.config), start, CONTENTS, s.config
+        s.buffer, WeightStore(s.config.folder / "weights"), checkpoints_of(s.config), start, CONTRACT, s.config, False
     )
 
 

@@ -21,7 +21,7 @@ from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.weights import Canary, WeightStore
 from cusearch_async.types import Pool, Question
 from tests.strategies import make_trajectory
-from tests.transport.conftest import make_shape
+from tests.transport.conftest import make_limits
 
 SMALL = ("--pool.questions", "4", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4")
 
@@ -166,7 +166,7 @@ class Published:
 
 
 async def test_announced_weights_that_are_torn_are_published_again_under_a_new_name(config_of, tmp_path):
-    buffer, store, learner = MemoryBuffer(MemoryRun(), make_shape()), WeightStore(tmp_path), Published()
+    buffer, store, learner = MemoryBuffer(MemoryRun(), make_limits()), WeightStore(tmp_path), Published()
     await buffer.recover(0)
     publisher = Publisher(learner, buffer, store, config_of())
     await publisher.publish(0)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,12 +20,12 @@ from cusearch_async.training.starts import (
     OPERATIONAL,
     changed_settings,
     check_same_run,
-    contents_of,
     read_starts,
     record_start,
     refuse_changes,
 )
-from cusearch_async.transport.contract import MethodState
+from cusearch_async.transport.interface import MethodState
+from cusearch_async.transport.run_contract import contract_of
 from cusearch_async.types import Question
 from tests.fakes import STARTER
 
@@ -114,8 +115,9 @@ def test_a_torn_start_is_named_and_the_one_before_is_compared_with(config_of, ca
 QUESTIONS = [Question(id=f"q{i}", text=f"who {i}?", answers=("me",), category="x") for i in range(3)]
 
 
-def contents(questions=QUESTIONS, model=STARTER):
-    return contents_of(questions, str(model), load_tokenizer(str(model)))
+def contract(questions=QUESTIONS, model=STARTER):
+    config = load_config(Path("atlas"), ["--model.path", str(model)])
+    return contract_of(config, questions, load_tokenizer(str(model)))
 
 
 @pytest.mark.parametrize(
@@ -130,21 +132,21 @@ def contents(questions=QUESTIONS, model=STARTER):
     ids=["fewer", "text", "answers", "id", "order"],
 )
 def test_questions_that_changed_under_the_same_name_are_refused_unless_accepted(config_of, caplog, questions):
-    before, after = contents(), contents(questions)
-    record_start(config_of(), epoch=1, step=0, contents=before)
-    refuse_changes(config_of(), accept=False, contents=contents())
-    said = f"data.source: its questions have changed: {before['data.source']} -> {after['data.source']}"
+    before, after = contract(), contract(questions)
+    record_start(config_of(), epoch=1, step=0, contract=before)
+    refuse_changes(config_of(), accept=False, contract=contract())
+    said = f"data.source: its questions have changed: {before.terms['data.source']} -> {after.terms['data.source']}"
     with pytest.raises(ConfigError) as refused:
-        refuse_changes(config_of(), accept=False, contents=after)
+        refuse_changes(config_of(), accept=False, contract=after)
     assert str(refused.value) == (
         f"run 'atlas' would not be the same run: {said}; give it another run.name, or go on so with --accept-changes"
     )
-    assert before["data.source"].startswith("3 (")
+    assert before.terms["data.source"].startswith("3 (")
     with caplog.at_level(logging.INFO):
-        refuse_changes(config_of(), accept=True, contents=after)
+        refuse_changes(config_of(), accept=True, contract=after)
     assert f"since the last start: {said}" in caplog.text
-    record_start(config_of(), epoch=2, step=0, contents=after)
-    refuse_changes(config_of(), accept=False, contents=after)
+    record_start(config_of(), epoch=2, step=0, contract=after)
+    refuse_changes(config_of(), accept=False, contract=after)
 
 
 @pytest.mark.parametrize(
@@ -157,20 +159,20 @@ def test_questions_that_changed_under_the_same_name_are_refused_unless_accepted(
 def test_a_model_that_changed_under_the_same_name_is_refused(config_of, tmp_path, file, was, is_now):
     model = tmp_path / "model"
     shutil.copytree(STARTER, model, ignore=shutil.ignore_patterns("*.safetensors"))
-    record_start(config_of(), epoch=1, step=0, contents=contents(model=model))
+    record_start(config_of(), epoch=1, step=0, contract=contract(model=model))
     content = (model / file).read_bytes()
     assert was in content
     (model / file).write_bytes(content.replace(was, is_now))
     with pytest.raises(ConfigError, match=r"model\.path: its config or tokenizer has changed: 384 tokens \(.* -> "):
-        refuse_changes(config_of(), accept=False, contents=contents(model=model))
+        refuse_changes(config_of(), accept=False, contract=contract(model=model))
 
 
-def test_another_name_is_said_once_and_a_start_without_contents_is_not_compared_with(config_of):
+def test_another_name_is_said_once_and_a_start_without_a_contract_is_not_compared_with(config_of):
     record_start(config_of(), epoch=1, step=0)
-    refuse_changes(config_of(), accept=False, contents=contents())
-    record_start(config_of(), epoch=2, step=0, contents=contents())
+    refuse_changes(config_of(), accept=False, contract=contract())
+    record_start(config_of(), epoch=2, step=0, contract=contract())
     with pytest.raises(ConfigError, match=r"data\.source") as refused:
-        refuse_changes(config_of("--data.source", "mine.jsonl"), accept=False, contents=contents(QUESTIONS[:1]))
+        refuse_changes(config_of("--data.source", "mine.jsonl"), accept=False, contract=contract(QUESTIONS[:1]))
     assert "its questions" not in str(refused.value)
 
 

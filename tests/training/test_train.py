@@ -19,8 +19,9 @@ from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import before_step_0, remember, select
-from cusearch_async.transport.contract import shape_of
+from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from cusearch_async.transport.run_contract import NO_CONTRACT
 from cusearch_async.transport.weights import Canary, WeightStore
 from cusearch_async.types import Pool, Question
 from tests.strategies import make_trajectory
@@ -59,8 +60,8 @@ class Learner:
 class Recorded(MemoryBuffer):
     """Writes down what the learner asks of it, and plays what it waits for."""
 
-    def __init__(self, run, config, events, depth_of):
-        super().__init__(run, shape_of(config))
+    def __init__(self, run, config, events, depth_of, contract=NO_CONTRACT):
+        super().__init__(run, limits_of(config), contract)
         self.events, self.depth_of = events, depth_of
         self.question_of = QUESTIONS.id_of
 
@@ -74,11 +75,11 @@ class Recorded(MemoryBuffer):
 
     async def play(self):
         version = (await self.state()).published
-        for place in await self.admit("w", version, 4):
+        for slot in await self.admit("w", version, 4):
             versions = np.full(4, version, np.int32)
-            what = {"question_id": self.question_of(place.ticket), "reward": place.rollout / 2, "versions": versions}
-            depth = self.depth_of(place.ticket, place.rollout)
-            assert await self.put(make_trajectory(place.ticket, place.rollout, depth=depth, **what)) == "stored"
+            what = {"question_id": self.question_of(slot.ticket), "reward": slot.rollout / 2, "versions": versions}
+            depth = self.depth_of(slot.ticket, slot.rollout)
+            assert await self.put(make_trajectory(slot.ticket, slot.rollout, depth=depth, **what)) == "stored"
 
     async def commit(self, pool, selected, method=None):
         await super().commit(pool, selected, method)
@@ -215,7 +216,7 @@ def at_once(coroutine):
 
 async def test_a_learner_that_was_replaced_meanwhile_writes_no_row_and_no_weights(setting):
     s = setting()
-    successor = MemoryBuffer(s.run, shape_of(s.config))
+    successor = MemoryBuffer(s.run, limits_of(s.config))
     s.learner.at_update = lambda step: at_once(successor.recover(1)) if step == 1 else None
     with pytest.raises(Fenced):
         await start(s)

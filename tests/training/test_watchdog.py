@@ -14,7 +14,7 @@ from cusearch_async.training import watchdog as watchdog_module
 from cusearch_async.training.loop import wait_for_pool
 from cusearch_async.training.watchdog import Watchdog, explain
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.contract import WorkerStatus
+from cusearch_async.transport.interface import WorkerStatus
 from tests.conftest import SLOW
 from tests.strategies import make_trajectory
 
@@ -65,10 +65,10 @@ async def test_a_run_that_moves_is_left_alone(config):
     async with open_buffer(config) as buffer:
         await started(buffer)
         watchdog = Watchdog(buffer, config, no_republish)
-        for place in await buffer.admit("w", 0, 8):
+        for slot in await buffer.admit("w", 0, 8):
             await watchdog.look(0)
             await asyncio.sleep(config.run.stall_s / 4)
-            await buffer.put(make_trajectory(place.ticket, place.rollout))
+            await buffer.put(make_trajectory(slot.ticket, slot.rollout))
         assert await wait_for_pool(buffer, 0, watchdog, asyncio.Event()) is not None
 
 

@@ -12,17 +12,19 @@ import pytest
 from cusearch_async.config import RedisConfig
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import Buffer, Shape
+from cusearch_async.transport.interface import Buffer
 from cusearch_async.transport.keys import Keys
+from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 
 _runs = itertools.count()
 
 
-def make_shape(**changes: Any) -> Shape:
+def make_limits(**changes: Any) -> RunLimits:
     values = {"questions": 4, "rollouts": 2, "max_staleness": 1, "order": "ticket", "s_max": 5, "lease_s": 60.0}
     values |= {"max_attempts": 3, "limit": 1000, "limit_bytes": 10**9, "max_tokens": 1000}
-    return Shape(**(values | changes))  # type: ignore[arg-type]
+    return RunLimits(**(values | changes))  # type: ignore[arg-type]
 
 
 class RedisBackend:
@@ -34,9 +36,9 @@ class RedisBackend:
         self.keys = Keys(self._run)
         self._connections: list[Connection] = []
 
-    def make(self, **shape: Any) -> RedisBuffer:
+    def make(self, contract: RunContract = NO_CONTRACT, **limits: Any) -> RedisBuffer:
         self._connections.append(Connection(self._settings, patience_s=0))
-        return RedisBuffer(self._connections[-1], self._run, make_shape(**shape))
+        return RedisBuffer(self._connections[-1], self._run, make_limits(**limits), contract)
 
     @property
     def client(self) -> Any:
@@ -101,8 +103,8 @@ class MemoryBackend:
     def __init__(self) -> None:
         self.run = MemoryRun()
 
-    def make(self, **shape: Any) -> Buffer:
-        return MemoryBuffer(self.run, make_shape(**shape))
+    def make(self, contract: RunContract = NO_CONTRACT, **limits: Any) -> Buffer:
+        return MemoryBuffer(self.run, make_limits(**limits), contract)
 
     async def expire_leases(self) -> None:
         self.run.now += 1e9

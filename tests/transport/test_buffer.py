@@ -12,10 +12,10 @@ from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import ALIVE_S, LearnerStatus, Place, WorkerStatus
+from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, RolloutSlot, WorkerStatus
 from tests.strategies import make_trajectory
-from tests.transport.conftest import make_shape
-from tests.transport.test_contract import G, N, fill, start
+from tests.transport.conftest import make_limits
+from tests.transport.test_interface import G, N, fill, start
 
 
 def recorded(buffer: RedisBuffer) -> dict[str, Any]:
@@ -116,7 +116,7 @@ async def test_an_outage_longer_than_a_lease_costs_no_attempt(redis_backend):
     for jump_s in (3600, -7200):
         wall, before = map(int, await redis_backend.client.hmget(buffer.keys.clock, "wall", "run"))
         await redis_backend.client.hset(buffer.keys.clock, "wall", wall - jump_s * 1000)
-        assert Place(0, 0) not in await buffer.admit("other", 0, G)
+        assert RolloutSlot(0, 0) not in await buffer.admit("other", 0, G)
         assert 0 <= int(await redis_backend.client.hget(buffer.keys.clock, "run")) - before <= 30_000
         await buffer.heartbeat("w", [0], WorkerStatus())
     assert (await buffer.ledger()).requeued == 0
@@ -156,7 +156,7 @@ async def test_an_admission_that_is_answered_again_after_the_learner_went_back_k
 async def test_a_payload_that_is_dropped_on_its_way_is_sent_again(redis_backend):
     buffer = redis_backend.make()
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * G)
+    slots = await buffer.admit("w", 0, 2 * G)
     send, drops = buffer._send, iter([2, 1, 0])
 
     async def send_with_a_loss(batch, client):
@@ -169,7 +169,7 @@ async def test_a_payload_that_is_dropped_on_its_way_is_sent_again(redis_backend)
         return outcomes
 
     buffer._send = send_with_a_loss
-    made = [make_trajectory(p.ticket, p.rollout) for p in places]
+    made = [make_trajectory(p.ticket, p.rollout) for p in slots]
     assert await asyncio.gather(*(buffer.put(t) for t in made)) == ["stored"] * len(made)
     assert (await buffer.ledger()).finished == len(made)
 
@@ -213,15 +213,15 @@ async def test_the_newest_thousand_of_the_quarantine_are_kept(redis_backend):
     assert (await buffer.ledger()).quarantined == 1001
 
 
-async def test_heat_counts_what_waits_by_depth_and_version(redis_backend):
+async def test_what_waits_is_counted_by_depth_and_version(redis_backend):
     buffer = redis_backend.make()
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G), depth=2)
     await buffer.admit("w", 0, G)
     await buffer.put(make_trajectory(N, 0, depth=4))
-    assert await redis_backend.client.hgetall(buffer.keys.heat) == {b"2:0": b"8", b"4:0": b"1"}
+    assert await redis_backend.client.hgetall(buffer.keys.depth_by_version) == {b"2:0": b"8", b"4:0": b"1"}
     await buffer.claim(0)
-    assert await redis_backend.client.hgetall(buffer.keys.heat) == {b"4:0": b"1"}
+    assert await redis_backend.client.hgetall(buffer.keys.depth_by_version) == {b"4:0": b"1"}
 
 
 async def test_heartbeats_show_who_works_on_what(redis_backend):
@@ -253,7 +253,7 @@ async def test_a_worker_that_leaves_gives_its_tickets_back_and_is_not_shown(redi
     await buffer.heartbeat("w", [0], WorkerStatus(version=0))
     await buffer.leave("w", [0])
     assert await buffer.workers() == {}
-    assert await buffer.admit("other", 0, G) == [Place(0, 0), Place(0, 1)]
+    assert await buffer.admit("other", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
 
 
 async def test_reset_deletes_this_run_and_no_other(redis_backend):
@@ -269,7 +269,7 @@ async def test_reset_deletes_this_run_and_no_other(redis_backend):
 async def test_no_redis_is_one_clear_error():
     connection = Connection(RedisConfig(url="redis://127.0.0.1:1/0"), patience_s=0.1)
     with pytest.raises(BufferUnavailable, match=r"127\.0\.0\.1:1 cannot be reached.*cusearch redis"):
-        await RedisBuffer(connection, "x", make_shape()).state()
+        await RedisBuffer(connection, "x", make_limits()).state()
 
 
 async def test_a_grant_that_is_asked_for_again_with_its_token_is_the_same(redis_backend):
@@ -279,18 +279,18 @@ async def test_a_grant_that_is_asked_for_again_with_its_token_is_the_same(redis_
     first = await buffer.admit("w", 0, 2 * G)
     assert await buffer.admit("w", 0, 2 * G) == first
     assert (await buffer.state()).next_ticket == 2
-    assert await buffer.admit("w", 0, G) == [Place(2, 0), Place(2, 1)]
+    assert await buffer.admit("w", 0, G) == [RolloutSlot(2, 0), RolloutSlot(2, 1)]
 
 
 async def test_concurrent_puts_go_together_and_each_gets_its_own_answer(redis_backend):
     buffer = redis_backend.make(max_staleness=9)
     await start(buffer)
-    places = await buffer.admit("w", 0, 10 * N * G)
-    twice = [make_trajectory(p.ticket, p.rollout, worker=w) for p in places for w in ("first", "second")]
+    slots = await buffer.admit("w", 0, 10 * N * G)
+    twice = [make_trajectory(p.ticket, p.rollout, worker=w) for p in slots for w in ("first", "second")]
     before = (await redis_backend.client.info("commandstats"))["cmdstat_evalsha"]["calls"]
     outcomes = await asyncio.gather(*(buffer.put(t) for t in twice), buffer.put(make_trajectory(10**6, 0)))
     calls = (await redis_backend.client.info("commandstats"))["cmdstat_evalsha"]["calls"] - before
-    assert outcomes == ["stored", "duplicate"] * len(places) + ["late"]
+    assert outcomes == ["stored", "duplicate"] * len(slots) + ["late"]
     assert calls < len(twice) / 4
     assert not [key async for key in redis_backend.client.scan_iter(match=buffer.keys.staged("*"))]
 
@@ -298,8 +298,8 @@ async def test_concurrent_puts_go_together_and_each_gets_its_own_answer(redis_ba
 async def test_a_put_that_is_cancelled_takes_no_other_with_it(redis_backend):
     buffer = redis_backend.make(max_staleness=9)
     await start(buffer)
-    places = await buffer.admit("w", 0, 10 * N * G)
-    puts = [asyncio.create_task(buffer.put(make_trajectory(p.ticket, p.rollout))) for p in places]
+    slots = await buffer.admit("w", 0, 10 * N * G)
+    puts = [asyncio.create_task(buffer.put(make_trajectory(p.ticket, p.rollout))) for p in slots]
     await asyncio.sleep(0)
     for put in puts[::2]:  # the first of them is sending for all
         put.cancel()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
-from cusearch_async.transport.contract import Buffer, Place
+from cusearch_async.transport.interface import Buffer, RolloutSlot
 from tests.strategies import make_trajectory
-from tests.transport.test_contract import G, N, fill, start
+from tests.transport.test_interface import G, N, fill, start
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,11 @@ from tests.transport.test_contract import G, N, fill, start
 async def test_what_a_worker_believes_of_the_run_changes_nothing(backend, belief):
     learner, worker = backend.make(limit=1), backend.make(**({"limit": 1} | belief))
     await start(learner)
-    places = await worker.admit("w", 0, 1000)
-    assert places == [Place(t, r) for t in range(2 * N) for r in range(G)], "N, G and the bound are the learner's"
+    slots = await worker.admit("w", 0, 1000)
+    assert slots == [RolloutSlot(t, r) for t in range(2 * N) for r in range(G)], "N, G and the bound are the learner's"
     assert await worker.put(make_trajectory(0, G)) == "late"
     await worker.release("w", [2 * N - 1], failed=True)
-    await fill(worker, [place for place in places if place.ticket < N])
+    await fill(worker, [slot for slot in slots if slot.ticket < N])
     assert await worker.put(make_trajectory(N, 0)) == "full"
     pool = await learner.claim(0)
     assert [(t.ticket, t.rollout) for t in pool] == [(t, r) for t in range(N) for r in range(G)]
@@ -62,9 +62,9 @@ BAD = {
 }
 
 
-async def at_step_3(backend: Any, **shape: Any) -> Buffer:
+async def at_step_3(backend: Any, **limits: Any) -> Buffer:
     """A run that has trained three steps, and whose worker has played what version 3 opens for the fourth."""
-    buffer = backend.make(**shape)
+    buffer = backend.make(**limits)
     await start(buffer)
     for step in range(3):
         await fill(buffer, await buffer.admit("w", step, N * G), versions=versions(step, step, step, step))
@@ -79,12 +79,12 @@ async def test_what_must_not_be_trained_on_is_quarantined_and_played_again(backe
     """Whatever put it there: a worker with another config, model or clock, or a grant that was answered late."""
     changes, reason = BAD[name]
     learner, worker = await at_step_3(backend, vocab_size=100), backend.make(s_max=9)
-    places = await worker.admit("w", 3, N * G)
-    assert {p.ticket for p in places} == set(range(12, 16))
-    await fill(worker, [p for p in places if p != Place(13, 1)], versions=versions(3, 3, 3, 2))
-    await fill(worker, [Place(13, 1)], **({"versions": versions(3, 3, 3, 3)} | changes))
+    slots = await worker.admit("w", 3, N * G)
+    assert {p.ticket for p in slots} == set(range(12, 16))
+    await fill(worker, [p for p in slots if p != RolloutSlot(13, 1)], versions=versions(3, 3, 3, 2))
+    await fill(worker, [RolloutSlot(13, 1)], **({"versions": versions(3, 3, 3, 3)} | changes))
     assert await learner.claim(3) is None
-    group = [Place(13, 0), Place(13, 1)] if name == "another question" else [Place(13, 1)]
+    group = [RolloutSlot(13, 0), RolloutSlot(13, 1)] if name == "another question" else [RolloutSlot(13, 1)]
     assert set(await backend.quarantined()) == {f"{p.ticket}:{p.rollout}" for p in group}
     assert reason in (await backend.quarantined())["13:1"]
     ledger = await learner.ledger()
@@ -112,17 +112,17 @@ async def test_the_wrong_question_for_a_ticket_is_quarantined(backend):
     asked = {0: "atlas/2/Pinsk", 1: "atlas/2/Pinsk", 2: "atlas/1/Brest", 3: "atlas/2/Pinsk"}
     assert await learner.claim(0, asked.__getitem__) is None
     assert set(await backend.quarantined()) == {"2:0", "2:1"}
-    assert await learner.admit("w", 0, G) == [Place(2, 0), Place(2, 1)]
-    await fill(learner, [Place(2, 0), Place(2, 1)], question_id="atlas/1/Brest")
+    assert await learner.admit("w", 0, G) == [RolloutSlot(2, 0), RolloutSlot(2, 1)]
+    await fill(learner, [RolloutSlot(2, 0), RolloutSlot(2, 1)], question_id="atlas/1/Brest")
     assert len(await learner.claim(0, asked.__getitem__)) == N * G
 
 
 async def test_after_max_attempts_a_group_goes_on_without_what_must_not_be_trained_on(backend):
     learner, worker = backend.make(max_attempts=2, max_staleness=0), backend.make(s_max=9)
     await start(learner)
-    await fill(worker, [p for p in await worker.admit("w", 0, N * G) if p != Place(2, 1)])
+    await fill(worker, [p for p in await worker.admit("w", 0, N * G) if p != RolloutSlot(2, 1)])
     for _ in range(2):
-        await fill(worker, [Place(2, 1)], depth=9)
+        await fill(worker, [RolloutSlot(2, 1)], depth=9)
         assert await learner.claim(0) is None
         await worker.admit("w", 0, G)
     assert [t.id for t in await learner.claim(0)] == [
@@ -142,7 +142,7 @@ async def test_what_has_gone_before_the_claim_is_counted_as_lost_and_played_agai
     assert (ledger.lost, ledger.buffered, ledger.requeued, ledger.closes) == (3, N * G - 3, 2, True)
     assert await buffer.capacities() == [0, N * G - 3, 0, 0, 0, 0]
     again = await buffer.admit("v", 0, N * G)
-    assert again == [Place(1, 0), Place(1, 1), Place(3, 1)]
+    assert again == [RolloutSlot(1, 0), RolloutSlot(1, 1), RolloutSlot(3, 1)]
     await fill(buffer, again)
     pool = await buffer.claim(0)
     assert len(pool) == N * G
@@ -153,10 +153,10 @@ async def test_what_has_gone_before_the_claim_is_counted_as_lost_and_played_agai
 async def test_what_has_gone_from_a_group_that_is_being_played_is_found_at_the_claim(backend):
     buffer = backend.make(max_staleness=0)
     await start(buffer)
-    places = await buffer.admit("w", 0, N * G)
-    await fill(buffer, places[:1])
+    slots = await buffer.admit("w", 0, N * G)
+    await fill(buffer, slots[:1])
     await backend.vanish("0:0")
-    await fill(buffer, places[1:])
+    await fill(buffer, slots[1:])
     assert await buffer.claim(0) is None
     await fill(buffer, await buffer.admit("w", 0, N * G))
     assert len(await buffer.claim(0)) == N * G
@@ -180,8 +180,8 @@ async def test_a_redis_behind_the_checkpoint_drops_what_the_learner_is_past(back
     """A replica that was three steps behind has been promoted, and no older checkpoint is left."""
     buffer = backend.make(max_staleness=4)
     await start(buffer)
-    places = await buffer.admit("w", 0, 5 * N * G)
-    await fill(buffer, [p for p in places if p not in (Place(6, 1), Place(17, 0))])
+    slots = await buffer.admit("w", 0, 5 * N * G)
+    await fill(buffer, [p for p in slots if p not in (RolloutSlot(6, 1), RolloutSlot(17, 0))])
     pool = await buffer.claim(0)
     await buffer.commit(pool, pool.trajectories[:3])
     heir = backend.make(max_staleness=4)

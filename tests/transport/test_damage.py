@@ -10,11 +10,11 @@ from redis import exceptions
 
 from cusearch_async.errors import BufferLost, ConfigError
 from cusearch_async.transport.buffer import RedisBuffer
-from cusearch_async.transport.contract import Place
 from cusearch_async.transport.health import check_server
+from cusearch_async.transport.interface import RolloutSlot
 from tests.strategies import make_trajectory
-from tests.transport.conftest import make_shape
-from tests.transport.test_contract import G, N, fill, start
+from tests.transport.conftest import make_limits
+from tests.transport.test_interface import G, N, fill, start
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
@@ -59,7 +59,7 @@ async def test_a_user_who_may_not_ask_is_warned(caplog):
 
 
 @pytest.mark.parametrize(
-    "key", ["ledger", "lease", "waiting", "ready", "requeue", "groups", "heat", "next_ticket", "owner"]
+    "key", ["ledger", "lease", "waiting", "ready", "requeue", "groups", "depth_by_version", "next_ticket", "owner"]
 )
 async def test_a_key_of_another_type_is_named_and_recovery_does_nothing_by_halves(redis_backend, key):
     buffer = redis_backend.make(max_staleness=0)
@@ -104,23 +104,25 @@ async def test_tickets_that_are_nowhere_are_played_again(redis_backend):
     """As when an operator, or an eviction, has deleted a whole key."""
     buffer = redis_backend.make(max_staleness=0)
     await start(buffer)
-    places = await buffer.admit("w", 0, N * G)
-    await fill(buffer, [p for p in places if p.ticket < 2])
+    slots = await buffer.admit("w", 0, N * G)
+    await fill(buffer, [p for p in slots if p.ticket < 2])
     await redis_backend.client.delete(buffer.keys.ready, buffer.keys.lease, buffer.keys.owner)
     assert await buffer.claim(0) is None
-    assert await buffer.admit("v", 0, N * G) == [Place(t, r) for t in (2, 3) for r in range(G)]
-    await fill(buffer, [p for p in places if p.ticket >= 2])
+    assert await buffer.admit("v", 0, N * G) == [RolloutSlot(t, r) for t in (2, 3) for r in range(G)]
+    await fill(buffer, [p for p in slots if p.ticket >= 2])
     assert len(await buffer.claim(0)) == N * G
     assert (await buffer.audit()).closes
 
 
-@pytest.mark.parametrize("key", ["depth", "heat", "groups", "attempts", "requeue", "ready", "next_ticket", "waiting"])
+@pytest.mark.parametrize(
+    "key", ["depth", "depth_by_version", "groups", "attempts", "requeue", "ready", "next_ticket", "waiting"]
+)
 async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_learner(redis_backend, key):
     buffer = redis_backend.make(max_staleness=1)
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * N * G)
+    slots = await buffer.admit("w", 0, 2 * N * G)
     await buffer.release("w", [7], failed=True)
-    await fill(buffer, [p for p in places if p.ticket not in (6, 7)] + [Place(6, 0)])
+    await fill(buffer, [p for p in slots if p.ticket not in (6, 7)] + [RolloutSlot(6, 0)])
     assert (await buffer.audit()).closes
     name = buffer.keys.depth(1) if key == "depth" else getattr(buffer.keys, key)
     await redis_backend.client.delete(name)
@@ -169,14 +171,14 @@ async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(red
         (lambda c, k: c.zrem(k.lease, 6), "tickets that are nowhere: 1 (6)"),
         (lambda c, k: c.zadd(k.ready, {"6": 6}), "tickets that are in two places: 1 (6)"),
         (lambda c, k: c.hincrby(k.groups, 5, 1), "open tickets with a wrong count: 1 (5)"),
-        (lambda c, k: c.hset(k.heat, "3:0", 2), "heat 3:0: 0 by keys, 2 by counters"),
+        (lambda c, k: c.hset(k.depth_by_version, "3:0", 2), "depth_by_version 3:0: 0 by keys, 2 by counters"),
     ],
 )
 async def test_the_audit_counts_keys_and_not_only_counters(redis_backend, change, finding):
     buffer = redis_backend.make()
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * N * G)
-    await fill(buffer, [p for p in places if p.ticket < N] + [Place(4, 0), Place(4, 1), Place(5, 0)])
+    slots = await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [p for p in slots if p.ticket < N] + [RolloutSlot(4, 0), RolloutSlot(4, 1), RolloutSlot(5, 0)])
     pool = await buffer.claim(0)
     await buffer.commit(pool, pool.trajectories[:3])
     found = await buffer.audit()
@@ -197,7 +199,7 @@ async def test_a_second_copy_that_is_not_the_same_is_refused_while_its_payload_i
 
 async def test_the_audit_finds_the_keys_of_a_run_whose_name_looks_like_a_pattern(redis_backend):
     made = redis_backend.make()
-    buffer = RedisBuffer(made.connection, "t[1]", make_shape())
+    buffer = RedisBuffer(made.connection, "t[1]", make_limits())
     await start(buffer)
     await redis_backend.client.set(buffer.keys.payload("77:1"), "x")
     assert (await buffer.audit()).findings == ("kept for nothing: 1 (77:1)",)

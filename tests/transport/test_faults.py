@@ -25,8 +25,8 @@ from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.server import find_redis_server, is_listening, server_command
 from tests.conftest import SLOW, wait_until
 from tests.strategies import make_trajectory
-from tests.transport.conftest import make_shape
-from tests.transport.test_contract import G, N, fill, start
+from tests.transport.conftest import make_limits
+from tests.transport.test_interface import G, N, fill, start
 
 
 class Server:
@@ -60,10 +60,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @asynccontextmanager
-async def buffer_on(url: str, patience_s: float = 30, timeout_s: float = 2, **shape: Any) -> AsyncIterator[RedisBuffer]:
+async def buffer_on(
+    url: str, patience_s: float = 30, timeout_s: float = 2, **limits: Any
+) -> AsyncIterator[RedisBuffer]:
     connection = Connection(RedisConfig(url=url, timeout_s=timeout_s), patience_s)
     try:
-        yield RedisBuffer(connection, "faults", make_shape(**shape))
+        yield RedisBuffer(connection, "faults", make_limits(**limits))
     finally:
         await connection.close()
 
@@ -82,9 +84,9 @@ async def test_an_acknowledged_put_survives_kill_9_of_a_server_that_always_syncs
 async def test_an_outage_is_ridden_out_and_every_write_happens_once(server):
     async with buffer_on(server.url, max_staleness=0) as buffer:
         await start(buffer)
-        places = await buffer.admit("w", 0, N * G)
+        slots = await buffer.admit("w", 0, N * G)
         server.kill()
-        puts = asyncio.gather(*(buffer.put(make_trajectory(p.ticket, p.rollout)) for p in places))
+        puts = asyncio.gather(*(buffer.put(make_trajectory(p.ticket, p.rollout)) for p in slots))
         await asyncio.sleep(0)
         assert not puts.done()
         server.start()
@@ -121,7 +123,7 @@ async def test_an_outage_is_told_again_and_again_with_its_length_and_its_end(mon
 async def test_a_process_that_is_told_to_stop_waits_for_no_server(server):
     stop = asyncio.Event()
     connection = Connection(RedisConfig(url=server.url), 1000, stop)
-    buffer = RedisBuffer(connection, "faults", make_shape())
+    buffer = RedisBuffer(connection, "faults", make_limits())
     await start(buffer)
     server.kill()
     waiting = asyncio.create_task(buffer.state())
@@ -138,9 +140,9 @@ async def test_a_slow_server_is_asked_again_and_nothing_is_stored_twice(server):
     """CLIENT PAUSE holds every answer back for longer than the client waits for one."""
     async with buffer_on(server.url, timeout_s=0.3, max_staleness=0) as buffer:
         await start(buffer)
-        places = await buffer.admit("w", 0, N * G)
+        slots = await buffer.admit("w", 0, N * G)
         server.client.client_pause(1500)
-        outcomes = await asyncio.gather(*(buffer.put(make_trajectory(p.ticket, p.rollout)) for p in places))
+        outcomes = await asyncio.gather(*(buffer.put(make_trajectory(p.ticket, p.rollout)) for p in slots))
         assert outcomes == ["stored"] * N * G
         assert (await buffer.ledger()).finished == N * G
 
@@ -157,11 +159,11 @@ async def test_an_admission_whose_answer_was_lost_is_granted_once(server):
 async def test_a_server_without_memory_is_waited_for_and_then_named(server):
     async with buffer_on(server.url, patience_s=1.0, max_staleness=0) as buffer:
         await start(buffer)
-        places = await buffer.admit("w", 0, N * G)
+        slots = await buffer.admit("w", 0, N * G)
         server.client.config_set("maxmemory", "100kb")
         with pytest.raises(BufferUnavailable, match=r"has no memory left .* raise its maxmemory above redis.max_mib"):
-            await buffer.put(make_trajectory(places[0].ticket, places[0].rollout))
-        put = asyncio.create_task(buffer.put(make_trajectory(places[0].ticket, places[0].rollout)))
+            await buffer.put(make_trajectory(slots[0].ticket, slots[0].rollout))
+        put = asyncio.create_task(buffer.put(make_trajectory(slots[0].ticket, slots[0].rollout)))
         await asyncio.sleep(0)
         server.client.config_set("maxmemory", "0")
         assert await put == "stored"
@@ -200,11 +202,11 @@ async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
         wait_until(lambda: len(known.execute_command("SENTINEL", "replicas", "runs")) == 1, 30)
         async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0", patience_s=60 * SLOW) as buffer:
             await start(buffer)
-            places = await buffer.admit("w", 0, N * G)
-            await fill(buffer, places[:-1])
+            slots = await buffer.admit("w", 0, N * G)
+            await fill(buffer, slots[:-1])
             master.client.wait(1, 5000)
             master.kill()
-            await fill(buffer, places[-1:])
+            await fill(buffer, slots[-1:])
             assert (await buffer.ledger()).finished == N * G
             assert len(await buffer.claim(0)) == N * G
         assert replica.client.info("replication")["role"] == "master"

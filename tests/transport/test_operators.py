@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cusearch_async.transport.contract import Place
+from cusearch_async.transport.interface import RolloutSlot
 from tests.strategies import make_trajectory
-from tests.transport.test_contract import G, N, fill, start
+from tests.transport.test_interface import G, N, fill, start
 
 
 async def test_an_operator_can_reopen_what_is_incomplete_or_is_stuck(backend):
@@ -16,8 +16,8 @@ async def test_an_operator_can_reopen_what_is_incomplete_or_is_stuck(backend):
     assert await buffer.reopen(0)
     assert await buffer.reopen(1), "a lease is taken away"
     assert not await buffer.reopen(7)
-    assert await buffer.admit("v", 0, 3) == [Place(0, 0), Place(1, 0), Place(1, 1)]
-    await fill(buffer, [Place(0, 0)])
+    assert await buffer.admit("v", 0, 3) == [RolloutSlot(0, 0), RolloutSlot(1, 0), RolloutSlot(1, 1)]
+    await fill(buffer, [RolloutSlot(0, 0)])
     assert not await buffer.reopen(0), "a complete group is left alone"
     ledger = await buffer.ledger()
     assert (ledger.incomplete_groups, ledger.failed_rollouts, ledger.finished) == (0, 0, 2)
@@ -34,21 +34,21 @@ async def test_a_quarantined_trajectory_of_an_open_group_is_played_again(backend
     ledger = await buffer.ledger()
     assert (ledger.buffered, ledger.quarantined, ledger.bytes, ledger.closes) == (0, 1, 0, True)
     await buffer.release("w", [0], failed=False)
-    assert await buffer.admit("v", 0, G) == [Place(0, 0), Place(0, 1)]
-    await fill(buffer, [Place(0, 0), Place(0, 1)])
+    assert await buffer.admit("v", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
+    await fill(buffer, [RolloutSlot(0, 0), RolloutSlot(0, 1)])
     assert await buffer.capacities() == [0, 2, 0, 0, 0, 0]
 
 
 async def test_a_paused_run_admits_nobody_and_takes_what_is_in_flight(backend):
     buffer = backend.make()
     await start(buffer)
-    places = await buffer.admit("w", 0, G)
+    slots = await buffer.admit("w", 0, G)
     await buffer.pause(True)
     assert (await buffer.state()).paused
     assert await buffer.admit("w", 0, G) == []
-    await fill(buffer, places)
+    await fill(buffer, slots)
     await buffer.pause(False)
-    assert await buffer.admit("w", 0, G) == [Place(1, 0), Place(1, 1)]
+    assert await buffer.admit("w", 0, G) == [RolloutSlot(1, 0), RolloutSlot(1, 1)]
 
 
 async def test_a_run_that_no_learner_has_taken_over_does_not_exist(backend):
@@ -79,7 +79,7 @@ async def test_a_group_of_which_one_was_taken_out_is_closed_when_all_are_there_a
     buffer = backend.make()
     await start(buffer)
     await buffer.admit("w", 0, G)
-    await fill(buffer, [Place(0, 0)])
+    await fill(buffer, [RolloutSlot(0, 0)])
     assert await buffer.quarantine("0:0", "strange")
-    await fill(buffer, [Place(0, 0), Place(0, 1)])
+    await fill(buffer, [RolloutSlot(0, 0), RolloutSlot(0, 1)])
     assert not await buffer.reopen(0), "it waits for a learner, and is leased no more"

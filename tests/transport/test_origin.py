@@ -8,7 +8,7 @@ import pytest
 
 from cusearch_async import run_folder
 from cusearch_async.errors import ConfigError
-from cusearch_async.transport.contract import MethodState
+from cusearch_async.transport.interface import MethodState
 from cusearch_async.transport.origin import Origin, may_delete, origin_of, refuse_another
 from tests.strategies import make_trajectory
 

@@ -20,12 +20,12 @@ from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import WorkerStatus
+from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.roles import ROLES, acl_file
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
 from tests.conftest import SLOW, wait_until
 from tests.strategies import make_trajectory
-from tests.transport.conftest import make_shape
+from tests.transport.conftest import make_limits
 
 PASSWORDS = {role: f"{role}-word" for role in ROLES}
 HAS_ROLES = redis_version(find_redis_server()) >= (7,)
@@ -55,7 +55,7 @@ class Server:
         settings = RedisConfig(url=f"redis://r-{role}@127.0.0.1:{self.port}/0")
         connection = Connection(settings, 0, password=lambda: PASSWORDS[role])
         try:
-            yield RedisBuffer(connection, run, make_shape(questions=2, rollouts=G))
+            yield RedisBuffer(connection, run, make_limits(questions=2, rollouts=G))
         finally:
             await connection.close()
 
@@ -82,15 +82,13 @@ if HAS_ROLES:
             await learner.recover(0)
             await learner.announce(0, "v000000-e1")
             for step in range(3):
-                places = await worker.admit("w", step, 2 * G)
-                assert len(places) == 2 * G
-                await worker.heartbeat("w", [place.ticket for place in places], WorkerStatus(version=step))
-                await worker.release("w", [places[0].ticket], failed=True)
-                await worker.release("w", [places[-1].ticket], failed=False)
-                for place in await worker.admit("w", step, 2 * G):
-                    played = make_trajectory(
-                        place.ticket, place.rollout, sampled=3, versions=np.full(3, step, np.int32)
-                    )
+                slots = await worker.admit("w", step, 2 * G)
+                assert len(slots) == 2 * G
+                await worker.heartbeat("w", [slot.ticket for slot in slots], WorkerStatus(version=step))
+                await worker.release("w", [slots[0].ticket], failed=True)
+                await worker.release("w", [slots[-1].ticket], failed=False)
+                for slot in await worker.admit("w", step, 2 * G):
+                    played = make_trajectory(slot.ticket, slot.rollout, sampled=3, versions=np.full(3, step, np.int32))
                     assert await worker.put(played) == "stored"
                 pool = await learner.claim(step)
                 assert pool is not None
@@ -111,11 +109,11 @@ if HAS_ROLES:
         ):
             await learner.recover(0)
             await learner.announce(0, "v000000-e1")
-            places = await worker.admit("w", 0, 2 * G)
-            await worker.put(make_trajectory(places[0].ticket, places[0].rollout))
+            slots = await worker.admit("w", 0, 2 * G)
+            await worker.put(make_trajectory(slots[0].ticket, slots[0].rollout))
             assert sum(await me.capacities()) == 1
-            assert await me.quarantine(f"{places[0].ticket}:{places[0].rollout}", "odd")
-            assert await me.reopen(places[-1].ticket)
+            assert await me.quarantine(f"{slots[0].ticket}:{slots[0].rollout}", "odd")
+            assert await me.reopen(slots[-1].ticket)
             await me.pause(True)
             assert (await worker.state()).paused
             assert await worker.admit("w", 0, 2 * G) == []
@@ -139,8 +137,8 @@ if HAS_ROLES:
         async with server.buffer("worker") as worker, server.buffer("learner") as learner:
             await learner.recover(0)
             await learner.announce(0, "v000000-e1")
-            for place in await worker.admit("w", 0, 2 * G):
-                await worker.put(make_trajectory(place.ticket, place.rollout))
+            for slot in await worker.admit("w", 0, 2 * G):
+                await worker.put(make_trajectory(slot.ticket, slot.rollout))
             before = await learner.state(), await learner.ledger(), await learner.capacities()
             worker._epoch = learner.epoch  # it can read that much
             with pytest.raises(BufferUnavailable, match="refuses us"):
@@ -153,9 +151,9 @@ if HAS_ROLES:
         [
             "HSET cusearch:{r}:state epoch 99",
             "DEL cusearch:{r}:state",
-            "RENAME cusearch:{r}:state cusearch:{r}:heat",
-            "RENAME cusearch:{r}:pool:0 cusearch:{r}:heat",
-            "COPY cusearch:{r}:heat cusearch:{r}:state",
+            "RENAME cusearch:{r}:state cusearch:{r}:depth_by_version",
+            "RENAME cusearch:{r}:pool:0 cusearch:{r}:depth_by_version",
+            "COPY cusearch:{r}:depth_by_version cusearch:{r}:state",
             "RPUSH cusearch:{r}:pool:0 9:9",
             "HSET cusearch:{r}:sizes 0 9",
             "UNLINK cusearch:{r}:traj:0:0",

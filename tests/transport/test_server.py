@@ -31,7 +31,7 @@ from cusearch_async.transport.server import (
     server_command,
 )
 from tests.conftest import SLOW, wait_until
-from tests.transport.conftest import make_shape
+from tests.transport.conftest import make_limits
 
 AWKWARD = ["two words", "it's", 'say "x"', "back\\slash", "#hash", "$HOME `id`", "żółw"]
 
@@ -210,9 +210,9 @@ async def test_a_wrong_password_is_one_clear_error_at_once(tmp_path):
         for password in ("wrong", None):
             connection = Connection(RedisConfig(url=url), 1000, password=lambda password=password: password)
             with pytest.raises(BufferUnavailable, match="CUSEARCH_REDIS_PASSWORD"):
-                await RedisBuffer(connection, "x", make_shape()).state()
+                await RedisBuffer(connection, "x", make_limits()).state()
         connection = Connection(RedisConfig(url=url), 1, password=lambda: "right")
-        await RedisBuffer(connection, "x", make_shape()).state()
+        await RedisBuffer(connection, "x", make_limits()).state()
 
 
 def test_the_password_is_neither_on_the_command_line_nor_in_a_file_that_redis_reads(tmp_path):

@@ -1,10 +1,11 @@
 """Both buffers, driven by the same random interleavings of workers, learners, crashes and operators.
 
-Some workers believe another config, commands arrive a second time much later, what is kept vanishes, and Redis goes
-back to an earlier state of its own.
+Some workers have another contract than the run, a learner may change the run's, commands arrive a second time much
+later, what is kept vanishes, and Redis goes back to an earlier state of its own.
 
 After every rule the two agree, the ledger closes, no trajectory is trained twice in one lineage, no ticket is lost, and
-every pool keeps the staleness bound and the sizes of its groups."""
+every pool keeps the staleness bound and the sizes of its groups. A worker whose contract is not the run's takes and
+gives nothing, and is told so."""
 
 from __future__ import annotations
 
@@ -29,21 +30,31 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cusearch_async.errors import BufferLost, CusearchError, Fenced
-from cusearch_async.transport.contract import NOTHING, MethodState, Place, WorkerStatus
+from cusearch_async.errors import BufferLost, ContractMismatch, CusearchError, Fenced
+from cusearch_async.transport.interface import NOTHING, MethodState, RolloutSlot, WorkerStatus
+from cusearch_async.transport.limits import LIMITS_IN_REDIS
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Trajectory
 from tests.strategies import make_trajectory
 from tests.transport.conftest import MemoryBackend, RedisBackend
 
 N, G, STALENESS, ATTEMPTS, S_MAX = 2, 2, 1, 3, 5
 SEQUENCES = int(os.environ.get("CUSEARCH_SEQUENCES", "60"))
+CHANGED = {"max_staleness": 2, "max_attempts": 1}
+"""What a learner may make of the run, and unmake again."""
 BELIEFS: dict[str, dict[str, int]] = {
     "a": {},
-    "b": {"max_staleness": 7, "questions": 9, "max_attempts": 1, "limit": 10**6},
-    "c": {"rollouts": 3, "max_staleness": 0, "s_max": S_MAX + 1},
+    "b": {},
+    "changed": CHANGED,
+    "never": {"max_staleness": 7, "questions": 9, "rollouts": 3, "s_max": S_MAX + 1},
 }
-"""What a worker's config says besides the run's own."""
+"""Worker -> what its config says besides what the run was begun with."""
 WORKERS = tuple(BELIEFS)
+REFUSED = ContractMismatch.__name__
+
+
+def contract_of(limits: dict[str, Any]) -> RunContract:
+    return RunContract({name: str(limits[name]) for name in LIMITS_IN_REDIS if name in limits})
 
 
 class Run(RuleBasedStateMachine):
@@ -54,18 +65,20 @@ class Run(RuleBasedStateMachine):
 
     @initialize(order=st.sampled_from(["ticket", "oldest_complete"]), limit=st.sampled_from([1, N * G, 100]))
     def begin(self, order: str, limit: int) -> None:
-        shape = {"questions": N, "rollouts": G, "max_staleness": STALENESS, "max_attempts": ATTEMPTS, "order": order}
-        self.shape = shape | {"limit": limit, "s_max": S_MAX}
+        limits = {"questions": N, "rollouts": G, "max_staleness": STALENESS, "max_attempts": ATTEMPTS, "order": order}
+        self.limits = limits | {"limit": limit, "s_max": S_MAX}
         self.order = order
         self.backends: list[Any] = [MemoryBackend(), RedisBackend(self.redis_url)]
-        self.buffers = [backend.make(**self.shape) for backend in self.backends]
-        self.workers = {
-            name: [b.make(**(self.shape | belief)) for b in self.backends] for name, belief in BELIEFS.items()
-        }
+        self.buffers = [backend.make(**self.limits) for backend in self.backends]
+        self.workers = {name: self.processes(self.limits | belief) for name, belief in BELIEFS.items()}
+        self.begun_with = self.limits
+        self.bounds: dict[int, int] = {}  # step -> the largest staleness bound under which its pool was claimed
         self.old_learners: list[list[Any]] = []
         self.learners: list[Any] = []
-        self.playing: dict[str, dict[Place, int]] = {worker: {} for worker in WORKERS}  # and the version that began it
-        self.granted: dict[tuple[str, int], list[Place]] = {}  # by worker and number of its admission
+        self.playing: dict[str, dict[RolloutSlot, int]] = {
+            worker: {} for worker in WORKERS
+        }  # and the version that began it
+        self.granted: dict[tuple[str, int], list[RolloutSlot]] = {}  # by worker and number of its admission
         self.sent: list[tuple[str, list[Any], tuple[Any, ...]]] = []  # commands that may come again
         self.recoveries: list[Any] = []
         self.snapshot: Any = None
@@ -79,6 +92,18 @@ class Run(RuleBasedStateMachine):
         self.step = self.phase = 0
         self.admissions = 0
         self.take_over()
+
+    def processes(self, limits: dict[str, Any]) -> list[Any]:
+        """One with this config on each backend."""
+        return [backend.make(contract_of(limits), **limits) for backend in self.backends]
+
+    def fits(self, worker: str) -> bool:
+        return self.begun_with | BELIEFS[worker] == self.limits
+
+    @property
+    def staleness(self) -> int:
+        """The run's bound, as its learner has it."""
+        return int(self.limits["max_staleness"])
 
     def do(self, coroutine: Any) -> Any:
         try:
@@ -94,11 +119,10 @@ class Run(RuleBasedStateMachine):
             self.sent.append((name, by, arguments))
         return answers[0]
 
-    def trajectory(self, worker: str, place: Place, depth: int) -> Trajectory:
-        version = self.playing[worker][place]
-        depth += worker == "c" and depth == S_MAX
+    def trajectory(self, worker: str, slot: RolloutSlot, depth: int) -> Trajectory:
+        version = self.playing[worker][slot]
         versions = np.full(4, version, np.int32)
-        return make_trajectory(place.ticket, place.rollout, depth=depth, worker=worker, versions=versions)
+        return make_trajectory(slot.ticket, slot.rollout, depth=depth, worker=worker, versions=versions)
 
     # --- workers ---
 
@@ -108,12 +132,15 @@ class Run(RuleBasedStateMachine):
         redis = self.workers[worker][1]
         redis._numbers = itertools.count(1000 * self.admissions)
         granted = self.both("admit", worker, self.loaded[worker], room, by=self.workers[worker])
+        assert (granted == REFUSED) == (not self.fits(worker))
+        if granted == REFUSED:
+            return
         if answer_is_lost:
             redis._numbers = itertools.count(1000 * self.admissions)
             assert self.do(redis.admit(worker, self.loaded[worker], room)) == granted, "the command was sent again"
         assert len(granted) <= room
-        limit = (STALENESS + self.loaded[worker] + 1) * N
-        assert all(place.ticket < limit for place in granted), "the staleness bound"
+        limit = (self.staleness + self.loaded[worker] + 1) * N
+        assert all(slot.ticket < limit for slot in granted), "the staleness bound"
         self.playing[worker] |= dict.fromkeys(granted, self.loaded[worker])
         self.granted[worker, 1000 * self.admissions] = granted
 
@@ -128,17 +155,20 @@ class Run(RuleBasedStateMachine):
         number = data.draw(st.sampled_from([0, int(token.split("/")[1])]))
         redis._numbers = itertools.count(number)
         again = self.do(redis.admit(worker, self.loaded[worker], 2 * G)) if number or token != "0/0" else []
+        if not self.fits(worker):
+            assert again == (REFUSED if number or token != "0/0" else [])
+            return
         if not number:
             assert again == []
             return
         state = self.do(memory.state())
-        limit = (STALENESS + min(self.loaded[worker], state.published) + 1) * N if state.published >= 0 else 0
+        limit = (self.staleness + min(self.loaded[worker], state.published) + 1) * N if state.published >= 0 else 0
         tickets = {p.ticket for p in self.granted[worker, number]}
         leased = {t for t in tickets if memory._run.leases.get(t, ("", 0))[0] == worker}
         assert {p.ticket for p in again} == {t for t in leased if t < limit}
         if state.published >= 0:
             for ticket in sorted(t for t in leased if t >= limit):
-                memory._requeue(ticket)
+                memory._run.play_again(ticket)
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -155,23 +185,24 @@ class Run(RuleBasedStateMachine):
     @rule(data=st.data(), depth=st.integers(0, S_MAX), again=st.booleans())
     def put(self, data: Any, depth: int, again: bool) -> None:
         worker = data.draw(st.sampled_from([w for w in WORKERS if self.playing[w]]))
-        place = data.draw(st.sampled_from(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))))
-        trajectory = self.trajectory(worker, place, depth)
+        slot = data.draw(st.sampled_from(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))))
+        trajectory = self.trajectory(worker, slot, depth)
         outcome = self.both("put", trajectory, by=self.workers[worker])
+        assert (outcome == REFUSED) == (not self.fits(worker))
         if again:
             assert self.both("put", trajectory, by=self.workers[worker]) == outcome
         if outcome != "full":
-            del self.playing[worker][place]
+            del self.playing[worker][slot]
 
     @rule(worker=st.sampled_from(WORKERS), left=st.sets(st.integers(0, 7), max_size=2), depth=st.integers(0, S_MAX))
     def play(self, worker: str, left: set[int], depth: int) -> None:
         """Admit as much as there is and finish it, but for a few."""
         self.admit(worker, 4 * G)
-        for number, place in enumerate(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))):
+        for number, slot in enumerate(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))):
             if number not in left:
-                outcome = self.both("put", self.trajectory(worker, place, depth), by=self.workers[worker])
+                outcome = self.both("put", self.trajectory(worker, slot, depth), by=self.workers[worker])
                 if outcome != "full":
-                    del self.playing[worker][place]
+                    del self.playing[worker][slot]
 
     @rule(share=st.floats(0, 1), deeper=st.booleans(), size=st.integers(1, 2 * G), worker=st.sampled_from(WORKERS))
     def learn(self, share: float, deeper: bool, size: int, worker: str) -> None:
@@ -190,10 +221,11 @@ class Run(RuleBasedStateMachine):
         self.claim()
         self.checkpoint()
 
-    @rule(ticket=st.integers(0, 12), rollout=st.integers(0, 3))
-    def something_late_is_put(self, ticket: int, rollout: int) -> None:
+    @rule(ticket=st.integers(0, 12), rollout=st.integers(0, 3), worker=st.sampled_from(WORKERS))
+    def something_late_is_put(self, ticket: int, rollout: int, worker: str) -> None:
         """By a worker that was taken for dead: wherever its ticket is by now."""
-        self.both("put", make_trajectory(ticket, rollout, depth=0, worker="late"))
+        outcome = self.both("put", make_trajectory(ticket, rollout, depth=0, worker="late"), by=self.workers[worker])
+        assert (outcome == REFUSED) == (not self.fits(worker))
 
     @rule(worker=st.sampled_from(WORKERS))
     def load_weights(self, worker: str) -> None:
@@ -201,7 +233,14 @@ class Run(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def beat(self, worker: str) -> None:
-        self.both("heartbeat", worker, sorted({p.ticket for p in self.playing[worker]}), WorkerStatus())
+        tickets = sorted({p.ticket for p in self.playing[worker]})
+        answer = self.both("heartbeat", worker, tickets, WorkerStatus(), by=self.workers[worker])
+        assert answer == (None if self.fits(worker) else REFUSED)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def join(self, worker: str) -> None:
+        answer = self.both("check_contract", by=self.workers[worker])
+        assert answer == (True if self.fits(worker) else REFUSED)
 
     @rule(worker=st.sampled_from(WORKERS), failed=st.booleans())
     def give_back(self, worker: str, failed: bool) -> None:
@@ -253,7 +292,8 @@ class Run(RuleBasedStateMachine):
         assert all(t.depth <= S_MAX and t.versions.max() <= step for t in pool)
         if self.order == "ticket":
             assert all(step * N <= t.ticket < (step + 1) * N for t in pool), "pool = its tickets"
-            assert all(step - t.oldest_version <= STALENESS for t in pool), "the staleness bound"
+            self.bounds[step] = max(self.bounds.get(step, 0), self.staleness)  # a pool that was claimed stays as it is
+            assert all(step - t.oldest_version <= self.bounds[step] for t in pool), "the staleness bound"
         if not run.counts["lost"] and not run.quarantined:
             wanted = sum(run.sizes.get(t, G) - run.incomplete.get(t, 0) for t in run.pools[step].tickets)
             assert len(pool) == wanted, "groups are whole, or known to be incomplete"
@@ -297,7 +337,7 @@ class Run(RuleBasedStateMachine):
         """A learner is killed, or replaced while it lives; the new one goes on from the checkpoint."""
         if self.learners:
             self.old_learners.append(self.learners)
-        self.learners = [backend.make(**self.shape) for backend in self.backends]
+        self.learners = self.processes(self.limits)
         step, method = self.saved
         redis, recover = self.learners[1], self.learners[1].run_script
 
@@ -308,13 +348,24 @@ class Run(RuleBasedStateMachine):
             return answer
 
         redis.run_script = record
-        assert self.both("recover", step, method, self.epoch, by=self.learners) is None
+        changes = self.backends[0].run.contract not in (NO_CONTRACT, contract_of(self.limits))
+        assert self.both("recover", step, method, self.epoch, None, changes, by=self.learners) is None
         assert self.epoch < self.learners[0].epoch == self.learners[1].epoch
         self.epoch = self.learners[0].epoch
         self.trained = {s: ids for s, ids in self.trained.items() if s < step}
         self.step, self.phase = step, int(method.fields.get("phase", 0))
         self.pool = None
         self.publish()
+
+    @rule()
+    def a_learner_changes_the_run(self) -> None:
+        """One that may not is refused, and the learner that is there goes on."""
+        before = self.limits
+        self.limits = self.begun_with if self.limits != self.begun_with else self.begun_with | CHANGED
+        assert self.both("recover", *self.saved, self.epoch, by=self.processes(self.limits)) == REFUSED
+        assert self.both("learner_leaves", by=self.learners) is None, "it is not fenced off"
+        assert self.fits("a") == (before != self.begun_with)
+        self.take_over()
 
     @precondition(lambda self: bool(self.old_learners))
     @rule(data=st.data())
@@ -396,10 +447,7 @@ class Run(RuleBasedStateMachine):
     def the_ledger_closes(self) -> None:
         ledger = self.do(self.buffers[0].ledger())
         assert ledger.closes
-        too_deep = sum(
-            e.state == "buffered" and e.trajectory.depth > S_MAX for e in self.backends[0].run.entries.values()
-        )
-        assert sum(self.do(self.buffers[0].capacities())) + too_deep == ledger.buffered
+        assert sum(self.do(self.buffers[0].capacities())) == ledger.buffered
         assert min(ledger.finished, ledger.buffered, ledger.claimed, ledger.trained, ledger.bytes) >= 0
 
     @invariant()

@@ -1,10 +1,13 @@
 -- Grant rollouts to a worker: lease tickets below the staleness limit, requeued ones first.
 -- Repeating a request with the same token gives the same grant again, less what lies beyond the limit by now; an older
 -- request of the same process grants nothing. So a command that is sent again, or arrives late, does no harm.
--- ARGV worker token("process/number") room loaded_version
+-- ARGV worker token("process/number") room loaded_version contract_digest
 -- Returns rollout ids "ticket:rollout", at most `room`; a group is never split.
 local name, token, room, loaded = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local worker = key('worker:' .. name)
+if not run.epoch then return {} end
+local refused = contract_refusal(ARGV[5])
+if refused then return refused end
 local published = run.published or -1
 if published < 0 then return {} end
 local limit = (run.max_staleness + math.min(loaded, published) + 1) * run.questions

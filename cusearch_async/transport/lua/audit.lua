@@ -3,6 +3,7 @@
 -- Returns {trajectories that are kept, {what does not add up...}}
 local findings, told = {}, {}
 if not run.epoch then return {0, findings} end
+if not run.questions then return {0, {'limits are gone: the next learner writes them again'}} end
 local function find(text) findings[#findings + 1] = text end
 local function expect(what, counted, counter)
   if counted ~= counter then find(what .. ': ' .. counted .. ' by keys, ' .. counter .. ' by counters') end
@@ -17,7 +18,7 @@ for i = 1, #raw, 2 do told[raw[i]] = tonumber(raw[i + 1]) end
 local function counter(name) return told[name] or 0 end
 
 -- what waits
-local known, kept, gone, outside, bytes, heat, deepest = {}, 0, {}, {}, 0, {}, run.s_max
+local known, kept, gone, outside, bytes, cells, deepest = {}, 0, {}, {}, 0, {}, run.s_max
 local function keep(id)
   known[id] = true
   kept = kept + 1
@@ -29,7 +30,7 @@ for i = 1, #raw, 2 do
   keep(raw[i])
   bytes = bytes + size
   deepest = math.max(deepest, depth)  -- a worker with another s_max may have put it there
-  heat[cell] = (heat[cell] or 0) + 1
+  cells[cell] = (cells[cell] or 0) + 1
   if not redis.call('ZSCORE', key('depth:' .. depth), raw[i]) then outside[#outside + 1] = raw[i] end
 end
 local in_buckets = 0
@@ -38,12 +39,12 @@ expect('buffered', kept, counter('buffered'))
 expect('in the depth buckets', in_buckets, counter('buffered'))
 expect('bytes', bytes, counter('bytes'))
 list('buffered, and not in the bucket of their depth', outside)
-raw = redis.call('HGETALL', key('heat'))
+raw = redis.call('HGETALL', key('depth_by_version'))
 for i = 1, #raw, 2 do
-  expect('heat ' .. raw[i], heat[raw[i]] or 0, tonumber(raw[i + 1]))
-  heat[raw[i]] = nil
+  expect('depth_by_version ' .. raw[i], cells[raw[i]] or 0, tonumber(raw[i + 1]))
+  cells[raw[i]] = nil
 end
-for cell, number in pairs(heat) do expect('heat ' .. cell, number, 0) end
+for cell, number in pairs(cells) do expect('depth_by_version ' .. cell, number, 0) end
 
 -- what learners have taken
 local claimed, trained, unselected, places, step = 0, 0, 0, {}, run.checkpoint

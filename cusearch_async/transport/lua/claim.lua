@@ -54,9 +54,9 @@ end
 
 local ids = {}
 for _, ticket in ipairs(tickets) do
-  local places = places_of(ticket)
-  local waiting, lacking = redis.call('HMGET', key('waiting'), unpack(places)), 0
-  for i, id in ipairs(places) do
+  local slots = slots_of(ticket)
+  local waiting, lacking = redis.call('HMGET', key('waiting'), unpack(slots)), 0
+  for i, id in ipairs(slots) do
     if waiting[i] and is_whole(id) then
       ids[#ids + 1] = id
     else

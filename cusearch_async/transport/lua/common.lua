@@ -1,12 +1,16 @@
 -- Put before every script. KEYS[1] is the run's state; every other key of the run shares its hash tag. What a script
--- must know of the run (group sizes, bounds, limits) is what the learner has laid down there, never what a caller says.
+-- must know of the run (group sizes, bounds, room) is what the learner has laid down in `limits`, never what a caller
+-- says.
 local state = KEYS[1]
 local prefix = string.sub(state, 1, -6)
-local run = {}
-local fields_of_run = redis.call('HGETALL', state)
-for i = 1, #fields_of_run, 2 do run[fields_of_run[i]] = tonumber(fields_of_run[i + 1]) or fields_of_run[i + 1] end
-
 local function key(name) return prefix .. name end
+
+local run = {}  -- the fields of `state` and of `limits`
+for _, name in ipairs({state, key('limits')}) do
+  local fields = redis.call('HGETALL', name)
+  for i = 1, #fields, 2 do run[fields[i]] = tonumber(fields[i + 1]) or fields[i + 1] end
+end
+
 local function traj(id) return prefix .. 'traj:' .. id end
 local function payload(id) return prefix .. 'payload:' .. id end
 local function pool_key(step) return prefix .. 'pool:' .. step end
@@ -21,6 +25,17 @@ local function refusal_of(epoch)
   if not run.epoch then return lost('nothing of it is there') end
   if run.epoch < tonumber(epoch) then return lost('it knows learners up to epoch ' .. run.epoch .. ', this one has ' .. epoch) end
   return redis.error_reply('FENCED')
+end
+
+-- Why a process whose contract has this digest may not join: the run has another one, which the answer tells. Else
+-- nothing.
+local function contract_refusal(digest)
+  if (redis.call('HGET', key('contract'), 'digest') or '') == digest then return nil end
+  local terms, fields = {}, redis.call('HGETALL', key('contract'))
+  for i = 1, #fields, 2 do
+    if fields[i] ~= 'digest' then terms[fields[i]] = fields[i + 1] end
+  end
+  return redis.error_reply('CONTRACT ' .. cjson.encode(terms))
 end
 
 -- The run's clock, and the server's, in milliseconds. The run's follows the server's, by half a lease at most from one
@@ -49,7 +64,7 @@ end
 
 local function group_size(ticket) return tonumber(redis.call('HGET', key('sizes'), ticket)) or run.rollouts end
 
-local function places_of(ticket)
+local function slots_of(ticket)
   local ids = {}
   for rollout = 0, group_size(ticket) - 1 do ids[rollout + 1] = ticket .. ':' .. rollout end
   return ids
@@ -57,7 +72,7 @@ end
 
 -- Rollouts of a ticket that do not wait in the buffer.
 local function missing(ticket)
-  local ids, lacking = places_of(ticket), {}
+  local ids, lacking = slots_of(ticket), {}
   local waiting = redis.call('HMGET', key('waiting'), unpack(ids))
   for i, id in ipairs(ids) do
     if not waiting[i] then lacking[#lacking + 1] = id end
@@ -69,7 +84,7 @@ end
 local function wait(id, depth, version, bytes)
   redis.call('HSET', key('waiting'), id, depth .. ':' .. version .. ':' .. bytes)
   redis.call('ZADD', key('depth:' .. depth), ticket_of(id), id)
-  redis.call('HINCRBY', key('heat'), depth .. ':' .. version, 1)
+  redis.call('HINCRBY', key('depth_by_version'), depth .. ':' .. version, 1)
   count('buffered', 1)
   count('bytes', bytes)
 end
@@ -81,7 +96,7 @@ local function stop_waiting(id)
   local cell, depth, bytes = string.match(known, '^((%d+):%-?%d+):(%d+)$')
   redis.call('HDEL', key('waiting'), id)
   redis.call('ZREM', key('depth:' .. depth), id)
-  if redis.call('HINCRBY', key('heat'), cell, -1) <= 0 then redis.call('HDEL', key('heat'), cell) end
+  if redis.call('HINCRBY', key('depth_by_version'), cell, -1) <= 0 then redis.call('HDEL', key('depth_by_version'), cell) end
   count('buffered', -1)
   count('bytes', -bytes)
   return true
@@ -147,7 +162,7 @@ end
 -- Everything that Redis holds of the pool of a step.
 local function forget_pool(step)
   for ticket in string.gmatch(redis.call('HGET', facts_key(step), 'tickets') or '', '%d+') do
-    for _, id in ipairs(places_of(ticket)) do redis.call('UNLINK', traj(id), payload(id)) end
+    for _, id in ipairs(slots_of(ticket)) do redis.call('UNLINK', traj(id), payload(id)) end
     redis.call('HDEL', key('sizes'), ticket)
     redis.call('HDEL', key('incomplete'), ticket)
   end

@@ -1,16 +1,18 @@
 -- Say that a worker lives, renew its leases, publish what it says of itself. Workers that have been silent for an hour
 -- are forgotten.
--- ARGV worker number_of_tickets ticket... field value...
-local name, tickets = ARGV[1], tonumber(ARGV[2])
+-- ARGV worker contract_digest number_of_tickets ticket... field value...
+local name, tickets = ARGV[1], tonumber(ARGV[3])
 if not run.epoch then return 0 end
+local refused = contract_refusal(ARGV[2])
+if refused then return refused end
 local worker, time, wall = key('worker:' .. name), now()
 redis.call('ZADD', key('workers'), wall, name)
 redis.call('ZREMRANGEBYSCORE', key('workers'), '-inf', wall - 3600000)
-for i = 3, 2 + tickets do
+for i = 4, 3 + tickets do
   if redis.call('HGET', key('owner'), ARGV[i]) == name then
     redis.call('ZADD', key('lease'), 'XX', time + run.lease_ms, ARGV[i])
   end
 end
-for i = 3 + tickets, #ARGV, 2 do redis.call('HSET', worker, ARGV[i], ARGV[i + 1]) end
+for i = 4 + tickets, #ARGV, 2 do redis.call('HSET', worker, ARGV[i], ARGV[i + 1]) end
 redis.call('EXPIRE', worker, 3600)
 return 1

@@ -1,7 +1,7 @@
 -- Store finished trajectories in the buckets of their depths; close a group when its last one comes. Their payloads
 -- were SET under names of their own just before: a rename takes no copy of them, an argument would take several.
 -- Idempotent per (ticket, rollout): the same bytes again are stored already.
--- ARGV put...
+-- ARGV contract_digest put...
 --      put: msgpack of {id, staged, depth, version, bytes, {field, value, ...}}
 -- Returns for each put: stored | duplicate (another is there already) | late (its group is closed, or has no such
 -- place) | full (try again later) | unstaged (its payload has gone: send it again).
@@ -24,14 +24,20 @@ local function refusal(id, ticket, size, staged)
   if is_full and tonumber(ticket) >= (run.step + 1) * run.questions then return 'full' end
 end
 
+local another_contract = run.epoch and contract_refusal(ARGV[1])
+if another_contract then
+  for i = 2, #ARGV do redis.call('UNLINK', key('staged:' .. cmsgpack.unpack(ARGV[i])[2])) end
+  return another_contract
+end
+
 local outcomes, finished = {}, 0
-for i = 1, #ARGV do
+for i = 2, #ARGV do
   local id, staged, depth, version, bytes, fields = unpack(cmsgpack.unpack(ARGV[i]))
   staged = key('staged:' .. staged)
   local ticket = ticket_of(id)
   local size = group_size(ticket)
   local refused = refusal(id, ticket, size, staged)
-  outcomes[i] = refused or 'stored'
+  outcomes[i - 1] = refused or 'stored'
   if refused then
     redis.call('UNLINK', staged)
   else

@@ -1,11 +1,14 @@
--- A learner takes over at `step` with what its method remembered at the checkpoint, and lays down the shape of the run.
+-- A learner takes over at `step` with what its method remembered at the checkpoint, and lays down the run's limits and
+-- its contract.
 -- Pools trained after it are claimed again, so the same steps will get the same pools. What Redis has lost since, or
 -- never had, is played again or dropped. Every older learner is fenced off.
 -- Delivered again, however late, it changes nothing: its nonce has an epoch already.
--- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch shape(JSON: name -> text) [run_id host folder]
+-- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch limits(JSON: name -> text)
+--      contract(JSON: key -> text, and its digest) accepts_changes [run_id host folder]
 -- Returns the new epoch.
 local step, method, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local shape, run_id, host, folder = cjson.decode(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
+local limits, contract, accepts_changes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6]), ARGV[7] == '1'
+local run_id, host, folder = ARGV[8], ARGV[9], ARGV[10]
 
 -- 1. Read and check everything: a script that fails halfway is not rolled back.
 local given = redis.call('HGET', key('learners'), nonce)
@@ -15,9 +18,9 @@ if run_id and whose[1] and whose[1] ~= run_id then
   return redis.error_reply('ANOTHER ' .. table.concat({whose[1], whose[2] or '?', whose[3] or '?'}, ' '))
 end
 local kinds = {
-  ledger = 'hash', waiting = 'hash', heat = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
+  ledger = 'hash', waiting = 'hash', depth_by_version = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
   incomplete = 'hash', sizes = 'hash', memory = 'string', clock = 'hash', quarantine = 'hash', learners = 'hash',
-  lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
+  contract = 'hash', lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
 }
 for name, kind in pairs(kinds) do
   local found = redis.call('TYPE', key(name)).ok
@@ -31,14 +34,18 @@ for _, number in ipairs(redis.call('HVALS', key('ledger'))) do
 end
 local forgotten, reached = run.checkpoint or 0, run.step or step
 if step < forgotten then return redis.error_reply('GONE ' .. forgotten .. ' ' .. step) end
-local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or 0) or 0
+local granted = tonumber(redis.call('GET', key('next_ticket')) or 0) or 0  -- tickets below it
 for _, name in ipairs({'questions', 'rollouts', 'order'}) do
-  if next_ticket > 0 and run[name] and tostring(run[name]) ~= shape[name] then
-    return redis.error_reply('SHAPE ' .. name .. ' ' .. run[name])
+  if granted > 0 and run[name] and tostring(run[name]) ~= limits[name] then
+    return redis.error_reply('GRANTED ' .. name .. ' ' .. run[name])
   end
 end
-local first = step * tonumber(shape.questions)
-next_ticket = math.max(next_ticket, first)
+if not accepts_changes and redis.call('EXISTS', key('contract')) == 1 then
+  local refused = contract_refusal(contract.digest or '')
+  if refused then return refused end
+end
+local first = step * tonumber(limits.questions)
+local next_ticket = math.max(granted, first)
 local somewhere = {}  -- ticket -> true
 for _, name in ipairs({'lease', 'requeue', 'ready'}) do
   for _, ticket in ipairs(redis.call('ZRANGE', key(name), 0, -1)) do somewhere[ticket] = true end
@@ -56,10 +63,13 @@ while s <= reached or redis.call('EXISTS', facts_key(s)) == 1 do
 end
 
 -- 2. From here on only writes that cannot fail.
-for name, value in pairs(shape) do
+redis.call('UNLINK', key('limits'), key('contract'))
+for name, value in pairs(limits) do
   run[name] = tonumber(value) or value
-  redis.call('HSET', state, name, value)
+  redis.call('HSET', key('limits'), name, value)
+  redis.call('HDEL', state, name)  -- where earlier versions had it: their workers must not work on a run with a contract
 end
+for name, text in pairs(contract) do redis.call('HSET', key('contract'), name, text) end
 if run_id then redis.call('HSET', state, 'run_id', run_id, 'host', host, 'folder', folder) end
 local played_again = {}
 local function lose_pool(s, pool)
@@ -106,7 +116,9 @@ if step > reached then  -- the steps between have used these tickets up
 end
 
 remember(method)
-for ticket, size in pairs(method.sizes) do redis.call('HSETNX', key('sizes'), ticket, size) end
+for ticket, size in pairs(method.sizes) do  -- as in commit; the staleness bound may have been another one
+  if tonumber(ticket) >= granted then redis.call('HSETNX', key('sizes'), ticket, size) end
+end
 for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
 redis.call('SET', key('next_ticket'), next_ticket)
 local epoch = math.max(run.epoch or 0, least_epoch) + 1
@@ -120,9 +132,9 @@ if run.order == 'ticket' then
 end
 for ticket in pairs(played_again) do requeue(ticket) end
 
--- 3. Count again what waits: buckets, heat or counters may have gone by themselves.
+-- 3. Count again what waits: buckets, depth_by_version or counters may have gone by themselves.
 for depth = 0, run.s_max do redis.call('UNLINK', key('depth:' .. depth)) end
-redis.call('UNLINK', key('heat'))
+redis.call('UNLINK', key('depth_by_version'))
 local counted = tonumber(redis.call('HGET', key('ledger'), 'buffered')) or 0
 local waiting = redis.call('HGETALL', key('waiting'))
 redis.call('HSET', key('ledger'), 'buffered', 0, 'bytes', 0)

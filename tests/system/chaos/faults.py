@@ -97,7 +97,7 @@ async def _must_end(scene: Scene, process: Any, who: str) -> None:
 
 
 async def worker_with_another_config(scene: Scene, draw: random.Random) -> str:
-    """For a few seconds; what it puts must harm nothing, or it is refused."""
+    """It is refused before it has loaded weights, and so before it takes a ticket."""
     changes: dict[str, dict[str, Any]] = {
         "max_staleness": {"pool__max_staleness": 6},
         "N": {"pool__questions": 16},
@@ -112,9 +112,8 @@ async def worker_with_another_config(scene: Scene, draw: random.Random) -> str:
         await asyncio.sleep(0.1)
         if process.poll() is not None:
             break
-        if b"ready" in (scene.logs / "guest.log").read_bytes()[-300:]:
-            await asyncio.sleep(3)
-            break
+    if b"loaded weights" in (scene.logs / "guest.log").read_bytes():
+        scene.ended_alone.append({"process": "guest", "status": process.poll(), "said": f"plays with another {what}"})
     scene.end(process)
     scene.guests.pop("guest", None)
     (scene.logs / "guest.log").rename(scene.logs / f"guest-{process.pid}.log")

@@ -27,8 +27,8 @@ from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.contract import shape_of
 from cusearch_async.transport.keys import Keys
+from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import SLOW
 from tests.system.chaos.gateway import Gateway
@@ -304,7 +304,7 @@ class Scene:
 
 def script_shas(config: Config) -> dict[bytes, str]:
     """SHA-1 -> name of every script of the buffer."""
-    buffer = RedisBuffer(Connection(config.redis, 0), config.run.name, shape_of(config))
+    buffer = RedisBuffer(Connection(config.redis, 0), config.run.name, limits_of(config))
     return {script.sha.encode(): name for name, script in buffer._scripts.items()}
 
 

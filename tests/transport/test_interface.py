@@ -1,4 +1,4 @@
-"""The buffer's contract, on both buffers."""
+"""What every buffer must do, on both buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from cusearch_async.errors import BufferLost, ConfigError, Fenced, InvalidTrajectory
-from cusearch_async.transport.contract import ALIVE_S, Buffer, LearnerStatus, MethodState, Place, WorkerStatus
+from cusearch_async.transport.interface import ALIVE_S, Buffer, LearnerStatus, MethodState, RolloutSlot, WorkerStatus
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 
@@ -24,9 +24,9 @@ async def start(buffer: Buffer) -> None:
     await buffer.announce(0, "v000000-e1")
 
 
-async def fill(buffer: Buffer, places: list[Place], **changes: Any) -> None:
-    for place in places:
-        assert await buffer.put(make_trajectory(place.ticket, place.rollout, **changes)) == "stored"
+async def fill(buffer: Buffer, slots: list[RolloutSlot], **changes: Any) -> None:
+    for slot in slots:
+        assert await buffer.put(make_trajectory(slot.ticket, slot.rollout, **changes)) == "stored"
 
 
 async def test_nothing_is_admitted_before_weights_are_announced(backend):
@@ -38,16 +38,21 @@ async def test_nothing_is_admitted_before_weights_are_announced(backend):
 async def test_tickets_come_in_order_each_with_all_its_rollouts(backend):
     buffer = backend.make()
     await start(buffer)
-    assert await buffer.admit("w", 0, 2 * G) == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
-    assert await buffer.admit("w", 0, G) == [Place(2, 0), Place(2, 1)]
+    assert await buffer.admit("w", 0, 2 * G) == [
+        RolloutSlot(0, 0),
+        RolloutSlot(0, 1),
+        RolloutSlot(1, 0),
+        RolloutSlot(1, 1),
+    ]
+    assert await buffer.admit("w", 0, G) == [RolloutSlot(2, 0), RolloutSlot(2, 1)]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
 async def test_admission_stops_at_the_staleness_bound(backend, max_staleness):
     buffer = backend.make(max_staleness=max_staleness)
     await start(buffer)
-    places = await buffer.admit("w", 0, 1000)
-    assert len({place.ticket for place in places}) == (max_staleness + 1) * N
+    slots = await buffer.admit("w", 0, 1000)
+    assert len({slot.ticket for slot in slots}) == (max_staleness + 1) * N
     assert await buffer.admit("w", 0, G) == []
     assert await buffer.admit("w", 5, G) == [], "a version that was never announced grants nothing"
 
@@ -60,7 +65,7 @@ async def test_newer_weights_open_the_next_tickets(backend):
     await buffer.commit(pool, pool.trajectories[:3], MethodState(fields={"phase": 0}))
     await buffer.announce(1, "v000001-e1")
     assert await buffer.admit("w", 0, N * G) == [], "the worker still has the old weights"
-    assert {place.ticket for place in await buffer.admit("w", 1, N * G)} == {4, 5, 6, 7}
+    assert {slot.ticket for slot in await buffer.admit("w", 1, N * G)} == {4, 5, 6, 7}
 
 
 async def test_two_workers_never_get_the_same_ticket(backend):
@@ -68,16 +73,16 @@ async def test_two_workers_never_get_the_same_ticket(backend):
     await start(learner)
     workers = [backend.make(max_staleness=10) for _ in range(12)]
     grants = await asyncio.gather(*(worker.admit(f"w{i}", 0, 3 * G) for i, worker in enumerate(workers)))
-    places = [place for grant in grants for place in grant]
-    assert len(places) == len(set(places)) == 12 * 3 * G
+    slots = [slot for grant in grants for slot in grant]
+    assert len(slots) == len(set(slots)) == 12 * 3 * G
 
 
 async def test_a_trajectory_lies_in_the_bucket_of_its_depth(backend):
     buffer = backend.make()
     await start(buffer)
-    places = await buffer.admit("w", 0, 3 * G)
-    for depth, place in enumerate(places):
-        await buffer.put(make_trajectory(place.ticket, place.rollout, depth=depth))
+    slots = await buffer.admit("w", 0, 3 * G)
+    for depth, slot in enumerate(slots):
+        await buffer.put(make_trajectory(slot.ticket, slot.rollout, depth=depth))
     assert await buffer.capacities() == [1, 1, 1, 1, 1, 1]
 
 
@@ -120,10 +125,10 @@ async def test_a_put_without_a_ticket_is_late(backend):
 async def test_a_pool_is_claimed_whole_or_not_at_all(backend):
     buffer = backend.make()
     await start(buffer)
-    places = await buffer.admit("w", 0, N * G)
-    await fill(buffer, places[:-1])
+    slots = await buffer.admit("w", 0, N * G)
+    await fill(buffer, slots[:-1])
     assert await buffer.claim(0) is None
-    await fill(buffer, places[-1:])
+    await fill(buffer, slots[-1:])
     pool = await buffer.claim(0)
     assert [(t.ticket, t.rollout) for t in pool] == [(t, r) for t in range(N) for r in range(G)]
     assert await buffer.capacities() == [0] * 6
@@ -142,16 +147,16 @@ async def test_claiming_a_step_again_gives_the_same_pool(backend):
 async def test_ticket_order_waits_for_the_oldest_tickets(backend):
     buffer = backend.make()
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * N * G)
-    await fill(buffer, [place for place in places if place.ticket != 0])
+    slots = await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [slot for slot in slots if slot.ticket != 0])
     assert await buffer.claim(0) is None
 
 
 async def test_oldest_complete_order_passes_a_straggler(backend):
     buffer = backend.make(order="oldest_complete")
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * N * G)
-    await fill(buffer, [place for place in places if place.ticket != 0])
+    slots = await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [slot for slot in slots if slot.ticket != 0])
     pool = await buffer.claim(0)
     assert {t.ticket for t in pool} == {1, 2, 3, 4}
 
@@ -220,7 +225,12 @@ async def test_a_group_is_granted_only_as_a_whole(backend):
     buffer = backend.make()
     await start(buffer)
     assert await buffer.admit("w", 0, G - 1) == []
-    assert await buffer.admit("w", 0, 2 * G + 1) == [Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)]
+    assert await buffer.admit("w", 0, 2 * G + 1) == [
+        RolloutSlot(0, 0),
+        RolloutSlot(0, 1),
+        RolloutSlot(1, 0),
+        RolloutSlot(1, 1),
+    ]
 
 
 async def test_a_commit_gives_coming_groups_their_size_and_keeps_what_the_method_remembers(backend):
@@ -232,7 +242,14 @@ async def test_a_commit_gives_coming_groups_their_size_and_keeps_what_the_method
     await buffer.commit(pool, pool.trajectories, MethodState(memory='{"a": "\u00e9\n"}', sizes={8: 3, 9: 1}))
     await buffer.announce(1, "v000001-e1")
     opened = await buffer.admit("w", 1, 3 + 1 + G)
-    assert opened == [Place(8, 0), Place(8, 1), Place(8, 2), Place(9, 0), Place(10, 0), Place(10, 1)]
+    assert opened == [
+        RolloutSlot(8, 0),
+        RolloutSlot(8, 1),
+        RolloutSlot(8, 2),
+        RolloutSlot(9, 0),
+        RolloutSlot(10, 0),
+        RolloutSlot(10, 1),
+    ]
     assert await backend.memory() == '{"a": "\u00e9\n"}'
 
 
@@ -240,13 +257,13 @@ async def test_groups_of_any_size_are_claimed_whole_and_their_sizes_go_with_them
     buffer = backend.make(max_staleness=0)
     await buffer.recover(0, MethodState(sizes={0: 3, 1: 1}))
     await buffer.announce(0, "v000000-e1")
-    places = await buffer.admit("w", 0, 100)
-    assert [p.ticket for p in places] == [0, 0, 0, 1, 2, 2, 3, 3]
-    await fill(buffer, [p for p in places if p != Place(0, 2)])
+    slots = await buffer.admit("w", 0, 100)
+    assert [p.ticket for p in slots] == [0, 0, 0, 1, 2, 2, 3, 3]
+    await fill(buffer, [p for p in slots if p != RolloutSlot(0, 2)])
     assert await buffer.claim(0) is None, "ticket 0 has a third rollout to come"
-    await fill(buffer, [Place(0, 2)])
+    await fill(buffer, [RolloutSlot(0, 2)])
     pool = await buffer.claim(0)
-    assert [(t.ticket, t.rollout) for t in pool] == [(p.ticket, p.rollout) for p in places]
+    assert [(t.ticket, t.rollout) for t in pool] == [(p.ticket, p.rollout) for p in slots]
     await buffer.commit(pool, pool.trajectories, MethodState(sizes={4: 2}))
     await buffer.checkpoint(1)
     assert await backend.sizes() == {4: 2}
@@ -261,6 +278,17 @@ async def test_a_group_keeps_its_first_size_and_recovery_brings_the_memory_back(
     assert await backend.memory() == "kept"
     assert await backend.sizes() == {5: 4, 6: 3}
     assert (await resumed.state()).fields == {"phase": 2, "share": 0.25}
+
+
+async def test_a_recovery_gives_a_ticket_that_was_granted_no_other_size(backend):
+    """A learner may plan with a smaller staleness bound than the tickets were granted under."""
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, G))
+    heir = backend.make()
+    await heir.recover(0, MethodState(sizes={0: 3, 1: 3}))
+    assert await backend.sizes() == {1: 3}
+    assert (await heir.audit()).closes
 
 
 @pytest.mark.parametrize(
@@ -294,11 +322,11 @@ async def test_recovery_before_forgotten_pools_is_refused(backend):
 async def test_an_expired_lease_passes_to_another_worker_without_what_is_there(backend):
     buffer = backend.make()
     await start(buffer)
-    assert Place(0, 1) in await buffer.admit("dead", 0, G)
+    assert RolloutSlot(0, 1) in await buffer.admit("dead", 0, G)
     assert await buffer.put(make_trajectory(0, 0)) == "stored"
-    assert Place(0, 1) not in await buffer.admit("alive", 0, G)
+    assert RolloutSlot(0, 1) not in await buffer.admit("alive", 0, G)
     await backend.expire_leases()
-    assert (await buffer.admit("alive", 0, G))[0] == Place(0, 1)
+    assert (await buffer.admit("alive", 0, G))[0] == RolloutSlot(0, 1)
     assert (await buffer.ledger()).requeued >= 1
 
 
@@ -308,17 +336,17 @@ async def test_a_heartbeat_keeps_a_lease(backend):
     await buffer.admit("w", 0, G)
     await backend.expire_leases()
     await buffer.heartbeat("w", [0], WorkerStatus())
-    assert Place(0, 0) not in await buffer.admit("other", 0, G)
+    assert RolloutSlot(0, 0) not in await buffer.admit("other", 0, G)
 
 
 async def test_after_the_last_attempt_a_group_closes_short_and_its_pool_goes_on(backend):
     buffer = backend.make(max_attempts=2, max_staleness=0)
     await start(buffer)
-    places = await buffer.admit("w", 0, N * G)
-    await fill(buffer, [p for p in places if p != Place(2, 1)])
+    slots = await buffer.admit("w", 0, N * G)
+    await fill(buffer, [p for p in slots if p != RolloutSlot(2, 1)])
     await buffer.release("w", [2], failed=True)
     assert await buffer.claim(0) is None
-    assert await buffer.admit("v", 0, G) == [Place(2, 1)]
+    assert await buffer.admit("v", 0, G) == [RolloutSlot(2, 1)]
     await backend.expire_leases()
     assert await buffer.admit("v", 0, G) == []
     ledger = await buffer.ledger()
@@ -341,7 +369,7 @@ async def test_a_pool_of_which_nothing_is_left_is_empty_and_the_run_goes_on(back
     await buffer.commit(pool, [])
     await buffer.announce(1, "v000001-e1")
     assert (await buffer.state()).step == 1
-    assert (await buffer.admit("w", 1, G))[0] == Place(4, 0)
+    assert (await buffer.admit("w", 1, G))[0] == RolloutSlot(4, 0)
     heir = backend.make(max_attempts=1, max_staleness=0)
     await heir.recover(0)
     assert len(await heir.claim(0)) == 0, "an empty pool is kept as any other"
@@ -353,9 +381,9 @@ async def test_bytes_are_bounded_as_trajectories_are(backend):
     buffer = backend.make(limit_bytes=1)
     await start(buffer)
     await buffer.admit("w", 0, 2 * N * G)
-    await fill(buffer, [Place(N, 0)])
+    await fill(buffer, [RolloutSlot(N, 0)])
     assert await buffer.put(make_trajectory(N, 1)) == "full"
-    await fill(buffer, [Place(t, r) for t in range(N) for r in range(G)])
+    await fill(buffer, [RolloutSlot(t, r) for t in range(N) for r in range(G)])
     assert (await buffer.ledger()).bytes > 1
 
 
@@ -391,7 +419,7 @@ async def test_a_ticket_given_back_is_granted_again_at_once(backend):
     await start(buffer)
     await buffer.admit("w", 0, G)
     await buffer.release("w", [0], failed=False)
-    assert await buffer.admit("other", 0, G) == [Place(0, 0), Place(0, 1)]
+    assert await buffer.admit("other", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
 
 
 async def test_a_worker_cannot_renew_what_was_passed_on(backend):
@@ -401,17 +429,17 @@ async def test_a_worker_cannot_renew_what_was_passed_on(backend):
     await buffer.release("first", [0], failed=False)
     await buffer.admit("second", 0, G)
     await buffer.release("first", [0], failed=False)
-    assert Place(0, 0) not in await buffer.admit("third", 0, G)
+    assert RolloutSlot(0, 0) not in await buffer.admit("third", 0, G)
 
 
 async def test_a_full_buffer_refuses_all_but_the_pool_that_is_waited_for(backend):
     buffer = backend.make(limit=G)
     await start(buffer)
-    places = await buffer.admit("w", 0, 2 * N * G)
-    later = [place for place in places if place.ticket >= N]
+    slots = await buffer.admit("w", 0, 2 * N * G)
+    later = [slot for slot in slots if slot.ticket >= N]
     await fill(buffer, later[:G])
     assert await buffer.put(make_trajectory(later[G].ticket, later[G].rollout)) == "full"
-    await fill(buffer, [place for place in places if place.ticket < N])
+    await fill(buffer, [slot for slot in slots if slot.ticket < N])
     assert (await buffer.ledger()).finished == G + N * G
 
 
@@ -423,10 +451,10 @@ async def test_a_requeued_ticket_keeps_the_staleness_bound(backend):
     pool = await buffer.claim(0)
     await buffer.commit(pool, pool.trajectories)
     await buffer.announce(1, "v000001-e1")
-    assert await buffer.admit("new", 1, G) == [Place(4, 0), Place(4, 1)]
+    assert await buffer.admit("new", 1, G) == [RolloutSlot(4, 0), RolloutSlot(4, 1)]
     await buffer.release("new", [4], failed=False)
     assert await buffer.admit("old", 0, G) == []
-    assert await buffer.admit("new", 1, G) == [Place(4, 0), Place(4, 1)]
+    assert await buffer.admit("new", 1, G) == [RolloutSlot(4, 0), RolloutSlot(4, 1)]
 
 
 async def test_a_requeued_ticket_waits_until_there_is_room_for_it_and_nothing_passes_it(backend):
@@ -436,7 +464,7 @@ async def test_a_requeued_ticket_waits_until_there_is_room_for_it_and_nothing_pa
     await buffer.put(make_trajectory(0, 1))
     await buffer.release("w", [0], failed=False)
     assert await buffer.admit("v", 0, 1) == []
-    assert await buffer.admit("v", 0, 2) == [Place(0, 0), Place(0, 2)]
+    assert await buffer.admit("v", 0, 2) == [RolloutSlot(0, 0), RolloutSlot(0, 2)]
 
 
 async def test_a_rollout_that_its_group_does_not_have_is_refused(backend):

@@ -1,5 +1,5 @@
-"""The contract between workers and learner, and the words it is made of. Two buffers keep it: one in Redis
-(`buffer.py`), one in memory (`memory.py`, the model that the first is tested against)."""
+"""What a buffer does for workers, learner and operators, and the records that go in and out. There are two of them: one
+in Redis (`buffer.py`), one in memory (`memory.py`, the model that the first is tested against)."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from cusearch_async.config import Config
-from cusearch_async.errors import InvalidTrajectory
+from cusearch_async.transport.limits import LIMITS_IN_REDIS
 from cusearch_async.transport.origin import Origin
+from cusearch_async.transport.run_contract import RunContract
 from cusearch_async.types import Pool, Trajectory
 
 ALIVE_S = 10.0
 """A learner or a worker that has said nothing for so long counts as gone."""
 
-LAID_DOWN = ("questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit", "limit_bytes")
-"""What of its Shape the learner writes into Redis' `state`, where it holds for all."""
 QuestionOf = Callable[[int], str]
 """The id of the question that a ticket visits."""
 Outcome = Literal["stored", "duplicate", "late", "full"]
-"""Of a put: kept; another is there already; its group is closed or has no such place; no room now, try again."""
+"""Of a put: kept; another is there already; its group is closed or has no such slot; no room now, try again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RolloutSlot:
     """One rollout that a worker has been granted."""
 
     ticket: int
@@ -61,13 +59,13 @@ class RunState:
         return self.epoch > 0
 
 
-FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *Origin.__dataclass_fields__, *LAID_DOWN} | {
+FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *Origin.__dataclass_fields__, *LIMITS_IN_REDIS} | {
     "version",
     "announced_by",
     "method_fields",
     "lease_ms",
 }
-"""Fields of Redis' `state` that no method may show, or that reading it would take for one of these."""
+"""What scripts read of `state` and `limits`, and what reading `state` takes for one of these: no field of a method."""
 
 
 class MethodState(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,66 +227,14 @@ class Audit:
         return not self.findings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the buffer must know of the run. The learner's stands in Redis and holds for all; what another process
-    believes of the first nine changes nothing."""
-
-    questions: int
-    """N, groups per pool."""
-    rollouts: int
-    """G, trajectories per group; a method may give single groups another size when it commits."""
-    max_staleness: int
-    order: str
-    s_max: int
-    lease_s: float
-    max_attempts: int
-    """Times that a ticket is tried before its group is closed incomplete."""
-    limit: int
-    """Most buffered trajectories beyond the pool that is waited for."""
-    limit_bytes: int
-    """Most buffered payload bytes beyond the pool that is waited for."""
-    max_tokens: int
-    """Longest possible trajectory."""
-    vocab_size: int | None = None
-    """Token ids are below this; None where the model's config has not been read."""
-
-    def check(self, trajectory: Trajectory) -> None:
-        """Raises: InvalidTrajectory naming what no worker of this run can have made."""
-        for name, value, most in (
-            ("depth", trajectory.depth, self.s_max),
-            ("token_ids", len(trajectory.token_ids), self.max_tokens),
-        ):
-            if value > most:
-                raise InvalidTrajectory(f"trajectory {trajectory.id}: {name} must be at most {most}, got {value}")
-        lowest, highest = int(trajectory.token_ids.min()), int(trajectory.token_ids.max())
-        if lowest < 0 or (self.vocab_size is not None and highest >= self.vocab_size):
-            below = "" if self.vocab_size is None else f" and below {self.vocab_size} (the model's vocabulary)"
-            wrong = lowest if lowest < 0 else highest
-            raise InvalidTrajectory(f"trajectory {trajectory.id}: token ids must be at least 0{below}, got {wrong}")
-
-
-def shape_of(config: Config, vocab_size: int | None = None) -> Shape:
-    return Shape(
-        questions=config.questions_per_step,
-        rollouts=config.pool.rollouts,
-        max_staleness=config.pool.max_staleness,
-        order=config.pool.order,
-        s_max=config.episode.s_max,
-        lease_s=config.redis.lease_s,
-        max_attempts=config.pool.max_attempts,
-        limit=config.buffer_limit,
-        limit_bytes=config.redis.max_mib * 2**20,
-        max_tokens=config.episode.max_tokens,
-        vocab_size=vocab_size,
-    )
-
-
 class WorkerBuffer(Protocol):
     """What a rollout worker does with the buffer of a run. Every operation happens wholly or not at all, and repeating
-    one, even later, does no harm. Lost contact raises BufferUnavailable after redis.outage_s."""
+    one, even later, does no harm. Lost contact raises BufferUnavailable after redis.outage_s.
 
-    async def admit(self, worker: str, loaded_version: int, room: int) -> list[Place]:
+    A worker with another contract than the run's gets no ticket and stores nothing: `admit`, `put` and `heartbeat`
+    raise ContractMismatch. It can give its tickets back."""
+
+    async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         """Lease whole groups of up to `room` rollouts in all; empty while the staleness bound leaves none, or while
         the run is paused. Requeued tickets come first, without the rollouts that are in the buffer already."""
         ...
@@ -309,6 +255,11 @@ class WorkerBuffer(Protocol):
         """Release `tickets` and be no worker of the run any more."""
         ...
 
+    async def check_contract(self) -> bool:
+        """Whether the run has this process's contract; False while it has none, because no learner of this version has
+        taken it over. `admit`, `put` and `heartbeat` check it too. Raises: ContractMismatch for another one."""
+        ...
+
     async def state(self) -> RunState: ...
 
 
@@ -327,16 +278,19 @@ class LearnerBuffer(Protocol):
         method: MethodState = NOTHING,
         least_epoch: int = 0,
         origin: Origin | None = None,
+        accepts_changes: bool = False,
     ) -> None:
         """Take over the run at `step`, with what the method remembered at the checkpoint; earlier learners are
         fenced off. Pools trained after that step are claimed again, each by its step.
 
         The new epoch is above Redis' own and above `least_epoch`, the highest that the run folder knows of, so it
         never goes back though Redis may have forgotten it. Delivered twice, it takes over once. From then on the run
-        is that of `origin`, if one is given.
+        is that of `origin`, if one is given, and it has this learner's limits and contract.
 
-        Raises: ConfigError when it is another's already, when pools that the checkpoint needs are forgotten, when the
-        tickets in the buffer make pools of another N, G or order, or when the server may evict keys."""
+        Raises, before it fences anybody off: ContractMismatch when the run has another contract, unless the learner
+        `accepts_changes`, and in any case when tickets were granted with another N, G or order; ConfigError when the
+        run is another's already, when pools that the checkpoint needs are forgotten, or when the server may evict
+        keys."""
         ...
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
@@ -369,6 +323,8 @@ class LearnerBuffer(Protocol):
     async def learner_leaves(self) -> None:
         """Say that it has ended."""
         ...
+
+    async def check_contract(self) -> bool: ...
 
     async def state(self) -> RunState: ...
 
@@ -413,11 +369,15 @@ class OperatorBuffer(Protocol):
 
     async def learner(self) -> LearnerStatus | None: ...
 
+    async def contract(self) -> RunContract:
+        """What the processes of the run agree on; without terms where no learner has written one."""
+        ...
+
     async def capacities(self) -> list[int]:
         """Buffered trajectories per depth 0..S_max."""
         ...
 
-    async def heat(self) -> dict[tuple[int, int], int]:
+    async def depth_by_version(self) -> dict[tuple[int, int], int]:
         """(depth, oldest version) -> buffered trajectories."""
         ...
 

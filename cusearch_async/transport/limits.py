@@ -1,0 +1,66 @@
+"""The numbers that bound a run: sizes, staleness, attempts, room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cusearch_async.config import Config
+from cusearch_async.errors import InvalidTrajectory
+from cusearch_async.types import Trajectory
+
+LIMITS_IN_REDIS = ("questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit", "limit_bytes")
+"""What of its RunLimits the learner writes into Redis, where it holds for all; and lease_s, as `lease_ms`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLimits:
+    """The numbers that bound a run. The learner's stand in Redis and hold for all processes (`LIMITS_IN_REDIS`)."""
+
+    questions: int
+    """N, groups per pool."""
+    rollouts: int
+    """G, trajectories per group; a method may give single groups another size when it commits."""
+    max_staleness: int
+    order: str
+    s_max: int
+    lease_s: float
+    max_attempts: int
+    """Times that a ticket is tried before its group is closed incomplete."""
+    limit: int
+    """Most buffered trajectories beyond the pool that is waited for."""
+    limit_bytes: int
+    """Most buffered payload bytes beyond the pool that is waited for."""
+    max_tokens: int
+    """Longest possible trajectory."""
+    vocab_size: int | None = None
+    """Token ids are below this; None where the model's config has not been read."""
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Raises: InvalidTrajectory naming what no worker of this run can have made."""
+        for name, value, most in (
+            ("depth", trajectory.depth, self.s_max),
+            ("token_ids", len(trajectory.token_ids), self.max_tokens),
+        ):
+            if value > most:
+                raise InvalidTrajectory(f"trajectory {trajectory.id}: {name} must be at most {most}, got {value}")
+        lowest, highest = int(trajectory.token_ids.min()), int(trajectory.token_ids.max())
+        if lowest < 0 or (self.vocab_size is not None and highest >= self.vocab_size):
+            below = "" if self.vocab_size is None else f" and below {self.vocab_size} (the model's vocabulary)"
+            wrong = lowest if lowest < 0 else highest
+            raise InvalidTrajectory(f"trajectory {trajectory.id}: token ids must be at least 0{below}, got {wrong}")
+
+
+def limits_of(config: Config, vocab_size: int | None = None) -> RunLimits:
+    return RunLimits(
+        questions=config.questions_per_step,
+        rollouts=config.pool.rollouts,
+        max_staleness=config.pool.max_staleness,
+        order=config.pool.order,
+        s_max=config.episode.s_max,
+        lease_s=config.redis.lease_s,
+        max_attempts=config.pool.max_attempts,
+        limit=config.buffer_limit,
+        limit_bytes=config.redis.max_mib * 2**20,
+        max_tokens=config.episode.max_tokens,
+        vocab_size=vocab_size,
+    )

@@ -1,0 +1,73 @@
+"""A worker's loop and the run's contract, on the buffer in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from cusearch_async.config import load_config
+from cusearch_async.errors import ContractMismatch
+from cusearch_async.lifecycle import progress
+from cusearch_async.rollout.loop import RolloutLoop
+from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from cusearch_async.transport.run_contract import RunContract
+from tests.conftest import SLOW
+from tests.rollout.test_loop import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldPlayer, until
+from tests.transport.conftest import make_limits
+
+
+@pytest.fixture
+def parts(atlas_config):
+    """A run, and a worker without a contract on it."""
+    config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", "--rollout.max_episodes", "64"])
+    run, player = MemoryRun(), HeldPlayer()
+    buffer = MemoryBuffer(run, make_limits(max_staleness=1))
+    return run, player, RolloutLoop("w", config, buffer, FakeEngine(), None, player, FakeSearch(), QUESTIONS)
+
+
+async def test_a_worker_ends_and_gives_back_when_a_learner_changes_the_run(parts):
+    """The heartbeat hears of it, though all its episodes are in flight and it asks for no ticket."""
+    run, player, loop = parts
+    old, new = RunContract({"run.seed": "0"}), RunContract({"run.seed": "7"})
+    loop._buffer = buffer = MemoryBuffer(run, make_limits(max_staleness=1), old)
+    await buffer.recover(0)
+    await buffer.announce(0, "v000000-e1")
+    working = asyncio.create_task(loop.run(asyncio.Event()))
+    await until(lambda: len(player.playing) == 16)
+    await MemoryBuffer(run, make_limits(max_staleness=1), new).recover(0, accepts_changes=True)
+    with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):
+        await asyncio.wait_for(working, 5 * SLOW)
+    assert run.requeue == set(range(8))
+    assert not run.leases
+    assert not run.attempts, "nobody has failed"
+
+
+async def test_a_worker_with_another_contract_ends_before_it_loads_weights(parts):
+    run, player, loop = parts
+    await MemoryBuffer(run, make_limits(), RunContract({"run.seed": "7"})).recover(0)
+    run.state = dataclasses.replace(run.state, published=0, weights="v000000-e1")
+    with pytest.raises(ContractMismatch, match=r"run\.seed is not set here and 7 in the run"):
+        await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
+    assert not loop._engine.loaded
+    assert not player.playing
+
+
+async def test_a_worker_waits_for_a_learner_of_its_version_and_says_so(parts, monkeypatch, caplog):
+    monkeypatch.setattr(progress, "SAY_S", 0.02)
+    caplog.set_level("INFO")
+    run, player, loop = parts
+    ours = RunContract({"run.seed": "0"})
+    loop._buffer = MemoryBuffer(run, make_limits(max_staleness=1), ours)
+    begun = MemoryBuffer(run, make_limits(max_staleness=1))
+    await begun.recover(0)
+    await begun.announce(0, "v000000-e1")
+    stop = asyncio.Event()
+    working = asyncio.create_task(loop.run(stop))
+    await until(lambda: "waiting for a learner of this version to take the run over: 0 s" in caplog.messages)
+    assert not player.playing
+    await MemoryBuffer(run, make_limits(max_staleness=1), ours).recover(0)
+    await until(lambda: len(player.playing) == 16)
+    stop.set()
+    await working
