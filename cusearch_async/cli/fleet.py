@@ -132,9 +132,11 @@ class Fleet:
 
         Raises: BufferUnavailable, RetrievalUnavailable or ProcessDied for the one that does not start."""
         config = self._config
-        wanted: list[tuple[str, str, type[CusearchError]]] = [("Redis", config.redis.url, BufferUnavailable)]
-        if not is_listening(config.redis.url):
-            self._start("redis", own_server(config))
+        wanted: list[tuple[str, str, type[CusearchError]]] = []
+        if config.redis.transport == "redis":
+            wanted.append(("Redis", config.redis.url, BufferUnavailable))
+            if not is_listening(config.redis.url):
+                self._start("redis", own_server(config))
         if config.uses_retriever:
             wanted += self._start_retriever()
         for what, url, failure in wanted:

@@ -79,7 +79,7 @@ async def count_keys(config: Config) -> int:
         if known is not None and not may_delete(known, config.folder):
             raise another_run(config.run.name, known)
         await refuse_if_alive(config)
-        return len(await buffer.key_names())
+        return await buffer.size()
 
 
 async def forget_keys(config: Config) -> int:

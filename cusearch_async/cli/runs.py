@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, RunInUse
-from cusearch_async.transport.buffer import RedisBuffer, open_buffer
-from cusearch_async.transport.keys import Keys
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.interface import Buffer
 from cusearch_async.transport.origin import refuse_another
 
 
 @asynccontextmanager
-async def open_run(config: Config) -> AsyncIterator[RedisBuffer]:
+async def open_run(config: Config) -> AsyncIterator[Buffer]:
     """For commands that look into a run, or change what is in it.
 
     Raises: ConfigError when Redis has nothing of this run, naming the runs it knows; BufferUnavailable."""
     async with open_buffer(config) as buffer:
-        keys = buffer.keys
-        if not await buffer.ask(lambda client: client.exists(keys.state, keys.workers, keys.ledger)):
-            known = await buffer.ask(_names)
+        if not await buffer.exists():
+            known = await buffer.runs()
             there = f"it knows {', '.join(known)}" if known else "it knows none"
             raise ConfigError(f"Redis at {config.redis.url} has no run {config.run.name!r}; {there}; set --run.name")
         yield buffer
@@ -42,8 +40,3 @@ async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None
         alive.append(f"the learner (process {learner.pid} on {learner.host})")
     if alive:
         raise RunInUse(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")
-
-
-async def _names(client: Any) -> list[str]:
-    before, after = Keys("*").state.split("*")
-    return sorted([key.decode()[len(before) : -len(after)] async for key in client.scan_iter(Keys("*").state)])

@@ -13,6 +13,8 @@ _SENTINEL = re.compile(r"redis\+sentinel://(\w+@)?[^:/,@]+:\d+(,[^:/,@]+:\d+)*/[
 
 
 class RedisConfig(Section):
+    transport: str = "redis"
+    """What keeps the buffer: `redis`, or a transport of your own as package.module:function."""
     url: str = "redis://127.0.0.1:6379/0"
     """redis://, rediss:// (TLS) or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE; with a user name if need be, without
     a password."""
@@ -33,6 +35,8 @@ class RedisConfig(Section):
         asked = parse_qs(self.url.partition("?")[2], keep_blank_values=True)
         if in_place or "password" in asked:
             raise ValueError("url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead")
+        if self.transport != "redis":
+            return self
         if "username" in asked:
             raise ValueError("url names its user before the host, as redis://USER@HOST:PORT/0")
         if self.url.startswith("redis+sentinel://"):

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced
 from cusearch_async.training.ranks import Ranks
-from cusearch_async.transport.buffer import RedisBuffer, open_buffer
-from cusearch_async.transport.interface import LearnerStatus
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Heartbeat:
             except CusearchError as error:
                 log.debug("the end of the learner was not told: %s", error)
 
-    async def _say(self, buffer: RedisBuffer) -> None:
+    async def _say(self, buffer: LearnerBuffer) -> None:
         status = LearnerStatus(epoch=self._epoch, host=socket.gethostname(), pid=os.getpid(), step=self.step)
         try:
             await buffer.learner_heartbeat(status)

@@ -11,12 +11,15 @@ lineage. Not covered: what Redis itself loses (see appendfsync in docs/redis.md)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config, redis_password
+from cusearch_async.extensions import load_function
 from cusearch_async.transport.connection import Connection
+from cusearch_async.transport.interface import Buffer
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.redis_learner import LearnerSide
 from cusearch_async.transport.redis_operator import OperatorSide
@@ -35,12 +38,32 @@ async def open_buffer(
     stop: asyncio.Event | None = None,
     vocab_size: int | None = None,
     contract: RunContract = NO_CONTRACT,
-) -> AsyncIterator[RedisBuffer]:
+) -> AsyncIterator[Buffer]:
     """The buffer of a run, on a client of its own that rides out outages of `patience_s`, or until `stop` is set. No
     connection is made yet. Trajectories with tokens beyond `vocab_size` are refused. Who joins the run (learner,
-    worker, evaluator) must give its `contract`; operators need none."""
+    worker, evaluator) must give its `contract`; operators need none.
+
+    Raises: ConfigError when redis.transport names none."""
+    name = config.redis.transport
+    transport = TRANSPORTS.get(name) or load_function("redis.transport", name, TRANSPORTS)
+    async with transport(config, patience_s, stop, vocab_size, contract) as buffer:
+        yield buffer
+
+
+@asynccontextmanager
+async def open_redis(
+    config: Config, patience_s: float, stop: asyncio.Event | None, vocab_size: int | None, contract: RunContract
+) -> AsyncIterator[RedisBuffer]:
+    """The buffer of a run in Redis."""
     connection = Connection(config.redis, patience_s, stop, functools.partial(redis_password, config))
     try:
         yield RedisBuffer(connection, config.run.name, limits_of(config, vocab_size), contract)
     finally:
         await connection.close()
+
+
+Transport = Callable[
+    [Config, float, asyncio.Event | None, int | None, RunContract], contextlib.AbstractAsyncContextManager[Buffer]
+]
+"""Opens the buffer of a run, as `open_buffer` does."""
+TRANSPORTS: dict[str, Transport] = {"redis": open_redis}

@@ -316,6 +316,10 @@ class LearnerBuffer(Protocol):
         """All steps before `step` are safe in every kept checkpoint: forget their pools."""
         ...
 
+    def follow_epoch(self, epoch: int) -> None:
+        """Speak for the learner that has taken the run over as `epoch` on another connection."""
+        ...
+
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
         """Say that this learner lives, and where."""
         ...
@@ -397,6 +401,18 @@ class OperatorBuffer(Protocol):
 
     async def audit(self) -> Audit:
         """Count what is kept against the counters: every trajectory, and every ticket in exactly one place."""
+        ...
+
+    async def exists(self) -> bool:
+        """Whether anything of the run is there."""
+        ...
+
+    async def runs(self) -> list[str]:
+        """Names of the runs that the server has."""
+        ...
+
+    async def size(self) -> int:
+        """How many keys the run has."""
         ...
 
     async def reset(self) -> int:

@@ -258,6 +258,9 @@ class MemoryBuffer:
                 run.forget_pool(forgotten)
         run.state = replace(run.state, checkpoint=max(run.state.checkpoint, step))
 
+    def follow_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
         self._refuse_if_fenced()
         self._run.learner = status, self._run.now
@@ -372,8 +375,17 @@ class MemoryBuffer:
         gone = tuple(f"gone: {id_}" for id_, entry in self._run.entries.items() if entry.has_gone)
         return Audit(len(self._run.entries) - len(gone), gone)
 
+    async def exists(self) -> bool:
+        return self._run.state.exists or bool(self._run.workers)
+
+    async def runs(self) -> list[str]:
+        return ["in memory"] if self._run.state.exists else []
+
+    async def size(self) -> int:
+        return len(self._run.entries) + self._run.state.exists
+
     async def reset(self) -> int:
-        count, fresh = len(self._run.entries), MemoryRun(now=self._run.now)
+        count, fresh = await self.size(), MemoryRun(now=self._run.now)
         for name in MemoryRun.__slots__:
             setattr(self._run, name, getattr(fresh, name))
         return count

@@ -9,6 +9,7 @@ from typing import Any
 
 from cusearch_async.transport import codec
 from cusearch_async.transport.interface import Audit, Filter, Row
+from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.redis_run import RedisRun
 from cusearch_async.types import Trajectory
 
@@ -41,7 +42,7 @@ class OperatorSide(RedisRun):
         """Buckets, hashes, payloads and pools against the ledger; every ticket in exactly one place. Redis does nothing
         else meanwhile, about 3 microseconds for each trajectory."""
         kinds = (self.keys.trajectory(""), self.keys.payload(""))
-        names = [name.decode() for name in await self.key_names()]
+        names = [name.decode() for name in await self._key_names()]
         seen = {":".join(name.split(":")[-2:]) for name in names if name.startswith(kinds)}
         kept, findings = await self.run_script("audit", *seen)
         return Audit(kept, tuple(finding.decode() for finding in findings))
@@ -111,14 +112,30 @@ class OperatorSide(RedisRun):
     async def reset(self) -> int:
         """Delete every key of the run; returns how many there were."""
 
-        names = await self.key_names()
+        names = await self._key_names()
 
         async def delete(client: Any) -> int:
             return sum([int(await client.unlink(name)) for name in names])
 
         return int(await self.ask(delete))
 
-    async def key_names(self) -> list[bytes]:
+    async def exists(self) -> bool:
+        keys = self.keys
+        return bool(await self.ask(lambda client: client.exists(keys.state, keys.workers, keys.ledger)))
+
+    async def runs(self) -> list[str]:
+        before, after = Keys("*").state.split("*")
+
+        async def scan(client: Any) -> list[str]:
+            found = [key async for key in client.scan_iter(Keys("*").state)]
+            return sorted(key.decode()[len(before) : -len(after)] for key in found)
+
+        return await self.ask(scan)  # type: ignore[no-any-return]
+
+    async def size(self) -> int:
+        return len(await self._key_names())
+
+    async def _key_names(self) -> list[bytes]:
         """Every key of the run."""
 
         async def scan(client: Any) -> list[bytes]:

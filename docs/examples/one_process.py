@@ -1,0 +1,31 @@
+"""A transport of one's own: a buffer that lives in this process, for trials without a server.
+
+    [redis]
+    transport = "docs.examples.one_process:open_buffer"
+
+A transport opens an `interface.Buffer`. Its suite is tests/transport/test_interface.py, and the state machine beside it:
+add yours to the backends of tests/transport/conftest.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cusearch_async.config import Config
+from cusearch_async.transport.interface import Buffer
+from cusearch_async.transport.limits import limits_of
+from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from cusearch_async.transport.run_contract import RunContract
+
+RUNS: dict[str, MemoryRun] = {}
+"""Run name -> its buffer, while this process lives."""
+
+
+@asynccontextmanager
+async def open_buffer(
+    config: Config, patience_s: float, stop: asyncio.Event | None, vocab_size: int | None, contract: RunContract
+) -> AsyncIterator[Buffer]:
+    run = RUNS.setdefault(config.run.name, MemoryRun())
+    yield MemoryBuffer(run, limits_of(config, vocab_size), contract)

@@ -1,0 +1,59 @@
+"""A transport of one's own in place of Redis, with the one of docs/examples: processes and commands use only the
+interface."""
+
+from __future__ import annotations
+
+import pytest
+
+from cusearch_async.cli import ledger, workers
+from cusearch_async.cli.pause import pause
+from cusearch_async.cli.reset import count_keys, forget_keys
+from cusearch_async.cli.runs import open_run
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.interface import WorkerStatus
+from cusearch_async.transport.run_contract import RunContract
+from docs.examples.one_process import RUNS
+from tests.strategies import make_trajectory
+
+OURS = RunContract({"run.seed": "0"})
+
+
+@pytest.fixture
+def config(atlas_config):
+    RUNS.clear()
+    yield load_config(atlas_config, ["--redis.transport", "docs.examples.one_process:open_buffer"])
+    RUNS.clear()
+
+
+async def test_a_run_on_a_transport_of_ones_own_is_worked_on_and_looked_into(config):
+    async with open_buffer(config, contract=OURS) as learner, open_buffer(config, contract=OURS) as worker:
+        await learner.recover(0)
+        await learner.announce(0, "v000000-e1")
+        slot, *_ = await worker.admit("w", 0, 3)
+        assert await worker.put(make_trajectory(slot.ticket, slot.rollout)) == "stored"
+        await worker.heartbeat("w", [slot.ticket], WorkerStatus(episodes=1))
+    counts, audit = await ledger.read(config, quick=False)
+    assert (counts.finished, counts.buffered, audit.closes) == (1, 1, True)
+    found, agreed = await workers.read(config)
+    assert (list(found), agreed) == (["w"], OURS)
+
+
+async def test_commands_that_change_a_run_need_no_redis(config):
+    async with open_buffer(config, contract=OURS) as learner:
+        await learner.recover(0)
+        await pause(config, paused=True)
+        assert (await learner.state()).paused
+    assert await count_keys(config) == 1
+    assert await forget_keys(config) == 1
+    with pytest.raises(ConfigError, match="has no run 'atlas'; it knows none"):
+        async with open_run(config):
+            pass
+
+
+async def test_a_transport_that_there_is_not_is_refused_by_name(atlas_config):
+    config = load_config(atlas_config, ["--redis.transport", "nats"])
+    with pytest.raises(ConfigError, match=r"redis\.transport 'nats' is unknown; use one of redis, or your own as"):
+        async with open_buffer(config):
+            pass
