@@ -3,8 +3,8 @@
     [redis]
     transport = "docs.examples.one_process:open_buffer"
 
-A transport opens an `interface.Buffer`. Its suite is tests/transport/test_interface.py, and the state machine beside it:
-add yours to the backends of tests/transport/conftest.py.
+A transport opens an `interface.Buffer`. Its suite is tests/transport/test_interface.py, with the state machine beside
+it: add yours to the backends of tests/transport/conftest.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from contextlib import asynccontextmanager
 from cusearch_async.config import Config
 from cusearch_async.transport.interface import Buffer
 from cusearch_async.transport.limits import limits_of
-from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from cusearch_async.transport.memory import MemoryBuffer
+from cusearch_async.transport.memory_run import MemoryRun
 from cusearch_async.transport.run_contract import RunContract
 
 RUNS: dict[str, MemoryRun] = {}
