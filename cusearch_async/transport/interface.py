@@ -68,7 +68,7 @@ FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *Origin.__dataclass_fields_
 """What scripts read of `state` and `limits`, and what reading `state` takes for one of these: no field of a method."""
 
 
-class MethodState(msgspec.Struct, frozen=True, kw_only=True):
+class MethodState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the selection method leaves to coming steps. Redis and the checkpoint keep it, and know nothing of it.
 
     Raises: ValueError for a field that is no finite number, or would take the place of one of the run's own."""
