@@ -98,8 +98,8 @@ class Checkpoints:
             log.warning("checkpoint %s is torn (%s); it is skipped", checkpoint.path, ", ".join(torn[:3]))
         if any(self.folder.glob("step*")):
             raise ConfigError(
-                f"no checkpoint in {self.folder} is whole and readable by this version; go on with the version that wrote "
-                "them, restore one, or `cusearch reset` the run"
+                f"no checkpoint in {self.folder} is whole and readable by this version; go on with the version that "
+                "wrote them, restore one, or `cusearch reset` the run"
             )
         return None
 
