@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import cusearch_async
@@ -56,6 +57,19 @@ def test_no_module_imports_a_later_layer():
             continue
         for part in imported_parts(path):
             assert level[part] <= level[own], f"{path.relative_to(ROOT)} imports {part}"
+
+
+def test_there_is_no_import_circle():
+    """Also of imports within functions."""
+    parts = {path: path.relative_to(ROOT.parent).with_suffix("").parts for path in ROOT.rglob("*.py")}
+    names = {".".join(part).removesuffix(".__init__"): path for path, part in parts.items()}
+    graph: dict[str, set[str]] = {name: set() for name in names}
+    for name, path in names.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[name] |= (imported & names.keys()) or ({node.module} & names.keys())
+    TopologicalSorter(graph).prepare()
 
 
 def test_playing_and_training_know_nothing_of_each_other():

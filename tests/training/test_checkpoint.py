@@ -227,8 +227,6 @@ def test_what_an_earlier_version_remembered_is_not_taken_for_nothing(tmp_path, c
     parts = [json.dumps(saved[part], separators=(",", ":")) for part in ("state", "files")]
     checksum = xxhash.xxh3_64_hexdigest("".join(parts).encode())
     path.write_text(f'{{"state":{parts[0]},"files":{parts[1]},"xxh3":"{checksum}"}}')
-    with pytest.raises(
-        ConfigError, match="readable by this version; go on with the version that wrote them"
-    ):
+    with pytest.raises(ConfigError, match="readable by this version; go on with the version that wrote them"):
         checkpoints.newest(UNKNOWN)
     assert "has no state that can be read (Object contains unknown field" in caplog.text
