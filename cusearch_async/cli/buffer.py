@@ -143,6 +143,7 @@ def facts(trajectory: Trajectory, fields: dict[str, str]) -> Table:
     versions = f"{trajectory.versions.min()} to {trajectory.versions.max()}"
     for name, value in (
         ("trajectory", f"{trajectory.id}, {fields.get('state', '?')}, by {trajectory.worker}"),
+        ("environment", f"{trajectory.environment}, question {trajectory.question_id}"),
         ("question", trajectory.question),
         ("gold answers", " | ".join(trajectory.answers)),
         ("answered", trajectory.prediction or "–"),
