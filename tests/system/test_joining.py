@@ -75,7 +75,7 @@ def last_line(process: subprocess.Popen[str]) -> str:
     [
         ("rollout", {"run__seed": 7}, "run.seed is 7 here and 0 in the run"),
         ("rollout", {"pool__max_staleness": 7}, "pool.max_staleness is 7 here and 2 in the run"),
-        ("evaluator", {"eval__every": 1, "episode__topk": 1}, "episode.topk is 1 here and 2 in the run"),
+        ("evaluator", {"eval__every": 1, "retriever__topk": 1}, "retriever.topk is 1 here and 2 in the run"),
         ("learner", {"pool__max_attempts": 7}, "pool.max_attempts is 7 here and 5 in the run"),
     ],
 )
