@@ -34,7 +34,8 @@ if __name__ == "__main__":
 
 
 IMPORTED = """
-import runpy, sys
+import runpy, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, which children inherit
 from worker import ask
 runpy.run_module(sys.argv[1], run_name=sys.argv[2], alter_sys=True)
 ask()

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from cusearch_async.cli import reset
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.metrics.files import read_metrics
@@ -158,7 +158,7 @@ def test_a_living_learners_folder_is_kept_though_its_redis_is_down(lives: Lives)
     (lives.folder / "redis").mkdir()  # as if its Redis were the run's own
     lives.end()
     arguments = Namespace(config=ATLAS, yes=True)
-    with pytest.raises(ConfigError, match="a learner runs in it; stop that first"):
+    with pytest.raises(RunInUse, match="a learner runs in it; stop that first"):
         reset.run(arguments, lives.overrides)
     learner.kill()
     learner.wait()
