@@ -106,7 +106,6 @@ def test_a_launch_that_accepts_changes_goes_on_with_workers_of_the_new_contract(
 
 async def test_an_evaluator_scores_no_version_of_a_run_that_was_changed_since(tmp_path: Path):
     from cusearch_async.evaluation.scores import Done
-
     from cusearch_async.processes.evaluator import load_due
 
     config = load_config(ATLAS, ["--eval.every", "1", "--run.folder", str(tmp_path)])
