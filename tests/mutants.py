@@ -129,7 +129,7 @@ MUTANTS = {
         "for question in questions]",
         "for question in sorted(questions, key=lambda q: q.id)]",
     ),
-    "the answers do not count": (TERMS, "question.text, question.answers)", "question.text)"),
+    "the answers do not count": (TERMS, "question.answers, question.environment)", "question.environment)"),
     "the special tokens do not count": (TERMS, "special, getattr(tokenizer", "getattr(tokenizer"),
     "a resent grant is given twice": (lua("admit", "buffer"), "if last == token then", "if false then"),
     "a resent grant ignores the staleness bound": (lua("admit", "buffer"), "if tonumber(ticket) < limit", "if true"),
