@@ -66,7 +66,7 @@ MUTANTS = {
     "the sum is normed by its own length": (LOSSES, "* max_tokens)]", "* max(lengths))]"),
     "the penalty is subtracted": (LOSSES, "per_token + settings.kl_coef * kl", "per_token - settings.kl_coef * kl"),
     "the entropy bonus is a penalty": (LOSSES, "per_token - settings.entropy", "per_token + settings.entropy"),
-    "the clip is pessimistic the wrong way": (LOSSES, "torch.minimum(free, held)", "torch.maximum(free, held)"),
+    "the clip is pessimistic the wrong way": (LOSSES, "torch.minimum(ratio * adv", "torch.maximum(ratio * adv"),
     "the dual clip binds good tokens": (LOSSES, "where(advantages < 0, torch", "where(advantages != 0, torch"),
     "the penalty's weight is corrected too": (
         LOSSES,
@@ -129,7 +129,7 @@ MUTANTS = {
         "for question in questions]",
         "for question in sorted(questions, key=lambda q: q.id)]",
     ),
-    "the answers do not count": (TERMS, "question.text, question.answers)", "question.text)"),
+    "the answers do not count": (TERMS, "question.answers, question.environment)", "question.environment)"),
     "the special tokens do not count": (TERMS, "special, getattr(tokenizer", "getattr(tokenizer"),
     "a resent grant is given twice": (lua("admit", "buffer"), "if last == token then", "if false then"),
     "a resent grant ignores the staleness bound": (lua("admit", "buffer"), "if tonumber(ticket) < limit", "if true"),
@@ -195,9 +195,13 @@ MUTANTS = {
 }  # fmt: skip
 
 
+def files_of(folder: Path, tests: str) -> list[Path]:
+    """The file of that name, and those whose names begin with its name."""
+    return sorted((folder / "tests").rglob(tests.replace(".py", "*.py")))
+
+
 def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
-    """The tests in the file of that name, and in those whose names begin with its name."""
-    files = map(str, sorted((folder / "tests").rglob(tests.replace(".py", "*.py"))))
+    files = map(str, files_of(folder, tests))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300 * SLOW, check=False)
 

@@ -24,7 +24,7 @@ from cusearch_async.cli.terminal import plain, visible
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
-from cusearch_async.transport.interface import Filter, Row
+from cusearch_async.transport.interface import Filter, TrajectoryRow
 from cusearch_async.types import Trajectory
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def _filter(arguments: argparse.Namespace) -> Filter:
 
 
 async def ls(config: Config, arguments: argparse.Namespace) -> None:
-    shown: list[Row] = []
+    shown: list[TrajectoryRow] = []
     async with open_run(config) as buffer:
         async for row in buffer.rows(_filter(arguments)):
             shown.append(row)
@@ -90,7 +90,7 @@ async def ls(config: Config, arguments: argparse.Namespace) -> None:
         Console().print(f"the first {arguments.limit}; --limit shows more")
 
 
-def table(found: list[Row]) -> Table:
+def table(found: list[TrajectoryRow]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("id", "depth", "staleness", "reward", "turns", "tokens", "worker", "question", "answered"):
         is_text = name in ("worker", "question", "answered")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cusearch_async.algorithm.answers import sub_exact_match
 from cusearch_async.config import Config
 from cusearch_async.errors import EpisodeFailed, SearchRefused
+from cusearch_async.lifecycle.progress import SAY_S
 from cusearch_async.rollout.episode import Player
 from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.interface import RunState
@@ -22,12 +23,8 @@ from cusearch_async.types import Question, Trajectory
 
 log = logging.getLogger(__name__)
 
-SAY_S = 5.0
-"""Between two lines that say how far the scoring is."""
-
 EVAL_TICKETS = 1 << 40
 """Evaluation episodes count from here, so that their random numbers are not those of training."""
-
 
 RESAMPLES = 1000
 

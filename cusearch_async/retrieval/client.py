@@ -29,6 +29,7 @@ import numpy as np
 from cusearch_async.config import Config, EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
 from cusearch_async.in_flight import InFlight
+from cusearch_async.lifecycle.progress import SAY_S
 from cusearch_async.retrieval import protocol
 from cusearch_async.retrieval.backend import Context, Query
 from cusearch_async.surrogates import without_surrogates
@@ -36,8 +37,6 @@ from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
 
-SAY_EVERY_S = 5.0
-"""How often a retriever that is down is named in the log."""
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _BREAKS_AFTER = 8
@@ -265,7 +264,7 @@ class SearchClient:
 
     async def _say_while_down(self) -> None:
         while True:
-            await asyncio.sleep(SAY_EVERY_S)
+            await asyncio.sleep(SAY_S)
             if self._trouble:
                 log.warning("retriever at %s down for %.0f s: %s", self._settings.url, self.down_s, self._trouble)
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.progress import SAY_S, saying
+from cusearch_async.retry import doubling_pause_s
 from cusearch_async.transport.interface import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:  # it brings vLLM
 
 log = logging.getLogger(__name__)
 
-SAY_EVERY_S = 5.0
 POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
@@ -47,7 +47,8 @@ class PatientLoader:
         self._patience_s = patience_s
         self._failed = ""
         """The version that could not be loaded at the last attempt."""
-        self._pause_s = 0.0
+        self._failures = 0
+        """Attempts to load it, all in vain."""
         self._next_try = 0.0
         self._idle_since: float | None = None
         self._said_at = float("-inf")
@@ -68,8 +69,9 @@ class PatientLoader:
 
     def _bear(self, name: str, error: WeightsUnavailable, idle: bool) -> None:
         now = time.monotonic()
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if name == self._failed else _FIRST_PAUSE_S
-        self._failed, self._next_try = name, now + self._pause_s
+        self._failures = self._failures + 1 if name == self._failed else 1
+        self._failed = name
+        self._next_try = now + doubling_pause_s(self._failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         if not idle or self._idle_since is None:
             self._idle_since = now
         if now - self._idle_since > self._patience_s:
@@ -77,7 +79,7 @@ class PatientLoader:
                 f"{error}; no other version was announced for {self._patience_s:g} s. Start the learner again: it "
                 "publishes its weights under a new name"
             ) from error
-        if now - self._said_at > SAY_EVERY_S:
+        if now - self._said_at > SAY_S:
             self._said_at = now
             kept = self._engine.loaded or "nothing loaded"
             log.warning("%s; going on with %s, trying again", error, kept)

@@ -28,7 +28,7 @@ from cusearch_async.training.deepspeed_engine import DeepSpeedEngine
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
 from cusearch_async.training.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.training.ranks import Ranks
-from cusearch_async.training.update import Scores, Update, surrogate_of
+from cusearch_async.training.update import LogProbs, Update, surrogate_of
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
@@ -160,7 +160,7 @@ class Learner:
             "train/lr": lr,
         }
 
-    def _score(self, module: Callable[..., Any], update: Update) -> Scores:
+    def _score(self, module: Callable[..., Any], update: Update) -> LogProbs:
         """Log-probabilities under `module` of the trajectories that this rank trains on."""
         with torch.no_grad():
             return {micro: self._forward(module, micro)[0] for micro in update.plan.micro_batches}

@@ -11,7 +11,7 @@ from cusearch_async.algorithm import losses
 from cusearch_async.config import LossConfig
 from cusearch_async.training.plan import MicroBatch, UpdatePlan
 
-Scores = dict[MicroBatch, torch.Tensor]
+LogProbs = dict[MicroBatch, torch.Tensor]
 """Log-probabilities [T], float32, of the sampled tokens of each micro-batch."""
 CHECKED = PROXIMAL, REFERENCE, POLICY = (
     "proximal log-probabilities",
@@ -33,20 +33,20 @@ class Update:
     def __init__(self, plan: UpdatePlan, settings: LossConfig, device: torch.device) -> None:
         self.plan = plan
         self._settings = settings
-        self._log_prox: Scores | None = None
-        self._log_reference: Scores | None = None
+        self._log_prox: LogProbs | None = None
+        self._log_reference: LogProbs | None = None
         count = len(plan.selected)
         self._bad = {name: torch.zeros(count, dtype=torch.int32, device=device) for name in CHECKED}
         """How many values of each trajectory are not finite."""
 
-    def set_proximal(self, scores: Scores) -> None:
-        self._log_prox = scores
-        for micro, values in scores.items():
+    def set_proximal(self, log_probs: LogProbs) -> None:
+        self._log_prox = log_probs
+        for micro, values in log_probs.items():
             self._check(PROXIMAL, micro, values)
 
-    def set_reference(self, scores: Scores) -> None:
-        self._log_reference = scores
-        for micro, values in scores.items():
+    def set_reference(self, log_probs: LogProbs) -> None:
+        self._log_reference = log_probs
+        for micro, values in log_probs.items():
             self._check(REFERENCE, micro, values)
 
     def tokens(self, micro: MicroBatch, log_policy: torch.Tensor) -> losses.Tokens:

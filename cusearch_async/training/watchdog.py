@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
+from cusearch_async.lifecycle.progress import SAY_S
 from cusearch_async.transport.interface import LearnerBuffer
 
 log = logging.getLogger(__name__)
 
-SAY_EVERY_S = 5.0
 REPUBLISH_S = 10.0
 """Standing still for so long, the learner reads what it has announced; again after twice the time."""
 
@@ -30,7 +30,7 @@ class Watchdog:
         self._finished = -1
         self._moved_at = time.monotonic()
         self._step = -1
-        self._said_at = time.monotonic() - SAY_EVERY_S
+        self._said_at = time.monotonic() - SAY_S
 
     async def look(self, step: int) -> None:
         """Called while the learner waits for the pool of `step`. Raises: Stalled, with the report."""
@@ -39,7 +39,7 @@ class Watchdog:
             self._said_at = self._moved_at = now
             self._republish_at = REPUBLISH_S
         self._step = step
-        if now - self._said_at >= SAY_EVERY_S:
+        if now - self._said_at >= SAY_S:
             self._said_at = now
             log.info(
                 "waiting for the pool of step %d: %s", step, "; ".join(await explain(self._buffer, step, self._config))

@@ -182,7 +182,7 @@ class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrajectoryRow:
     """A trajectory in short."""
 
     id: str
@@ -202,7 +202,7 @@ class Filter:
     text: str | None = None
     """In the question, upper and lower case alike."""
 
-    def passes(self, row: Row) -> bool:
+    def passes(self, row: TrajectoryRow) -> bool:
         reward = float(row.fields["reward"])
         return (
             (self.depth is None or int(row.fields["depth"]) == self.depth)
@@ -385,7 +385,7 @@ class OperatorBuffer(Protocol):
         """(depth, oldest version) -> buffered trajectories."""
         ...
 
-    def rows(self, wanted: Filter) -> AsyncIterator[Row]:
+    def rows(self, wanted: Filter) -> AsyncIterator[TrajectoryRow]:
         """Buffered trajectories that pass the filter, by depth, then by ticket."""
         ...
 

@@ -28,8 +28,8 @@ from cusearch_async.transport.interface import (
     QuestionOf,
     Queues,
     RolloutSlot,
-    Row,
     RunState,
+    TrajectoryRow,
     WorkerStatus,
 )
 from cusearch_async.transport.limits import RunLimits
@@ -354,10 +354,10 @@ class MemoryBuffer:
     async def depth_by_version(self) -> dict[tuple[int, int], int]:
         return dict(Counter((t.depth, t.oldest_version) for t in self._buffered()))
 
-    async def rows(self, wanted: Filter) -> AsyncIterator[Row]:
+    async def rows(self, wanted: Filter) -> AsyncIterator[TrajectoryRow]:
         for t in sorted(self._buffered(), key=lambda t: (t.depth, t.ticket, t.rollout)):
             fields = {name: str(value) for name, value in codec.readable_fields(t).items()}
-            row = Row(t.id, fields, max(0, self._run.state.step - t.oldest_version))
+            row = TrajectoryRow(t.id, fields, max(0, self._run.state.step - t.oldest_version))
             if wanted.passes(row):
                 yield row
 

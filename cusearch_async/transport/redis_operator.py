@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from cusearch_async.transport import codec
-from cusearch_async.transport.interface import Audit, Filter, Row
+from cusearch_async.transport.interface import Audit, Filter, TrajectoryRow
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.redis_run import RedisRun
 from cusearch_async.types import Trajectory
@@ -53,13 +53,13 @@ class OperatorSide(RedisRun):
         cells = {tuple(map(int, cell.decode().split(":"))): int(count) for cell, count in raw.items()}
         return {(depth, version): count for (depth, version), count in cells.items()}
 
-    async def rows(self, wanted: Filter) -> AsyncIterator[Row]:
+    async def rows(self, wanted: Filter) -> AsyncIterator[TrajectoryRow]:
         """Buffered trajectories that pass the filter, by depth, then by ticket."""
         step = (await self.state()).step
         depths = range(self._limits.s_max + 1) if wanted.depth is None else [wanted.depth]
         for depth in depths:
             async for id_, fields in self._bucket(depth):
-                row = Row(id_, fields, max(0, step - int(fields["version"])))
+                row = TrajectoryRow(id_, fields, max(0, step - int(fields["version"])))
                 if wanted.passes(row):
                     yield row
 

@@ -16,7 +16,7 @@ from cusearch_async.cli.preflight.gpus import stages
 from cusearch_async.cli.preflight.sizing import GIB, PUBLISHED
 from cusearch_async.cli.terminal import visible
 from cusearch_async.config import load_config
-from cusearch_async.transport.interface import Ledger, Queues, Row, RunState, WorkerStatus
+from cusearch_async.transport.interface import Ledger, Queues, RunState, TrajectoryRow, WorkerStatus
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
 
@@ -31,9 +31,9 @@ def text_of(shown: object, width: int = 80) -> str:
     return console.file.getvalue()
 
 
-def row(**fields: str) -> Row:
+def row(**fields: str) -> TrajectoryRow:
     known = {"depth": "3", "version": "9", "reward": "0.95", "em": "1", "turns": "4", "tokens": "1234", "bytes": "9"}
-    return Row("123456:12", known | {"worker": WORKER, "question": "Who?", "prediction": "me"} | fields, 2)
+    return TrajectoryRow("123456:12", known | {"worker": WORKER, "question": "Who?", "prediction": "me"} | fields, 2)
 
 
 def status_of_a_worker() -> WorkerStatus:

@@ -12,11 +12,12 @@ from transformers import AutoTokenizer
 
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig, load_config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
-from cusearch_async.environments import ENDS, Environment, NoSearch, Observation, Quoted, Score
+from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError, EpisodeFailed, InvalidTrajectory
 from cusearch_async.rollout.episode import Player
 from cusearch_async.types import Question
 from docs.examples.calculator import Calculator, calculate
+from tests.environments.echo import Echo
 from tests.fakes import STARTER, FakeSearch, ScriptedPolicy
 
 TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
@@ -96,19 +97,6 @@ def test_its_questions_need_both_tools_and_have_positive_answers():
 
 
 # What the seam promises.
-
-
-class Echo(Environment):
-    """Says what it was told, for two turns."""
-
-    async def step(self, episode, turn):
-        episode.memory = (episode.memory or 0) + 1
-        if turn == "end":
-            return ENDS
-        return Observation(said=Quoted("<", turn, ">"), author="echo", counts=turn == "tool", ends=turn == "last tool")
-
-    async def score(self, episode):
-        return Score(reward=-float(episode.memory), prediction="x")
 
 
 def echo(reward=None):
@@ -213,7 +201,7 @@ def test_held_out_questions_are_played_in_the_environment_that_the_config_names(
 
 def test_only_a_run_that_searches_needs_a_retriever(two):
     assert two(SEVERAL).uses_retriever
-    assert not two('[environment.e]\nname = "tests.environments.test_own:Echo"\n').uses_retriever
+    assert not two('[environment.e]\nname = "tests.environments.echo:Echo"\n').uses_retriever
 
 
 def test_an_environment_that_brings_no_questions_is_refused(two):

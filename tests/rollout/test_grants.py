@@ -12,7 +12,7 @@ from cusearch_async.rollout import loop as rollout_loop
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from tests.conftest import SLOW
-from tests.rollout.test_loop import (
+from tests.rollout.workers import (
     QUESTIONS,
     SMALL,
     BeatingBuffer,
@@ -20,10 +20,12 @@ from tests.rollout.test_loop import (
     FakeEngine,
     FakeSearch,
     HeldPlayer,
+    running,
     until,
 )
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
+from tests.transport.filling import start
 
 
 @pytest.fixture
@@ -57,52 +59,40 @@ async def test_a_round_in_which_every_episode_fails_is_one_failed_attempt(make_l
     run = MemoryRun()
     buffer = MemoryBuffer(run, make_limits(rollouts=5, max_attempts=3))
     loop = make_loop(buffer, RefusedAtFirst())
-    await buffer.recover(0)
-    await buffer.announce(0, "v000000-e1")
-    stop = asyncio.Event()
-    working = asyncio.create_task(loop.run(stop))
-    await until(lambda: 0 in run.ready)
-    assert run.attempts[0] == 1
-    assert {f"0:{rollout}" for rollout in range(5)} <= set(run.entries)
-    assert (run.counts["late_refused"], run.counts["failed_rollouts"]) == (0, 0)
-    stop.set()
-    await working
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: 0 in run.ready)
+        assert run.attempts[0] == 1
+        assert {f"0:{rollout}" for rollout in range(5)} <= set(run.entries)
+        assert (run.counts["late_refused"], run.counts["failed_rollouts"]) == (0, 0)
 
 
 async def test_the_siblings_of_a_failed_episode_are_played_to_their_end_and_count(make_loop):
     run = MemoryRun()
     buffer, player = MemoryBuffer(run, make_limits(rollouts=3)), FailingPlayer(p0_1=SearchRefused("422"))
     loop = make_loop(buffer, player)
-    await buffer.recover(0)
-    await buffer.announce(0, "v000000-e1")
-    stop = asyncio.Event()
-    working = asyncio.create_task(loop.run(stop))
-    await until(lambda: len(player.playing) == 23)
-    player.playing[0, 0].set()
-    await until(lambda: "0:0" in run.entries)
-    await asyncio.sleep(0.2)
-    assert 0 in run.leases
-    assert not run.attempts
-    player.playing[0, 2].set()
-    await until(lambda: (0, 1) in player.playing and run.attempts == {0: 1})
-    assert {"0:0", "0:2"} <= set(run.entries)
-    player.playing[0, 1].set()
-    await until(lambda: 0 in run.ready)
-    stop.set()
-    await working
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(player.playing) == 23)
+        player.playing[0, 0].set()
+        await until(lambda: "0:0" in run.entries)
+        await asyncio.sleep(0.2)
+        assert 0 in run.leases
+        assert not run.attempts
+        player.playing[0, 2].set()
+        await until(lambda: (0, 1) in player.playing and run.attempts == {0: 1})
+        assert {"0:0", "0:2"} <= set(run.entries)
+        player.playing[0, 1].set()
+        await until(lambda: 0 in run.ready)
 
 
 async def test_a_failed_episode_of_a_worker_that_is_stopped_is_a_failed_attempt(make_loop):
     run = MemoryRun()
     buffer, player = MemoryBuffer(run, make_limits()), FailingPlayer(p0_1=SearchRefused("422"))
     loop = make_loop(buffer, player)
-    await buffer.recover(0)
-    await buffer.announce(0, "v000000-e1")
-    stop = asyncio.Event()
-    working = asyncio.create_task(loop.run(stop))
-    await until(lambda: len(player.playing) == 15)
-    stop.set()
-    await working
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(player.playing) == 15)
     assert run.attempts == {0: 1}
     assert run.requeue == set(range(8))
 
@@ -127,19 +117,15 @@ async def test_an_episode_of_a_lease_that_ran_out_fails_no_later_grant_of_its_ti
         return await play(question, ticket, rollout, worker)
 
     player.play = play_or_fail
-    await buffer.recover(0)
-    await buffer.announce(0, "v000000-e1")
-    stop = asyncio.Event()
-    working = asyncio.create_task(loop.run(stop))
-    await until(lambda: len(player.playing) == 7)
-    run.leases[0] = ("w", run.now)
-    await until(lambda: run.attempts == {0: 1} and (0, 0) in player.playing)
-    fails.set()
-    await until(lambda: loop._activity.failures.total() == 1)
-    await asyncio.sleep(0.2)
-    assert run.attempts == {0: 1}
-    stop.set()
-    await working
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(player.playing) == 7)
+        run.leases[0] = ("w", run.now)
+        await until(lambda: run.attempts == {0: 1} and (0, 0) in player.playing)
+        fails.set()
+        await until(lambda: loop._activity.failures.total() == 1)
+        await asyncio.sleep(0.2)
+        assert run.attempts == {0: 1}
 
 
 async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_once(make_loop, monkeypatch):
@@ -158,24 +144,21 @@ async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_on
     buffer.release = release_late
     await buffer.recover(2)
     await buffer.announce(2, "v000002-e1")
-    stop = asyncio.Event()
-    working = asyncio.create_task(loop.run(stop))
-    await asyncio.wait_for(asked.wait(), 5 * SLOW)
-    run.state = run.state.__class__(epoch=1, step=1, next_ticket=16, published=2, weights="v000002-e1")
-    learner = MemoryBuffer(run, make_limits(rollouts=1))
-    await learner.recover(1)
-    await learner.announce(1, "v000001-e2")
-    await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 12)))
-    go_on.set()
-    await until(lambda: run.requeue == {12, 13, 14, 15})
-    assert loop._status().in_flight == 4
-    await learner.announce(2, "v000002-e2")
-    await until(lambda: (12, 0) in player.playing)
-    player.playing[12, 0].set()
-    await until(lambda: set(buffer.tickets) == {8, 9, 10, 11, 13, 14, 15})
-    assert loop._status().in_flight == 7
-    stop.set()
-    await working
+    async with running(loop):
+        await asyncio.wait_for(asked.wait(), 5 * SLOW)
+        run.state = run.state.__class__(epoch=1, step=1, next_ticket=16, published=2, weights="v000002-e1")
+        learner = MemoryBuffer(run, make_limits(rollouts=1))
+        await learner.recover(1)
+        await learner.announce(1, "v000001-e2")
+        await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 12)))
+        go_on.set()
+        await until(lambda: run.requeue == {12, 13, 14, 15})
+        assert loop._status().in_flight == 4
+        await learner.announce(2, "v000002-e2")
+        await until(lambda: (12, 0) in player.playing)
+        player.playing[12, 0].set()
+        await until(lambda: set(buffer.tickets) == {8, 9, 10, 11, 13, 14, 15})
+        assert loop._status().in_flight == 7
 
 
 async def test_a_worker_whose_episodes_all_wait_for_room_plays_what_a_dead_one_has_left(make_loop):
@@ -184,22 +167,18 @@ async def test_a_worker_whose_episodes_all_wait_for_room_plays_what_a_dead_one_h
     limits = make_limits(limit=6)
     buffer, dead, player = MemoryBuffer(run, limits), MemoryBuffer(run, limits), HeldPlayer()
     loop = make_loop(buffer, player, "--rollout.max_episodes", "4")
-    await buffer.recover(0)
-    await buffer.announce(0, "v000000-e1")
+    await start(buffer)
     assert len(await dead.admit("dead", 0, 2)) == 2
-    stop = asyncio.Event()
-    working = asyncio.create_task(loop.run(stop))
 
     def let_go():
         for go in list(player.playing.values()):
             go.set()
 
-    await until(lambda: let_go() or run.ready == {1, 2, 3})
-    await until(lambda: let_go() or (5 in run.leases and not player.playing))
-    await asyncio.sleep(0.1)
-    assert run.ready == {1, 2, 3}
-    assert loop._status().in_flight >= 4, "the buffer is full"
-    run.leases[0] = ("dead", run.now)
-    await until(lambda: let_go() or run.ready == {0, 1, 2, 3})
-    stop.set()
-    await working
+    async with running(loop):
+        await until(lambda: let_go() or run.ready == {1, 2, 3})
+        await until(lambda: let_go() or (5 in run.leases and not player.playing))
+        await asyncio.sleep(0.1)
+        assert run.ready == {1, 2, 3}
+        assert loop._status().in_flight >= 4, "the buffer is full"
+        run.leases[0] = ("dead", run.now)
+        await until(lambda: let_go() or run.ready == {0, 1, 2, 3})

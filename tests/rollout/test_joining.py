@@ -14,8 +14,9 @@ from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.run_contract import RunContract
 from tests.conftest import SLOW
-from tests.rollout.test_loop import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldPlayer, until
+from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldPlayer, running, until
 from tests.transport.conftest import make_limits
+from tests.transport.filling import start
 
 
 @pytest.fixture
@@ -32,8 +33,7 @@ async def test_a_worker_ends_and_gives_back_when_a_learner_changes_the_run(parts
     run, player, loop = parts
     old, new = RunContract({"run.seed": "0"}), RunContract({"run.seed": "7"})
     loop._buffer = buffer = MemoryBuffer(run, make_limits(max_staleness=1), old)
-    await buffer.recover(0)
-    await buffer.announce(0, "v000000-e1")
+    await start(buffer)
     working = asyncio.create_task(loop.run(asyncio.Event()))
     await until(lambda: len(player.playing) == 16)
     await MemoryBuffer(run, make_limits(max_staleness=1), new).recover(0, accepts_changes=True)
@@ -61,13 +61,9 @@ async def test_a_worker_waits_for_a_learner_of_its_version_and_says_so(parts, mo
     ours = RunContract({"run.seed": "0"})
     loop._buffer = MemoryBuffer(run, make_limits(max_staleness=1), ours)
     begun = MemoryBuffer(run, make_limits(max_staleness=1))
-    await begun.recover(0)
-    await begun.announce(0, "v000000-e1")
-    stop = asyncio.Event()
-    working = asyncio.create_task(loop.run(stop))
-    await until(lambda: "waiting for a learner of this version to take the run over: 0 s" in caplog.messages)
-    assert not player.playing
-    await MemoryBuffer(run, make_limits(max_staleness=1), ours).recover(0)
-    await until(lambda: len(player.playing) == 16)
-    stop.set()
-    await working
+    await start(begun)
+    async with running(loop):
+        await until(lambda: "waiting for a learner of this version to take the run over: 0 s" in caplog.messages)
+        assert not player.playing
+        await MemoryBuffer(run, make_limits(max_staleness=1), ours).recover(0)
+        await until(lambda: len(player.playing) == 16)

@@ -116,3 +116,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
             process.kill()
     for left in run.processes():
         left.kill()
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=timeout_s * SLOW)
+    return process.returncode, output

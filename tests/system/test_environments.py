@@ -16,8 +16,7 @@ from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.server import is_listening
 from tests.conftest import wait_until
 from tests.retrieval.encoders import SMALL, save_model, sentences
-from tests.system.conftest import Run
-from tests.system.test_run import finish
+from tests.system.conftest import Run, finish
 
 pytestmark = pytest.mark.system
 

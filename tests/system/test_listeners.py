@@ -9,8 +9,7 @@ import pytest
 from cusearch_async.lifecycle.ports import free_port
 from tests.conftest import SLOW, wait_until
 from tests.sockets import ANYWHERE, family, listening
-from tests.system.conftest import Run
-from tests.system.test_run import finish
+from tests.system.conftest import Run, finish
 
 pytestmark = pytest.mark.system
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -14,16 +13,11 @@ import pytest
 from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.transport.server import is_listening
 from tests.conftest import SLOW, wait_until
-from tests.system.conftest import Run
+from tests.system.conftest import Run, finish
 
 pytestmark = pytest.mark.system
 
 START_S = 150
-
-
-def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=timeout_s * SLOW)
-    return process.returncode, output
 
 
 def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run):

@@ -26,7 +26,7 @@ from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.transport.weights import WeightStore
-from tests.training.test_train import QUESTIONS, Learner, Recorded, at_once
+from tests.training.learners import QUESTIONS, Learner, Recorded, at_once
 
 CONTRACT = RunContract({"data.source": "5 (abc)", "run.seed": "0"})
 ELSEWHERE = LearnerStatus(epoch=2, host="elsewhere", pid=7, step=1)

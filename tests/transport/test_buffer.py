@@ -15,7 +15,7 @@ from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, RolloutSlot, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
-from tests.transport.test_interface import G, N, fill, start
+from tests.transport.filling import G, N, fill, start
 
 
 def recorded(buffer: RedisBuffer) -> dict[str, Any]:

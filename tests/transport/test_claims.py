@@ -10,7 +10,7 @@ import pytest
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport.interface import Buffer, RolloutSlot
 from tests.strategies import make_trajectory
-from tests.transport.test_interface import G, N, fill, start
+from tests.transport.filling import G, N, fill, start
 
 
 @pytest.mark.parametrize(

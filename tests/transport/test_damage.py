@@ -14,7 +14,7 @@ from cusearch_async.transport.health import check_server
 from cusearch_async.transport.interface import RolloutSlot
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
-from tests.transport.test_interface import G, N, fill, start
+from tests.transport.filling import G, N, fill, start
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])

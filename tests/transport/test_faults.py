@@ -26,7 +26,7 @@ from cusearch_async.transport.server import find_redis_server, is_listening, ser
 from tests.conftest import SLOW, wait_until
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
-from tests.transport.test_interface import G, N, fill, start
+from tests.transport.filling import G, N, fill, start
 
 
 class Server:

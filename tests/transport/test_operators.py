@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cusearch_async.transport.interface import RolloutSlot
 from tests.strategies import make_trajectory
-from tests.transport.test_interface import G, N, fill, start
+from tests.transport.filling import G, N, fill, start
 
 
 async def test_an_operator_can_reopen_what_is_incomplete_or_is_stuck(backend):

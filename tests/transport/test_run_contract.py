@@ -20,7 +20,7 @@ from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, cont
 from cusearch_async.types import Question
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
-from tests.transport.test_interface import G, N, start
+from tests.transport.filling import G, N, start
 
 QUESTIONS = [Question(id=f"q{i}", text=f"who {i}?", answers=("me",), category="x") for i in range(3)]
 TOKENIZER = load_tokenizer(str(STARTER))

@@ -1,0 +1,87 @@
+"""The evaluator process on a run in memory: what it scores, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cusearch_async.errors import ContractMismatch
+from cusearch_async.metrics.files import read_scores
+from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.training.publishing import state_at
+from cusearch_async.training.starts import epochs_and_steps, record_start
+from cusearch_async.transport.interface import MethodState
+from cusearch_async.transport.memory import MemoryBuffer
+from cusearch_async.transport.run_contract import RunContract
+from tests.processes.scene import CLOSED, Scene
+from tests.rollout.workers import until
+from tests.transport.filling import start
+
+
+@pytest.fixture
+async def learner(scene, monkeypatch) -> MemoryBuffer:
+    """Has announced its first weights."""
+    monkeypatch.setattr(scene.evaluator, "POLL_S", 0.01)
+    scene.retriever_answers.set()
+    record_start(scene.config, epoch=1, step=0)
+    learner = scene.learner()
+    await start(learner)
+    return learner
+
+
+def scores(scene: Scene) -> dict[int, float]:
+    """Version -> exact match over all questions."""
+    rows = read_scores(scene.config.folder / "eval.jsonl", epochs_and_steps(scene.config.folder))
+    return {row["step"]: row["all"]["em"] for row in rows}
+
+
+async def look_again(scene: Scene) -> None:
+    """Until the process has seen the run as it is now, and had the time to act on it."""
+    seen = scene.looks
+    await until(lambda: scene.looks >= seen + 3)
+
+
+def save_checkpoint(scene: Scene, step: int) -> None:
+    checkpoints = Checkpoints(scene.config.folder, 2)
+    checkpoints.begin(1, 0)
+    with checkpoints.write(state_at(step, MethodState(), scene.config)) as folder:
+        (folder / "model").mkdir(parents=True)
+    checkpoints.finish(step)
+
+
+async def test_it_scores_what_is_due_and_ends_with_the_run(scene, learner):
+    working = asyncio.create_task(scene.process("evaluator"))
+    await until(lambda: scores(scene) == {0: 1.0})
+    await learner.announce(1, "v000001-e1")
+    await look_again(scene)
+    assert list(scores(scene)) == [0], "one step after the last"
+    await learner.announce(2, "v000002-e1")
+    await until(lambda: scores(scene) == {0: 1.0, 2: 1.0})
+    await learner.announce(4, "v000004-e1")
+    await until(lambda: list(scores(scene)) == [0, 2, 4])
+    await look_again(scene)
+    assert not working.done(), "a learner may still go back behind the last version"
+    save_checkpoint(scene, 4)
+    await working
+    assert scene.events[-1] == CLOSED
+
+
+async def test_one_that_is_stopped_while_it_scores_writes_no_row(scene, learner):
+    scene.engine_answers.clear()
+    async with scene.running("evaluator"):
+        await until(lambda: scene.prompts)
+    assert scores(scene) == {}
+    assert scene.events[-1] == CLOSED
+
+
+async def test_it_ends_when_a_learner_changes_the_run(scene, learner):
+    working = asyncio.create_task(scene.process("evaluator"))
+    await until(lambda: scores(scene) == {0: 1.0})
+    other = scene.learner(RunContract({"run.seed": "7"}))
+    await other.recover(0, accepts_changes=True)
+    await other.announce(2, "v000002-e2")
+    with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):
+        await working
+    assert list(scores(scene)) == [0]
+    assert scene.events[-1] == CLOSED

@@ -1,0 +1,108 @@
+"""The order in which a rollout worker and the evaluator come to play, and what they leave behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavailable
+from cusearch_async.models import load_tokenizer, vocab_size
+from cusearch_async.transport.run_contract import RunContract
+from tests.fakes import STARTER
+from tests.processes.scene import CLOSED, CONTRACT, RETRIEVER, STARTED
+from tests.rollout.workers import until
+from tests.transport.filling import start
+
+both = pytest.mark.parametrize("name", ["rollout", "evaluator"])
+
+
+@both
+async def test_the_contract_is_checked_before_the_retriever_is_asked_and_an_engine_started(scene, name):
+    await start(scene.learner(RunContract({"run.seed": "7"})))
+    with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):
+        await scene.process(name)
+    assert scene.events == [CONTRACT]
+
+
+@both
+async def test_an_engine_is_started_when_the_retriever_answers_and_closed_at_the_end(scene, name):
+    async with scene.running(name):
+        await until(lambda: RETRIEVER in scene.events)
+        assert STARTED not in scene.events
+        scene.retriever_answers.set()
+        await until(lambda: STARTED in scene.events)
+    assert scene.events == [CONTRACT, RETRIEVER, STARTED, CLOSED]
+
+
+@both
+async def test_a_process_that_is_stopped_while_it_waits_for_the_retriever_starts_no_engine(scene, name):
+    async with scene.running(name):
+        await until(lambda: RETRIEVER in scene.events)
+    assert scene.events == [CONTRACT, RETRIEVER]
+
+
+@both
+async def test_a_retriever_that_does_not_answer_in_time_ends_the_process_before_an_engine_is_started(scene, name):
+    scene.retriever_fails = RetrievalUnavailable("down")
+    with pytest.raises(RetrievalUnavailable, match="down"):
+        await scene.process(name)
+    assert scene.events == [CONTRACT, RETRIEVER]
+
+
+@both
+async def test_the_engine_is_closed_when_the_loop_fails(scene, name):
+    scene.retriever_answers.set()
+    scene.loading_fails = TypeError("a bug")
+    await start(scene.learner())
+    with pytest.raises(TypeError, match="a bug"):
+        await scene.process(name)
+    assert scene.events[-2:] == [STARTED, CLOSED]
+
+
+@both
+async def test_a_run_that_does_not_search_waits_for_no_retriever(make_scene, tmp_path, name):
+    path = tmp_path / "echo.toml"
+    path.write_text('[environment.search]\nname = "tests.environments.echo:Echo"\n', encoding="utf-8")
+    scene = make_scene(path)
+    async with scene.running(name):
+        await until(lambda: STARTED in scene.events)
+    assert scene.events == [CONTRACT, STARTED, CLOSED]
+
+
+def test_an_engine_for_which_no_player_can_be_made_is_closed(scene, monkeypatch):
+    def refuse(*arguments):
+        raise ConfigError("the frames do not fit")
+
+    monkeypatch.setattr(scene.playing, "Player", refuse)
+    location = scene.config.model.location
+    with (
+        pytest.raises(ConfigError, match="the frames do not fit"),
+        scene.playing.open_player(scene.config, location, load_tokenizer(location), scene),
+    ):
+        pass
+    assert scene.events == [STARTED, CLOSED]
+
+
+async def test_a_worker_plays_the_runs_questions_and_gives_back_what_is_not_played_when_it_is_stopped(scene, caplog):
+    """Version 0 opens tickets below 12, version 1 those below 16."""
+    caplog.set_level("INFO")
+    scene.retriever_answers.set()
+    learner = scene.learner()
+    await start(learner)
+    async with scene.running("rollout"):
+        await until(lambda: scene.run.ready == set(range(12)))
+        played = [entry.trajectory for entry in scene.run.entries.values()]
+        assert {trajectory.question for trajectory in played} == {f"who {i}?" for i in range(5)}
+        assert all(trajectory.em == 1.0 for trajectory in played)
+        scene.engine_answers.clear()
+        await learner.announce(1, "v000001-e1")
+        await until(lambda: scene.run.leases.keys() == {12, 13, 14, 15})
+    assert not scene.run.leases
+    assert scene.run.requeue == {12, 13, 14, 15}
+    assert caplog.messages[-1] == "stopped; its tickets went back"
+
+
+async def test_a_worker_hands_its_buffer_no_token_that_the_model_does_not_have(scene):
+    scene.retriever_fails = RetrievalUnavailable("far enough")
+    with pytest.raises(RetrievalUnavailable, match="far enough"):
+        await scene.process("rollout")
+    assert scene.vocab_sizes[-1] == vocab_size(str(STARTER)) == 384

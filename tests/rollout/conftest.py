@@ -1,0 +1,20 @@
+"""A worker's loop on the buffer in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from cusearch_async.config import load_config
+from cusearch_async.rollout.loop import RolloutLoop
+from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldPlayer
+from tests.transport.conftest import make_limits
+
+
+@pytest.fixture
+def parts(atlas_config):
+    config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", "--rollout.max_episodes", "64"])
+    run = MemoryRun()
+    buffer, player = MemoryBuffer(run, make_limits(max_staleness=1)), HeldPlayer()
+    loop = RolloutLoop("w", config, buffer, FakeEngine(), None, player, FakeSearch(), QUESTIONS)
+    return run, buffer, player, loop

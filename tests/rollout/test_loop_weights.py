@@ -1,0 +1,74 @@
+"""A worker whose announced weights cannot be read, on the buffer in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.rollout import loading
+from tests.conftest import SLOW
+from tests.rollout.workers import FakeEngine, running, until
+from tests.transport.filling import start
+
+
+class TornStore:
+    """An engine's weights: some versions cannot be read."""
+
+    def __init__(self, engine: FakeEngine, *torn: str) -> None:
+        self.torn, self.tried = set(torn), []
+        load = engine.load
+
+        async def reading(store, name, check):
+            self.tried.append(name)
+            if name in self.torn:
+                raise WeightsUnavailable(f"{name} is missing or torn")
+            await load(store, name, check)
+
+        engine.load = reading
+
+
+async def test_a_torn_version_is_passed_over_and_the_next_one_taken(parts, caplog):
+    _, buffer, player, loop = parts
+    torn = TornStore(loop._engine, "v000001-e1")
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(player.playing) == 16)
+        await buffer.announce(1, "v000001-e1")
+        await until(lambda: torn.tried.count("v000001-e1") >= 2)
+        assert (loop._engine.loaded, len(player.playing)) == ("v000000-e1", 16)
+        assert "v000001-e1 is missing or torn; going on with v000000-e1" in caplog.text
+        await buffer.announce(2, "v000002-e1")
+        await until(lambda: loop._engine.loaded == "v000002-e1")
+
+
+async def test_a_version_that_a_shared_disk_shows_late_is_loaded_when_it_is_there(parts):
+    _, buffer, player, loop = parts
+    torn = TornStore(loop._engine, "v000000-e1")
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(torn.tried) >= 2)
+        torn.torn.clear()
+        await until(lambda: len(player.playing) == 16)
+
+
+async def test_a_worker_with_nothing_to_do_gives_torn_weights_up_after_a_while(parts, monkeypatch):
+    _, buffer, _, loop = parts
+    TornStore(loop._engine, "v000000-e1")
+    loop._loader = loading.PatientLoader(loop._engine, None, 0.3)
+    await start(buffer)
+    with pytest.raises(WeightsUnavailable, match=r"v000000-e1 is missing or torn; no other version .* for 0\.3 s"):
+        await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
+
+
+async def test_a_worker_with_episodes_to_play_never_gives_torn_weights_up(parts):
+    _, buffer, player, loop = parts
+    torn = TornStore(loop._engine, "v000001-e1")
+    loop._loader = loading.PatientLoader(loop._engine, None, 0.05)
+    await start(buffer)
+    async with running(loop) as working:
+        await until(lambda: len(player.playing) == 16)
+        await buffer.announce(1, "v000001-e1")
+        await until(lambda: torn.tried.count("v000001-e1") >= 3)
+        assert not working.done()

@@ -1,0 +1,88 @@
+"""A learner that writes down what it is told, and a buffer in memory that plays what it waits for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cusearch_async.algorithm.tickets import RunQuestions
+from cusearch_async.transport.limits import limits_of
+from cusearch_async.transport.memory import MemoryBuffer
+from cusearch_async.transport.run_contract import NO_CONTRACT
+from cusearch_async.transport.weights import Canary
+from cusearch_async.types import Question
+from tests.strategies import make_trajectory
+
+QUESTIONS = RunQuestions([(1, [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i in range(5)])], 0)
+
+
+class Learner:
+    """Its weights are the number of its updates."""
+
+    def __init__(self, events):
+        self.events = events
+        self.updates = 0
+        self.at_update = lambda step: None
+
+    def update(self, selected, advantages, step):
+        self.events.append(f"update {step}")
+        self.updates += 1
+        self.selected = list(selected)
+        self.advantages = advantages
+        self.at_update(step)
+        return {"train/loss": 0.5}
+
+    def tensors(self):
+        return {"w": torch.full((2,), float(self.updates))}
+
+    def canary(self):
+        return Canary([1], [], 0.1)
+
+    def save(self, folder):
+        self.events.append(f"save {folder.name}")
+        (folder / "model").mkdir(parents=True)
+        (folder / "model" / "weights").write_text(str(self.updates))
+
+
+class Recorded(MemoryBuffer):
+    """Writes down what the learner asks of it, and plays what it waits for."""
+
+    def __init__(self, run, config, events, depth_of, contract=NO_CONTRACT):
+        super().__init__(run, limits_of(config), contract)
+        self.events, self.depth_of = events, depth_of
+        self.question_of = QUESTIONS.id_of
+
+    async def claim(self, step, question_of=None):
+        pool = await super().claim(step, question_of)
+        if pool is None:
+            await self.play()
+        else:
+            self.events.append(f"claim {step}")
+        return pool
+
+    async def play(self):
+        version = (await self.state()).published
+        for slot in await self.admit("w", version, 4):
+            versions = np.full(4, version, np.int32)
+            what = {"question_id": self.question_of(slot.ticket), "reward": slot.rollout / 2, "versions": versions}
+            depth = self.depth_of(slot.ticket, slot.rollout)
+            assert await self.put(make_trajectory(slot.ticket, slot.rollout, depth=depth, **what)) == "stored"
+
+    async def commit(self, pool, selected, method=None):
+        await super().commit(pool, selected, method)
+        self.events.append(f"commit {pool.step}")
+
+    async def announce(self, version, directory):
+        await super().announce(version, directory)
+        self.events.append(f"announce {directory}")
+
+    async def checkpoint(self, step):
+        await super().checkpoint(step)
+        self.events.append(f"forget {step}")
+
+
+def at_once(coroutine):
+    """Run what waits for nothing."""
+    with pytest.raises(StopIteration):
+        coroutine.send(None)

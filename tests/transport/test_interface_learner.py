@@ -1,0 +1,256 @@
+"""What every buffer must do for learners, on both buffers: claims, commits, recovery, fencing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from cusearch_async.errors import BufferLost, ConfigError, Fenced
+from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, MethodState, RolloutSlot
+from cusearch_async.types import Pool
+from tests.transport.filling import G, N, fill, start
+
+
+async def test_a_pool_is_claimed_whole_or_not_at_all(backend):
+    buffer = backend.make()
+    await start(buffer)
+    slots = await buffer.admit("w", 0, N * G)
+    await fill(buffer, slots[:-1])
+    assert await buffer.claim(0) is None
+    await fill(buffer, slots[-1:])
+    pool = await buffer.claim(0)
+    assert [(t.ticket, t.rollout) for t in pool] == [(t, r) for t in range(N) for r in range(G)]
+    assert await buffer.capacities() == [0] * 6
+
+
+async def test_claiming_a_step_again_gives_the_same_pool(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    first = await buffer.claim(0)
+    again = await buffer.claim(0)
+    assert [t.id for t in first] == [t.id for t in again]
+    assert (await buffer.ledger()).claimed == N * G
+
+
+async def test_ticket_order_waits_for_the_oldest_tickets(backend):
+    buffer = backend.make()
+    await start(buffer)
+    slots = await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [slot for slot in slots if slot.ticket != 0])
+    assert await buffer.claim(0) is None
+
+
+async def test_oldest_complete_order_passes_a_straggler(backend):
+    buffer = backend.make(order="oldest_complete")
+    await start(buffer)
+    slots = await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [slot for slot in slots if slot.ticket != 0])
+    pool = await buffer.claim(0)
+    assert {t.ticket for t in pool} == {1, 2, 3, 4}
+
+
+async def test_commit_moves_step_phase_version_and_ledger_at_once(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories[:3], MethodState(fields={"phase": 2}))
+    state, ledger = await buffer.state(), await buffer.ledger()
+    assert (state.step, state.fields) == (1, {"phase": 2})
+    assert (ledger.trained, ledger.unselected, ledger.claimed, ledger.buffered) == (3, 5, 0, 0)
+    assert ledger.closes
+
+
+async def test_a_repeated_commit_changes_nothing(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories[:3], MethodState(fields={"phase": 1}))
+    before = await buffer.ledger()
+    await buffer.commit(pool, pool.trajectories[:2], MethodState(fields={"phase": 4}))
+    assert await buffer.ledger() == before
+    assert (await buffer.state()).fields == {"phase": 1}
+
+
+async def test_an_older_learner_is_fenced_off(backend):
+    old, new = backend.make(), backend.make()
+    await start(old)
+    await fill(old, await old.admit("w", 0, N * G))
+    pool = await old.claim(0)
+    await new.recover(0)
+    for attempt in (
+        old.claim(0),
+        old.commit(pool, pool.trajectories, MethodState(fields={"phase": 0})),
+        old.announce(1, "x"),
+        old.checkpoint(1),
+    ):
+        with pytest.raises(Fenced):
+            await attempt
+    assert await new.claim(0) is not None
+
+
+async def test_recovery_gives_every_later_step_its_pool_again(backend):
+    buffer = backend.make(max_staleness=3)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 3 * N * G))
+    pools = []
+    for step in range(3):
+        pools.append(await buffer.claim(step))
+        await buffer.commit(pools[-1], pools[-1].trajectories[:4], MethodState(fields={"phase": 1}))
+    await buffer.checkpoint(1)
+    resumed = backend.make(max_staleness=3)
+    await resumed.recover(1)
+    ledger = await resumed.ledger()
+    assert (ledger.trained, ledger.claimed, ledger.closes) == (4, 2 * N * G, True)
+    for step in (1, 2):
+        again = await resumed.claim(step)
+        assert [t.id for t in again] == [t.id for t in pools[step]]
+        await resumed.commit(again, again.trajectories[:4], MethodState(fields={"phase": 1}))
+
+
+async def test_a_commit_gives_coming_groups_their_size_and_keeps_what_the_method_remembers(backend):
+    """Of the tickets that version 1 opens, 8 gets three rollouts and 9 gets one; the others have G."""
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories, MethodState(memory='{"a": "\u00e9\n"}', sizes={8: 3, 9: 1}))
+    await buffer.announce(1, "v000001-e1")
+    opened = await buffer.admit("w", 1, 3 + 1 + G)
+    assert opened == [
+        RolloutSlot(8, 0),
+        RolloutSlot(8, 1),
+        RolloutSlot(8, 2),
+        RolloutSlot(9, 0),
+        RolloutSlot(10, 0),
+        RolloutSlot(10, 1),
+    ]
+    assert await backend.memory() == '{"a": "\u00e9\n"}'
+
+
+async def test_groups_of_any_size_are_claimed_whole_and_their_sizes_go_with_them(backend):
+    buffer = backend.make(max_staleness=0)
+    await buffer.recover(0, MethodState(sizes={0: 3, 1: 1}))
+    await buffer.announce(0, "v000000-e1")
+    slots = await buffer.admit("w", 0, 100)
+    assert [p.ticket for p in slots] == [0, 0, 0, 1, 2, 2, 3, 3]
+    await fill(buffer, [p for p in slots if p != RolloutSlot(0, 2)])
+    assert await buffer.claim(0) is None, "ticket 0 has a third rollout to come"
+    await fill(buffer, [RolloutSlot(0, 2)])
+    pool = await buffer.claim(0)
+    assert [(t.ticket, t.rollout) for t in pool] == [(p.ticket, p.rollout) for p in slots]
+    await buffer.commit(pool, pool.trajectories, MethodState(sizes={4: 2}))
+    await buffer.checkpoint(1)
+    assert await backend.sizes() == {4: 2}
+    assert (await buffer.ledger()).closes
+
+
+async def test_a_group_keeps_its_first_size_and_recovery_brings_the_memory_back(backend):
+    buffer = backend.make()
+    await buffer.recover(0, MethodState(memory="gone", fields={"gone": 1}, sizes={5: 4}))
+    resumed = backend.make()
+    await resumed.recover(0, MethodState(memory="kept", fields={"phase": 2, "share": 0.25}, sizes={5: 1, 6: 3}))
+    assert await backend.memory() == "kept"
+    assert await backend.sizes() == {5: 4, 6: 3}
+    assert (await resumed.state()).fields == {"phase": 2, "share": 0.25}
+
+
+async def test_a_recovery_gives_a_ticket_that_was_granted_no_other_size(backend):
+    """A learner may plan with a smaller staleness bound than the tickets were granted under."""
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, G))
+    heir = backend.make()
+    await heir.recover(0, MethodState(sizes={0: 3, 1: 3}))
+    assert await backend.sizes() == {1: 3}
+    assert (await heir.audit()).closes
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", 1),
+        ("paused", 1),
+        ("next_ticket", 1),
+        ("origin", 0.5),
+        ("run_id", 1),
+        ("two words", 1),
+        ("phase", math.nan),
+    ],
+)
+def test_a_method_shows_finite_numbers_under_names_of_its_own(name, value):
+    with pytest.raises(ValueError, match=f"{name!r}|must be finite, {name} is nan"):
+        MethodState(fields={name: value})
+
+
+async def test_recovery_before_forgotten_pools_is_refused(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories, MethodState(fields={"phase": 0}))
+    await buffer.checkpoint(1)
+    with pytest.raises(ConfigError, match="forgotten"):
+        await buffer.recover(0)
+
+
+async def test_a_pool_of_which_nothing_is_left_is_empty_and_the_run_goes_on(backend):
+    buffer = backend.make(max_attempts=1, max_staleness=0)
+    await start(buffer)
+    await buffer.admit("w", 0, N * G)
+    await buffer.release("w", [0, 1, 2, 3], failed=True)
+    pool = await buffer.claim(0)
+    assert len(pool) == len(await buffer.claim(0)) == 0
+    await buffer.commit(pool, [])
+    await buffer.announce(1, "v000001-e1")
+    assert (await buffer.state()).step == 1
+    assert (await buffer.admit("w", 1, G))[0] == RolloutSlot(4, 0)
+    heir = backend.make(max_attempts=1, max_staleness=0)
+    await heir.recover(0)
+    assert len(await heir.claim(0)) == 0, "an empty pool is kept as any other"
+    await heir.commit(pool, [])
+    await heir.checkpoint(1)
+
+
+async def test_a_commit_of_a_step_that_is_not_the_next_says_that_something_is_lost(backend):
+    buffer = backend.make(max_staleness=3)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    pool = await buffer.claim(0)
+    with pytest.raises(BufferLost):
+        await buffer.commit(Pool(1, pool.trajectories), pool.trajectories)
+    with pytest.raises(BufferLost):
+        await buffer.claim(1)
+
+
+async def test_an_epoch_never_goes_back_though_the_buffer_has_forgotten_it(backend):
+    buffer = backend.make()
+    await buffer.recover(0, least_epoch=7)
+    assert buffer.epoch == 8
+    heir = backend.make()
+    await heir.recover(0, least_epoch=3)
+    assert heir.epoch == 9
+
+
+async def test_a_learner_is_alive_until_it_ends_or_another_takes_over(backend):
+    older, newer = backend.make(), backend.make()
+    await older.recover(0)
+    assert await newer.learner() is None
+    status = LearnerStatus(epoch=1, host="a", pid=7, step=3)
+    await older.learner_heartbeat(status)
+    told = await newer.learner()
+    assert replace(told, heartbeat_age_s=0.0) == status
+    assert 0 <= told.heartbeat_age_s < ALIVE_S
+    await newer.recover(0)
+    with pytest.raises(Fenced):
+        await older.learner_heartbeat(status)
+    await newer.learner_heartbeat(replace(status, epoch=2, pid=8))
+    with pytest.raises(Fenced):
+        await older.learner_leaves()
+    assert (await older.learner()).pid == 8
+    await newer.learner_leaves()
+    assert await older.learner() is None
