@@ -20,7 +20,7 @@ async def serve(application: web.Application, url: str, key: str) -> None:
 
     Raises: ConfigError when the port is taken."""
     stop = stop_on_signals()
-    application.middlewares.append(_only_asked_on_purpose(url))
+    application.middlewares.append(_refuse_browsers(url))
     # who has gone away is not worked for, and none of those who wait may hold up the end
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=5)
     await runner.setup()
@@ -34,7 +34,7 @@ async def serve(application: web.Application, url: str, key: str) -> None:
     await runner.cleanup()
 
 
-def _only_asked_on_purpose(url: str) -> Middleware:
+def _refuse_browsers(url: str) -> Middleware:
     """Refuses what a browser sends because some web page told it to: a name of that page's for our address, and a POST
     of a type that browsers send anywhere without asking. Programs name the address and say that they send JSON."""
     ours = {*LOOPBACK, urlsplit(url).hostname}

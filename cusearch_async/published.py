@@ -22,7 +22,7 @@ UNFINISHED = ".unfinished-"
 _CHUNK = 2**22
 
 
-class FileFacts(msgspec.Struct):
+class FileRecord(msgspec.Struct):
     """Of a file when it was written."""
 
     bytes: int
@@ -83,24 +83,24 @@ def is_half_done(folder: Path, manifest: str) -> bool:
 # --- whether it is whole --------------------------------------------------------------------------------
 
 
-def list_files(folder: Path) -> dict[str, FileFacts]:
+def list_files(folder: Path) -> dict[str, FileRecord]:
     """Size and checksum of every file below `folder`, by its path from there."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): _facts(path) for path in paths}
+    return {str(path.relative_to(folder)): _record_of(path) for path in paths}
 
 
-def torn_files(folder: Path, listed: Mapping[str, FileFacts]) -> list[str]:
+def torn_files(folder: Path, listed: Mapping[str, FileRecord]) -> list[str]:
     """The listed files that are not as they were written; reads all of them."""
-    return [name for name, facts in listed.items() if not _is_whole(folder / name, facts)]
+    return [name for name, record in listed.items() if not _is_whole(folder / name, record)]
 
 
-def _is_whole(path: Path, facts: FileFacts) -> bool:
-    return path.is_file() and path.stat().st_size == facts.bytes and _facts(path) == facts
+def _is_whole(path: Path, record: FileRecord) -> bool:
+    return path.is_file() and path.stat().st_size == record.bytes and _record_of(path) == record
 
 
-def _facts(path: Path) -> FileFacts:
+def _record_of(path: Path) -> FileRecord:
     digest = xxhash.xxh3_64()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
-    return FileFacts(path.stat().st_size, digest.hexdigest())
+    return FileRecord(path.stat().st_size, digest.hexdigest())

@@ -13,7 +13,7 @@ from rich.table import Table
 from cusearch_async.cli.playing import play_with
 from cusearch_async.config import CONFIG_HELP, STARTER, load_config
 from cusearch_async.http_server import serve
-from cusearch_async.lifecycle.placement import settle
+from cusearch_async.lifecycle.placement import configure_process
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def make_facts(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
-    settle([])
+    configure_process([])
     from cusearch_async.atlas import warmstart  # noqa: PLC0415
 
     steps = sum(steps for steps, _ in warmstart.CYCLES)
@@ -56,7 +56,7 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    settle([])
+    configure_process([])
     from cusearch_async.atlas.check import LocalSearch, skills  # noqa: PLC0415
     from cusearch_async.atlas.questions import test_chains  # noqa: PLC0415
     from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415
@@ -81,7 +81,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 def simulate_engine(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    settle([])
+    configure_process([])
     from cusearch_async.atlas.simulator import Simulator  # noqa: PLC0415
 
     asyncio.run(serve(Simulator().application(), config.retriever.zerosearch.url, "retriever.zerosearch.url"))

@@ -133,12 +133,12 @@ async def peek(config: Config, arguments: argparse.Namespace) -> None:
     trajectory, fields = found
     tokenizer = load_tokenizer(config.model.location)
     console = Console()
-    console.print(facts(trajectory, fields))
+    console.print(overview(trajectory, fields))
     for panel in turns(trajectory, tokenizer):
         console.print(panel)
 
 
-def facts(trajectory: Trajectory, fields: dict[str, str]) -> Table:
+def overview(trajectory: Trajectory, fields: dict[str, str]) -> Table:
     shown = Table(box=None, show_header=False, pad_edge=False)
     versions = f"{trajectory.versions.min()} to {trajectory.versions.max()}"
     for name, value in (

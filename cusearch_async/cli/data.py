@@ -77,7 +77,7 @@ def report(source: str, limits: Limits | None, console: Console) -> bool:
     problems: list[str] = []
     ids: Counter[str] = Counter()
     categories: Counter[str] = Counter()
-    hopeless: list[str] = []
+    unanswerable: list[str] = []
     places: dict[str, str] = {}
     questions: list[Question] = []
     answers = 0
@@ -94,7 +94,7 @@ def report(source: str, limits: Limits | None, console: Console) -> bool:
         categories[question.category] += 1
         answers += len(question.answers)
         if not can_be_answered(question):
-            hopeless.append(f"{place}: {question.answers[0]!r:.40}")
+            unanswerable.append(f"{place}: {question.answers[0]!r:.40}")
         if ids[question.id] > 1:
             problems.append(f"{place}: the id {question.id!r} was there before")
     if limits is not None:
@@ -113,10 +113,10 @@ def report(source: str, limits: Limits | None, console: Console) -> bool:
         console.print(plain(f"  {problem}", "red"))
     if len(problems) > SHOWN:
         console.print(f"  … and {len(problems) - SHOWN} more")
-    if hopeless:
-        few = "; ".join(hopeless[:3]) + "; …" * (len(hopeless) > 3)
+    if unanswerable:
+        few = "; ".join(unanswerable[:3]) + "; …" * (len(unanswerable) > 3)
         console.print(
-            f"  {len(hopeless)} can never be answered right, as scoring removes articles and punctuation ({few})",
+            f"  {len(unanswerable)} can never be answered right, as scoring removes articles and punctuation ({few})",
             style="yellow",
             markup=False,
             highlight=False,

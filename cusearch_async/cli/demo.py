@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         console.print(f"the earlier demo is kept in {aside}", soft_wrap=True)
     with Fleet(config) as fleet:
         fleet.start_services()
-        live.say_how_to_look(config, console)
+        live.print_inspection_commands(config, console)
         screen = live.Screen(fleet, console)
         before = evaluate(fleet, screen, config, config.model.location, "before")
         fleet.start_run(arguments.accept_changes)
@@ -105,7 +105,7 @@ def finish(
     path = config.folder / "summary.json"
     path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
     console.print(comparison(before, after))
-    live.say_where(config, newest, console)
+    live.print_results(config, newest, console)
     console.print(f"{'summary':<8} {path}", soft_wrap=True)
 
 

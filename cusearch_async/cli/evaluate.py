@@ -21,7 +21,7 @@ from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
-from cusearch_async.lifecycle.placement import settle
+from cusearch_async.lifecycle.placement import configure_process
 
 if TYPE_CHECKING:
     from cusearch_async.evaluation.scoring import Scores
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     if arguments.output:
         prepare(arguments.output)
-    settle([])
+    configure_process([])
     model = arguments.checkpoint or config.model.location
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 

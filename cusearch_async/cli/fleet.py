@@ -21,7 +21,7 @@ from cusearch_async import run_folder
 from cusearch_async.config import Config, save_config
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.progress import SAY_S, saying
+from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.transport.server import is_listening, own_server
 
@@ -71,7 +71,7 @@ class Child:
     """Bytes that the log held before."""
     read: int
 
-    def news(self) -> list[str]:
+    def new_lines(self) -> list[str]:
         """What it has logged itself since the last call, without the noise of libraries."""
         with self.log.open("rb") as file:
             file.seek(self.read)
@@ -80,7 +80,7 @@ class Child:
         found = map(_LOGGED.fullmatch, complete.decode(errors="replace").splitlines())
         return [match[1] for match in found if match]
 
-    def last_words(self) -> str:
+    def describe_end(self) -> str:
         """One line that says with which status and why it ended."""
         with self.log.open("rb") as file:
             file.seek(self.began)
@@ -145,12 +145,12 @@ class Fleet:
         retriever = self._config.retriever
         wanted: list[tuple[str, str, type[CusearchError]]] = [("the retriever", retriever.url, RetrievalUnavailable)]
         if not is_listening(retriever.url):
-            _refuse_elsewhere("retriever.url", retriever.url)
+            _refuse_remote("retriever.url", retriever.url)
             self.start_worker("retriever", "retriever")
         if retriever.backend == "zerosearch" and "atlas" in self._config.data.source:
             wanted.append(("the simulator", retriever.zerosearch.url, RetrievalUnavailable))
             if not is_listening(retriever.zerosearch.url):
-                _refuse_elsewhere("retriever.zerosearch.url", retriever.zerosearch.url)
+                _refuse_remote("retriever.zerosearch.url", retriever.zerosearch.url)
                 self.start_command("simulator", "atlas", "simulate")
         return wanted
 
@@ -163,7 +163,7 @@ class Fleet:
                 raise failure(
                     f"{what} did not start at {url} within run.wait_s = {self._config.run.wait_s:g} s, see {self._logs}"
                 )
-            if now - said > SAY_S:
+            if now - said > LOG_EVERY_S:
                 log.info("waiting for %s at %s: %.0f s", what, url, now - began)
                 said = now
             time.sleep(POLL_S)
@@ -175,7 +175,7 @@ class Fleet:
         before = set(starts.glob("*.json"))
         self.start_worker("learner", "learner", options=["--accept-changes"] if accept_changes else [])
         if accept_changes:
-            with saying(log, "waiting for the learner to take the run over"):
+            with log_waiting(log, "waiting for the learner to take the run over"):
                 self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))
         if self._config.eval.every:
             self.start_worker("evaluator", "evaluator")
@@ -203,7 +203,7 @@ class Fleet:
         """Whether a process has ended well. Raises: ProcessDied if it failed."""
         status = self.children[name].process.poll()
         if status:
-            raise ProcessDied(self.children[name].last_words())
+            raise ProcessDied(self.children[name].describe_end())
         return status == 0
 
     def is_run_over(self) -> bool:
@@ -216,11 +216,11 @@ class Fleet:
         goes on without its evaluator."""
         evaluator = self.children.get("evaluator")
         if evaluator is not None and evaluator.process.poll():
-            log.warning("the run goes on without its evaluator: %s", evaluator.last_words())
+            log.warning("the run goes on without its evaluator: %s", evaluator.describe_end())
             del self.children["evaluator"]
         for name, child in self.children.items():
             if self.has_ended(name) and name.startswith(_SERVING):
-                raise ProcessDied(child.last_words())
+                raise ProcessDied(child.describe_end())
 
     def stop(self, *names: str) -> None:
         """SIGTERM, stage after stage (`_STAGES`), to the processes called so, or to all; what does not end in time is
@@ -243,13 +243,13 @@ class Fleet:
             if now - began > patience_s:
                 log.warning("%s did not end within %g s; killed", names, patience_s)
                 break
-            if now - said > SAY_S:
+            if now - said > LOG_EVERY_S:
                 log.info("waiting for %s to end: %.0f s (ctrl-C again kills)", names, now - began)
                 said = now
             time.sleep(POLL_S)
         for child in stage:
             if child.name == "learner":  # at which step it has stopped, and that it is saved
-                for line in child.news()[-1:]:
+                for line in child.new_lines()[-1:]:
                     log.info("%s: %s", child.name, line)
         self._kill(stage)
 
@@ -269,7 +269,7 @@ class Fleet:
         self.children[name] = Child(name, process, path, size, size)
 
 
-def _refuse_elsewhere(key: str, url: str) -> None:
+def _refuse_remote(key: str, url: str) -> None:
     """Raises: RetrievalUnavailable unless we could start a server at this address."""
     if urlsplit(url).hostname not in ("127.0.0.1", "localhost"):
         raise RetrievalUnavailable(f"nothing listens at {key} {url}; start it first")

@@ -13,7 +13,7 @@ from rich.console import Console
 from cusearch_async import run_folder
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet, add_accept_changes
-from cusearch_async.cli.runs import refuse_anothers, refuse_if_alive
+from cusearch_async.cli.runs import refuse_if_alive, refuse_other_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.training.starts import epochs_and_steps
@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             f"run {config.run.name} is complete: {done.state.step} steps are done and run.steps is "
             f"{config.run.steps}. Nothing is left to do; to go on, add --steps N"
         )
-        live.say_where(config, done, console)
+        live.print_results(config, done, console)
         return
     run_folder.refuse_if_held(config.folder)
     if is_listening(config.redis.url):
-        asyncio.run(refuse_anothers(config))
+        asyncio.run(refuse_other_run(config))
         if not arguments.take_over:
             asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
@@ -56,11 +56,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         fleet.start_services()
         fleet.start_run(arguments.accept_changes)
         log.info("started %s; logs in %s", ", ".join(fleet.children), config.folder / "logs")
-        live.say_how_to_look(config, console)
+        live.print_inspection_commands(config, console)
         live.watch(fleet, config, console)
         ledger, counted = asyncio.run(live.read_ledger(config))
     live.conclude(config, ledger, counted, time.monotonic() - started, console)
-    live.say_where(config, live.whole_checkpoint(config), console)
+    live.print_results(config, live.whole_checkpoint(config), console)
 
 
 def is_complete(done: int, config: Config) -> bool:

@@ -30,8 +30,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     found, counted = asyncio.run(read(load_config(arguments.config, overrides), arguments.quick))
     closes = found.closes and (counted is None or counted.closes)
     if arguments.json:
-        told = asdict(found) | {"closes": closes} | ({"audit": asdict(counted)} if counted else {})
-        print(msgspec.json.encode(told).decode())
+        shown = asdict(found) | {"closes": closes} | ({"audit": asdict(counted)} if counted else {})
+        print(msgspec.json.encode(shown).decode())
     else:
         Console().print(view.ledger(found))
         if counted:

@@ -20,7 +20,7 @@ from cusearch_async.cli.figure import draw
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import Config
 from cusearch_async.errors import ProcessDied
-from cusearch_async.lifecycle.progress import SAY_S, saying
+from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run_folder import METRICS
 from cusearch_async.training.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ _FAR = ("waiting for", "played ", "step ", "loaded weights", "version ")
 
 class Screen:
     """On a terminal one place that changes, with what is new above it; else a log, a line whenever something is new and
-    one every SAY_S when nothing is."""
+    one every LOG_EVERY_S when nothing is."""
 
     def __init__(self, fleet: Fleet, console: Console) -> None:
         self._fleet = fleet
@@ -61,9 +61,9 @@ class Screen:
                 if live is not None:
                     newest = [Text(f"{name}: {line}", style="dim") for name, line in self._newest.items()]
                     live.update(Group(*body(), Text(f"{what()}: {now - began:.0f} s"), *newest), refresh=True)
-                elif not has_spoken and now - said > SAY_S:
+                elif not has_spoken and now - said > LOG_EVERY_S:
                     log.info("%s: %.0f s", what(), now - began)
-                said = now if has_spoken or now - said > SAY_S else said
+                said = now if has_spoken or now - said > LOG_EVERY_S else said
                 return is_done()
 
             self._fleet.wait(show, poll_s=REFRESH_S)
@@ -81,7 +81,7 @@ class Screen:
         """Pass on what the processes have said since the last call; whether it was anything."""
         has_spoken = False
         for name, child in self._fleet.children.items():
-            for line in child.news():
+            for line in child.new_lines():
                 self._newest[name] = line
                 if live is not None and not line.startswith(_FAR):
                     live.console.print(Text(f"{name}: {line}"))
@@ -91,7 +91,7 @@ class Screen:
         return has_spoken
 
 
-def say_how_to_look(config: Config, console: Console) -> None:
+def print_inspection_commands(config: Config, console: Console) -> None:
     """Two lines to be pasted into another terminal while the run goes on."""
     console.print(f"look into the run with: cusearch buckets {config.folder / 'launch.toml'}", soft_wrap=True)
     console.print(f"or with redis-cli: {redis_cli_line(config)}", soft_wrap=True, markup=False)
@@ -144,8 +144,8 @@ class MetricsFile:
         self._rows: list[dict[str, Any]] = []
 
     def rows(self) -> list[dict[str, Any]]:
-        facts = self._path.stat() if self._path.exists() else None
-        seen = (facts.st_size, facts.st_mtime_ns) if facts else None
+        status = self._path.stat() if self._path.exists() else None
+        seen = (status.st_size, status.st_mtime_ns) if status else None
         if seen != self._seen:
             self._seen, self._rows = seen, read_metrics(self._path)
         return self._rows
@@ -234,11 +234,11 @@ def newest_checkpoint(config: Config) -> Checkpoint | None:
 def whole_checkpoint(config: Config) -> Checkpoint | None:
     """The newest one whose files are as they were written; newer ones that are torn are named in the log. None when
     there are none at all. Raises: ConfigError when none is whole."""
-    with saying(log, "waiting for the newest checkpoint to be verified"):
+    with log_waiting(log, "waiting for the newest checkpoint to be verified"):
         return checkpoints_of(config).newest(RunState())
 
 
-def say_where(config: Config, newest: Checkpoint | None, console: Console) -> None:
+def print_results(config: Config, newest: Checkpoint | None, console: Console) -> None:
     """Where the results are, and what to do with them; each path whole on a line of its own. `newest` is the whole
     checkpoint whose model is recommended."""
     settings = config.folder / "config.toml"

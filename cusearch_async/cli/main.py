@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection
 
 import cusearch_async
-from cusearch_async.lifecycle.entry import Parser, last_words, log_to_stderr
+from cusearch_async.lifecycle.entry import Parser, exit_with_one_line, log_to_stderr
 from cusearch_async.lifecycle.spawned import die_with_worker
 
 die_with_worker()
@@ -57,7 +57,7 @@ def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
 def main() -> None:
     arguments, overrides = make_parser(sys.argv[1:]).parse()
     log_to_stderr("cusearch")
-    with last_words("cusearch"):
+    with exit_with_one_line("cusearch"):
         arguments.run(arguments, overrides)
 
 

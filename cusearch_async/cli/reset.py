@@ -39,13 +39,13 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         # a Redis of the run's own that is not running keeps its keys in the folder
         is_in_folder = (folder / "redis").exists() and not is_listening(config.redis.url)
         keys = 0 if is_in_folder else asyncio.run(count_keys(config))
-        what = _what(config, keys, is_in_folder)
+        what = _describe(config, keys, is_in_folder)
         if what is None:
             log.info("run %s has no keys in Redis and no folder %s; nothing to delete", config.run.name, folder)
             return
         if folder.exists():
             held.enter_context(run_folder.hold_without_learner(folder))
-        if not arguments.yes and not _agreed(f"delete run {config.run.name}: {what}?"):
+        if not arguments.yes and not _confirmed(f"delete run {config.run.name}: {what}?"):
             log.info("nothing was deleted")
             return
         if not is_in_folder:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     log.info("deleted run %s: %s", config.run.name, what)
 
 
-def _what(config: Config, keys: int, is_in_folder: bool) -> str | None:
+def _describe(config: Config, keys: int, is_in_folder: bool) -> str | None:
     """In words, what there is to delete; None for nothing."""
     files = sum(path.is_file() for path in config.folder.rglob("*"))
     parts = [f"{keys} keys in Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]}"] if keys else []
@@ -65,7 +65,7 @@ def _what(config: Config, keys: int, is_in_folder: bool) -> str | None:
     return ", ".join(parts) or None
 
 
-def _agreed(question: str) -> bool:
+def _confirmed(question: str) -> bool:
     """Raises: ConfigError when there is nobody to ask."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} Nobody is there to ask; add --yes to do it")

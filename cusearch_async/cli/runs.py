@@ -27,7 +27,7 @@ async def open_run(config: Config) -> AsyncIterator[RedisBuffer]:
         yield buffer
 
 
-async def refuse_anothers(config: Config) -> None:
+async def refuse_other_run(config: Config) -> None:
     """Raises: ConfigError when Redis holds a run of this name that was made in another folder."""
     async with open_buffer(config) as buffer:
         refuse_another(config.run.name, (await buffer.state()).origin, config.folder)

@@ -56,7 +56,7 @@ def _episode(number: int, trajectory: Trajectory, tokenizer: Any) -> str:
     outcome = "right" if trajectory.em else "wrong"
     parts = "".join(_stretch(author, text) for author, text in stretches(trajectory, tokenizer))
     prediction = "no answer" if trajectory.prediction is None else trajectory.prediction
-    facts = (
+    summary = (
         f"F1 {trajectory.f1:.2f}, reward {trajectory.reward:.2f}, {trajectory.turns} turns, "
         f"{len(trajectory.logprobs)} tokens sampled, format {'valid' if trajectory.format_valid else 'not valid'}"
     )
@@ -66,7 +66,7 @@ def _episode(number: int, trajectory: Trajectory, tokenizer: Any) -> str:
         f'<span class="depth" title="searches">{trajectory.depth}</span>'
         f'<span class="question">{html.escape(trajectory.question)}</span>'
         f'<span class="answers">{html.escape(prediction)} <i>gold: {html.escape(" | ".join(trajectory.answers))}</i>'
-        f"</span></summary><p>{number}: {html.escape(trajectory.question_id)}. {facts}</p>{parts}</details>"
+        f"</span></summary><p>{number}: {html.escape(trajectory.question_id)}. {summary}</p>{parts}</details>"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is said of a config that cannot be: one line with the key, the value and what would be right."""
+"""What is line of a config that cannot be: one line with the key, the value and what would be right."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OTHER_NAMES = {
     "train_files": "data.source",
 }
 """What other trainers call a key -> what it is called here."""
-_ALIKE = 0.75
+_SIMILARITY = 0.75
 """Share of two names that must agree for one to be a slip of the other."""
 
 
@@ -43,20 +43,20 @@ def explain(problem: Any) -> str:
     match problem["type"]:
         case "extra_forbidden":
             section, _, name = key.rpartition(".")
-            said = _unknown(section, name)
+            line = _unknown(section, name)
         case "unknown_own_setting":
-            said = _unknown(key, context["key"])
+            line = _unknown(key, context["key"])
         case "own_settings":
-            said = "\n".join(explain(own | {"loc": (*problem["loc"], *own["loc"])}) for own in context["problems"])
+            line = "\n".join(explain(own | {"loc": (*problem["loc"], *own["loc"])}) for own in context["problems"])
         case "value_error":
-            said = f"{key}: {message}" if key else str(message)
+            line = f"{key}: {message}" if key else str(message)
         case "missing":
-            said = f'{key}: is missing; every config names its run: [run] name = "mine"'
+            line = f'{key}: is missing; every config names its run: [run] name = "mine"'
         case "string_pattern_mismatch":
-            said = f"{key}: {PATTERNS[context['pattern']]}, got {problem['input']!r}"
+            line = f"{key}: {PATTERNS[context['pattern']]}, got {problem['input']!r}"
         case _:
-            said = f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
-    return said
+            line = f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+    return line
 
 
 def _unknown(section: str, name: str) -> str:
@@ -80,7 +80,7 @@ def _hint(section: str, name: str, prefix: str = "") -> str:
     if name in _OTHER_NAMES:
         return f"; did you mean {prefix}{_OTHER_NAMES[name]}?"
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
-    near = difflib.get_close_matches(name, siblings, n=1, cutoff=_ALIKE)
+    near = difflib.get_close_matches(name, siblings, n=1, cutoff=_SIMILARITY)
     elsewhere = [key for key in known if "." in key and key.rpartition(".")[2] == name]
     found = siblings[near[0]] if near else elsewhere[0] if len(elsewhere) == 1 else None
     return f"; did you mean {prefix}{found}?" if found else ""

@@ -39,12 +39,16 @@ def load_questions(sources: Sequence[str]) -> list[Question]:
 
     Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
     questions = _unique([question for source in sources for question in _questions_of(source, "data.source")])
-    hopeless = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
-    if hopeless:
+    unanswerable = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
+    if unanswerable:
         log.warning(
             "%d of %d questions can never be answered right: scoring removes articles and punctuation, and nothing is "
             "left of their gold answers (%s)",
-            *(len(hopeless), len(questions), ", ".join(hopeless[:_NAMED]) + ", …" * (len(hopeless) > _NAMED)),
+            *(
+                len(unanswerable),
+                len(questions),
+                ", ".join(unanswerable[:_NAMED]) + ", …" * (len(unanswerable) > _NAMED),
+            ),
         )
     return questions
 

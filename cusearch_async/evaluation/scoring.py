@@ -22,7 +22,7 @@ from cusearch_async.types import Question, Trajectory
 
 log = logging.getLogger(__name__)
 
-SAY_S = 5.0
+LOG_EVERY_S = 5.0
 """Between two lines that say how far the scoring is."""
 
 EVAL_TICKETS = 1 << 40
@@ -52,7 +52,7 @@ async def evaluate(player: Player, questions: Sequence[Question], temperature: f
         async with room:
             trajectory = await player.play(question, EVAL_TICKETS + number, 0, "evaluation", temperature)
         done += 1
-        if time.monotonic() - said > SAY_S:
+        if time.monotonic() - said > LOG_EVERY_S:
             log.info("played %d of %d episodes", done, len(questions))
             said = time.monotonic()
         return trajectory

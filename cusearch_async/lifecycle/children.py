@@ -70,14 +70,14 @@ def other_ranks(module: str, count: int) -> Iterator[int]:
     try:
         yield 0
         ending.set()
-        _see_off(children)
+        _wait_for_other_ranks(children)
     finally:
         ending.set()
         for child in children:
             child.kill()
 
 
-def _see_off(children: Sequence[subprocess.Popen[bytes]]) -> None:
+def _wait_for_other_ranks(children: Sequence[subprocess.Popen[bytes]]) -> None:
     """Wait for the other ranks of a learner that has done its work: how they leave changes nothing of it."""
     deadline = time.monotonic() + LEAVE_S
     for rank, child in enumerate(children, start=1):

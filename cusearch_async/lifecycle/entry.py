@@ -61,7 +61,7 @@ def log_to_stderr(name: str) -> None:
 
 
 @contextmanager
-def last_words(name: str) -> Iterator[None]:
+def exit_with_one_line(name: str) -> Iterator[None]:
     """Around all that an entry point does: a failure with a name ends the process with one line and status 1.
 
     Names are those of `errors`, and of a file or folder that the system refuses. Anything else is a bug of ours, and
@@ -71,19 +71,19 @@ def last_words(name: str) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(130)
     except (CusearchError, OSError, ExceptionGroup) as error:
-        named = first_named(error)
+        named = known_error_message(error)
         if named is None:
             raise
         sys.exit(f"{name}: {named}")
 
 
-def first_named(error: BaseException) -> str | None:
+def known_error_message(error: BaseException) -> str | None:
     """What to say of the error that ended a process, also from within the group of a TaskGroup; None for a bug."""
     if isinstance(error, CusearchError):
         return str(error)
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {error.strerror}; check the path, its permissions and the disk"
     if isinstance(error, BaseExceptionGroup):
-        found = (first_named(inner) for inner in error.exceptions)
+        found = (known_error_message(inner) for inner in error.exceptions)
         return next((inner for inner in found if inner is not None), None)
     return None

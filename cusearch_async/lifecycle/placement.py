@@ -1,6 +1,6 @@
 """Which cores and GPUs a process uses, and which other processes of the run it gives way to.
 
-`settle` must run before torch is loaded, so nothing here imports it at the top."""
+`configure_process` must run before torch is loaded, so nothing here imports it at the top."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _NICENESS = 10
 
 
-def settle(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
+def configure_process(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
     """Stay on `cores` and `gpus` (empty: all), with a thread a core, and let waiting threads sleep.
 
     OpenMP threads that spin while they wait starve the other processes of the run on a small machine. The
@@ -52,7 +52,7 @@ def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
 
 
 def require_gpus(key: str, gpus: Sequence[int]) -> None:
-    """After `settle`, which has made `gpus` the only ones that this process sees.
+    """After `configure_process`, which has made `gpus` the only ones that this process sees.
 
     Raises: ConfigError when the config names GPUs that CUDA does not find: torch would go on without a word, on the
     CPU."""
@@ -73,12 +73,12 @@ def require_device(key: str, device: str) -> None:
 
 def count_gpus() -> int:
     """CUDA devices that torch can use in this process."""
-    import torch  # noqa: PLC0415  (reads what `settle` sets when it is loaded)
+    import torch  # noqa: PLC0415  (reads what `configure_process` sets when it is loaded)
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Take of the cores what the run's other processes leave free, and a tenth of what they keep busy.
 
     Where Linux shares cores among sessions (autogroup), a nice process in a session of its own gives way to nobody:

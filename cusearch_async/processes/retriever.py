@@ -12,7 +12,7 @@ from cusearch_async.data.questions import load_corpus
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
 from cusearch_async.http_server import serve
-from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.retrieval import indexing
 from cusearch_async.retrieval.backend import Backend
 from cusearch_async.retrieval.local import Degradation, IndexBackend
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 async def run(config: Config) -> None:
     """Serve until a signal comes."""
-    with saying(log, "waiting for the corpus and its index to be loaded"):
+    with log_waiting(log, "waiting for the corpus and its index to be loaded"):
         backend = await asyncio.to_thread(make_backend, config)
     try:
         application = Retriever(backend, config.retriever.topk).application()

@@ -36,7 +36,7 @@ from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
 
-SAY_EVERY_S = 5.0
+LOG_EVERY_S = 5.0
 """How often a retriever that is down is named in the log."""
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
@@ -64,9 +64,9 @@ class SearchClient:
         self._settings = settings
         self._episode = episode
         self._questions_per_step = questions_per_step
-        self._unsaid = protocol.Behaviour(settings.deterministic, accepts_draw=False)
+        self._default_behaviour = protocol.Behaviour(settings.deterministic, accepts_draw=False)
         """What is assumed of a retriever that does not say how it behaves."""
-        self._behaviour = self._unsaid
+        self._behaviour = self._default_behaviour
         self._is_behaviour_known = False
         self._health: InFlight[str, None] = InFlight()
         self._searches: InFlight[tuple[str, Context | None], list[str]] = InFlight()
@@ -75,7 +75,7 @@ class SearchClient:
         self._retrying: set[object] = set()
         """Searches whose last attempt failed. Without any nothing is known of the retriever, so it is not down."""
         self._down_since: float | None = None
-        self._trouble = ""
+        self._last_failure = ""
         """Why the last attempt failed, and how long that is borne; empty after a search that was answered."""
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self.searches = 0
@@ -101,12 +101,12 @@ class SearchClient:
         """A client that says in the log while its retriever is down; its searches end with it."""
         async with cls.session(config.retriever) as session:
             client = cls(session, config.retriever, config.episode, config.questions_per_step)
-            saying = asyncio.create_task(client._say_while_down())
+            logging_outage = asyncio.create_task(client._log_outage())
             try:
                 yield client
             finally:
-                saying.cancel()
-                await asyncio.gather(saying, return_exceptions=True)
+                logging_outage.cancel()
+                await asyncio.gather(logging_outage, return_exceptions=True)
                 await client.close()
 
     async def close(self) -> None:
@@ -119,7 +119,7 @@ class SearchClient:
 
         Raises: RetrievalUnavailable when that is not answered properly within `timeout_s`; SearchRefused when it is
         refused."""
-        await self._insist(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
+        await self._search_until_answered(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
 
     async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
         """Contents of the documents found, best first; empty when there are none. `draw` is the search's own random
@@ -131,12 +131,12 @@ class SearchClient:
         if self._behaviour.deterministic:
             key = asked.text, asked.context
             is_shared = key in self._searches
-            found = await self._searches.share(key, lambda: self._insist(asked, self._settings.outage_s))
+            found = await self._searches.share(key, lambda: self._search_until_answered(asked, self._settings.outage_s))
             if not is_shared or self._behaviour.deterministic:
                 self.shared += is_shared
                 return list(found)
             # It has come back as one that draws, so this search needs an answer of its own.
-        return await self._insist(asked, self._settings.outage_s)
+        return await self._search_until_answered(asked, self._settings.outage_s)
 
     @property
     def down_s(self) -> float:
@@ -162,18 +162,18 @@ class SearchClient:
             return None
         return Context(question.text, question.answers, ticket // self._questions_per_step)
 
-    async def _insist(self, query: Query, outage_s: float) -> list[str]:
+    async def _search_until_answered(self, query: Query, outage_s: float) -> list[str]:
         began, this = time.monotonic(), object()
         try:
             while True:
                 try:
-                    found = await self._guarded(query)
+                    found = await self._ask_through_breaker(query)
                 except SearchRefused:  # that is an answer
                     self._is_up()
                     raise
                 except _FAILURES as error:
                     self._retrying.add(this)
-                    self._bear(error, query, began, outage_s)
+                    self._note_failure(error, query, began, outage_s)
                     await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))
                 else:
                     self.searches += 1
@@ -185,35 +185,35 @@ class SearchClient:
             if not self._retrying:
                 self._is_up()
 
-    def _bear(self, error: Exception, query: Query, began: float, outage_s: float) -> None:
+    def _note_failure(self, error: Exception, query: Query, began: float, outage_s: float) -> None:
         """Take note of a failed attempt. Raises what it means once it has lasted too long."""
         self.failures[_kind(error)] += 1
         self._failed_in_a_row += 1
         self._is_behaviour_known = False
         self._down_since = self._down_since or time.monotonic()
-        self._trouble = f"{_told(error)}; waiting up to {outage_s:g} s"
+        self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
         if self.down_s + self._pause_s > outage_s:
             raise RetrievalUnavailable(
-                f"the retriever at {self._settings.url} has not answered properly for {outage_s:g} s ({_told(error)}); "
+                f"the retriever at {self._settings.url} has not answered properly for {outage_s:g} s ({_describe(error)}); "
                 "start it (`python -m cusearch_async.processes.start retriever CONFIG`) or fix retriever.url"
             ) from error
         if time.monotonic() - began > outage_s:
             raise SearchRefused(
                 f"the retriever at {self._settings.url} answers others, but for {outage_s:g} s not the search for "
-                f"{query.text!r:.200} ({_told(error)})"
+                f"{query.text!r:.200} ({_describe(error)})"
             ) from error
 
     def _is_up(self) -> None:
         self._failed_in_a_row = 0
         self._down_since = None
-        self._trouble = ""
+        self._last_failure = ""
 
     @property
     def _pause_s(self) -> float:
         """Between two attempts: longer the longer the retriever is down."""
         return min(max(_FIRST_PAUSE_S, self.down_s / 4), _LONGEST_PAUSE_S)
 
-    async def _guarded(self, query: Query) -> list[str]:
+    async def _ask_through_breaker(self, query: Query) -> list[str]:
         """Circuit breaker: a retriever in trouble gets one attempt at a time, with pauses, until one is answered."""
         if self._failed_in_a_row < _BREAKS_AFTER:
             return await self._ask(query)
@@ -260,14 +260,14 @@ class SearchClient:
                 answer = await _read(response, self._settings.max_answer_mib << 20) if response.status == 200 else None
         except TimeoutError as error:
             raise TimeoutError("GET /health") from error
-        self._behaviour = protocol.decode_health(answer or b"") or self._unsaid
+        self._behaviour = protocol.decode_health(answer or b"") or self._default_behaviour
         self._is_behaviour_known = True
 
-    async def _say_while_down(self) -> None:
+    async def _log_outage(self) -> None:
         while True:
-            await asyncio.sleep(SAY_EVERY_S)
-            if self._trouble:
-                log.warning("retriever at %s down for %.0f s: %s", self._settings.url, self.down_s, self._trouble)
+            await asyncio.sleep(LOG_EVERY_S)
+            if self._last_failure:
+                log.warning("retriever at %s down for %.0f s: %s", self._settings.url, self.down_s, self._last_failure)
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
@@ -287,11 +287,11 @@ async def _error_text(response: aiohttp.ClientResponse) -> str:
     return (await response.content.read(_ERROR_BYTES)).decode(errors="replace")[:200]
 
 
-def _status_error(response: aiohttp.ClientResponse, told: str) -> aiohttp.ClientResponseError:
-    return aiohttp.ClientResponseError(response.request_info, response.history, status=response.status, message=told)
+def _status_error(response: aiohttp.ClientResponse, text: str) -> aiohttp.ClientResponseError:
+    return aiohttp.ClientResponseError(response.request_info, response.history, status=response.status, message=text)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return f"it answers {error.status}: {error.message}"
     if isinstance(error, aiohttp.ClientConnectorError) and error.errno and error.errno > 0:

@@ -63,8 +63,8 @@ class Reranker:
                 scores[row] = score
         for pair, score in zip(pairs, scores, strict=True):
             if not math.isfinite(score):
-                told = f"retriever.rerank.model {self._settings.model!r} gives {score} for {pair!r:.200}"
-                raise SearchFailed(told, status=500)
+                message = f"retriever.rerank.model {self._settings.model!r} gives {score} for {pair!r:.200}"
+                raise SearchFailed(message, status=500)
         return scores
 
     def _score_batch(self, pairs: Sequence[tuple[str, str]]) -> list[float]:

@@ -203,27 +203,27 @@ class WebSearch:
 
     async def _ask(self, query: str, topk: int) -> list[Passage]:
         try:
-            return await self._insist(query, topk)
+            return await self._ask_with_retries(query, topk)
         except SearchFailed as error:
             self._failures += 1
-            log.warning("%s", error)  # whoever asked is told the status; here is the reason
+            log.warning("%s", error)  # whoever asked is message the status; here is the reason
             raise
 
-    async def _insist(self, query: str, topk: int) -> list[Passage]:
+    async def _ask_with_retries(self, query: str, topk: int) -> list[Passage]:
         failed = 0
         while True:
-            await self._turn()
+            await self._wait_for_rate()
             outcome = await self._attempt(query, topk)
             if not isinstance(outcome, _Failure):
                 return outcome
             failed += 1
             if outcome.is_final or failed == self._settings.attempts:
-                told = f"{self._engine} at {self._url} fails for {query!r:.100}, attempt {failed}: {outcome.reason}"
-                raise SearchFailed(self._hide(told), outcome.status)
+                message = f"{self._engine} at {self._url} fails for {query!r:.100}, attempt {failed}: {outcome.reason}"
+                raise SearchFailed(self._hide(message), outcome.status)
             await asyncio.sleep(pause_s(failed, outcome.retry_after_s))
             self._retries += 1
 
-    async def _turn(self) -> None:
+    async def _wait_for_rate(self) -> None:
         """Wait until a request may start, and count it. Raises: SearchFailed when the budget is spent."""
         async with self._one_by_one:
             cap = self._settings.max_requests

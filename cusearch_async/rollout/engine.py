@@ -29,8 +29,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from cusearch_async.config import Config
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable, first_line
-from cusearch_async.lifecycle.progress import saying
-from cusearch_async.rollout.overheard import Overheard
+from cusearch_async.lifecycle.progress import log_waiting
+from cusearch_async.rollout.engine_output import EngineOutput
 from cusearch_async.transport.weights import TENSORS, Canary, WeightStore
 
 log = logging.getLogger(__name__)
@@ -67,9 +67,9 @@ class Turn:
 
 
 class Engine:
-    def __init__(self, llm: AsyncLLM, tokenizer: Any, overheard: Overheard) -> None:
+    def __init__(self, llm: AsyncLLM, tokenizer: Any, engine_output: EngineOutput) -> None:
         self._llm = llm
-        self._overheard = overheard
+        self._engine_output = engine_output
         self._tokenizer = tokenizer
         self._stop_settings: dict[tuple[str, ...], dict[str, Any]] = {}
         """By the texts that end a turn."""
@@ -112,15 +112,15 @@ class Engine:
             use_tqdm_on_load=False,
             **{name: value for name, value in optional.items() if value is not None},
         )
-        overheard = Overheard()
+        engine_output = EngineOutput()
         try:
-            with saying(log, f"waiting for vLLM to load {model}"), overheard.listening():
+            with log_waiting(log, f"waiting for vLLM to load {model}"), engine_output.listening():
                 llm = AsyncLLM.from_engine_args(arguments)
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineDied(
-                f"vLLM cannot start with {model!r}: {overheard.last_error() or first_line(error)}"
+                f"vLLM cannot start with {model!r}: {engine_output.last_error() or first_line(error)}"
             ) from error
-        return cls(llm, tokenizer, overheard)
+        return cls(llm, tokenizer, engine_output)
 
     @property
     def busy_s(self) -> float:
@@ -241,7 +241,7 @@ class Engine:
         return outputs[-1]
 
     async def _died(self, error: Exception) -> EngineDied:
-        words = await asyncio.to_thread(self._overheard.last_error) or (error.__cause__ and repr(error.__cause__))
+        words = await asyncio.to_thread(self._engine_output.last_error) or (error.__cause__ and repr(error.__cause__))
         return EngineDied(f"the vLLM engine died: {words or 'without a word (killed, or out of memory?)'}")
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.transport.interface import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # it brings vLLM
 
 log = logging.getLogger(__name__)
 
-SAY_EVERY_S = 5.0
+LOG_EVERY_S = 5.0
 POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
@@ -30,10 +30,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 async def wait_until_announced(buffer: WorkerBuffer, is_over: Callable[[], bool]) -> None:
     """Until the run has weights and this process's contract, or `is_over`; unblocked by the learner's `recover` and its
     first `announce`. Raises: ContractMismatch."""
-    with saying(log, "waiting for the learner to publish weights"):
+    with log_waiting(log, "waiting for the learner to publish weights"):
         while not is_over() and not (await buffer.state()).weights:
             await asyncio.sleep(POLL_S)
-    with saying(log, "waiting for a learner of this version to take the run over"):
+    with log_waiting(log, "waiting for a learner of this version to take the run over"):
         while not is_over() and not await buffer.check_contract():
             await asyncio.sleep(POLL_S)
 
@@ -61,12 +61,12 @@ class PatientLoader:
         try:
             await self._engine.load(self._store, name, check)
         except WeightsUnavailable as error:
-            self._bear(name, error, idle)
+            self._note_failure(name, error, idle)
             return False
         self._failed, self._idle_since = "", None
         return True
 
-    def _bear(self, name: str, error: WeightsUnavailable, idle: bool) -> None:
+    def _note_failure(self, name: str, error: WeightsUnavailable, idle: bool) -> None:
         now = time.monotonic()
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if name == self._failed else _FIRST_PAUSE_S
         self._failed, self._next_try = name, now + self._pause_s
@@ -77,7 +77,7 @@ class PatientLoader:
                 f"{error}; no other version was announced for {self._patience_s:g} s. Start the learner again: it "
                 "publishes its weights under a new name"
             ) from error
-        if now - self._said_at > SAY_EVERY_S:
+        if now - self._said_at > LOG_EVERY_S:
             self._said_at = now
             kept = self._engine.loaded or "nothing loaded"
             log.warning("%s; going on with %s, trying again", error, kept)

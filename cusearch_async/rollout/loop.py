@@ -23,7 +23,7 @@ from cusearch_async.algorithm.staleness import ticket_limit
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
-from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
@@ -108,12 +108,12 @@ class RolloutLoop:
             raise cause from None
         finally:
             if has_buffer:
-                await self._give_back()
+                await self._release_ended()
                 await self._buffer.leave(self._name, [])
 
     async def _work(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
-            helpers = [tasks.create_task(self._follow_weights(stop)), tasks.create_task(self._beat(stop))]
+            helpers = [tasks.create_task(self._follow_weights(stop)), tasks.create_task(self._send_heartbeats(stop))]
             try:
                 await self._admit(tasks, stop)
             finally:
@@ -121,16 +121,16 @@ class RolloutLoop:
 
     async def _wait_for_weights(self, stop: asyncio.Event) -> None:
         await wait_until_announced(self._buffer, lambda: _is_over(stop))
-        with saying(log, "waiting for the first weights to be loaded"):
-            while not _is_over(stop) and not await self._pick_up():
+        with log_waiting(log, "waiting for the first weights to be loaded"):
+            while not _is_over(stop) and not await self._load_announced():
                 await asyncio.sleep(POLL_S)
 
     async def _follow_weights(self, stop: asyncio.Event) -> None:
         while not _is_over(stop):
-            await self._pick_up()
+            await self._load_announced()
             await asyncio.sleep(POLL_S)
 
-    async def _pick_up(self) -> bool:
+    async def _load_announced(self) -> bool:
         """Load the announced version unless it is loaded; whether any version is loaded then. While the announced one
         cannot be, the one before goes on: admission keeps the staleness bound."""
         state = await self._buffer.state()
@@ -163,7 +163,7 @@ class RolloutLoop:
         """Keep up to `max_episodes` episodes at play until `stop`. Those that wait to be stored take no room: with room
         the worker takes over what a dead one has left, and the buffer may be full until that is played."""
         while not _is_over(stop):
-            await self._give_back()
+            await self._release_ended()
             room = self._config.rollout.max_episodes - (len(self._episodes) - self._putting)
             slots = await self._buffer.admit(self._name, self._engine.version, room) if room > 0 else []
             lacking = Counter(slot.ticket for slot in slots)
@@ -180,7 +180,7 @@ class RolloutLoop:
             if not slots:
                 await asyncio.sleep(POLL_S)
 
-    async def _give_back(self) -> None:
+    async def _release_ended(self) -> None:
         """Give back the tickets that lack episodes though none is in flight any more, with one failed attempt if any
         has failed."""
         in_flight = set(self._episodes.values())
@@ -222,7 +222,7 @@ class RolloutLoop:
         finally:
             self._putting -= 1
 
-    async def _beat(self, stop: asyncio.Event) -> None:
+    async def _send_heartbeats(self, stop: asyncio.Event) -> None:
         """Renew the leases, unless the engine hangs: then others must have the tickets."""
         lease_s, hangs = self._config.redis.lease_s, False
         while not _is_over(stop):

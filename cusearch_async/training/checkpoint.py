@@ -25,7 +25,7 @@ import xxhash
 from cusearch_async import published
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import remove
-from cusearch_async.published import FileFacts
+from cusearch_async.published import FileRecord
 from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class _Saved(msgspec.Struct):
     state: msgspec.Raw
     """CheckpointState"""
     files: msgspec.Raw
-    """dict[str, FileFacts]"""
+    """dict[str, FileRecord]"""
     xxh3: str = ""
 
 
@@ -67,7 +67,7 @@ class Checkpoint:
     path: Path
     epoch: int
     state: CheckpointState
-    files: dict[str, FileFacts]
+    files: dict[str, FileRecord]
 
     def torn(self) -> list[str]:
         """The files that are not as they were written; reads all of them."""
@@ -134,8 +134,10 @@ class Checkpoints:
         with published.writing(self._path(state.step)) as folder:
             folder.mkdir()
             yield folder
-            told, listed = (msgspec.Raw(msgspec.json.encode(part)) for part in (state, published.list_files(folder)))
-            saved = _Saved(told, listed, _checksum(told, listed))
+            state_json, files_json = (
+                msgspec.Raw(msgspec.json.encode(part)) for part in (state, published.list_files(folder))
+            )
+            saved = _Saved(state_json, files_json, _checksum(state_json, files_json))
             (folder / _STATE).write_bytes(msgspec.json.encode(saved))
 
     def finish(self, step: int) -> None:
@@ -207,7 +209,7 @@ def _read(path: Path) -> Checkpoint:
     is_sealed = saved.xxh3 == _checksum(saved.state, saved.files) if name[2] else not saved.xxh3
     if not is_sealed or state.step != int(name[1]):
         raise ValueError(f"{_STATE} was changed after it was written")
-    return Checkpoint(path, int(name[2] or 0), state, msgspec.json.decode(saved.files, type=dict[str, FileFacts]))
+    return Checkpoint(path, int(name[2] or 0), state, msgspec.json.decode(saved.files, type=dict[str, FileRecord]))
 
 
 def _checksum(*parts: msgspec.Raw) -> str:

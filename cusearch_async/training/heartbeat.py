@@ -20,7 +20,7 @@ from cusearch_async.transport.interface import LearnerStatus
 log = logging.getLogger(__name__)
 
 BEAT_S = 2.0
-NAME_SILENT_EVERY_S = 30.0
+WARN_SILENT_EVERY_S = 30.0
 
 
 class Heartbeat:
@@ -61,14 +61,14 @@ class Heartbeat:
             buffer.follow_epoch(self._epoch)
             while not self._ended.is_set():
                 self._watch_ranks()
-                await self._say(buffer)
+                await self._send(buffer)
                 await asyncio.to_thread(self._ended.wait, BEAT_S)
             try:
                 await buffer.learner_leaves()
             except CusearchError as error:
                 log.debug("the end of the learner was not told: %s", error)
 
-    async def _say(self, buffer: RedisBuffer) -> None:
+    async def _send(self, buffer: RedisBuffer) -> None:
         status = LearnerStatus(epoch=self._epoch, host=socket.gethostname(), pid=os.getpid(), step=self.step)
         try:
             await buffer.learner_heartbeat(status)
@@ -79,7 +79,7 @@ class Heartbeat:
 
     def _watch_ranks(self) -> None:
         stall_s = self._config.run.stall_s
-        named_s = min(NAME_SILENT_EVERY_S, stall_s / 2)
+        named_s = min(WARN_SILENT_EVERY_S, stall_s / 2)
         silent = self._ranks.silent(named_s)
         if not silent:
             return

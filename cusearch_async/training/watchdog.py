@@ -12,7 +12,7 @@ from cusearch_async.transport.interface import LearnerBuffer
 
 log = logging.getLogger(__name__)
 
-SAY_EVERY_S = 5.0
+LOG_EVERY_S = 5.0
 REPUBLISH_S = 10.0
 """Standing still for so long, the learner reads what it has announced; again after twice the time."""
 
@@ -30,7 +30,7 @@ class Watchdog:
         self._finished = -1
         self._moved_at = time.monotonic()
         self._step = -1
-        self._said_at = time.monotonic() - SAY_EVERY_S
+        self._said_at = time.monotonic() - LOG_EVERY_S
 
     async def look(self, step: int) -> None:
         """Called while the learner waits for the pool of `step`. Raises: Stalled, with the report."""
@@ -39,7 +39,7 @@ class Watchdog:
             self._said_at = self._moved_at = now
             self._republish_at = REPUBLISH_S
         self._step = step
-        if now - self._said_at >= SAY_EVERY_S:
+        if now - self._said_at >= LOG_EVERY_S:
             self._said_at = now
             log.info(
                 "waiting for the pool of step %d: %s", step, "; ".join(await explain(self._buffer, step, self._config))
@@ -73,10 +73,10 @@ async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]
         gone = ", ".join(f"{name} {status.heartbeat_age_s:.1f} s ago" for name, status in workers.items())
         found.append("no worker is alive" + (f" (last seen: {gone})" if gone else "; start one"))
     for name, status in alive.items():
-        told = f"{name} has version {status.version} of {state.published} and {status.in_flight} episodes"
+        line = f"{name} has version {status.version} of {state.published} and {status.in_flight} episodes"
         if status.retriever_down_s:
-            told += f", and its retriever has been down for {status.retriever_down_s:.0f} s"
+            line += f", and its retriever has been down for {status.retriever_down_s:.0f} s"
         elif status.last_token_age_s > config.redis.lease_s:
-            told += f", and its engine has produced no token for {status.last_token_age_s:.0f} s; restart it"
-        found.append(told)
+            line += f", and its engine has produced no token for {status.last_token_age_s:.0f} s; restart it"
+        found.append(line)
     return found

@@ -18,7 +18,7 @@ from redis.credentials import CredentialProvider
 
 from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferUnavailable, first_line
-from cusearch_async.lifecycle.progress import SAY_S
+from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.retry import doubling_pause_s
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class Connection:
     def _say(self, error: Exception, began: float) -> None:
         """Of all commands that wait one speaks, every few seconds."""
         now = time.monotonic()
-        if now - self._said_at < SAY_S:
+        if now - self._said_at < LOG_EVERY_S:
             return
         self._said_at = now
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + began + self._patience_s - now))

@@ -158,6 +158,6 @@ class Keys:
         """List: the trajectory ids that learner step `step` claimed."""
         return f"{self.prefix}pool:{step}"
 
-    def pool_facts(self, step: int) -> str:
+    def pool_info(self, step: int) -> str:
         """Hash: tickets of that pool, comma separated; size, the length of its list; trained, once it is committed."""
         return f"{self.prefix}pool:{step}:facts"

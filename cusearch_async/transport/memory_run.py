@@ -74,7 +74,7 @@ class MemoryRun:
     def has_gone(self, id_: str) -> bool:
         return id_ in self.entries and self.entries[id_].has_gone
 
-    def lose(self, id_: str) -> None:
+    def count_as_lost(self, id_: str) -> None:
         entry = self.entries.pop(id_)
         self.counts.update(buffered=-1, bytes=-entry.size, lost=1)
 
@@ -92,7 +92,7 @@ class MemoryRun:
         self.groups.pop(ticket, None)
         self.ready.add(ticket)
 
-    def play_again(self, ticket: int) -> None:
+    def requeue_ticket(self, ticket: int) -> None:
         self.leases.pop(ticket, None)
         self._mark_incomplete(ticket, 0)
         lacking = len(self.missing(ticket))
@@ -112,7 +112,7 @@ class MemoryRun:
     def fail_attempt(self, ticket: int) -> None:
         self.attempts[ticket] += 1
         if self.attempts[ticket] < self._known.max_attempts:
-            self.play_again(ticket)
+            self.requeue_ticket(ticket)
             self.counts["requeued"] += 1
         else:
             self.close_group(ticket)

@@ -50,10 +50,15 @@ class LearnerSide(RedisRun):
         accepts_changes: bool = False,
     ) -> None:
         await check_server(self.connection)
-        told, nonce, limits, contract = _told(method), uuid.uuid4().hex, _limits(self._limits), _terms(self._contract)
+        method_json, nonce, limits, contract = (
+            _method_json(method),
+            uuid.uuid4().hex,
+            _limits(self._limits),
+            _terms(self._contract),
+        )
         whose = (origin.run_id, origin.host, origin.folder) if origin else ()
         self._epoch = await self.run_script(
-            "recover", step, told, nonce, least_epoch, limits, contract, int(accepts_changes), *whose
+            "recover", step, method_json, nonce, least_epoch, limits, contract, int(accepts_changes), *whose
         )
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
@@ -83,7 +88,7 @@ class LearnerSide(RedisRun):
         return pool
 
     async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
-        await self.run_script("commit", self._epoch, pool.step, _told(method), *(t.id for t in selected))
+        await self.run_script("commit", self._epoch, pool.step, _method_json(method), *(t.id for t in selected))
 
     async def announce(self, version: int, directory: str) -> None:
         await self.run_script("announce", self._epoch, version, directory)
@@ -96,10 +101,10 @@ class LearnerSide(RedisRun):
         self._epoch = epoch
 
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
-        told = msgspec.structs.asdict(status)
-        del told["heartbeat_age_s"]  # Redis' clock tells it
-        fields = itertools.chain.from_iterable(told.items())
-        await self.run_script("learner", self._epoch, int(ALIVE_S * 1000), *fields)
+        fields = msgspec.structs.asdict(status)
+        del fields["heartbeat_age_s"]  # Redis' clock tells it
+        listed = itertools.chain.from_iterable(fields.items())
+        await self.run_script("learner", self._epoch, int(ALIVE_S * 1000), *listed)
 
     async def learner_leaves(self) -> None:
         await self.run_script("learner", self._epoch, 0)
@@ -148,10 +153,10 @@ def _terms(contract: RunContract) -> str:
 
 def _limits(limits: RunLimits) -> str:
     """As Redis keeps them for the scripts."""
-    told = {name: str(getattr(limits, name)) for name in LIMITS_IN_REDIS}
-    return json.dumps(told | {"lease_ms": str(int(limits.lease_s * 1000))})
+    texts = {name: str(getattr(limits, name)) for name in LIMITS_IN_REDIS}
+    return json.dumps(texts | {"lease_ms": str(int(limits.lease_s * 1000))})
 
 
-def _told(method: MethodState) -> bytes:
+def _method_json(method: MethodState) -> bytes:
     """As the scripts take it: JSON."""
     return msgspec.json.encode(method)

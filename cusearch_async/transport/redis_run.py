@@ -64,8 +64,8 @@ class RedisRun:
         }
         names = known.get("method_fields", b"").decode().split()
         fields = {name: self._number(name, known.get(name, b""), float) for name in names}
-        told = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
-        return RunState(**(numbers | told | {"origin": Origin(*whose) if whose[0] else None}))
+        others = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
+        return RunState(**(numbers | others | {"origin": Origin(*whose) if whose[0] else None}))
 
     async def contract(self) -> RunContract:
         raw = await self.ask(lambda client: client.hgetall(self.keys.contract))
@@ -124,9 +124,9 @@ class RedisRun:
         }
 
     def _status(self, kind: type[S], raw: dict[bytes, bytes], age_s: float) -> S:
-        told = {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
+        fields = {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
         try:
-            return msgspec.convert(told | {"heartbeat_age_s": age_s}, kind, strict=False)
+            return msgspec.convert(fields | {"heartbeat_age_s": age_s}, kind, strict=False)
         except msgspec.ValidationError as error:
             raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({kind.__name__}: {error})") from error
 
@@ -186,5 +186,5 @@ class RedisRun:
         try:
             return kind(value)
         except ValueError as error:
-            told = f"{name} = {value.decode(errors='replace')!r}"
-            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({told})") from error
+            found = f"{name} = {value.decode(errors='replace')!r}"
+            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({found})") from error

@@ -89,9 +89,9 @@ class WorkerSide(RedisRun):
             return await self._send(batch, client)
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
-        told = msgspec.structs.asdict(status)
-        del told["heartbeat_age_s"]  # Redis' clock tells it
-        listed = itertools.chain.from_iterable(told.items())
+        fields = msgspec.structs.asdict(status)
+        del fields["heartbeat_age_s"]  # Redis' clock tells it
+        listed = itertools.chain.from_iterable(fields.items())
         await self.run_script("heartbeat", worker, self._contract.digest, len(tickets), *tickets, *listed)
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:

@@ -39,7 +39,7 @@ class Canary(msgspec.Struct):
     """Largest mean absolute difference that is rounding and not other weights."""
 
 
-class TensorFacts(msgspec.Struct):
+class TensorRecord(msgspec.Struct):
     shape: list[int]
     dtype: str
     xxh3: str
@@ -48,7 +48,7 @@ class TensorFacts(msgspec.Struct):
 class Manifest(msgspec.Struct):
     version: int
     epoch: int
-    tensors: dict[str, TensorFacts]
+    tensors: dict[str, TensorRecord]
     canary: Canary
 
 
@@ -80,8 +80,8 @@ class WeightStore:
             folder.mkdir()
             held = {key: tensor.detach().to("cpu").contiguous() for key, tensor in tensors.items()}
             save_file(held, folder / TENSORS, metadata={"format": "pt"})
-            facts = {key: _facts(tensor) for key, tensor in held.items()}
-            manifest = Manifest(version, epoch, facts, canary)
+            records = {key: _record_of(tensor) for key, tensor in held.items()}
+            manifest = Manifest(version, epoch, records, canary)
             (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         published.publish(self.folder / name)
         self._remove_old(epoch)
@@ -100,7 +100,7 @@ class WeightStore:
                 if set(file.keys()) != set(manifest.tensors):
                     raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
                 for key, expected in manifest.tensors.items():
-                    if _facts(file.get_tensor(key)) != expected:
+                    if _record_of(file.get_tensor(key)) != expected:
                         raise WeightsUnavailable(f"{directory}: tensor {key} does not match its checksum")
         except (OSError, msgspec.MsgspecError, SafetensorError) as error:
             raise WeightsUnavailable(f"{directory} is missing or torn: {error}") from error
@@ -135,6 +135,6 @@ def epoch_of(name: str) -> int:
     return int(match[2]) if match else 0
 
 
-def _facts(tensor: torch.Tensor) -> TensorFacts:
+def _record_of(tensor: torch.Tensor) -> TensorRecord:
     content = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    return TensorFacts(list(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_hexdigest(content))
+    return TensorRecord(list(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_hexdigest(content))

@@ -20,8 +20,8 @@ AUTOGROUP = Path("/proc/self/autogroup")
 
 GIVE_WAY = """
 import os, pathlib
-from cusearch_async.lifecycle.placement import give_way
-give_way()
+from cusearch_async.lifecycle.placement import lower_priority
+lower_priority()
 print(os.nice(0), pathlib.Path("/proc/self/autogroup").read_text())
 """
 

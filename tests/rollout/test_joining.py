@@ -55,7 +55,7 @@ async def test_a_worker_with_another_contract_ends_before_it_loads_weights(parts
 
 
 async def test_a_worker_waits_for_a_learner_of_its_version_and_says_so(parts, monkeypatch, caplog):
-    monkeypatch.setattr(progress, "SAY_S", 0.02)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.02)
     caplog.set_level("INFO")
     run, player, loop = parts
     ours = RunContract({"run.seed": "0"})

@@ -441,7 +441,7 @@ async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts,
 
 
 async def test_a_worker_that_waits_for_its_first_weights_says_so(parts, monkeypatch, caplog):
-    monkeypatch.setattr(progress, "SAY_S", 0.05)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
     caplog.set_level("INFO")
     _, buffer, player, loop = parts
     load, let = loop._engine.load, asyncio.Event()

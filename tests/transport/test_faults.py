@@ -105,7 +105,7 @@ async def test_an_outage_that_lasts_ends_by_name(server):
 
 async def test_an_outage_is_told_again_and_again_with_its_length_and_its_end(monkeypatch, caplog):
     """By one of the commands that wait, not by each."""
-    monkeypatch.setattr(connections, "SAY_S", 0.6)
+    monkeypatch.setattr(connections, "LOG_EVERY_S", 0.6)
     monkeypatch.setattr(connections, "_LAST_RETRY_S", 0.2)
     port = free_port()
     async with buffer_on(f"redis://127.0.0.1:{port}/0", patience_s=2) as buffer:

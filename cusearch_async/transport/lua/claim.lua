@@ -11,9 +11,9 @@ if refused then return refused end
 if step ~= run.step then return lost('it is at step ' .. run.step .. ', the learner at ' .. step) end
 
 local gone = {}
-if redis.call('EXISTS', facts_key(step)) == 1 then
+if redis.call('EXISTS', pool_info_key(step)) == 1 then
   local ids, kept = redis.call('LRANGE', pool_key(step), 0, -1), {}
-  if #ids ~= tonumber(redis.call('HGET', facts_key(step), 'size')) then return lost('part of pool ' .. step .. ' is gone') end
+  if #ids ~= tonumber(redis.call('HGET', pool_info_key(step), 'size')) then return lost('part of pool ' .. step .. ' is gone') end
   for _, id in ipairs(ids) do
     if is_whole(id) then
       kept[#kept + 1] = id
@@ -23,7 +23,7 @@ if redis.call('EXISTS', facts_key(step)) == 1 then
       redis.call('UNLINK', traj(id), payload(id))
     end
   end
-  if #gone > 0 then redis.call('HINCRBY', facts_key(step), 'size', -#gone) end
+  if #gone > 0 then redis.call('HINCRBY', pool_info_key(step), 'size', -#gone) end
   count('claimed', -#gone)
   count('lost', #gone)
   return {'kept', gone, kept}
@@ -63,7 +63,7 @@ for _, ticket in ipairs(tickets) do
       lacking = lacking + 1
       if waiting[i] then
         gone[#gone + 1] = id
-        lose(id)
+        count_as_lost(id)
       end
     end
   end
@@ -80,7 +80,7 @@ for i, id in ipairs(ids) do
   if id ~= ARGV[3 + i] then return false end  -- an operator has been at it since
 end
 for _, id in ipairs(ids) do
-  stop_waiting(id)
+  remove_from_buffer(id)
   redis.call('HSET', traj(id), 'state', 'claimed')
   redis.call('RPUSH', pool_key(step), id)
 end
@@ -88,6 +88,6 @@ for _, ticket in ipairs(tickets) do
   redis.call('ZREM', key('ready'), ticket)
   redis.call('HDEL', key('attempts'), ticket)
 end
-redis.call('HSET', facts_key(step), 'tickets', table.concat(tickets, ','), 'size', #ids)
+redis.call('HSET', pool_info_key(step), 'tickets', table.concat(tickets, ','), 'size', #ids)
 count('claimed', #ids)
 return {'kept', gone, ids}

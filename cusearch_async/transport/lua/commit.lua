@@ -11,7 +11,7 @@ local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or nil)
 if not next_ticket then return lost('next_ticket is gone') end
 
 local ids, is_of_pool = redis.call('LRANGE', pool_key(step), 0, -1), {}
-if #ids ~= tonumber(redis.call('HGET', facts_key(step), 'size') or -1) then return lost('part of pool ' .. step .. ' is gone') end
+if #ids ~= tonumber(redis.call('HGET', pool_info_key(step), 'size') or -1) then return lost('part of pool ' .. step .. ' is gone') end
 for _, id in ipairs(ids) do is_of_pool[id] = true end
 local trained, selected = {}, 0
 for i = 4, #ARGV do
@@ -27,11 +27,11 @@ for _, id in ipairs(ids) do
     redis.call('HSET', traj(id), 'state', trained[id] and 'trained' or 'unselected')
   end
 end
-redis.call('HSET', facts_key(step), 'trained', selected)
+redis.call('HSET', pool_info_key(step), 'trained', selected)
 count('claimed', -#ids)
 count('trained', selected)
 count('unselected', #ids - selected)
-remember(method)
+save_method_state(method)
 for ticket, size in pairs(method.sizes) do  -- a group that is being played keeps the size it was granted with
   if tonumber(ticket) >= next_ticket then redis.call('HSETNX', key('sizes'), ticket, size) end
 end

@@ -14,7 +14,7 @@ end
 local function traj(id) return prefix .. 'traj:' .. id end
 local function payload(id) return prefix .. 'payload:' .. id end
 local function pool_key(step) return prefix .. 'pool:' .. step end
-local function facts_key(step) return prefix .. 'pool:' .. step .. ':facts' end
+local function pool_info_key(step) return prefix .. 'pool:' .. step .. ':facts' end
 local function count(name, by) if by ~= 0 then redis.call('HINCRBY', key('ledger'), name, by) end end
 local function ticket_of(id) return string.match(id, '^%d+') end
 local function lost(what) return redis.error_reply('LOST ' .. what) end
@@ -51,7 +51,7 @@ local function now()
 end
 
 -- What the selection method remembers: its own text, and the fields of `state` that it wants seen.
-local function remember(method)
+local function save_method_state(method)
   redis.call('SET', key('memory'), method.memory)
   for name in string.gmatch(run.method_fields or '', '%S+') do redis.call('HDEL', state, name) end
   local names = {}
@@ -81,7 +81,7 @@ local function missing(ticket)
 end
 
 -- A trajectory waits in the buffer.
-local function wait(id, depth, version, bytes)
+local function add_to_buffer(id, depth, version, bytes)
   redis.call('HSET', key('waiting'), id, depth .. ':' .. version .. ':' .. bytes)
   redis.call('ZADD', key('depth:' .. depth), ticket_of(id), id)
   redis.call('HINCRBY', key('depth_by_version'), depth .. ':' .. version, 1)
@@ -90,7 +90,7 @@ local function wait(id, depth, version, bytes)
 end
 
 -- It waits no more. Whether it did. Needs nothing of the trajectory itself, which may have gone.
-local function stop_waiting(id)
+local function remove_from_buffer(id)
   local known = redis.call('HGET', key('waiting'), id)
   if not known then return false end
   local cell, depth, bytes = string.match(known, '^((%d+):%-?%d+):(%d+)$')
@@ -105,8 +105,8 @@ end
 local function is_whole(id) return redis.call('EXISTS', traj(id), payload(id)) == 2 end
 
 -- One that waited has gone from Redis, or is of no use any more.
-local function lose(id)
-  stop_waiting(id)
+local function count_as_lost(id)
+  remove_from_buffer(id)
   redis.call('UNLINK', traj(id), payload(id))
   count('lost', 1)
 end
@@ -161,10 +161,10 @@ end
 
 -- Everything that Redis holds of the pool of a step.
 local function forget_pool(step)
-  for ticket in string.gmatch(redis.call('HGET', facts_key(step), 'tickets') or '', '%d+') do
+  for ticket in string.gmatch(redis.call('HGET', pool_info_key(step), 'tickets') or '', '%d+') do
     for _, id in ipairs(slots_of(ticket)) do redis.call('UNLINK', traj(id), payload(id)) end
     redis.call('HDEL', key('sizes'), ticket)
     redis.call('HDEL', key('incomplete'), ticket)
   end
-  redis.call('UNLINK', pool_key(step), facts_key(step))
+  redis.call('UNLINK', pool_key(step), pool_info_key(step))
 end

@@ -44,7 +44,7 @@ for i = 2, #ARGV do
     redis.call('RENAME', staged, payload(id))
     redis.call('PERSIST', payload(id))
     redis.call('HSET', traj(id), 'state', 'buffered', unpack(fields))
-    wait(id, depth, version, bytes)
+    add_to_buffer(id, depth, version, bytes)
     finished = finished + 1
     if redis.call('HINCRBY', key('groups'), ticket, 1) == size then close_group(ticket) end
   end

@@ -51,12 +51,12 @@ for _, name in ipairs({'lease', 'requeue', 'ready'}) do
   for _, ticket in ipairs(redis.call('ZRANGE', key(name), 0, -1)) do somewhere[ticket] = true end
 end
 local pools, s = {}, step > reached and forgotten or step
-while s <= reached or redis.call('EXISTS', facts_key(s)) == 1 do
-  local facts = redis.call('HMGET', facts_key(s), 'tickets', 'size', 'trained')
-  if facts[1] then
-    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = tonumber(facts[2]) or 0}
-    pool.trained = tonumber(facts[3])
-    for ticket in string.gmatch(facts[1], '%d+') do pool.tickets[#pool.tickets + 1] = ticket end
+while s <= reached or redis.call('EXISTS', pool_info_key(s)) == 1 do
+  local info = redis.call('HMGET', pool_info_key(s), 'tickets', 'size', 'trained')
+  if info[1] then
+    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = tonumber(info[2]) or 0}
+    pool.trained = tonumber(info[3])
+    for ticket in string.gmatch(info[1], '%d+') do pool.tickets[#pool.tickets + 1] = ticket end
     pools[s] = pool
   end
   s = s + 1
@@ -71,8 +71,8 @@ for name, value in pairs(limits) do
 end
 for name, text in pairs(contract) do redis.call('HSET', key('contract'), name, text) end
 if run_id then redis.call('HSET', state, 'run_id', run_id, 'host', host, 'folder', folder) end
-local played_again = {}
-local function lose_pool(s, pool)
+local to_requeue = {}
+local function count_pool_as_lost(s, pool)
   if pool.trained then
     count('trained', -pool.trained)
     count('unselected', pool.trained - pool.size)
@@ -84,17 +84,17 @@ local function lose_pool(s, pool)
 end
 for s, pool in pairs(pools) do
   if s < step then  -- Redis is behind the checkpoint
-    if not pool.trained then lose_pool(s, pool) else forget_pool(s) end
+    if not pool.trained then count_pool_as_lost(s, pool) else forget_pool(s) end
   elseif #pool.ids ~= pool.size then
-    lose_pool(s, pool)
-    for _, ticket in ipairs(pool.tickets) do played_again[ticket] = true end
+    count_pool_as_lost(s, pool)
+    for _, ticket in ipairs(pool.tickets) do to_requeue[ticket] = true end
   else
     for _, ticket in ipairs(pool.tickets) do somewhere[ticket] = true end
     if pool.trained then
       count('trained', -pool.trained)
       count('unselected', pool.trained - pool.size)
       count('claimed', pool.size)
-      redis.call('HDEL', facts_key(s), 'trained')
+      redis.call('HDEL', pool_info_key(s), 'trained')
       for _, id in ipairs(pool.ids) do
         if redis.call('EXISTS', traj(id)) == 1 then redis.call('HSET', traj(id), 'state', 'claimed') end
       end
@@ -103,7 +103,7 @@ for s, pool in pairs(pools) do
 end
 if step > reached then  -- the steps between have used these tickets up
   for _, id in ipairs(redis.call('HKEYS', key('waiting'))) do
-    if tonumber(ticket_of(id)) < first then lose(id) end
+    if tonumber(ticket_of(id)) < first then count_as_lost(id) end
   end
   for ticket in pairs(somewhere) do
     if tonumber(ticket) < first then
@@ -115,7 +115,7 @@ if step > reached then  -- the steps between have used these tickets up
   forgotten = step
 end
 
-remember(method)
+save_method_state(method)
 for ticket, size in pairs(method.sizes) do  -- as in commit; the staleness bound may have been another one
   if tonumber(ticket) >= granted then redis.call('HSETNX', key('sizes'), ticket, size) end
 end
@@ -127,10 +127,10 @@ redis.call('HSET', key('learners'), nonce, epoch)
 
 if run.order == 'ticket' then
   for ticket = first, next_ticket - 1 do
-    if not somewhere[tostring(ticket)] then played_again[tostring(ticket)] = true end
+    if not somewhere[tostring(ticket)] then to_requeue[tostring(ticket)] = true end
   end
 end
-for ticket in pairs(played_again) do requeue(ticket) end
+for ticket in pairs(to_requeue) do requeue(ticket) end
 
 -- 3. Count again what waits: buckets, depth_by_version or counters may have gone by themselves.
 for depth = 0, run.s_max do redis.call('UNLINK', key('depth:' .. depth)) end
@@ -138,6 +138,6 @@ redis.call('UNLINK', key('depth_by_version'))
 local counted = tonumber(redis.call('HGET', key('ledger'), 'buffered')) or 0
 local waiting = redis.call('HGETALL', key('waiting'))
 redis.call('HSET', key('ledger'), 'buffered', 0, 'bytes', 0)
-for i = 1, #waiting, 2 do wait(waiting[i], string.match(waiting[i + 1], '^(%d+):(%-?%d+):(%d+)$')) end
+for i = 1, #waiting, 2 do add_to_buffer(waiting[i], string.match(waiting[i + 1], '^(%d+):(%-?%d+):(%d+)$')) end
 count('lost', math.max(0, counted - #waiting / 2))
 return epoch

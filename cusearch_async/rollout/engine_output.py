@@ -17,7 +17,7 @@ _WAIT_S = 2.0
 _ERROR = re.compile(rb"\b((?:\w+\.)*\w*(?:Error|Exception|Exit): .*?)\s*$")
 
 
-class Overheard:
+class EngineOutput:
     """The output of the processes that are started within `listening`."""
 
     def __init__(self) -> None:
