@@ -1,4 +1,4 @@
-"""`cusearch index CONFIG`: make the index of the retriever's corpus."""
+"""`cusearch index CONFIG`: builds the index of the retriever's corpus."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     settings = load_config(arguments.config, overrides).retriever
     if settings.index is None or settings.corpus == "atlas":
         raise ConfigError(
-            "retriever.index must name the folder to make, and retriever.corpus a JSONL file (the embedded corpus is "
-            f"indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"
+            "retriever.index must name the folder to write, and retriever.corpus must name a JSONL file (the embedded "
+            f"corpus is indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"
         )
     configure_process([])
     from cusearch_async.retrieval import indexing  # noqa: PLC0415  (libraries read the settings above when loaded)

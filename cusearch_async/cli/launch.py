@@ -1,4 +1,4 @@
-"""`cusearch launch CONFIG`: all processes of a run on this machine."""
+"""`cusearch launch CONFIG`: starts all processes of a run on this machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if done is not None and is_complete(done.state.step, config) and not done.torn():
         console.print(
             f"run {config.run.name} is complete: {done.state.step} steps are done and run.steps is "
-            f"{config.run.steps}. Nothing is left to do; to go on, add --steps N"
+            f"{config.run.steps}. Nothing is left to do; to continue, add --steps N"
         )
         live.print_results(config, done, console)
         return
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def is_complete(done: int, config: Config) -> bool:
-    """Whether every step has been done, and the last version scored if there is to be an evaluator."""
+    """Whether all steps are done and, with an evaluator, the last version is scored."""
     scored = (
         read_scores(config.folder / run_folder.SCORES, epochs_and_steps(config.folder)) if config.eval.every else []
     )

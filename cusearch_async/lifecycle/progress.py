@@ -1,4 +1,4 @@
-"""Saying in the log what is waited for."""
+"""Logs what a process is waiting for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LOG_EVERY_S = 5.0
-"""Seconds between two lines about what is still waited for."""
+"""Seconds between two lines about the same wait."""
 
 
 @contextmanager
 def log_waiting(log: logging.Logger, what: str) -> Iterator[None]:
-    """Around what may take long, also what blocks: every LOG_EVERY_S a thread logs `what`, and how long it has lasted."""
+    """Wraps an operation that may take long: every LOG_EVERY_S a thread logs `what` and the seconds so far. Works for
+    blocking operations too."""
     began, ended = time.monotonic(), threading.Event()
 
     def say() -> None:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 async def run(config: Config) -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     with log_waiting(log, "waiting for the corpus and its index to be loaded"):
         backend = await asyncio.to_thread(make_backend, config)
     try:
@@ -58,7 +58,7 @@ def make_backend(config: Config) -> Backend:
 
 
 def own_backend(name: str, options: dict[str, Any]) -> Backend:
-    """A user's backend, `package.module:Name`. Raises: ConfigError when it cannot be had, or is none."""
+    """A user's backend, `package.module:Name`. Raises: ConfigError when it cannot be made, or is not a Backend."""
     make = load_function("retriever.backend", name, BACKENDS)
     try:
         backend: Backend = make(**options)
@@ -67,5 +67,7 @@ def own_backend(name: str, options: dict[str, Any]) -> Backend:
     needed = ("deterministic", "accepts_draw", "search", "facts", "close")
     missing = [member for member in needed if not hasattr(backend, member)]
     if missing:
-        raise ConfigError(f"retriever.backend: {name} is no retrieval.backend.Backend, it has no {', '.join(missing)}")
+        raise ConfigError(
+            f"retriever.backend: {name} is not a retrieval.backend.Backend, it has no {', '.join(missing)}"
+        )
     return backend

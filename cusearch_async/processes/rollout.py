@@ -1,4 +1,4 @@
-"""The rollout process: one engine, many episodes at once."""
+"""The rollout worker process: one engine, many episodes at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 async def run(config: Config, name: str) -> None:
-    """Be the rollout worker `name` until a signal comes."""
+    """Run the rollout worker `name` until a signal arrives."""
     stop = stop_on_signals()
     with log_waiting(log, "waiting for the questions to be read"):
         questions = load_run_questions(config)
@@ -41,4 +41,4 @@ async def run(config: Config, name: str) -> None:
             store = WeightStore(config.folder / "weights")
             log.info("ready")
             await RolloutLoop(name, config, buffer, engine, store, player, search, questions).run(stop)
-            log.info("stopped; its tickets went back")
+            log.info("stopped; its tickets are released")

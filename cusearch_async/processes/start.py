@@ -1,7 +1,8 @@
 """The processes of a run: `python -m cusearch_async.processes.start NAME CONFIG [--section.key value]...`.
 
-A module of its own, because nothing heavy may be imported before `configure_process` has run, and not `__main__`, because
-multiprocessing does not import that one in the engine's process (see `lifecycle.spawned`)."""
+This is a separate module because no large library may be imported before `configure_process` has run. It is not called
+`__main__` because multiprocessing does not import a `__main__` module in the engine's process (see
+`lifecycle.spawned`)."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ die_with_worker()
 
 
 def learner(config: Config, accept_changes: bool = False) -> None:
-    """Pulls pools, selects, trains, publishes weights.
+    """Claims pools, selects, trains, publishes weights.
 
-    With learner.ranks > 1 it starts the other ranks itself; under torchrun it is the rank that RANK says."""
+    With learner.ranks > 1 it starts the other ranks itself; under torchrun it is the rank in RANK."""
     with other_ranks(MODULE, config.learner.ranks) as rank:
         configure_process(share_of(config.learner.cores, rank, config.learner.ranks), config.learner.gpus)
         require_gpus("learner.gpus", config.learner.gpus)
@@ -37,7 +38,7 @@ def learner(config: Config, accept_changes: bool = False) -> None:
 
 
 def rollout(config: Config) -> None:
-    """Plays search episodes with the newest weights and streams them into the buffer."""
+    """Plays episodes with the newest weights, and puts the trajectories into the buffer."""
     index = int(os.environ.get("CUSEARCH_WORKER_INDEX", "0"))
     gpus = config.rollout.gpus[index : index + 1]
     configure_process(share_of(config.rollout.cores, index, config.rollout.workers), gpus)
@@ -48,9 +49,9 @@ def rollout(config: Config) -> None:
 
 
 def evaluator(config: Config) -> None:
-    """Scores published versions on held-out questions, beside the run."""
+    """Scores published versions on held-out questions during the run."""
     if not config.eval.every:
-        raise ConfigError("eval.every is 0: nothing is to be scored during the run; set it to a number of steps")
+        raise ConfigError("eval.every is 0, so no version is scored during the run; set it to a number of steps")
     lower_priority()
     configure_process(config.eval.cores, config.eval.gpus)
     require_gpus("eval.gpus", config.eval.gpus)
@@ -81,10 +82,10 @@ def main() -> None:
         description="One process of a run.",
         epilog="Settings of the config can be overridden: --section.key value",
     )
-    parser.add_argument("name", choices=PROCESSES, help="which one")
+    parser.add_argument("name", choices=PROCESSES, help="which process")
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument(
-        "--accept-changes", action="store_true", help="learner: go on with settings that change what the run means"
+        "--accept-changes", action="store_true", help="learner: continue with settings that change what the run means"
     )
     arguments, overrides = parser.parse()
     log_to_stderr(arguments.name)

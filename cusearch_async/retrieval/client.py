@@ -194,8 +194,9 @@ class SearchClient:
         self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
         if self.down_s + self._pause_s > outage_s:
             raise RetrievalUnavailable(
-                f"the retriever at {self._settings.url} has not answered properly for {outage_s:g} s ({_describe(error)}); "
-                "start it (`python -m cusearch_async.processes.start retriever CONFIG`) or fix retriever.url"
+                f"the retriever at {self._settings.url} has given no valid answer for {outage_s:g} s "
+                f"({_describe(error)}); start it (`python -m cusearch_async.processes.start retriever CONFIG`), or fix "
+                "retriever.url"
             ) from error
         if time.monotonic() - began > outage_s:
             raise SearchRefused(

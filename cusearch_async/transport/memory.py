@@ -1,7 +1,7 @@
 """The buffer in memory: the model that the Redis buffer is tested against, and a buffer for tests of other parts.
 
-One `MemoryRun` stands for the server, each `MemoryBuffer` for one process's view of it. Time is `MemoryRun.now`,
-moved by hand.
+One `MemoryRun` represents the server, and each `MemoryBuffer` one client process. Time is `MemoryRun.now`, which tests
+set.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class MemoryBuffer:
         self._epoch = run.state.epoch
 
     def _forget_before(self, step: int) -> None:
-        """The server is behind the checkpoint: the steps between have used these tickets up."""
+        """The server is behind the checkpoint: the steps in between have already used these tickets."""
         run, first = self._run, step * self._limits.questions
         for s in [s for s in run.pools if s < step]:
             if run.pools[s].trained is None:
@@ -217,7 +217,8 @@ class MemoryBuffer:
         return sorted(self._run.ready)[:n]
 
     def _count_lost(self, tickets: Sequence[int]) -> bool:
-        """Count what has gone of these groups, and send the groups back; whether anything had."""
+        """Count trajectories of these groups that disappeared as lost, and requeue the groups. True if there were
+        any."""
         gone = [id_ for ticket in tickets for id_ in self._run.slot_ids(ticket) if self._run.has_gone(id_)]
         for id_ in gone:
             self._run.count_as_lost(id_)
@@ -275,7 +276,7 @@ class MemoryBuffer:
         return self._quarantine({trajectory_id: reason})
 
     def _quarantine(self, reasons: Mapping[str, str]) -> bool:
-        """Quarantine what waits or is claimed; whether anything was."""
+        """Quarantine trajectories that are buffered or claimed. True if there were any."""
         run, groups = self._run, set()
         known = {id_: run.entries[id_] for id_ in reasons if id_ in run.entries}
         found = {id_: entry for id_, entry in known.items() if entry.state == "buffered" or self._pool_of(id_)}
@@ -297,7 +298,7 @@ class MemoryBuffer:
         return bool(found)
 
     def _pool_of(self, id_: str) -> Claimed | None:
-        """The pool that holds it, of those that are not committed."""
+        """The pool with this trajectory that is claimed and not committed."""
         pools = (pool for step, pool in self._run.pools.items() if step >= self._run.state.step)
         return next((pool for pool in pools if id_ in pool.ids), None)
 

@@ -1,4 +1,4 @@
-"""What a server would hold of a run, and the moves that several of its operations share."""
+"""The data of a run in memory, and the steps that several operations share."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ class Entry:
     state: str
     size: int
     has_gone: bool = False
-    """From the server, without anybody's doing."""
+    """Whether it disappeared from the server without an operation of ours."""
 
 
 @dataclass(slots=True)
 class Claimed:
-    """A pool that a step has taken."""
+    """A pool that a step has claimed."""
 
     tickets: list[int]
     ids: list[str]
     trained: int | None = None
-    """How many of them, once it is committed."""
+    """How many of them were trained on; None before the commit."""
 
 
 @dataclass(slots=True)
 class MemoryRun:
-    """What the server would hold of a run."""
+    """The data that the server would hold for a run."""
 
     now: float = 0.0
     limits: RunLimits | None = None
-    """As the learner has laid them down."""
+    """Written by the learner."""
     contract: RunContract = NO_CONTRACT
-    """As the learner has written it."""
+    """Written by the learner."""
     state: RunState = field(default_factory=RunState)
     announced_by: int = 0
     memory: str = ""
-    """The method's."""
+    """Memory of the selection method."""
     entries: dict[str, Entry] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
     pools: dict[int, Claimed] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class MemoryRun:
     sizes: dict[int, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     workers: dict[str, tuple[WorkerStatus, float]] = field(default_factory=dict)
-    """What each said, and when."""
+    """Worker -> its last status, and the time."""
     learner: tuple[LearnerStatus, float] | None = None
-    """What it said, and when."""
+    """The learner's last status, and the time."""
 
     # --- moves of tickets and trajectories ------------------------------------------------------------
 
@@ -120,6 +120,6 @@ class MemoryRun:
 
     @property
     def _known(self) -> RunLimits:
-        """Of a run that a learner has taken over: before that it has no tickets."""
+        """The limits of a run that a learner has taken over; before that it has no tickets."""
         assert self.limits is not None
         return self.limits

@@ -211,7 +211,7 @@ def test_a_learner_that_was_stopped_alone_ends_the_launch(complete, tmp_path, do
     folder = ["--run.folder", str(tmp_path / "fresh")] if done == 0 else []
     config = load_config(path, [*overrides, *folder, "--steps", str(steps)])
     with pytest.raises(
-        ProcessDied, match=f"the learner stopped at step {done} of {steps}; start launch again to go on"
+        ProcessDied, match=f"the learner stopped at step {done} of {steps}; start launch again to continue"
     ):
         live.watch(Ended(), config, Console(file=io.StringIO()))
 
@@ -226,5 +226,5 @@ def test_a_run_without_steps_is_concluded_without_a_picture(atlas_config, tmp_pa
     config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
     console = Console(file=io.StringIO(), width=80)
     assert live.conclude(config, Ledger(), Audit(kept=0, findings=()), 3.2, console)["steps"] == 0
-    assert console.file.getvalue() == "no step was done in 3 s with start-up\n"
+    assert console.file.getvalue() == "no step was done in 3 s, start-up included\n"
     assert list(tmp_path.iterdir()) == []

@@ -77,7 +77,7 @@ WRONG_SHAPES = [
 @pytest.mark.parametrize("body", ["", "<html>Bad gateway</html>", '{"result": [[', "{'result': []}", *WRONG_SHAPES])
 async def test_an_answer_in_a_wrong_form_is_a_failure_and_not_an_empty_result(body):
     async with client_of(Service(says(body))) as client:
-        with pytest.raises(RetrievalUnavailable, match=r"has not answered properly for 0\.05 s"):
+        with pytest.raises(RetrievalUnavailable, match=r"has given no valid answer for 0\.05 s"):
             await client.search("capital of Peru", 0, QUESTION, 0)
     assert (client.searches, client.failures.total()) == (0, 1)
 

@@ -156,7 +156,9 @@ def test_a_launch_ends_when_its_learner_alone_is_stopped(run: Run):
     next(p for p in run.processes() if "learner" in p.cmdline()).terminate()
     status, output = finish(launched, 120)
     assert status == 1, output
-    assert f"the learner stopped at step {run.metrics()[-1]['step'] + 1} of 50; start launch again to go on" in output
+    assert (
+        f"the learner stopped at step {run.metrics()[-1]['step'] + 1} of 50; start launch again to continue" in output
+    )
     assert run.processes() == []
 
 

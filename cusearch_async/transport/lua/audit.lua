@@ -1,9 +1,9 @@
 -- Count the keys of a run against its counters, in one instant. Changes nothing.
 -- ARGV id...     of every traj: and payload: key that has just been seen
--- Returns {trajectories that are kept, {what does not add up...}}
+-- Returns {trajectories in Redis, {difference...}}
 local findings, counters = {}, {}
 if not run.epoch then return {0, findings} end
-if not run.questions then return {0, {'limits are gone: the next learner writes them again'}} end
+if not run.questions then return {0, {'limits are missing: the next learner writes them again'}} end
 local function find(text) findings[#findings + 1] = text end
 local function expect(what, counted, counter)
   if counted ~= counter then find(what .. ': ' .. counted .. ' by keys, ' .. counter .. ' by counters') end

@@ -1,9 +1,9 @@
--- The pool of a step: N groups, all or none. The learner looks at what there is, checks it, and takes exactly that.
--- What has gone from Redis meanwhile is counted as lost; until the pool is taken it is played again.
+-- Claim the pool of a step: N groups, all or none. The learner looks at the groups, checks them, and takes them.
+-- Trajectories that disappeared from Redis are counted as lost, and played again if the pool is not taken yet.
 -- ARGV epoch step action(look | take) id...
 -- Returns nothing while the pool is not complete, else {status, {id that was lost...}, {id or ticket...}}:
---   waits  not complete any more: the listed tickets are played again
---   found  complete; nothing has moved yet
+--   waits  no longer complete: the listed tickets are requeued
+--   found  complete; nothing is changed yet
 --   kept   the step has taken this pool, now or before
 local step, action = tonumber(ARGV[2]), ARGV[3]
 local refused = refusal_of(ARGV[1])
@@ -37,7 +37,7 @@ else
   tickets = redis.call('ZRANGE', key('ready'), 0, run.questions - 1)
 end
 if #tickets < run.questions then
-  if run.order == 'ticket' then  -- tickets that were granted and are nowhere would be waited for in vain
+  if run.order == 'ticket' then  -- requeue granted tickets that are in no place, or the learner would wait forever
     local somewhere = {}
     for _, ticket in ipairs(tickets) do somewhere[ticket] = true end
     for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), first, last)) do somewhere[ticket] = true end
@@ -77,7 +77,7 @@ if action == 'look' then return {'found', gone, ids} end
 
 if #ids ~= #ARGV - 3 then return false end
 for i, id in ipairs(ids) do
-  if id ~= ARGV[3 + i] then return false end  -- an operator has been at it since
+  if id ~= ARGV[3 + i] then return false end  -- an operator has changed it in the meantime
 end
 for _, id in ipairs(ids) do
   remove_from_buffer(id)

@@ -1,5 +1,4 @@
--- A learner step is done: its pool is trained or unselected; step, version and what the method remembers move
--- on; all at once.
+-- Commit a learner step: mark its pool as trained or unselected, and advance step, version and method state.
 -- ARGV epoch step method(JSON: memory, fields, sizes) selected_id...
 -- Returns 1, or 0 when the step was committed before.
 local step, method = tonumber(ARGV[2]), cjson.decode(ARGV[3])
@@ -18,7 +17,7 @@ for i = 4, #ARGV do
   if is_of_pool[ARGV[i]] then
     trained[ARGV[i]] = true
     selected = selected + 1
-  elseif redis.call('HEXISTS', key('quarantine'), ARGV[i]) == 0 then  -- else an operator has just taken it out
+  elseif redis.call('HEXISTS', key('quarantine'), ARGV[i]) == 0 then  -- else an operator has just quarantined it
     return lost(ARGV[i] .. ' is gone from pool ' .. step)
   end
 end
@@ -32,7 +31,7 @@ count('claimed', -#ids)
 count('trained', selected)
 count('unselected', #ids - selected)
 save_method_state(method)
-for ticket, size in pairs(method.sizes) do  -- a group that is being played keeps the size it was granted with
+for ticket, size in pairs(method.sizes) do  -- a granted group keeps its size
   if tonumber(ticket) >= next_ticket then redis.call('HSETNX', key('sizes'), ticket, size) end
 end
 redis.call('HSET', state, 'step', step + 1, 'version', step + 1)

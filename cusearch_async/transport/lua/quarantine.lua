@@ -1,6 +1,6 @@
--- Take trajectories out, and keep them apart with the reasons: of the groups that wait, which then play them again
--- (together one failed attempt), or of a pool that is claimed and not committed. The newest 1,000 are kept.
--- ARGV epoch(empty for an operator) [id reason]...     Returns how many were there to take out.
+-- Quarantine trajectories with their reasons: from the buffer, where their groups then play them again (one failed
+-- attempt per group), or from a pool that is claimed and not committed. The newest 1,000 are kept.
+-- ARGV epoch(empty for an operator) [id reason]...     Returns how many were quarantined.
 local refused = ARGV[1] ~= '' and refusal_of(ARGV[1])
 if refused then return refused end
 

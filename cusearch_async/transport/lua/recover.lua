@@ -1,8 +1,7 @@
--- A learner takes over at `step` with what its method remembered at the checkpoint, and lays down the run's limits and
--- its contract.
--- Pools trained after it are claimed again, so the same steps will get the same pools. What Redis has lost since, or
--- never had, is played again or dropped. Every older learner is fenced off.
--- Delivered again, however late, it changes nothing: its nonce has an epoch already.
+-- A learner takes over at `step` with the method state of the checkpoint, and writes the run limits and the contract.
+-- Pools that were trained after `step` become claimed again, so the same steps will get the same pools. What Redis has
+-- lost, or never had, is played again or deleted. Every older learner is fenced.
+-- A second delivery, however late, changes nothing: its nonce has an epoch already.
 -- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch limits(JSON: name -> text)
 --      contract(JSON: key -> text, and its digest) accepts_changes [run_id host folder]
 -- Returns the new epoch.
@@ -10,7 +9,7 @@ local step, method, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]
 local limits, contract, accepts_changes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6]), ARGV[7] == '1'
 local run_id, host, folder = ARGV[8], ARGV[9], ARGV[10]
 
--- 1. Read and check everything: a script that fails halfway is not rolled back.
+-- 1. Read and check everything first: a script that fails halfway is not rolled back.
 local given = redis.call('HGET', key('learners'), nonce)
 if given then return tonumber(given) end
 local whose = redis.call('HMGET', state, 'run_id', 'host', 'folder')  -- as text, which `run` is not
@@ -67,7 +66,7 @@ redis.call('UNLINK', key('limits'), key('contract'))
 for name, value in pairs(limits) do
   run[name] = tonumber(value) or value
   redis.call('HSET', key('limits'), name, value)
-  redis.call('HDEL', state, name)  -- where earlier versions had it: their workers must not work on a run with a contract
+  redis.call('HDEL', state, name)  -- earlier versions had it here: their workers must not join a run with a contract
 end
 for name, text in pairs(contract) do redis.call('HSET', key('contract'), name, text) end
 if run_id then redis.call('HSET', state, 'run_id', run_id, 'host', host, 'folder', folder) end
@@ -101,7 +100,7 @@ for s, pool in pairs(pools) do
     end
   end
 end
-if step > reached then  -- the steps between have used these tickets up
+if step > reached then  -- the steps in between have used these tickets
   for _, id in ipairs(redis.call('HKEYS', key('waiting'))) do
     if tonumber(ticket_of(id)) < first then count_as_lost(id) end
   end
@@ -116,7 +115,7 @@ if step > reached then  -- the steps between have used these tickets up
 end
 
 save_method_state(method)
-for ticket, size in pairs(method.sizes) do  -- as in commit; the staleness bound may have been another one
+for ticket, size in pairs(method.sizes) do  -- as in commit; the staleness bound may have changed
   if tonumber(ticket) >= granted then redis.call('HSETNX', key('sizes'), ticket, size) end
 end
 for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
@@ -132,7 +131,7 @@ if run.order == 'ticket' then
 end
 for ticket in pairs(to_requeue) do requeue(ticket) end
 
--- 3. Count again what waits: buckets, depth_by_version or counters may have gone by themselves.
+-- 3. Count the buffered trajectories again: buckets, depth_by_version or counters may have disappeared.
 for depth = 0, run.s_max do redis.call('UNLINK', key('depth:' .. depth)) end
 redis.call('UNLINK', key('depth_by_version'))
 local counted = tonumber(redis.call('HGET', key('ledger'), 'buffered')) or 0
