@@ -23,7 +23,7 @@ from cusearch_async.types import Question, Trajectory
 log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 5.0
-"""Between two lines that say how far the scoring is."""
+"""Seconds between two log lines about the progress."""
 
 EVAL_TICKETS = 1 << 40
 """Evaluation episodes count from here, so that their random numbers are not those of training."""
@@ -106,8 +106,8 @@ def _score(members: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 async def score(player: Player, questions: Sequence[Question], version: int, at_once: int) -> Scores | None:
-    """The scores of the loaded version; None when a question could not be played, for a mean over the others would be
-    one of another test."""
+    """The scores of the loaded version; None when a question could not be played, because a mean over the other
+    questions cannot be compared."""
     try:
         return summarize(await evaluate(player, questions, 0.0, at_once), questions)
     except* (SearchRefused, EpisodeFailed) as failed:

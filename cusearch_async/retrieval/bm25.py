@@ -116,7 +116,7 @@ def _begin(folder: Path, chunks: Path, fingerprint: str) -> None:
     """Chunks of the same corpus are kept, others are dropped."""
     source = chunks / "corpus"
     if source.exists() and source.read_text(encoding="utf-8") != fingerprint:
-        log.warning("%s holds pieces of another corpus; starting over", chunks)
+        log.warning("%s holds parts of another corpus; starting again", chunks)
         shutil.rmtree(chunks)
     manifest.break_seal(folder / _INDEX)
     chunks.mkdir(parents=True, exist_ok=True)

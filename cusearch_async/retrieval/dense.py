@@ -168,8 +168,8 @@ class DenseIndex:
         encoder = Encoder(settings)
         if not _is_same_encoder(made, encoder):
             raise ConfigError(
-                f"retriever.index {folder} is of another encoder (dim {made.get('dim')}) than the one that is now at "
-                f"{settings.encoder!r} (dim {encoder.dim}); {manifest.REMEDY}"
+                f"retriever.index {folder} was made with another encoder (dim {made.get('dim')}) than the one that is "
+                f"now at {settings.encoder!r} (dim {encoder.dim}); {manifest.REMEDY}"
             )
         return cls(passages, _read_index(folder / _INDEX, made), encoder, settings.probes)
 
@@ -261,7 +261,7 @@ def _encode_in_chunks(
     row_bytes = 4 * encoder.dim
     done = _rows_done(folder, encoder, dependencies)
     if done:
-        log.info("going on in %s after %d of %d passages", folder, done, len(passages))
+        log.info("continuing in %s after %d of %d passages", folder, done, len(passages))
         on_progress(done, len(passages))
     with (folder / _VECTORS).open("r+b" if done else "wb") as file:
         file.truncate(done * row_bytes)  # what an interruption left half written
@@ -287,7 +287,7 @@ def _rows_done(folder: Path, encoder: Encoder, dependencies: dict[str, Any]) -> 
         rows = int(then["rows"])
         is_whole = (folder / _VECTORS).stat().st_size >= rows * 4 * encoder.dim
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s cannot be read (%s); starting over", progress, error)
+        log.warning("%s cannot be read (%s); starting again", progress, error)
         return 0
     problem = manifest.differences(then, {key: value for key, value in dependencies.items() if key != "probe"})
     if not problem and not _is_same_encoder(then, encoder):
@@ -295,7 +295,7 @@ def _rows_done(folder: Path, encoder: Encoder, dependencies: dict[str, Any]) -> 
     if not problem and not is_whole:
         problem = f"fewer than the {rows} vectors that it should"
     if problem:
-        log.warning("%s holds the beginnings of another index (%s); starting over", folder, problem)
+        log.warning("%s holds an unfinished build of another index (%s); starting again", folder, problem)
         return 0
     return rows
 

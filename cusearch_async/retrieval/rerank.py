@@ -102,7 +102,7 @@ def _load(name: str | None, device: str) -> tuple[Any, Any]:
     setting = "retriever.rerank.model"
     tokenizer, model, missing = pretrained.load(AutoModelForSequenceClassification, name, device, setting)
     if missing:
-        raise ConfigError(f"{setting} {name!r} is no cross-encoder: it lacks weights ({', '.join(missing[:3])})")
+        raise ConfigError(f"{setting} {name!r} is not a cross-encoder: it lacks weights ({', '.join(missing[:3])})")
     if model.config.num_labels not in (1, 2):
         raise ConfigError(
             f"{setting} {name!r} has {model.config.num_labels} labels; a cross-encoder has one, or two of which the "

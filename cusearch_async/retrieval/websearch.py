@@ -206,7 +206,7 @@ class WebSearch:
             return await self._ask_with_retries(query, topk)
         except SearchFailed as error:
             self._failures += 1
-            log.warning("%s", error)  # whoever asked is message the status; here is the reason
+            log.warning("%s", error)  # the client gets only the status, so the reason is logged here
             raise
 
     async def _ask_with_retries(self, query: str, topk: int) -> list[Passage]:
@@ -278,15 +278,13 @@ class WebSearch:
         reason = f"it answers {status}: {self._short(body.decode('utf-8', 'replace'))}"
         if status in (401, 403):
             variable = key_variable(self._engine)
-            return _Failure(
-                f"{reason}; it refuses the key; set {variable} to one that it takes", status=403, is_final=True
-            )
+            return _Failure(f"{reason}; it refuses the key; set {variable} to a valid key", status=403, is_final=True)
         if status == 429 or status >= 500:
             return _Failure(reason, 429 if status == 429 else 502, retry_after_s=_retry_after_s(response))
         return _Failure(reason, is_final=True)
 
     def _short(self, text: str) -> str:
-        """On one line; The key is removed before the text is cut: half a key must not be shown either."""
+        """The text on one line. The key is removed before the text is cut, so that no part of it is shown."""
         return " ".join(self._hide(text).split())[:_SHOWN]
 
     def _hide(self, text: str) -> str:
@@ -315,10 +313,10 @@ class _Cache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"retriever.web.cache {folder} cannot be made: {error}") from error
+            raise ConfigError(f"retriever.web.cache {folder} cannot be created: {error}") from error
 
     def read(self, engine: Engine, query: str, topk: int) -> list[Passage] | None:
-        """None for what is not there, or is too old, or from the future of a clock that was wrong."""
+        """The cached documents; None when there is no entry, or it is too old, or dated in the future."""
         path = self._path(engine, query, topk)
         try:
             entry = msgspec.json.decode(path.read_bytes(), type=_Entry)

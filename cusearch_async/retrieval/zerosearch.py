@@ -152,7 +152,9 @@ class ZeroSearch:
 
     async def _search(self, query: Query, topk: int) -> list[Scored]:
         if query.context is None:
-            raise SearchFailed("zerosearch needs to know who asks: send 'contexts' with question, answers, step", 400)
+            raise SearchFailed(
+                "zerosearch needs the context of a search: send 'contexts' with question, answers, step", 400
+            )
         if not query.text.strip():
             return []
         is_noisy = self.is_noisy(query, query.context.step)

@@ -4,10 +4,10 @@
     <run folder>/checkpoints/step000010-e3/model/       the policy as a Hugging Face folder
     <run folder>/checkpoints/step000010-e3/state.json   step, what the method remembers, size and checksum of every file
 
-The name holds the learner's fencing epoch: two learners never write one folder. A checkpoint is written as
-`.unfinished-step000010-e3`, flushed to disk, renamed when it is whole, and read back. One whose files do not match its
-state.json is torn; it is named in the log and skipped. A learner that went back to step 8 leaves what earlier ones
-wrote of later steps to nobody: those are of another course of the run.
+The name holds the learner's fencing epoch, so two learners never write to one folder. A checkpoint is written as
+`.unfinished-step000010-e3`, synced to disk, renamed when it is complete, and read back. A checkpoint whose files do not
+match its state.json is damaged; it is logged and skipped. When a learner goes back to step 8, later checkpoints of
+earlier learners are not used any more: they belong to another course of the run.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ class Checkpoints:
             torn = checkpoint.torn()
             if not torn:
                 return checkpoint
-            log.warning("checkpoint %s is torn (%s); it is skipped", checkpoint.path, ", ".join(torn[:3]))
+            log.warning("checkpoint %s is damaged (%s); it is skipped", checkpoint.path, ", ".join(torn[:3]))
         if any(self.folder.glob("step*")):
             raise ConfigError(
-                f"no checkpoint in {self.folder} is whole and readable by this version; restore one, or `cusearch "
-                "reset` the run"
+                f"all checkpoints in {self.folder} are damaged, or cannot be read by this version; restore one, or "
+                "`cusearch reset` the run"
             )
         return None
 
@@ -120,7 +120,7 @@ class Checkpoints:
         self._starts.append((epoch, step))
         for path, name in published.entries(self.folder, _NAME):
             if published.is_half_done(path, _STATE) and int(name[2] or 0) < epoch:
-                log.info("%s was left half done by an earlier learner; it is deleted", path)
+                log.info("%s was left unfinished by an earlier learner; it is deleted", path)
                 remove(path)
 
     @property
@@ -150,7 +150,7 @@ class Checkpoints:
             torn = [str(error)]
         if torn:
             remove(target)
-            raise WriteFailed(f"cannot write {target}: {', '.join(torn[:3])} cannot be read back as it was written")
+            raise WriteFailed(f"cannot write {target}: {', '.join(torn[:3])} cannot be read back")
 
     def oldest_kept(self) -> int:
         """Pools before this step may be forgotten: `keep` complete checkpoints have it behind them; else 0."""

@@ -1,4 +1,4 @@
-"""Rank 0 of the learner: takes the run over, goes on from the newest checkpoint, trains, and ends well."""
+"""Rank 0 of the learner: takes over the run, continues from the newest checkpoint, and trains."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def lead(
     config: Config,
     accept_changes: bool,
 ) -> None:
-    """Be rank 0 until the run is done, or a signal comes. Nothing large is loaded before a checkpoint was found whole.
+    """Run rank 0 until the run is done, or a signal arrives. The checkpoint is verified before the model is loaded.
 
-    Raises: ConfigError when this cannot go on with what is in the run's folder or in Redis; Fenced, naming who has
-    taken over, and all that training raises."""
+    Raises: ConfigError when the run's folder or Redis does not fit this config; Fenced, which names the new learner;
+    and all errors of training."""
     refuse_changes(config, accept_changes, contract)
     if not accept_changes:
         asyncio.run(refuse_another_contract(open_buffer, contract, config))

@@ -59,7 +59,7 @@ class Selector:
 def select(pool: Pool, method: Method[Any], memory: Any, config: Config) -> Selection[Any]:
     """The method's selection from a pool, seeded by (run seed, step); none from an empty one."""
     if not pool.trajectories:
-        log.warning("step %d trains on nothing: every trajectory of its pool failed or was taken out", pool.step)
+        log.warning("step %d trains on nothing: all trajectories of its pool failed or are quarantined", pool.step)
         return Selection(indices=np.zeros(0, dtype=np.int64), memory=memory)
     candidates = Candidates(
         depths=np.array([t.depth for t in pool], dtype=np.int64),
@@ -74,7 +74,7 @@ def select(pool: Pool, method: Method[Any], memory: Any, config: Config) -> Sele
     for warning in selection.warnings:
         log.warning("step %d: %s", pool.step, warning)
     if len(selection.indices) == 0:
-        log.warning("step %d trains on nothing: method %s selected none", pool.step, config.method.name)
+        log.warning("step %d trains on nothing: method %s selected no trajectory", pool.step, config.method.name)
     return selection
 
 

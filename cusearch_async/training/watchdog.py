@@ -1,4 +1,4 @@
-"""Who waits for what, while a learner waits for its pool and when a run has stopped moving."""
+"""Reports what a waiting learner is waiting for, and detects a run without progress."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 5.0
 REPUBLISH_S = 10.0
-"""Standing still for so long, the learner reads what it has announced; again after twice the time."""
+"""After this time without progress the learner checks the announced weights; again after twice the time."""
 
 
 class Watchdog:
-    """Says what the learner waits for, and raises Stalled when no trajectory has been finished for run.stall_s in a run
-    that is not paused."""
+    """Logs what the learner waits for, and raises Stalled when no trajectory is finished for run.stall_s, unless the
+    run is paused."""
 
     def __init__(self, buffer: LearnerBuffer, config: Config, republish: Callable[[int], Awaitable[None]]) -> None:
-        """`republish` is asked to look after the announced weights when the run stands still at a step."""
+        """`republish(step)` is called to check the announced weights when the run makes no progress."""
         self._buffer = buffer
         self._republish = republish
         self._republish_at = REPUBLISH_S
@@ -60,7 +60,7 @@ class Watchdog:
 
 
 async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]:
-    """What a person would look at first, one finding each."""
+    """The state of the run for a person, one finding per text."""
     state, queues, workers = await buffer.state(), await buffer.queues(step), await buffer.workers()
     found = [
         f"{queues.ready_of_pool} of {config.questions_per_step} groups are ready, {queues.leased} tickets are leased, "

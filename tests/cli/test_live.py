@@ -161,7 +161,7 @@ def test_a_model_that_is_torn_is_not_announced(complete, monkeypatch, caplog):
     torn = config.folder / "checkpoints" / "step000008-e3"
     (torn / "model" / "model.safetensors").write_bytes(b"weighty")
     assert live.whole_checkpoint(config).state.step == 6
-    assert f"checkpoint {torn} is torn (model/model.safetensors); it is skipped" in caplog.messages
+    assert f"checkpoint {torn} is damaged (model/model.safetensors); it is skipped" in caplog.messages
 
     def go_on(folder):
         raise ConfigError("it goes on")
@@ -170,7 +170,7 @@ def test_a_model_that_is_torn_is_not_announced(complete, monkeypatch, caplog):
     with pytest.raises(ConfigError, match="it goes on"):
         launch.run(Namespace(config=path, accept_changes=False, take_over=False), overrides)
     (config.folder / "checkpoints" / "step000006-e3" / "model" / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):
         live.whole_checkpoint(config)
 
 

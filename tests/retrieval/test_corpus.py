@@ -72,7 +72,7 @@ def test_the_fingerprint_tells_corpora_apart(write):
         (b'{"id": ' + b"1" * 5000 + b', "contents": "x"}', "line 2: is not JSON"),
         (
             b'{"id": "1", "contents": "a \\ude00 b"}',
-            r"line 2: 'contents' holds half a character, \\ude00; write it whole",
+            r"line 2: 'contents' holds half a character, \\ude00; fix the text",
         ),
     ],
 )
@@ -188,7 +188,7 @@ def test_nothing_of_others_is_deleted_when_the_index_starts_over(write, tmp_path
 def test_an_index_of_another_corpus_is_named(settings, write):
     made(settings)
     write(*lines([*MANY[:-1], {"id": "x", "contents": "another one altogether"}]))
-    with pytest.raises(ConfigError, match=r"is of another corpus than retriever\.corpus"):
+    with pytest.raises(ConfigError, match=r"was made from another corpus than retriever\.corpus"):
         indexing.load(Path(settings.corpus), settings.index, settings)
 
 

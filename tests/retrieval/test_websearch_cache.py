@@ -126,7 +126,7 @@ async def test_a_cache_that_cannot_be_written_costs_a_warning_only(tmp_path, cap
 def test_a_cache_that_cannot_be_made_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("SERPER_API_KEY", KEY)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=f"retriever.web.cache {tmp_path / 'file'} cannot be made"):
+    with pytest.raises(ConfigError, match=f"retriever.web.cache {tmp_path / 'file'} cannot be created"):
         web_search("serper", WebConfig(cache=tmp_path / "file"))
 
 

@@ -126,7 +126,7 @@ async def test_a_service_that_takes_too_long_is_named_with_its_time(engine):
 async def test_a_refused_key_is_final_and_its_variable_is_named(engine, status):
     async with asking(engine, says({"message": "Unauthorized."}, status), attempts=3) as (service, search):
         error = await failure(search)
-    assert f"set {VARIABLE[engine]} to one that it takes" in str(error)
+    assert f"set {VARIABLE[engine]} to a valid key" in str(error)
     assert "Unauthorized." in str(error)
     assert len(service.requests) == 1
 

@@ -65,7 +65,7 @@ async def test_a_worker_waits_for_a_learner_of_its_version_and_says_so(parts, mo
     await begun.announce(0, "v000000-e1")
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
-    await until(lambda: "waiting for a learner of this version to take the run over: 0 s" in caplog.messages)
+    await until(lambda: "waiting for a learner of this version to take over the run: 0 s" in caplog.messages)
     assert not player.playing
     await MemoryBuffer(run, make_limits(max_staleness=1), ours).recover(0)
     await until(lambda: len(player.playing) == 16)

@@ -179,7 +179,10 @@ async def test_a_fault_in_the_data_fails_one_episode_is_named_and_counted(parts,
     await until(lambda: (3, 1) in player.playing and run.attempts == {3: 1})
     status = loop._status()
     assert (status.failed_episodes, status.failed_episodes_by_kind) == (1, f"{kind}:1")
-    assert f"episode 3:1 failed, its ticket goes back: {error or 'it ran out of time'}" in caplog.text
+    assert (
+        f"episode 3:1 failed, its ticket will be requeued: {error or 'it took longer than episode.timeout_s'}"
+        in caplog.text
+    )
     stop.set()
     await working
 
@@ -327,7 +330,7 @@ async def test_a_torn_version_is_passed_over_and_the_next_one_taken(parts, caplo
     await buffer.announce(1, "v000001-e1")
     await until(lambda: torn.tried.count("v000001-e1") >= 2)
     assert (loop._engine.loaded, len(player.playing)) == ("v000000-e1", 16)
-    assert "v000001-e1 is missing or damaged; going on with v000000-e1" in caplog.text
+    assert "v000001-e1 is missing or damaged; continuing with v000000-e1" in caplog.text
     await buffer.announce(2, "v000002-e1")
     await until(lambda: loop._engine.loaded == "v000002-e1")
     stop.set()
@@ -432,7 +435,7 @@ async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts,
     loop._engine.last_token_age_s = loop._config.redis.lease_s + 1
     await until(lambda: buffer.tickets == ())
     assert buffer.status.last_token_age_s == loop._config.redis.lease_s + 1
-    assert caplog.text.count("the engine has made no token for 61 s") == 1
+    assert caplog.text.count("the engine has produced no token for 61 s") == 1
     loop._engine.last_token_age_s = 0.5
     await until(lambda: set(buffer.tickets) == set(range(8)))
     assert len(player.playing) == 16, "the episodes go on"

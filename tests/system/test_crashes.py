@@ -135,7 +135,7 @@ def test_a_torn_checkpoint_is_skipped_and_the_run_goes_on_from_the_one_before(
     content[-100] ^= 1
     torn.write_bytes(content)
     output = finish(lives.start("none", 0), 0)
-    assert "step000004-e1 is torn (model/model.safetensors); it is skipped" in output
+    assert "step000004-e1 is damaged (model/model.safetensors); it is skipped" in output
     assert all(torch.equal(tensor, uninterrupted[name]) for name, tensor in lives.weights().items())
 
 

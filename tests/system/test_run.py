@@ -44,7 +44,7 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
 
     status, output = finish(run.cusearch("launch", run__steps=6, learner__ranks=2, learner__zero_stage=1))
     assert status == 1
-    assert "was saved with learner.ranks = 1 and can only go on so, got 2" in output
+    assert "was saved with learner.ranks = 1, and the run can only continue with that, got 2" in output
     before = (run.folder / "config.toml").read_text()
     status, output = finish(run.cusearch("launch", run__steps=6, learner__lr=1e-4))
     assert status == 1

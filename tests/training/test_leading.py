@@ -139,10 +139,10 @@ def test_checkpoints_are_verified_before_the_learner_is_made(scene, caplog):
     s.at_make = lambda: s.events.append("resuming from step 1" if "resuming from step 1" in caplog.text else "?")
     s.lead()
     assert s.events[:4] == ["make", "resuming from step 1", "tell step000001-e1", "load step000001-e1"]
-    assert "step000002-e1 is torn (model/weights); it is skipped" in caplog.text
+    assert "step000002-e1 is damaged (model/weights); it is skipped" in caplog.text
     for path in folder.glob("*/model/weights"):
         path.write_text("9")
-    with pytest.raises(ConfigError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):
         s.lead()
     assert s.events == []
 

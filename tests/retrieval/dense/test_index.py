@@ -138,7 +138,7 @@ def test_an_encoder_whose_weights_have_changed_in_its_folder_is_refused(encoders
     wanted = DenseConfig(encoder=str(tmp_path / "model"))
     build(passages[:50], tmp_path / "index", wanted, "print", quiet)
     shutil.copytree(encoders["other"], tmp_path / "model", dirs_exist_ok=True)
-    with pytest.raises(ConfigError, match="is of another encoder"):
+    with pytest.raises(ConfigError, match="was made with another encoder"):
         DenseIndex.load(tmp_path / "index", passages[:50], wanted, "print")
     shutil.rmtree(tmp_path / "model")
     save_model(tmp_path / "model", BertModel, BertConfig(**{**SMALL, "hidden_size": 48}))
