@@ -15,7 +15,7 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole
 
 MANIFEST = "manifest.json"
-REMEDY = "make it again with `cusearch index CONFIG`"
+REMEDY = "build it again with `cusearch index CONFIG`"
 
 
 def seal(index: Path, dependencies: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ def _read(index: Path, missing: str) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"retriever.index {index.parent} holds {missing}; make it with `cusearch index CONFIG`"
+            f"retriever.index {index.parent} holds {missing}; build it with `cusearch index CONFIG`"
         ) from error
     except (OSError, ValueError) as error:
         raise damaged(path, str(error)) from error

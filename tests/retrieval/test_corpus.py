@@ -143,7 +143,7 @@ def test_an_interrupted_index_goes_on_where_it_stopped(settings, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         made(settings, stop)
-    with pytest.raises(ConfigError, match="no finished index; make it with `cusearch index"):
+    with pytest.raises(ConfigError, match="no finished index; build it with `cusearch index"):
         indexing.load(Path(settings.corpus), settings.index, settings)
     tokenized = []
     tokenize = bm25.bm25s.tokenize

@@ -256,5 +256,5 @@ def test_a_rank_that_hangs_is_named_and_ends_the_learner(lives: Lives):
     ]
     hung.suspend()
     output = finish(learner, 1)
-    assert "rank 1 has said nothing for 3 s or more in step 0" in output
-    assert "rank 1 has said nothing for 6 s (run.stall_s) in step 0; the learner ends" in output
+    assert "rank 1 has not reported for 3 s or more in step 0" in output
+    assert "rank 1 has not reported for 6 s (run.stall_s) in step 0; the learner ends" in output

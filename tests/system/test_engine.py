@@ -118,7 +118,9 @@ def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_con
         await turn
         assert engine.last_token_age_s == 0.0
         process.kill()
-        with pytest.raises(EngineDied, match=r"the vLLM engine died: without a word \(killed, or out of memory\?\)"):
+        with pytest.raises(
+            EngineDied, match=r"the vLLM engine died: it printed no error \(killed, or out of memory\?\)"
+        ):
             await engine.generate(text, 800, 1.0, 1, STOPS)
 
     with_engine(atlas_config, tmp_path, small_model(False, 0), body)

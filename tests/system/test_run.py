@@ -49,7 +49,7 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     status, output = finish(run.cusearch("launch", run__steps=6, learner__lr=1e-4))
     assert status == 1
     assert "would not be the same run: learner.lr" in output
-    assert "go on so with --accept-changes" in output
+    assert "accept the changes with --accept-changes" in output
     assert (run.folder / "config.toml").read_text() == before, "what was refused is no setting of the run"
     status, output = finish(run.cusearch("launch", "--accept-changes", run__steps=6, learner__lr=1e-4))
     assert status == 0, output

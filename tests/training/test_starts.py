@@ -73,7 +73,8 @@ def test_what_changes_the_meaning_of_a_run_is_refused_in_one_line_unless_accepte
     with pytest.raises(ConfigError) as refused:
         refuse_changes(changed, accept=False)
     assert str(refused.value) == (
-        f"run 'atlas' would not be the same run: {said}; choose another run.name, or accept the changes with --accept-changes"
+        f"run 'atlas' would not be the same run: {said}; choose another run.name, or accept the "
+        "changes with --accept-changes"
     )
     with caplog.at_level(logging.INFO):
         refuse_changes(changed, accept=True)
@@ -139,7 +140,8 @@ def test_questions_that_changed_under_the_same_name_are_refused_unless_accepted(
     with pytest.raises(ConfigError) as refused:
         refuse_changes(config_of(), accept=False, contract=after)
     assert str(refused.value) == (
-        f"run 'atlas' would not be the same run: {said}; choose another run.name, or accept the changes with --accept-changes"
+        f"run 'atlas' would not be the same run: {said}; choose another run.name, or accept the "
+        "changes with --accept-changes"
     )
     assert before.terms["data.source"].startswith("3 (")
     with caplog.at_level(logging.INFO):

@@ -147,10 +147,10 @@ def test_an_encoder_whose_weights_have_changed_in_its_folder_is_refused(encoders
 
 
 def test_a_folder_without_a_finished_index_says_how_to_make_one(settings, passages, tmp_path):
-    with pytest.raises(ConfigError, match="holds no index; make it with `cusearch index CONFIG`"):
+    with pytest.raises(ConfigError, match="holds no index; build it with `cusearch index CONFIG`"):
         DenseIndex.load(tmp_path, passages, settings(), "print")
     interrupt(passages, tmp_path, settings(), after=400)
-    with pytest.raises(ConfigError, match="holds an unfinished index; make it with `cusearch index CONFIG`"):
+    with pytest.raises(ConfigError, match="holds an unfinished index; build it with `cusearch index CONFIG`"):
         DenseIndex.load(tmp_path, passages, settings(), "print")
 
 
