@@ -1,4 +1,4 @@
-"""Calls that are made one by one and answered in batches."""
+"""Combines single async calls into batches."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Item, Answer]):
-    """Calls that arrive while a batch is being answered make up the next one. A single call starts at once."""
+    """Calls that arrive while a batch is running form the next batch. A single call starts at once."""
 
     def __init__(self, do: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], at_once: int) -> None:
-        """`do` answers its items in their order. When it fails, all of its batch fail with it."""
+        """`do` returns one answer per item, in the same order. When it fails, all calls of the batch fail."""
         self._do = do
         self._at_once = at_once
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
@@ -41,8 +41,8 @@ class Batcher(Generic[Item, Answer]):
         try:
             answers = await self._do([item for item, _ in batch])
             if len(answers) != len(batch):
-                raise ValueError(f"{len(batch)} were asked for and {len(answers)} answered")
-        except BaseException as error:  # whatever it is, those who wait must hear of it
+                raise ValueError(f"a batch of {len(batch)} items got {len(answers)} answers")
+        except BaseException as error:  # every caller must get the error
             for _, wait in batch:
                 if isinstance(error, Exception) and not wait.cancelled():
                     wait.set_exception(error)

@@ -1,25 +1,25 @@
-"""Errors by the boundary they crossed. Entry points print the message alone and exit with status 1.
+"""All errors of the project, by the boundary where they occur. Entry points print only the message; the status is 1.
 
 CusearchError
-├── ConfigError            the config or the command line, or what they name, cannot work
-│   └── ContractMismatch   this process disagrees with the run about what the run is
-├── RunInUse               other processes work on the run, or in its folder
-├── BufferUnavailable      Redis cannot be reached, or refuses us
-├── BufferLost             Redis has lost or spoiled what it had acknowledged
+├── ConfigError            the config or the command line is wrong, or a file or service it names cannot be used
+│   └── ContractMismatch   the settings or data of this process differ from the run contract
+├── RunInUse               other processes use the run or its folder
+├── BufferUnavailable      Redis cannot be reached, or refuses the connection
+├── BufferLost             Redis has lost or damaged data that it had acknowledged
 ├── Fenced                 another learner has taken over this run
-├── CorruptPayload         bytes from Redis are no trajectory of ours
-├── Stalled                nothing has moved for run.stall_s
-├── InvalidTrajectory      a trajectory that nothing may be learned from; also a ValueError
-├── NonFiniteUpdate        the update of a step holds NaN or infinity; it was not made
-├── RetrievalUnavailable   the retriever failed; not to be confused with finding nothing
-├── SearchRefused          the retriever answers others, and this one search never
-├── SearchFailed           within the retriever: its engine failed; not to be confused with finding nothing
+├── CorruptPayload         bytes from Redis are not a valid trajectory
+├── Stalled                no progress for run.stall_s
+├── InvalidTrajectory      a trajectory that must not be trained on; also a ValueError
+├── NonFiniteUpdate        the update of a step contains NaN or infinity; it was not applied
+├── RetrievalUnavailable   the retriever failed; different from a search without results
+├── SearchRefused          the retriever answers other searches, but not this one
+├── SearchFailed           in the retriever process: its engine failed; different from a search without results
 ├── EpisodeFailed          one episode cannot be played, because of its own data
-├── EngineDied             vLLM's engine process ended by itself
-├── WriteFailed            a file of the run cannot be written: disk full, read-only, gone
-├── WeightsUnavailable     a published version is missing or torn
-├── WeightsMismatch        the engine does not compute what the learner computes
-└── ProcessDied            a process of the run ended by itself
+├── EngineDied             vLLM's engine process has ended unexpectedly
+├── WriteFailed            a file of the run cannot be written: disk full, read-only, or the folder is gone
+├── WeightsUnavailable     a published weight version is missing or damaged
+├── WeightsMismatch        the engine computes other log-probabilities than the learner
+└── ProcessDied            a process of the run has ended unexpectedly
 """
 
 
@@ -108,6 +108,6 @@ class ProcessDied(CusearchError):
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without the lines that libraries put below; its type when it says nothing."""
+    """The first line of an error's message; the name of its type when the message is empty."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

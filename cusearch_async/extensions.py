@@ -1,4 +1,4 @@
-"""What users bring of their own: Python names in the config, `package.module:Name`."""
+"""Loads the users' own classes and functions: Python names in the config, `package.module:Name`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ T = TypeVar("T")
 
 
 def load(key: str, reference: str, kind: type[T], known: Collection[str]) -> type[T]:
-    """The class that the config's `key` refers to, a subclass of `kind`. `known` are the names without a module.
+    """The class that the setting `key` names, a subclass of `kind`. `known` are the built-in names, which have no
+    module.
 
-    Modules are looked for where Python looks, and last in the folder that the process was started in.
-    Raises: ConfigError for what is no such reference or cannot be imported."""
+    Modules are searched on Python's path, and last in the working directory of the process.
+    Raises: ConfigError for a wrong reference, or one that cannot be imported."""
     found = _import(key, reference, known)
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise ConfigError(
@@ -27,7 +28,7 @@ def load(key: str, reference: str, kind: type[T], known: Collection[str]) -> typ
 
 
 def load_function(key: str, reference: str, known: Collection[str] = ()) -> Callable[..., Any]:
-    """The function that the config's `key` refers to; as for `load`."""
+    """The function that the setting `key` names; as in `load`."""
     found = _import(key, reference, known)
     if not callable(found):
         raise ConfigError(f"{key}: {reference!r} must be a function, got {found!r}")

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all."""
+"""Writes files and folders so that they are complete or absent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cusearch_async.errors import ConfigError, WriteFailed, first_line
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file, safe on disk before it has its name; readers see what was there before, or all of `content`.
-    `mode` less the process's umask says who may read it, from its first moment on.
+    """Write a file atomically: it is synced to disk, then renamed. Readers see the old content, or all of `content`.
+    `mode`, reduced by the umask, is set before anything is written.
 
-    Raises: OSError, and leaves nothing behind."""
+    Raises: OSError, and leaves no partial file."""
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         unfinished.touch(mode)
@@ -36,10 +36,9 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def refuse_unwritable(path: Path, option: str) -> None:
-    """Before hours of work: can the file be written? Leaves nothing behind, folders that are missing are still to be
-    made.
+    """Check before long work that a file can be written. Writes nothing, and does not make missing folders.
 
-    Raises: ConfigError naming `option`, which gave the path."""
+    Raises: ConfigError that names `option`, the option with the path."""
     try:
         if path.exists():
             path.open("ab").close()
@@ -51,7 +50,7 @@ def refuse_unwritable(path: Path, option: str) -> None:
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
-    """Append a line of JSON, behind a torn line on one of its own. Raises: WriteFailed."""
+    """Append a line of JSON; after a torn last line it starts a new line. Raises: WriteFailed."""
     try:
         with path.open("ab+") as file:
             end = file.seek(0, os.SEEK_END)
@@ -64,9 +63,9 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around everything that writes the file or folder `path`.
+    """Wraps all code that writes the file or folder `path`.
 
-    Raises: WriteFailed in one line when the disk refuses; what there was of `path` is then gone, and its space free."""
+    Raises: WriteFailed in one line when the write fails; then `path` is deleted, and its space is free."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -78,7 +77,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder, whether it is there or not, as far as the disk lets us."""
+    """Delete a file or a folder if it exists. Errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -87,7 +86,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file safe on disk, or the names in a folder."""
+    """Sync a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -96,13 +95,13 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Have a folder, its sub-folders and all files in them safe on disk."""
+    """Sync a folder, its sub-folders and all their files to disk."""
     for path in (*folder.rglob("*"), folder):
         sync(path)
 
 
 def _write_failed(path: Path, error: Exception) -> WriteFailed:
-    """torch and safetensors do not always pass on why the system refused; a full disk is the likely reason."""
+    """The error with its reason. torch and safetensors do not always report the reason; then a full disk is checked."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
     standing = next(parent for parent in path.absolute().parents if parent.exists())
     if not isinstance(error, OSError) and shutil.disk_usage(standing).free < 2**20:

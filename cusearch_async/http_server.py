@@ -1,4 +1,4 @@
-"""HTTP on loopback, for programs alone: what a browser sends is refused."""
+"""HTTP on loopback, for programs only: requests of browsers are refused."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 
 async def serve(application: web.Application, url: str, key: str) -> None:
-    """Serve on loopback at the port of `url`, which the config calls `key`, until a signal comes.
+    """Serve on loopback at the port of `url`, the setting `key`, until a signal arrives.
 
     Raises: ConfigError when the port is taken."""
     stop = stop_on_signals()
-    application.middlewares.append(_only_asked_on_purpose(url))
-    # who has gone away is not worked for, and none of those who wait may hold up the end
+    application.middlewares.append(_refuse_browsers(url))
+    # Work for disconnected clients is cancelled, and waiting clients do not delay the shutdown.
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=5)
     await runner.setup()
     port = urlsplit(url).port or 80
@@ -34,15 +34,15 @@ async def serve(application: web.Application, url: str, key: str) -> None:
     await runner.cleanup()
 
 
-def _only_asked_on_purpose(url: str) -> Middleware:
-    """Refuses what a browser sends because some web page told it to: a name of that page's for our address, and a POST
-    of a type that browsers send anywhere without asking. Programs name the address and say that they send JSON."""
+def _refuse_browsers(url: str) -> Middleware:
+    """Refuses requests that a web page makes a browser send: a foreign Host header (DNS rebinding), and a POST with a
+    content type that browsers send across origins without a preflight. Programs send our address and JSON."""
     ours = {*LOOPBACK, urlsplit(url).hostname}
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if _name_of(request.host) not in ours:
-            said = f"this is not {request.host!r}; ask at {url}, or at a loopback address"
+            said = f"this server is not {request.host!r}; use {url}, or a loopback address"
             return web.json_response({"error": said}, status=421)
         if request.method == "POST" and request.content_type != "application/json":
             said = f"Content-Type must be application/json, got {request.content_type}"
@@ -53,7 +53,7 @@ def _only_asked_on_purpose(url: str) -> Middleware:
 
 
 def _name_of(host: str) -> str | None:
-    """Of a Host header, without the port."""
+    """The name in a Host header, without the port."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

@@ -1,4 +1,4 @@
-"""Equal requests that are in flight at the same time are made once."""
+"""Sends equal requests that are in flight at the same time only once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Answer = TypeVar("Answer")
 
 
 class InFlight(Generic[Key, Answer]):
-    """Requests in flight by key. Nothing is kept of one that has been answered."""
+    """Requests in flight by key. Answers are not cached."""
 
     def __init__(self) -> None:
         self._tasks: dict[Key, asyncio.Task[Answer]] = {}
@@ -20,10 +20,10 @@ class InFlight(Generic[Key, Answer]):
         return key in self._tasks
 
     async def share(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-        """The answer of `ask()`, or of the request of this key that is in flight already.
+        """The answer of `ask()`, or of the request with this key that is already in flight.
 
-        All who wait for a request get the same answer, or the same exception. A caller that is cancelled stops waiting;
-        the request goes on for the others."""
+        All callers of a request get the same answer or the same exception. A cancelled caller stops waiting; the
+        request continues for the others."""
         task = self._tasks.get(key)
         if task is None:
             task = asyncio.create_task(ask())
@@ -41,6 +41,6 @@ class InFlight(Generic[Key, Answer]):
 
 
 def _retrieve_exception(task: asyncio.Task[Any]) -> None:
-    """asyncio complains about an exception that nobody has seen, also when all who waited for it were cancelled."""
+    """Prevents asyncio's warning about an exception that was never retrieved, when all callers were cancelled."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are loaded: where it is, its tokenizer, its context."""
+"""Checks of a model before its weights are loaded: its location, tokenizer and context."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from cusearch_async.errors import ConfigError, first_line
 
 
 def load_tokenizer(path: str, key: str = "model.path") -> Any:
-    """Raises: ConfigError naming the model, as `key`, and what is missing."""
+    """The tokenizer of a model. Raises: ConfigError that names the setting `key`, the model and what is missing."""
     refuse_missing_folder(path, key)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{key} {path!r} has no tokenizer that can be loaded: {first_line(error)}") from error
     if len(tokenizer) == 0 or not tokenizer("a", add_special_tokens=False)["input_ids"]:
-        raise ConfigError(f"{key} {path!r} has no tokenizer files; put tokenizer.json beside the weights")
+        raise ConfigError(f"{key} {path!r} has no tokenizer files; put tokenizer.json next to the weights")
     return tokenizer
 
 
 def check_model(path: str, episode_tokens: int, key: str = "model.path") -> Any:
-    """What can be known of a model before its weights are loaded; returns its tokenizer.
+    """Check a model before its weights are loaded; returns its tokenizer.
 
-    Raises: ConfigError when it has no tokenizer, or a context too short for an episode."""
+    Raises: ConfigError when it has no tokenizer, or its context is too short for an episode."""
     check_context(path, episode_tokens, key)
     return load_tokenizer(path, key)
 
 
 def check_context(path: str, needed: int, key: str = "model.path") -> None:
-    """Raises: ConfigError when the model is not one of text, or an episode can be longer than its context."""
+    """Raises: ConfigError when the model is not a text model, or an episode can be longer than its context."""
     config = read_config(path, key)
     context = getattr(config, "max_position_embeddings", None)
     if context is None:
-        raise ConfigError(f"{key} {path!r} is a {config.model_type}, whose config names no context; use a causal LM")
+        raise ConfigError(
+            f"{key} {path!r} is a {config.model_type}, whose config has no max_position_embeddings; use a causal LM"
+        )
     if needed > context:
         raise ConfigError(
             f"an episode can take {needed} tokens (episode.max_prompt_tokens + (s_max + 1) max_turn_tokens + "
@@ -51,8 +53,8 @@ def vocab_size(path: str) -> int:
 
 
 def read_config(path: str, key: str = "model.path") -> Any:
-    """A model's config.json. Raises: ConfigError when it cannot be read, or is not of a text model: one that also sees
-    or hears has a config within its config, and learner and engine would each need to know where."""
+    """A model's config.json. Raises: ConfigError when it cannot be read, or when the model is multimodal: such a model
+    has its text config inside another one, which learner and engine do not support."""
     refuse_missing_folder(path, key)
     try:
         config = AutoConfig.from_pretrained(path)
@@ -67,7 +69,7 @@ def read_config(path: str, key: str = "model.path") -> Any:
 
 
 def config_bytes(path: str) -> bytes:
-    """config.json as it is, of a folder or from the Hub. Raises: ConfigError."""
+    """The bytes of config.json, from a folder or from the Hub. Raises: ConfigError."""
     try:
         return Path(cached_file(path, "config.json")).read_bytes()
     except OSError as error:
@@ -75,20 +77,20 @@ def config_bytes(path: str) -> bytes:
 
 
 def refuse_missing_folder(path: str, key: str) -> None:
-    """Raises: ConfigError for what can only be a folder of this machine, and is none: the Hub would be asked for it,
-    and answer about the names of repositories."""
+    """Raises: ConfigError for a path that cannot be a Hub id and is not a model folder. Otherwise the Hub would answer
+    with a misleading error about repository names."""
     place = Path(path)
     if place.is_dir():
         if not (place / "config.json").is_file():
-            raise ConfigError(f"{key} {path!r} holds no config.json, so it is no model's folder; choose another")
+            raise ConfigError(f"{key} {path!r} holds no config.json, so it is not a model folder; choose another")
     elif place.exists():
-        raise ConfigError(f"{key} {path!r} is a file; give a model's folder, or a Hub id like Qwen/Qwen2.5-3B")
+        raise ConfigError(f"{key} {path!r} is a file; give a model folder, or a Hub id like Qwen/Qwen2.5-3B")
     elif is_local(path):
-        raise ConfigError(f"{key} {path!r} does not exist; give a model's folder, or a Hub id like Qwen/Qwen2.5-3B")
+        raise ConfigError(f"{key} {path!r} does not exist; give a model folder, or a Hub id like Qwen/Qwen2.5-3B")
 
 
 def is_local(path: str) -> bool:
-    """Whether it can be no Hub id: NAME or OWNER/NAME, where no folder OWNER is here."""
+    """Whether a path cannot be a Hub id. A Hub id is NAME or OWNER/NAME, without a local folder OWNER."""
     parts = path.split("/")
     is_name = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path, re.ASCII)
     return not is_name or (len(parts) == 2 and Path(parts[0]).is_dir())

@@ -1,8 +1,8 @@
-"""Folders and files that are published: there whole or not at all, and known by a manifest.
+"""Publishes files and folders so that they are complete or absent.
 
-What is published is written under another name beside its place, flushed to disk, and renamed. A manifest is the last
-file that is written in a folder and the first that is deleted, so a folder without its manifest is half done: half
-written, or half deleted.
+They are written next to the target under a temporary name, synced to disk, and renamed. The manifest is the last file
+that is written in a folder and the first that is deleted. So a folder without its manifest is only partly written, or
+partly deleted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ UNFINISHED = ".unfinished-"
 _CHUNK = 2**22
 
 
-class FileFacts(msgspec.Struct):
-    """Of a file when it was written."""
+class FileRecord(msgspec.Struct):
+    """Size and checksum of a file when it was written."""
 
     bytes: int
     xxh3: str
@@ -33,16 +33,16 @@ class FileFacts(msgspec.Struct):
 
 
 def unfinished(target: Path) -> Path:
-    """What `target` is called until it is published."""
+    """The name of `target` until it is published."""
     return target.with_name(UNFINISHED + target.name)
 
 
 @contextmanager
 def writing(target: Path) -> Iterator[Path]:
-    """Where to write a folder or file that is to be published as `target`. Nothing is there yet, and its folder is; at
-    the end all of it is safe on disk.
+    """Yields the path at which to write the folder or file `target`. The path does not exist yet, its parent does. At
+    the end everything is synced to disk.
 
-    Raises: WriteFailed in one line when the disk refuses; nothing of it is left then."""
+    Raises: WriteFailed in one line when the write fails; then nothing of it is left."""
     path = unfinished(target)
     with files.writing(path):
         remove(path)
@@ -52,9 +52,9 @@ def writing(target: Path) -> Iterator[Path]:
 
 
 def publish(target: Path) -> None:
-    """Give what was written its name; a file replaces the one before it, a folder nothing.
+    """Rename what was written to `target`. A file replaces an earlier file; a folder must not exist yet.
 
-    Raises: WriteFailed; what was written is gone then."""
+    Raises: WriteFailed; then what was written is deleted."""
     path = unfinished(target)
     with files.writing(path):
         path.rename(target)
@@ -62,7 +62,7 @@ def publish(target: Path) -> None:
 
 
 def delete(folder: Path, manifest: str) -> None:
-    """Delete a published folder; it does not count any more from the first moment on."""
+    """Delete a published folder, its manifest first."""
     remove(folder / manifest)
     remove(folder)
 
@@ -71,7 +71,7 @@ def delete(folder: Path, manifest: str) -> None:
 
 
 def entries(store: Path, form: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
-    """What is in `store` under a name of this form, published or unfinished; by name."""
+    """All entries of `store` whose names match `form`, published or unfinished, sorted by name."""
     paths = sorted(store.iterdir()) if store.is_dir() else []
     return [(path, name) for path in paths if (name := form.fullmatch(path.name.removeprefix(UNFINISHED)))]
 
@@ -83,24 +83,24 @@ def is_half_done(folder: Path, manifest: str) -> bool:
 # --- whether it is whole --------------------------------------------------------------------------------
 
 
-def list_files(folder: Path) -> dict[str, FileFacts]:
-    """Size and checksum of every file below `folder`, by its path from there."""
+def list_files(folder: Path) -> dict[str, FileRecord]:
+    """Size and checksum of every file below `folder`, by its relative path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): _facts(path) for path in paths}
+    return {str(path.relative_to(folder)): _record_of(path) for path in paths}
 
 
-def torn_files(folder: Path, listed: Mapping[str, FileFacts]) -> list[str]:
-    """The listed files that are not as they were written; reads all of them."""
-    return [name for name, facts in listed.items() if not _is_whole(folder / name, facts)]
+def torn_files(folder: Path, listed: Mapping[str, FileRecord]) -> list[str]:
+    """The listed files that do not match their size and checksum; reads all of them."""
+    return [name for name, record in listed.items() if not _is_whole(folder / name, record)]
 
 
-def _is_whole(path: Path, facts: FileFacts) -> bool:
-    return path.is_file() and path.stat().st_size == facts.bytes and _facts(path) == facts
+def _is_whole(path: Path, record: FileRecord) -> bool:
+    return path.is_file() and path.stat().st_size == record.bytes and _record_of(path) == record
 
 
-def _facts(path: Path) -> FileFacts:
+def _record_of(path: Path) -> FileRecord:
     digest = xxhash.xxh3_64()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
-    return FileFacts(path.stat().st_size, digest.hexdigest())
+    return FileRecord(path.stat().st_size, digest.hexdigest())

@@ -1,10 +1,11 @@
-"""The folder of a run: whose it is, and what of it may be deleted.
+"""The folder of a run: which run it belongs to, and what may be deleted.
 
-    <folder>/run.json      the marker: which run this folder belongs to, and since when; a launch or a demo locks it
-    <folder>/learner.lock  every learner locks it for its life, so that nobody deletes the folder under it
-    <folder>/...           the children named in CHILDREN, and nothing else of ours
+    <folder>/run.json      the marker: the run of this folder, and its creation time; launch and demo lock it
+    <folder>/learner.lock  every learner locks it while it runs, so that the folder is not deleted meanwhile
+    <folder>/...           the children named in CHILDREN; we write nothing else
 
-We delete only what we made: a folder without a marker is left alone, and in one with a marker only known children go.
+We delete only what we made: a folder without a marker is not touched, and in a folder with a marker only known children
+are deleted.
 """
 
 from __future__ import annotations
@@ -53,15 +54,15 @@ class Marker(msgspec.Struct, frozen=True):
     run: str
     """run.name of the config that made the folder."""
     id: str
-    """Random; two runs of one name have different ones."""
+    """A random id; two runs with one name have different ids."""
     created: str
     """ISO 8601, UTC."""
 
 
 def mark(folder: Path, run: str) -> Marker:
-    """Make `folder` the folder of run `run`, or find that it is; several processes may do so at once.
+    """Make `folder` the folder of run `run`, if it is not already. Several processes may do this at once.
 
-    Raises: ConfigError when it belongs to another run, holds what no run has made, or cannot be written."""
+    Raises: ConfigError when it belongs to another run, holds foreign files, or cannot be written."""
     found = read_marker(folder) or _make_marker(folder, run)
     _refuse_other(found, folder, run)
     return found
@@ -86,15 +87,15 @@ def _make_marker(folder: Path, run: str) -> Marker:
         folder.mkdir(parents=True, exist_ok=True)
         strange = sorted(path.name for path in folder.iterdir() if MARKER not in path.name)
         if strange and (found := read_marker(folder)) is not None:
-            return found  # made by another process since we looked, and used already
+            return found  # another process has made it in the meantime, and uses it already
         if strange:
             raise ConfigError(
-                f"run.folder {folder} holds {', '.join(strange[:3])} and no {MARKER}: no run has made it; "
+                f"run.folder {folder} holds {', '.join(strange[:3])} and no {MARKER}, so it was not made by a run; "
                 "choose an empty folder"
             )
         try:
             unfinished.write_bytes(msgspec.json.encode(made))
-            os.link(unfinished, folder / MARKER)  # unlike a rename, this replaces nothing
+            os.link(unfinished, folder / MARKER)  # unlike a rename, this never replaces a file
         except FileExistsError:
             return read_marker(folder) or made
         finally:
@@ -105,18 +106,18 @@ def _make_marker(folder: Path, run: str) -> Marker:
 
 
 def read_marker(folder: Path) -> Marker | None:
-    """None where there is no marker. Raises: ConfigError for one that cannot be read."""
+    """The marker; None without one. Raises: ConfigError when it cannot be read."""
     try:
         return msgspec.json.decode((folder / MARKER).read_bytes(), type=Marker)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{folder / MARKER} cannot be read ({error}); is {folder} a run's folder?") from error
+        raise ConfigError(f"{folder / MARKER} cannot be read ({error}); is {folder} the folder of a run?") from error
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Keep a marked folder for this process: no other may launch in it, move it or delete it meanwhile.
+    """Lock a folder with a marker: meanwhile no other process can launch in it, move it or delete it.
 
     Raises: RunInUse when another process holds it."""
     with _lock(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first"):
@@ -125,7 +126,7 @@ def hold(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_as_learner(folder: Path) -> Iterator[None]:
-    """Keep a folder from being moved or deleted. Several learners may: the newest fences off the others by its epoch.
+    """Lock a folder against moving and deleting. Several learners may hold this lock: the newest one fences the others.
 
     Raises: RunInUse while it is being moved or deleted."""
     with _lock(folder / LEARNER, fcntl.LOCK_SH, f"{folder} is being moved or deleted; start again when that is done"):
@@ -134,16 +135,17 @@ def hold_as_learner(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_without_learner(folder: Path) -> Iterator[None]:
-    """Keep learners out of a folder, whether its Redis can be asked for them or not.
+    """Lock a folder against learners, also when its Redis cannot be reached.
 
-    Raises: RunInUse while one runs in it."""
+    Raises: RunInUse while a learner runs in it."""
     with _lock(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first"):
         yield
 
 
 @contextmanager
 def _lock(path: Path, how: int, refusal: str) -> Iterator[None]:
-    """A lock that ends with this process at the latest. Where the disk knows none, there is a warning and no lock."""
+    """A file lock that ends with this process at the latest. If the file system has no locks, it only logs a
+    warning."""
     with ExitStack() as held:
         try:
             file = held.enter_context(path.open("r+b" if path.name == MARKER else "a+b"))
@@ -166,14 +168,14 @@ def check_deletable(folder: Path, remedy: str = "nothing in it was deleted") -> 
     """Raises: ConfigError for a folder without a marker, and for a home, root or repository folder."""
     real = folder.resolve()
     if real in (Path.home().resolve(), Path.cwd().resolve()) or real.parent == real or (real / ".git").exists():
-        raise ConfigError(f"{folder} is a home, root, repository or the current folder; nothing in it was deleted")
+        raise ConfigError(f"{folder} is a home, root, repository or current folder; nothing in it was deleted")
     if read_marker(folder) is None:
-        raise ConfigError(f"{folder} holds no {MARKER}, so it is no run's folder; {remedy}")
+        raise ConfigError(f"{folder} holds no {MARKER}, so it is not the folder of a run; {remedy}")
 
 
 def forget(folder: Path, keep: Collection[str] = ()) -> None:
-    """Delete what a run has written into its folder, and the folder if nothing else is in it; children in `keep` stay,
-    and the marker with them.
+    """Delete what a run has written into its folder, and the folder if it is then empty. Children in `keep` stay, and
+    with them the marker.
 
     Raises: ConfigError for a folder without a marker, and for a home, root or repository folder."""
     if not folder.exists():
@@ -190,7 +192,7 @@ def forget(folder: Path, keep: Collection[str] = ()) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """A child, or what a write of one has left unfinished."""
+    """Whether it is a child in CHILDREN, or an unfinished write of one."""
     unfinished = re.fullmatch(r"\.(.+)\.[0-9a-f]{32}", name)
     return unfinished[1] in (*CHILDREN, MARKER) if unfinished else name in CHILDREN
 
@@ -203,9 +205,9 @@ def _delete(path: Path) -> None:
 
 
 def move_aside(folder: Path) -> Path | None:
-    """Rename the folder of an earlier run to FOLDER-1, FOLDER-2, …; where it is now, or None when there was none.
+    """Rename the folder of an earlier run to FOLDER-1, FOLDER-2, …; returns the new path, or None without a folder.
 
-    Raises: ConfigError for a folder that holds something and has no marker; RunInUse."""
+    Raises: ConfigError for a folder that is not empty and has no marker; RunInUse."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
     check_deletable(folder, "choose another with --run.folder")

@@ -1,8 +1,8 @@
-"""Random streams. Whatever draws has a name here, and draws from (name, run seed, numbers) and from nothing else.
+"""Random streams. Every random draw has a name here, and is a function of (name, run seed, numbers) only.
 
-Two streams never coincide: names differ, and a name always goes with as many numbers. A list of numbers as the seed
-would not do: NumPy pads it with zeros, so that [seed, epoch] is [seed, epoch, 0] too. A
-spawn key comes after the padding.
+Two streams never coincide: their names differ, and each name is always used with the same count of numbers. A list of
+numbers as the seed would not work: NumPy pads it with zeros, so [seed, epoch] equals [seed, epoch, 0]. A spawn key is
+added after the padding.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 
 
 class Stream(IntEnum):
-    """What is drawn, and by which numbers besides the seed."""
+    """What is drawn, and the numbers that identify the draw, besides the seed."""
 
     QUESTIONS = 1
     """The order of an epoch's questions: epoch."""
     SELECTION = 2
-    """What a method takes from a pool: step."""
+    """The selection of a method from a pool: step."""
     MINIBATCHES = 3
-    """Which trajectories make a mini-batch: step."""
+    """The division into mini-batches: step."""
     TURN = 4
-    """The engine's seed for a turn, and the draw that goes with its search: ticket, rollout, turn."""
+    """The engine's seed for a turn, and the draw of its search: ticket, rollout, turn."""
     DISTRACTORS = 5
     """Random documents of a local index: draw."""
     LATENCY = 6
@@ -30,9 +30,9 @@ class Stream(IntEnum):
     NOISE = 7
     """Whether a simulated search is useful: draw."""
     DOCUMENTS = 8
-    """What the stand-in for a simulating model answers where it is to be useless; no number."""
+    """Noisy answers of the atlas simulator; no number."""
     EVALUATED = 9
-    """Which questions are scored; no number."""
+    """The questions that are scored; no number."""
     RESAMPLING = 10
     """Confidence intervals; no number."""
     CENTROIDS = 11
@@ -45,7 +45,7 @@ def stream(name: Stream, seed: int, *numbers: int) -> np.random.Generator:
 
 
 def draw_number(name: Stream, seed: int, *numbers: int) -> int:
-    """One number of 32 bits of a stream."""
+    """The first 32-bit number of a stream."""
     return int(_sequence(name, seed, *numbers).generate_state(1, np.uint32)[0])
 
 

@@ -1,15 +1,15 @@
-"""Half characters (lone surrogates): JSON can spell one, but neither UTF-8 nor a tokenizer takes it."""
+"""Lone surrogates (half characters): JSON can contain them, but UTF-8 and tokenizers do not accept them."""
 
 from __future__ import annotations
 
 
 def without_surrogates(text: str) -> str:
-    """`text` with a question mark for each half of a character."""
+    """`text` with a question mark for each lone surrogate."""
     return text.encode("utf-8", "replace").decode()
 
 
 def half_character(text: str) -> str | None:
-    """The first half of a character in `text`, as JSON spells it: `\\ud83d`. None when there is none."""
+    """The first lone surrogate in `text`, as JSON writes it: `\\ud83d`. None when there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The nouns of the project: question, trajectory, group, pool."""
+"""The main records of the project: question, trajectory, pool."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from cusearch_async.errors import InvalidTrajectory
 
 Singleton = Literal["raw", "zero", "pool"]
-"""The advantage of a trajectory that is alone in its group: its reward, nothing, or by the whole group."""
+"""The advantage of a trajectory that is alone in its group: its reward, 0, or relative to its whole group."""
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 """How per-token losses become one number (names as in VERL)."""
 RatioLevel = Literal["token", "sequence"]
-"""Whether each token has its own importance ratio, or a trajectory one for all of them (GSPO)."""
+"""One importance ratio per token, or one per trajectory (GSPO)."""
 Proximal = Literal["recomputed", "loglinear"]
-"""The policy that the ratio is taken to: by a forward pass of its own before the first mini-batch, or between the
-sampling and the current policy on the log scale (no pass of its own)."""
+"""How the proximal policy, the denominator of the ratio, is computed: by a forward pass before the first mini-batch, or
+by interpolation between the sampling and the current policy on the log scale (without that pass)."""
 Correction = Literal["tis", "icepop", "mask", "geometric", "none"]
 """How the importance weight of the sampling policy is bounded."""
 
@@ -31,26 +31,26 @@ class Question:
     """Unique over all sources: source, split and index."""
     text: str
     answers: tuple[str, ...]
-    """Gold answers; any of them is right."""
+    """Gold answers; each of them is right."""
     category: str
-    """What evaluation tables group by: the data source, or the number of links in atlas."""
+    """The group in evaluation tables: the data source, or the number of links in atlas."""
     environment: str = "search"
-    """The label, in the config, of the environment that it is played in."""
+    """The label, in the config, of the environment of this question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of an episode's text after the prompt, in the order it was laid down."""
+    """One part of an episode's text after the prompt."""
 
     author: str
-    """`model` for a turn of the policy; else what the environment calls it, as `information` (the result of a tool) or
-    `notice` (a correction)."""
+    """`model` for a turn of the policy; otherwise a name of the environment, like `information` (the result of a tool)
+    or `notice` (a correction)."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One finished episode: prompt, the policy's turns and observations laid end to end.
+    """One finished episode: prompt, the policy's turns and observations, concatenated.
 
     Two turns, one search:  prompt  model  information  model
         token_ids           P P P   a a a  i i i i      b b      [L]
@@ -59,25 +59,25 @@ class Trajectory:
     """
 
     ticket: int
-    """Number of the visit to the question; its trajectories form a group."""
+    """Number of the visit to the question; the trajectories of a ticket form a group."""
     rollout: int
     """Index within the group, from 0."""
     environment: str
-    """The label of the environment that it was played in."""
+    """The label of its environment."""
     question_id: str
     question: str
     answers: tuple[str, ...]
     prediction: str | None
-    """What the model answered; None if it never did."""
+    """The model's answer; None if it gave none."""
     token_ids: NDArray[np.int32]  # [L]
     sampled: NDArray[np.bool_]  # [L] True where the policy sampled the token
     logprobs: NDArray[np.float32]  # [S] natural log under the sampling policy, after temperature
     versions: NDArray[np.int32]  # [S] policy version (in learner steps) that sampled the token
     depth: int
-    """cnt(τ): tool calls that the environment counted; of the search environment, searches that were executed and
+    """cnt(τ): tool calls that the environment counted. In the search environment: searches that were executed and
     returned at least one non-blank document."""
     retrieval_tokens: int
-    """|R(τ)|: sampled tokens of the turns that were counted in `depth`."""
+    """|R(τ)|: sampled tokens of the turns that count in `depth`."""
     turns: int
     reward: float
     em: float
@@ -86,7 +86,7 @@ class Trajectory:
     worker: str
     episode_s: float
     search_s: float
-    """Seconds of `episode_s` spent in the environment's steps: waiting for the retriever."""
+    """Seconds of `episode_s` in the environment's steps, mostly waiting for the retriever."""
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -94,7 +94,7 @@ class Trajectory:
             raise InvalidTrajectory(f"trajectory {self.id}: {problem}")
 
     def _problem(self) -> str | None:
-        """What makes the record unusable, if anything does."""
+        """Why the record cannot be used; None if it can."""
         if self.token_ids.shape != self.sampled.shape or self.token_ids.ndim != 1:
             shapes = f"{self.token_ids.shape} and {self.sampled.shape}"
             return f"token_ids and sampled must be 1-D of one length, got {shapes}"
@@ -126,8 +126,8 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What one learner step pulls (𝒯): N groups, ordered by (ticket, rollout). Groups may lack trajectories that could
-    not be had; a pool of which nothing could be had is empty."""
+    """The input of one learner step (𝒯): N groups, ordered by (ticket, rollout). Groups may be incomplete; if no
+    episode succeeded, the pool is empty."""
 
     step: int
     trajectories: tuple[Trajectory, ...]

@@ -149,7 +149,7 @@ MUTANTS = {
     "a full buffer takes everything": (lua("put"), "if is_full and", "if false and is_full and"),
     "a late put is taken": (lua("put"), "    count('late_refused', 1)\n    return 'late'\n", ""),
     "a dropped payload is stored": (lua("put", "buffer"), "redis.call('EXISTS', staged) == 0", "false"),
-    "a pool is claimed twice": (lua("claim"), "redis.call('EXISTS', facts_key(step)) == 1", "false"),
+    "a pool is claimed twice": (lua("claim"), "redis.call('EXISTS', pool_info_key(step)) == 1", "false"),
     "an old learner may claim": (lua("claim"), "if refused then return refused end", ""),
     "what has gone is not missed": (lua("claim", "claims"), "waiting[i] and is_whole(id)", "waiting[i]"),
     "a short group is claimed": (lua("claim", "claims"), "    fail_attempt(ticket)\n    again[", "    again["),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 def config(atlas_config, tmp_path, redis_url, monkeypatch, caplog) -> Config:
-    monkeypatch.setattr(progress, "SAY_S", 0.05)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
     caplog.set_level("INFO")
     overrides = ["--run.name", "test-processes", "--run.folder", str(tmp_path / "run"), "--redis.url", redis_url]
     return load_config(atlas_config, overrides)

@@ -35,7 +35,7 @@ def test_only_known_children_are_deleted(tmp_path):
 def test_a_folder_with_names_like_ours_and_no_marker_becomes_no_run(tmp_path, name):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / name).write_text("mine")
-    with pytest.raises(ConfigError, match=f"holds {name} and no run.json: no run has made it"):
+    with pytest.raises(ConfigError, match=f"holds {name} and no run.json, so it was not made by a run"):
         run_folder.mark(tmp_path / "site", "run")
     assert [path.name for path in (tmp_path / "site").iterdir()] == [name]
 
@@ -107,7 +107,7 @@ def test_protected_folders_are_refused_even_with_a_marker(tmp_path, monkeypatch,
     else:
         (folder / ".git").mkdir()
     for act in (run_folder.forget, run_folder.move_aside):
-        with pytest.raises(ConfigError, match="home, root, repository or the current folder"):
+        with pytest.raises(ConfigError, match="home, root, repository or current folder"):
             act(folder)
     assert (folder / "run.json").exists()
 
@@ -121,7 +121,7 @@ def test_a_folder_belongs_to_one_run(tmp_path):
 
 def test_a_folder_with_strange_files_becomes_no_run(tmp_path):
     (tmp_path / "thesis.txt").write_text("five years")
-    with pytest.raises(ConfigError, match=r"holds thesis\.txt and no run\.json: no run has made it"):
+    with pytest.raises(ConfigError, match=r"holds thesis\.txt and no run\.json, so it was not made by a run"):
         run_folder.mark(tmp_path, "mine")
 
 

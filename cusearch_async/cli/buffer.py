@@ -1,6 +1,6 @@
-"""`cusearch buffer ls|peek|export|requeue|quarantine CONFIG`: look at single trajectories of a live run.
+"""`cusearch buffer ls|peek|export|requeue|quarantine CONFIG`: inspect single trajectories of a live run.
 
-`requeue` and `quarantine` change something; the others only read.
+`requeue` and `quarantine` change the run; the others only read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 MODEL, ENVIRONMENT, PROMPT = "white", "cyan", "grey62"
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""What tokenizers decode the first bytes of a character to."""
+"""Tokenizers decode an incomplete character to this."""
 UNLIKELY = -2.0
 """Sampled tokens below this log-probability are marked."""
 
@@ -52,20 +52,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     requeue = actions.add_parser("requeue", help="take a ticket from its worker, or reopen an incomplete group")
     requeue.add_argument("config", type=Path, help=CONFIG_HELP)
     requeue.add_argument("ticket", type=int, help="its number")
-    out = actions.add_parser("quarantine", help="list what was taken out; with an id, take that one out")
+    out = actions.add_parser("quarantine", help="list quarantined trajectories; with an id, quarantine that one")
     out.add_argument("config", type=Path, help=CONFIG_HELP)
     out.add_argument("trajectory", nargs="?", help="id of a buffered trajectory, TICKET:ROLLOUT")
-    out.add_argument("--reason", default="by an operator", help="kept with it")
+    out.add_argument("--reason", default="by an operator", help="the reason to store with it")
     for action in (peek, requeue, out):
         action.set_defaults(run=run)
 
 
 def _add_filter(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--depth", type=int, help="of this search depth")
-    parser.add_argument("--min-staleness", type=int, help="at least so many steps behind the learner")
+    parser.add_argument("--depth", type=int, help="only this search depth")
+    parser.add_argument("--min-staleness", type=int, help="at least this many steps behind the learner")
     parser.add_argument("--min-reward", type=float, help="at least this reward")
     parser.add_argument("--max-reward", type=float, help="at most this reward")
-    parser.add_argument("--text", help="in the question, upper and lower case alike")
+    parser.add_argument("--text", help="text in the question; upper and lower case are equal")
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
@@ -87,7 +87,7 @@ async def ls(config: Config, arguments: argparse.Namespace) -> None:
                 break
     Console().print(table(shown))
     if len(shown) == arguments.limit:
-        Console().print(f"the first {arguments.limit}; --limit shows more")
+        Console().print(f"these are the first {arguments.limit}; use --limit to show more")
 
 
 def table(found: list[TrajectoryRow]) -> Table:
@@ -116,7 +116,7 @@ async def export(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def as_json(trajectory: Trajectory) -> dict[str, Any]:
-    """Every field; arrays as lists."""
+    """All fields of a trajectory; arrays become lists."""
     values = {name: getattr(trajectory, name) for name in Trajectory.__slots__}
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
@@ -128,17 +128,17 @@ async def peek(config: Config, arguments: argparse.Namespace) -> None:
         found = await buffer.fetch(arguments.trajectory)
     if found is None:
         raise ConfigError(
-            f"run {config.run.name!r} holds no trajectory {arguments.trajectory!r}; `cusearch buffer ls` lists them"
+            f"run {config.run.name!r} has no trajectory {arguments.trajectory!r}; `cusearch buffer ls` lists them"
         )
     trajectory, fields = found
     tokenizer = load_tokenizer(config.model.location)
     console = Console()
-    console.print(facts(trajectory, fields))
+    console.print(overview(trajectory, fields))
     for panel in turns(trajectory, tokenizer):
         console.print(panel)
 
 
-def facts(trajectory: Trajectory, fields: dict[str, str]) -> Table:
+def overview(trajectory: Trajectory, fields: dict[str, str]) -> Table:
     shown = Table(box=None, show_header=False, pad_edge=False)
     versions = f"{trajectory.versions.min()} to {trajectory.versions.max()}"
     for name, value in (
@@ -158,7 +158,7 @@ def facts(trajectory: Trajectory, fields: dict[str, str]) -> Table:
 
 
 def turns(trajectory: Trajectory, tokenizer: Any) -> list[Panel]:
-    """The prompt, the model's turns and what the environment answered, each in a box of its own."""
+    """The prompt, the model's turns and the observations, one box each."""
     panels = []
     place = sampled_before = 0
     for is_sampled, run_of in itertools.groupby(trajectory.sampled.tolist()):
@@ -178,10 +178,10 @@ def turns(trajectory: Trajectory, tokenizer: Any) -> list[Panel]:
 
 
 def marked(ids: list[int], logprobs: np.ndarray[Any, Any], tokenizer: Any) -> Text:
-    """The turn's text, unlikely tokens underlined."""
+    """The text of a turn, with unlikely tokens underlined."""
     text, before, is_unlikely = Text(), "", False
     for count, logprob in enumerate(logprobs, start=1):
-        # a piece is what the text grows by; tokens that end within a character wait for the rest of it
+        # A piece is what this token adds to the text. Tokens that end inside a character wait for the rest of it.
         now = tokenizer.decode(ids[:count], skip_special_tokens=False)
         is_unlikely = is_unlikely or logprob < UNLIKELY
         if now.endswith(HALF) and count < len(ids):
@@ -197,7 +197,7 @@ async def requeue(config: Config, arguments: argparse.Namespace) -> None:
         is_reopened = await buffer.reopen(arguments.ticket)
     if not is_reopened:
         raise ConfigError(
-            f"ticket {arguments.ticket} is neither leased nor an incomplete group; `cusearch buckets` shows the groups"
+            f"ticket {arguments.ticket} is not leased and has no incomplete group; `cusearch buckets` shows the groups"
         )
     log.info("ticket %d is requeued", arguments.ticket)
 
@@ -208,9 +208,9 @@ async def quarantine(config: Config, arguments: argparse.Namespace) -> None:
             taken_out = await buffer.quarantined()
             for id_, reason in sorted(taken_out.items()):
                 Console().print(plain(f"{id_}  {reason}"))
-            log.info("%d trajectories are in quarantine", len(taken_out))
+            log.info("%d trajectories are quarantined", len(taken_out))
             return
         is_out = await buffer.quarantine(arguments.trajectory, arguments.reason)
     if not is_out:
         raise ConfigError(f"trajectory {arguments.trajectory!r} is not in the buffer; `cusearch buffer ls` lists all")
-    log.info("trajectory %s is in quarantine", arguments.trajectory)
+    log.info("trajectory %s is quarantined", arguments.trajectory)

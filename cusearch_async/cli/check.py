@@ -1,6 +1,6 @@
-"""`cusearch check CONFIG`: what a run will take and meet, before anything is started.
+"""`cusearch check CONFIG`: checks a config before anything is started: lengths, memory, staleness, files, services.
 
-Errors are what can never work. What is not there yet (a download, a service that is not up) is said, and no error.
+An error is a setting that can never work. A download or a service that is missing now is reported, but is not an error.
 """
 
 from __future__ import annotations

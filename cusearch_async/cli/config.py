@@ -1,4 +1,4 @@
-"""`cusearch config [CONFIG]`: every setting, its value and what it means; docs/configuration.md ends with the same."""
+"""`cusearch config [CONFIG]`: prints every setting, its value and its meaning, as in docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _section(model: type[BaseModel], name: str, values: BaseModel | None) -> Ite
 
 
 def _keys(model: type[BaseModel], values: BaseModel | None) -> Iterator[tuple[str, FieldInfo, Any]]:
-    """The keys of a section with their values, or with their defaults; of a method or an environment that is named, its
-    own settings and not those of others."""
+    """The keys of a section with their values, or with their defaults. For a named method or environment: its own
+    settings, and not those of other methods or environments."""
     others = values.registered() if isinstance(values, Extensible) else set()
     for key, field in model.model_fields.items():
         if key not in others:
@@ -66,5 +66,5 @@ def _keys(model: type[BaseModel], values: BaseModel | None) -> Iterator[tuple[st
 
 
 def _shown(value: Any) -> str:
-    """As TOML has it."""
+    """The value as TOML writes it."""
     return "none" if value is None else json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)

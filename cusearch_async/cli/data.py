@@ -1,4 +1,4 @@
-"""`cusearch data check FILE...` says what is wrong with question files, by row; `data convert` writes parquet."""
+"""`cusearch data check FILE...` reports problems in question files, by row; `data convert` writes parquet."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from cusearch_async.files import refuse_unwritable
 from cusearch_async.types import Question
 
 SHOWN = 20
-"""Problems of a file that are printed."""
+"""Most problems of a file that are printed."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="report what is wrong, by row; status 1 if anything is")
+    check = actions.add_parser("check", help="report problems, by row; exit with status 1 if there are any")
     check.add_argument("sources", nargs="+", metavar="FILE", help=".parquet, .jsonl, or hf:OWNER/NAME/FILE")
     check.add_argument(
         "--config",
         type=Path,
         nargs="+",
-        help="also check that the questions fit this run's prompts, by its model and template",
+        help="also check that the questions fit into this run's prompts, with its model and template",
     )
     check.set_defaults(run=check_files)
     convert = actions.add_parser("convert", help="write questions as parquet in Search-R1's schema")
-    convert.add_argument("sources", nargs="+", metavar="FILE", help="as for check, or `atlas`")
+    convert.add_argument("sources", nargs="+", metavar="FILE", help="the same files as for check, or `atlas`")
     convert.add_argument("--output", type=Path, required=True, help="the .parquet file to write")
     convert.set_defaults(run=convert_files)
 
@@ -47,7 +47,7 @@ def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
     outcomes = [report(source, limits, console) for source in arguments.sources]
     if limits is None:
         console.print(
-            "lengths were not checked: they depend on a run's model and template; give it with --config CONFIG"
+            "lengths were not checked: they depend on the model and the template of a run; add --config CONFIG"
         )
     if not all(outcomes):
         sys.exit(1)
@@ -55,7 +55,7 @@ def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a run allows a prompt to be, and how it measures it."""
+    """The config that limits the length of prompts, and the tokenizer that measures them."""
 
     tokenizer: Any
     config: Config
@@ -70,14 +70,14 @@ def limits_of(files: Sequence[Path], overrides: list[str]) -> Limits:
 
 
 def report(source: str, limits: Limits | None, console: Console) -> bool:
-    """Print what a file holds and what is wrong with it; whether nothing is."""
+    """Print the contents and the problems of a file. True when it has questions and no problems."""
     from cusearch_async.data.rows import can_be_answered, locate, parse_row, read_rows  # noqa: PLC0415  (pyarrow is slow)
 
     path = locate(source, "data check")
     problems: list[str] = []
     ids: Counter[str] = Counter()
     categories: Counter[str] = Counter()
-    hopeless: list[str] = []
+    unanswerable: list[str] = []
     places: dict[str, str] = {}
     questions: list[Question] = []
     answers = 0
@@ -94,9 +94,9 @@ def report(source: str, limits: Limits | None, console: Console) -> bool:
         categories[question.category] += 1
         answers += len(question.answers)
         if not can_be_answered(question):
-            hopeless.append(f"{place}: {question.answers[0]!r:.40}")
+            unanswerable.append(f"{place}: {question.answers[0]!r:.40}")
         if ids[question.id] > 1:
-            problems.append(f"{place}: the id {question.id!r} was there before")
+            problems.append(f"{place}: the id {question.id!r} was used before")
     if limits is not None:
         problems += too_long(questions, places, limits)
     console.print(str(path), style="bold", markup=False, highlight=False, soft_wrap=True)
@@ -113,10 +113,10 @@ def report(source: str, limits: Limits | None, console: Console) -> bool:
         console.print(plain(f"  {problem}", "red"))
     if len(problems) > SHOWN:
         console.print(f"  … and {len(problems) - SHOWN} more")
-    if hopeless:
-        few = "; ".join(hopeless[:3]) + "; …" * (len(hopeless) > 3)
+    if unanswerable:
+        few = "; ".join(unanswerable[:3]) + "; …" * (len(unanswerable) > 3)
         console.print(
-            f"  {len(hopeless)} can never be answered right, as scoring removes articles and punctuation ({few})",
+            f"  {len(unanswerable)} cannot be answered right, because scoring removes articles and punctuation ({few})",
             style="yellow",
             markup=False,
             highlight=False,
@@ -127,7 +127,7 @@ def report(source: str, limits: Limits | None, console: Console) -> bool:
 
 
 def too_long(questions: list[Question], places: Mapping[str, str], limits: Limits) -> list[str]:
-    """The questions that a run would refuse, by their `places` in the file."""
+    """One line for each question that a run would refuse, with its place in the file."""
     from cusearch_async.rollout.prompting import overlong  # noqa: PLC0415
 
     config = limits.config

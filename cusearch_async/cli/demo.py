@@ -1,4 +1,4 @@
-"""`cusearch demo`: train a search agent on the atlas world, with the real parts, and show what it learned."""
+"""`cusearch demo`: trains a search agent on the atlas world, with all real components and shows what it learned."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         console.print(f"the earlier demo is kept in {aside}", soft_wrap=True)
     with Fleet(config) as fleet:
         fleet.start_services()
-        live.say_how_to_look(config, console)
+        live.print_inspection_commands(config, console)
         screen = live.Screen(fleet, console)
         before = evaluate(fleet, screen, config, config.model.location, "before")
         fleet.start_run(arguments.accept_changes)
@@ -55,19 +55,19 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         fleet.stop(*(name for name in fleet.children if name.startswith(("rollout", "learner", "evaluator"))))
         newest = live.whole_checkpoint(config)
         if newest is None:
-            raise ProcessDied(f"the learner has ended and left no checkpoint in {config.folder / 'checkpoints'}")
+            raise ProcessDied(f"the learner has ended without a checkpoint in {config.folder / 'checkpoints'}")
         after = evaluate(fleet, screen, config, str(newest.path / "model"), "after")
     summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
     finish(config, newest, before, after, summary, console)
 
 
 def with_own_redis(config: Config) -> Config:
-    """A demo fills a Redis of its own, in its folder: on another port where something listens at redis.url already.
+    """The config with a Redis that only this demo uses. It gets another port if something listens at redis.url already.
 
-    Raises: RunInUse when a run of this name is alive there: it may be running in the demo's folder."""
+    Raises: RunInUse when a run of this name is alive at redis.url: it may use the demo's folder."""
     if not is_listening(config.redis.url):
         return config
-    with contextlib.suppress(BufferUnavailable):  # whose Redis it is, it is not ours
+    with contextlib.suppress(BufferUnavailable):  # not a Redis that we can use
         asyncio.run(refuse_if_alive(config))
     url = f"redis://127.0.0.1:{free_port()}/0"
     log.info("something listens at redis.url %s already; the demo starts its own Redis at %s", config.redis.url, url)
@@ -75,7 +75,7 @@ def with_own_redis(config: Config) -> Config:
 
 
 def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, name: str) -> dict[str, dict[str, float]]:
-    """Score a model in a process of its own."""
+    """Score a model in a separate process."""
     output, process = config.folder / f"eval_{name}.json", f"eval_{name}"
     what = {"before": "scoring the starter policy", "after": "scoring the trained policy"}[name]
     fleet.start_command(process, "eval", options=["--checkpoint", model, "--output", str(output)])
@@ -93,7 +93,7 @@ def finish(
     summary: dict[str, Any],
     console: Console,
 ) -> None:
-    """Write summary.json, print what was learned and where everything is."""
+    """Write summary.json; print the scores before and after, and where the results are."""
     summary = {
         "em_before": before["all"]["em"],
         "em_after": after["all"]["em"],
@@ -105,7 +105,7 @@ def finish(
     path = config.folder / "summary.json"
     path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
     console.print(comparison(before, after))
-    live.say_where(config, newest, console)
+    live.print_results(config, newest, console)
     console.print(f"{'summary':<8} {path}", soft_wrap=True)
 
 

@@ -1,6 +1,6 @@
-"""`cusearch eval CONFIG`: score a policy on held-out questions through the agent loop, greedily by default.
+"""`cusearch eval CONFIG`: scores a policy on held-out questions through the agent loop, greedy by default.
 
-With --output NAME.json the scores go there, a table to NAME.md, and episodes to read to NAME.html.
+With --output NAME.json it writes the scores to that file, a table to NAME.md, and readable episodes to NAME.html.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
-from cusearch_async.lifecycle.placement import settle
+from cusearch_async.lifecycle.placement import configure_process
 
 if TYPE_CHECKING:
     from cusearch_async.evaluation.scoring import Scores
@@ -40,9 +40,13 @@ COLUMNS = {
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--checkpoint", help="model folder or Hub id to score; default: model.path of the config")
-    parser.add_argument("--suite", help="benchmarks or question files, by commas; default: eval.suite of the config")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
-    parser.add_argument("--output", type=Path, help="write the scores to this .json, beside it a .md and a .html")
+    parser.add_argument("--suite", help="benchmarks or question files, separated by commas; default: eval.suite")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="sampling temperature; 0, the default, is greedy"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="write the scores to this .json file, and a .md and a .html next to it"
+    )
     parser.set_defaults(run=run)
 
 
@@ -52,7 +56,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     if arguments.output:
         prepare(arguments.output)
-    settle([])
+    configure_process([])
     model = arguments.checkpoint or config.model.location
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 
@@ -82,9 +86,9 @@ async def play(config: Config, model: str, temperature: float) -> tuple[list[Que
 
 
 def prepare(output: Path) -> None:
-    """Before hours of playing: can it be written? Raises: ConfigError."""
+    """Check before the episodes are played that the output can be written. Raises: ConfigError."""
     if output.suffix != ".json":
-        raise ConfigError(f"--output must be a .json file, got {output}; a .md and a .html go beside it")
+        raise ConfigError(f"--output must be a .json file, got {output}; a .md and a .html are written next to it")
     refuse_unwritable(output, "--output")
 
 
@@ -100,7 +104,7 @@ def write(output: Path, scores: Scores, episodes: Sequence[Trajectory], model: s
 
 
 def table(scores: Scores, title: str) -> Table:
-    """Means; in brackets the 95 % interval of EM (--output has those of all)."""
+    """A table of means, with the 95 % interval of EM in brackets (--output has the intervals of all of them)."""
     shown = Table(title=title, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("category", overflow="fold")
     for name in ("n", *COLUMNS.values()):
@@ -118,7 +122,7 @@ def markdown(scores: Scores, title: str) -> str:
     header = ["category", "n", *COLUMNS.values()]
     rows = [header, ["---", *["---:"] * (len(header) - 1)], *_cells(scores)]
     lines = ("| " + " | ".join(row) + " |" for row in rows)
-    return f"# {title}\n\n" + "\n".join(lines) + "\n\nMeans; in brackets their 95 % bootstrap intervals.\n"
+    return f"# {title}\n\n" + "\n".join(lines) + "\n\nMeans, with their 95 % bootstrap intervals in brackets.\n"
 
 
 def _cells(scores: Scores) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The picture of a run, from the rows of its metrics.jsonl."""
+"""The plot of a run, from the rows of its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
 
 
 def _series(rows: list[dict[str, Any]], name: str) -> Any:
-    """[steps], NaN where a step has no such figure."""
+    """[steps] The metric `name`; NaN for a step without it."""
     return np.array([row.get(name, np.nan) for row in rows], dtype=float)
 
 

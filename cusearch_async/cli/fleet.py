@@ -21,7 +21,7 @@ from cusearch_async import run_folder
 from cusearch_async.config import Config, save_config
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.progress import SAY_S, saying
+from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.transport.server import is_listening, own_server
 
@@ -35,8 +35,8 @@ _STAGES = (
     (("retriever", "simulator"), 30.0),
     (("redis",), 30.0),
 )
-"""Who is stopped one after the other, and how many seconds each stage is given: workers give their tickets back to
-Redis, then the learner saves its checkpoint, and only then the services end."""
+"""The order in which processes are stopped, and how many seconds each stage may take: first the workers, which release
+their tickets, then the learner, which saves its checkpoint, then the services."""
 
 _SECRETS = {
     "CUSEARCH_REDIS_PASSWORD": ("learner", "rollout", "evaluator"),
@@ -45,7 +45,7 @@ _SECRETS = {
     "SERPAPI_API_KEY": ("retriever",),
     "CUSEARCH_SIMULATOR_KEY": ("retriever",),
 }
-"""Of the environment, and who needs it: the other processes are started without."""
+"""Environment variables with secrets, and the processes that need them: the others are started without them."""
 
 _LOGGED = re.compile(r"\d\d:\d\d:\d\d [\w-]+: (.+)")
 _ENDED = re.compile(r"(?:rollout|learner|retriever|evaluator|cusearch): .+")
@@ -54,25 +54,25 @@ _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
 
 
 def add_accept_changes(parser: argparse.ArgumentParser) -> None:
-    """What `Fleet.start_run` is told."""
+    """Add the option --accept-changes, which `Fleet.start_run` passes on to the learner."""
     parser.add_argument(
-        "--accept-changes", action="store_true", help="go on with settings that change what the run means"
+        "--accept-changes", action="store_true", help="continue with settings that change what the run means"
     )
 
 
 @dataclass
 class Child:
-    """A process that was started, and what its log says since then."""
+    """A process that was started, and its log since then."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
     began: int
-    """Bytes that the log held before."""
+    """Size of the log in bytes before the process was started."""
     read: int
 
-    def news(self) -> list[str]:
-        """What it has logged itself since the last call, without the noise of libraries."""
+    def new_lines(self) -> list[str]:
+        """The lines that it has logged itself since the last call, without the output of libraries."""
         with self.log.open("rb") as file:
             file.seek(self.read)
             complete, _, _ = file.read().rpartition(b"\n")
@@ -80,8 +80,8 @@ class Child:
         found = map(_LOGGED.fullmatch, complete.decode(errors="replace").splitlines())
         return [match[1] for match in found if match]
 
-    def last_words(self) -> str:
-        """One line that says with which status and why it ended."""
+    def describe_end(self) -> str:
+        """One line: the exit status and why the process has ended."""
         with self.log.open("rb") as file:
             file.seek(self.began)
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
@@ -90,8 +90,8 @@ class Child:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Of a log: the line a process of ours ends with, and what its engine died of; else the last error, else the last
-    line."""
+    """Why a process has ended, from its log: the last line that our code printed, and the error of its engine. Without
+    these, the last error; without an error, the last line."""
     ended = [line for line in lines if _ENDED.fullmatch(line)]
     engine = [match[1] for match in map(_ENGINE.match, lines) if match]
     raised = [line for line in lines if _RAISED.fullmatch(line)]
@@ -101,10 +101,10 @@ def _reason(lines: Sequence[str]) -> str:
 
 
 class Fleet:
-    """A context: whatever it started is stopped when it is left, in whatever way; a second ctrl-C meanwhile kills.
+    """A context manager. On exit it stops everything that it has started; a second ctrl-C during that kills.
 
-    Redis, the retriever and the atlas simulator are started only where nothing listens yet; then their address must be
-    on loopback. The run's folder is held meanwhile."""
+    Redis, the retriever and the atlas simulator are started only if nothing listens at their address yet; the address
+    must then be on loopback. The run's folder is locked while the context is open."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -123,14 +123,14 @@ class Fleet:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a shell adds its own to the terminal's; neither is impatience
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal sends it twice, which must not kill
         with self._exit:
             self.stop()
 
     def start_services(self) -> None:
-        """Redis, the retriever and what it needs, unless they run already. Returns when all accept connections.
+        """Start Redis, the retriever and what it needs, unless they run already. Returns when all accept connections.
 
-        Raises: BufferUnavailable, RetrievalUnavailable or ProcessDied for the one that does not start."""
+        Raises: BufferUnavailable, RetrievalUnavailable or ProcessDied for a service that does not start."""
         config = self._config
         wanted: list[tuple[str, str, type[CusearchError]]] = []
         if config.redis.transport == "redis":
@@ -143,16 +143,16 @@ class Fleet:
             self._wait_for_service(what, url, failure)
 
     def _start_retriever(self) -> list[tuple[str, str, type[CusearchError]]]:
-        """And, over atlas, the simulator that zerosearch asks; what to wait for."""
+        """Start the retriever, and the simulator if zerosearch runs on atlas. Returns the services to wait for."""
         retriever = self._config.retriever
         wanted: list[tuple[str, str, type[CusearchError]]] = [("the retriever", retriever.url, RetrievalUnavailable)]
         if not is_listening(retriever.url):
-            _refuse_elsewhere("retriever.url", retriever.url)
+            _refuse_remote("retriever.url", retriever.url)
             self.start_worker("retriever", "retriever")
         if retriever.backend == "zerosearch" and "atlas" in self._config.data.source:
             wanted.append(("the simulator", retriever.zerosearch.url, RetrievalUnavailable))
             if not is_listening(retriever.zerosearch.url):
-                _refuse_elsewhere("retriever.zerosearch.url", retriever.zerosearch.url)
+                _refuse_remote("retriever.zerosearch.url", retriever.zerosearch.url)
                 self.start_command("simulator", "atlas", "simulate")
         return wanted
 
@@ -163,21 +163,21 @@ class Fleet:
             now = time.monotonic()
             if now - began > self._config.run.wait_s:
                 raise failure(
-                    f"{what} did not start at {url} within run.wait_s = {self._config.run.wait_s:g} s, see {self._logs}"
+                    f"{what} did not start at {url} within run.wait_s = {self._config.run.wait_s:g} s; see {self._logs}"
                 )
-            if now - said > SAY_S:
+            if now - said > LOG_EVERY_S:
                 log.info("waiting for %s at %s: %.0f s", what, url, now - began)
                 said = now
             time.sleep(POLL_S)
 
     def start_run(self, accept_changes: bool = False) -> None:
-        """The learner, the rollout workers, and the evaluator if there is to be one. A learner that may change the run
-        goes first: until it has taken over, the run's contract is the old one, which refuses the others."""
+        """Start the learner, the rollout workers and, with eval.every, the evaluator. With `accept_changes` the learner
+        takes over first: until then Redis holds the old run contract, and the other processes would be refused."""
         starts = self._config.folder / "starts"
         before = set(starts.glob("*.json"))
         self.start_worker("learner", "learner", options=["--accept-changes"] if accept_changes else [])
         if accept_changes:
-            with saying(log, "waiting for the learner to take the run over"):
+            with log_waiting(log, "waiting for the learner to take over the run"):
                 self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))
         if self._config.eval.every:
             self.start_worker("evaluator", "evaluator")
@@ -196,37 +196,37 @@ class Fleet:
         self._start(name, line)
 
     def wait(self, is_done: Callable[[], bool], poll_s: float = POLL_S) -> None:
-        """Until `is_done`, watching all processes. Raises: ProcessDied as soon as one has failed."""
+        """Wait until `is_done`, and check all processes. Raises: ProcessDied as soon as one has failed."""
         while not is_done():
             self.check()
             time.sleep(poll_s)
 
     def has_ended(self, name: str) -> bool:
-        """Whether a process has ended well. Raises: ProcessDied if it failed."""
+        """Whether a process has ended with status 0. Raises: ProcessDied for another status."""
         status = self.children[name].process.poll()
         if status:
-            raise ProcessDied(self.children[name].last_words())
+            raise ProcessDied(self.children[name].describe_end())
         return status == 0
 
     def is_run_over(self) -> bool:
-        """Whether the learner has ended well, and the evaluator in any way. Raises: ProcessDied."""
+        """Whether the learner has ended with status 0, and the evaluator with any status. Raises: ProcessDied."""
         evaluator = self.children.get("evaluator")
         return self.has_ended("learner") and (evaluator is None or evaluator.process.poll() is not None)
 
     def check(self) -> None:
-        """Raises: ProcessDied when any process has failed, or one has ended that serves until it is stopped. A run
-        goes on without its evaluator."""
+        """Raises: ProcessDied when a process has failed, or when a service or worker has ended. A run continues without
+        its evaluator."""
         evaluator = self.children.get("evaluator")
         if evaluator is not None and evaluator.process.poll():
-            log.warning("the run goes on without its evaluator: %s", evaluator.last_words())
+            log.warning("the run continues without its evaluator: %s", evaluator.describe_end())
             del self.children["evaluator"]
         for name, child in self.children.items():
             if self.has_ended(name) and name.startswith(_SERVING):
-                raise ProcessDied(child.last_words())
+                raise ProcessDied(child.describe_end())
 
     def stop(self, *names: str) -> None:
-        """SIGTERM, stage after stage (`_STAGES`), to the processes called so, or to all; what does not end in time is
-        killed, children and all. Interrupted, it kills all of them at once."""
+        """Send SIGTERM to the named processes, or to all, stage by stage (`_STAGES`). A process that does not end in
+        time is killed with its children. If this is interrupted, all are killed at once."""
         stopping = [child for name, child in self.children.items() if not names or name in names]
         try:
             for prefixes, patience_s in _STAGES:
@@ -245,18 +245,18 @@ class Fleet:
             if now - began > patience_s:
                 log.warning("%s did not end within %g s; killed", names, patience_s)
                 break
-            if now - said > SAY_S:
+            if now - said > LOG_EVERY_S:
                 log.info("waiting for %s to end: %.0f s (ctrl-C again kills)", names, now - began)
                 said = now
             time.sleep(POLL_S)
         for child in stage:
-            if child.name == "learner":  # at which step it has stopped, and that it is saved
-                for line in child.news()[-1:]:
+            if child.name == "learner":  # its last line names the step it stopped at, and says that it is saved
+                for line in child.new_lines()[-1:]:
                     log.info("%s: %s", child.name, line)
         self._kill(stage)
 
     def _kill(self, children: Sequence[Child]) -> None:
-        """End them and what they have left behind; each was started as the leader of its own group."""
+        """Kill them and their remaining children; each was started as the leader of its own process group."""
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.process.pid, signal.SIGKILL)
@@ -271,8 +271,8 @@ class Fleet:
         self.children[name] = Child(name, process, path, size, size)
 
 
-def _refuse_elsewhere(key: str, url: str) -> None:
-    """Raises: RetrievalUnavailable unless we could start a server at this address."""
+def _refuse_remote(key: str, url: str) -> None:
+    """Raises: RetrievalUnavailable unless the address is on this machine, where we can start a server."""
     if urlsplit(url).hostname not in ("127.0.0.1", "localhost"):
         raise RetrievalUnavailable(f"nothing listens at {key} {url}; start it first")
 

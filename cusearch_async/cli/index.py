@@ -1,4 +1,4 @@
-"""`cusearch index CONFIG`: make the index of the retriever's corpus."""
+"""`cusearch index CONFIG`: builds the index of the retriever's corpus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cusearch_async.config import CONFIG_HELP, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.lifecycle.placement import settle
+from cusearch_async.lifecycle.placement import configure_process
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -23,10 +23,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     settings = load_config(arguments.config, overrides).retriever
     if settings.index is None or settings.corpus == "atlas":
         raise ConfigError(
-            "retriever.index must name the folder to make, and retriever.corpus a JSONL file (the embedded corpus is "
-            f"indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"
+            "retriever.index must name the folder to write, and retriever.corpus must name a JSONL file (the embedded "
+            f"corpus is indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"
         )
-    settle([])
+    configure_process([])
     from cusearch_async.retrieval import indexing  # noqa: PLC0415  (libraries read the settings above when loaded)
     from cusearch_async.retrieval.corpus import Corpus  # noqa: PLC0415
 

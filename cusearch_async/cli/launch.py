@@ -1,4 +1,4 @@
-"""`cusearch launch CONFIG`: all processes of a run on this machine."""
+"""`cusearch launch CONFIG`: starts all processes of a run on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from cusearch_async import run_folder
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet, add_accept_changes
-from cusearch_async.cli.runs import refuse_anothers, refuse_if_alive
+from cusearch_async.cli.runs import refuse_if_alive, refuse_other_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.training.starts import epochs_and_steps
@@ -40,13 +40,13 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if done is not None and is_complete(done.state.step, config) and not done.torn():
         console.print(
             f"run {config.run.name} is complete: {done.state.step} steps are done and run.steps is "
-            f"{config.run.steps}. Nothing is left to do; to go on, add --steps N"
+            f"{config.run.steps}. Nothing is left to do; to continue, add --steps N"
         )
-        live.say_where(config, done, console)
+        live.print_results(config, done, console)
         return
     run_folder.refuse_if_held(config.folder)
     if is_listening(config.redis.url):
-        asyncio.run(refuse_anothers(config))
+        asyncio.run(refuse_other_run(config))
         if not arguments.take_over:
             asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
@@ -56,15 +56,15 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         fleet.start_services()
         fleet.start_run(arguments.accept_changes)
         log.info("started %s; logs in %s", ", ".join(fleet.children), config.folder / "logs")
-        live.say_how_to_look(config, console)
+        live.print_inspection_commands(config, console)
         live.watch(fleet, config, console)
         ledger, counted = asyncio.run(live.read_ledger(config))
     live.conclude(config, ledger, counted, time.monotonic() - started, console)
-    live.say_where(config, live.whole_checkpoint(config), console)
+    live.print_results(config, live.whole_checkpoint(config), console)
 
 
 def is_complete(done: int, config: Config) -> bool:
-    """Whether every step has been done, and the last version scored if there is to be an evaluator."""
+    """Whether all steps are done and, with an evaluator, the last version is scored."""
     scored = (
         read_scores(config.folder / run_folder.SCORES, epochs_and_steps(config.folder)) if config.eval.every else []
     )

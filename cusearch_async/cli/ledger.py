@@ -1,5 +1,5 @@
-"""`cusearch ledger CONFIG`: where every finished trajectory is, by the counters and by the keys in Redis; status 1 when
-that does not add up. With `--quick` by the counters alone."""
+"""`cusearch ledger CONFIG`: shows where every finished trajectory is, from the counters, and compares them with the
+keys in Redis. Exits with status 1 when they do not agree. `--quick` reads only the counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cusearch_async.transport.interface import Audit, Ledger
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
-    parser.add_argument("--quick", action="store_true", help="do not count the keys, which holds Redis up meanwhile")
+    parser.add_argument("--quick", action="store_true", help="do not count the keys, which blocks Redis for that time")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -30,8 +30,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     found, counted = asyncio.run(read(load_config(arguments.config, overrides), arguments.quick))
     closes = found.closes and (counted is None or counted.closes)
     if arguments.json:
-        told = asdict(found) | {"closes": closes} | ({"audit": asdict(counted)} if counted else {})
-        print(msgspec.json.encode(told).decode())
+        shown = asdict(found) | {"closes": closes} | ({"audit": asdict(counted)} if counted else {})
+        print(msgspec.json.encode(shown).decode())
     else:
         Console().print(view.ledger(found))
         if counted:
@@ -45,7 +45,9 @@ async def read(config: Config, quick: bool) -> tuple[Ledger, Audit | None]:
 
 
 def report(counted: Audit) -> Text:
-    """What the keys say; a line for whatever does not add up."""
+    """The result of counting the keys: one line for each number that does not agree with the ledger."""
     if counted.closes:
-        return Text(f"{counted.kept} trajectories in Redis, counted by keys: as the ledger says", style="green")
+        return Text(
+            f"{counted.kept} trajectories in Redis, counted by keys: this agrees with the ledger", style="green"
+        )
     return Text("\n".join(counted.findings), style="red")

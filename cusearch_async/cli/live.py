@@ -1,4 +1,4 @@
-"""What `demo` and `launch` show of a run: what its processes say, the last steps as a table, what it leaves behind."""
+"""What `demo` and `launch` show of a run: the logs of its processes, the last steps as a table, and its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cusearch_async.cli.figure import draw
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import Config
 from cusearch_async.errors import ProcessDied
-from cusearch_async.lifecycle.progress import SAY_S, saying
+from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run_folder import METRICS
 from cusearch_async.training.checkpoint import Checkpoint
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 REFRESH_S = 0.5
 BAR = " ▁▂▃▄▅▆▇█"
 _FAR = ("waiting for", "played ", "step ", "loaded weights", "version ")
-"""How lines begin that say how far a process is: on a terminal the newest is shown in place."""
+"""Beginnings of progress lines: on a terminal only the newest one of each process is shown, in place."""
 
 
 class Screen:
-    """On a terminal one place that changes, with what is new above it; else a log, a line whenever something is new and
-    one every SAY_S when nothing is."""
+    """On a terminal: a display that is updated in place, with new lines above it. Otherwise: a log, with a line for
+    everything new, and one every LOG_EVERY_S when there is nothing new."""
 
     def __init__(self, fleet: Fleet, console: Console) -> None:
         self._fleet = fleet
@@ -49,7 +49,7 @@ class Screen:
     def wait(
         self, what: Callable[[], str], is_done: Callable[[], bool], body: Callable[[], Sequence[RenderableType]]
     ) -> None:
-        """Until `is_done`, showing `what` is waited for and `body`. Raises: ProcessDied."""
+        """Wait until `is_done`; show `what` is waited for, and `body`. Raises: ProcessDied."""
         began = said = time.monotonic()
         self._newest.clear()
         with self._live() as live:
@@ -61,9 +61,9 @@ class Screen:
                 if live is not None:
                     newest = [Text(f"{name}: {line}", style="dim") for name, line in self._newest.items()]
                     live.update(Group(*body(), Text(f"{what()}: {now - began:.0f} s"), *newest), refresh=True)
-                elif not has_spoken and now - said > SAY_S:
+                elif not has_spoken and now - said > LOG_EVERY_S:
                     log.info("%s: %.0f s", what(), now - began)
-                said = now if has_spoken or now - said > SAY_S else said
+                said = now if has_spoken or now - said > LOG_EVERY_S else said
                 return is_done()
 
             self._fleet.wait(show, poll_s=REFRESH_S)
@@ -78,10 +78,10 @@ class Screen:
             yield live
 
     def _relay(self, live: Live | None) -> bool:
-        """Pass on what the processes have said since the last call; whether it was anything."""
+        """Show the log lines of the processes since the last call. True when there were any."""
         has_spoken = False
         for name, child in self._fleet.children.items():
-            for line in child.news():
+            for line in child.new_lines():
                 self._newest[name] = line
                 if live is not None and not line.startswith(_FAR):
                     live.console.print(Text(f"{name}: {line}"))
@@ -91,16 +91,17 @@ class Screen:
         return has_spoken
 
 
-def say_how_to_look(config: Config, console: Console) -> None:
-    """Two lines to be pasted into another terminal while the run goes on."""
-    console.print(f"look into the run with: cusearch buckets {config.folder / 'launch.toml'}", soft_wrap=True)
+def print_inspection_commands(config: Config, console: Console) -> None:
+    """Print two commands to paste into another terminal while the run is going on."""
+    console.print(f"watch the run with: cusearch buckets {config.folder / 'launch.toml'}", soft_wrap=True)
     console.print(f"or with redis-cli: {redis_cli_line(config)}", soft_wrap=True, markup=False)
 
 
 def watch(fleet: Fleet, config: Config, console: Console) -> None:
     """Show the run until the learner and the evaluator are done.
 
-    Raises: ProcessDied, also for a learner that was stopped alone: the evaluator would wait on for the last version."""
+    Raises: ProcessDied, also when only the learner was stopped: the evaluator would wait forever for the last version.
+    """
     progress = Progress(TextColumn("learner step"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     task = progress.add_task("steps", total=config.run.steps)
     metrics = MetricsFile(config.folder / METRICS)
@@ -125,18 +126,18 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 
 
 def refuse_stopped_early(config: Config) -> None:
-    """Of a learner that has ended well. Raises: ProcessDied when it has left steps undone."""
+    """For a learner that has ended with status 0. Raises: ProcessDied when some steps are not done."""
     newest = newest_checkpoint(config)
     done = newest.state.step if newest else 0
     if done < config.run.steps:
         raise ProcessDied(
-            f"the learner stopped at step {done} of {config.run.steps}; start launch again to go on "
+            f"the learner stopped at step {done} of {config.run.steps}; start launch again to continue "
             f"(cusearch launch {config.folder / 'launch.toml'})"
         )
 
 
 class MetricsFile:
-    """The rows of a metrics.jsonl, read again only when it has changed."""
+    """The rows of a metrics.jsonl; the file is read again only when it has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -144,15 +145,15 @@ class MetricsFile:
         self._rows: list[dict[str, Any]] = []
 
     def rows(self) -> list[dict[str, Any]]:
-        facts = self._path.stat() if self._path.exists() else None
-        seen = (facts.st_size, facts.st_mtime_ns) if facts else None
+        status = self._path.stat() if self._path.exists() else None
+        seen = (status.st_size, status.st_mtime_ns) if status else None
         if seen != self._seen:
             self._seen, self._rows = seen, read_metrics(self._path)
         return self._rows
 
 
 def progress_table(rows: list[dict[str, Any]]) -> Table:
-    """The last steps, one row each; 80 columns wide at most while there are no more than eight depths."""
+    """The last steps, one row each. At most 80 columns wide with up to eight depths."""
     depths = "".join(str(depth % 10) for depth in range(len(rows[-1]["depth/generated"])))
     shown = Table(box=None, pad_edge=False)
     names = ("step", "reward", "EM", "depth", f"pool\n{depths}", f"trained\n{depths}", "phase", "stale-\nness")
@@ -175,19 +176,19 @@ def progress_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def bars(counts: list[int]) -> str:
-    """A small bar per depth: the tallest is full."""
+    """One small bar per depth; the largest count has a full bar."""
     most = max([*counts, 1])
     return "".join(BAR[-(-count * (len(BAR) - 1) // most)] for count in counts)
 
 
 async def read_ledger(config: Config) -> tuple[Ledger, Audit]:
-    """The counters, and what counting the keys has found."""
+    """The counters, and the result of counting the keys."""
     async with open_buffer(config) as buffer:
         return await buffer.ledger(), await buffer.audit()
 
 
 def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, console: Console) -> dict[str, Any]:
-    """Print the table and what became of the trajectories, draw plot.png; returns the run's part of summary.json."""
+    """Print the table and the ledger, and draw plot.png. Returns the run's part of summary.json."""
     closes = ledger.closes and counted.closes
     rows = read_metrics(config.folder / METRICS)
     summary = {
@@ -197,8 +198,8 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
         "trajectories_trained": ledger.trained,
         "ledger": {name: getattr(ledger, name) for name in Ledger.__dataclass_fields__} | {"closes": closes},
     }
-    if not rows:  # there is nothing to draw of
-        console.print(f"no step was done in {wall_s:.0f} s with start-up")
+    if not rows:  # nothing to draw
+        console.print(f"no step was done in {wall_s:.0f} s, start-up included")
         return summary
     title = f"{config.run.name}: {config.method.name}, staleness ≤ {config.pool.max_staleness}"
     draw(rows, title, config.folder / "plot.png")
@@ -206,7 +207,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
     trapped = sum(row.get("selection/phase_trapped", 0.0) > 0 for row in rows)
     console.print(progress_table(rows))
     console.print(
-        f"{len(rows)} steps in {wall_s:.0f} s with start-up; {ledger.trained} trajectories trained, staleness at most "
+        f"{len(rows)} steps in {wall_s:.0f} s, start-up included; {ledger.trained} trajectories trained, max staleness "
         f"{staleness_max:g} (bound {config.pool.max_staleness}); "
         f"the ledger {'closes' if closes else 'DOES NOT CLOSE'}"
     )
@@ -214,8 +215,8 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
         console.print(Text(finding, style="red"), soft_wrap=True)
     if trapped:
         console.print(
-            f"the phase was trapped in {trapped} of {len(rows)} steps: one depth alone filled the budget and nothing "
-            "deeper was trained on; consider method.phase_reserve",
+            f"the phase was trapped in {trapped} of {len(rows)} steps: one depth alone filled the budget, and no "
+            "deeper trajectory was trained on; consider method.phase_reserve",
             style="yellow",
         )
     return summary | {
@@ -227,20 +228,20 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
 
 
 def newest_checkpoint(config: Config) -> Checkpoint | None:
-    """Of the course that the run is on; whether it is whole is not looked at."""
+    """The newest checkpoint of the run's current course. Its files are not verified."""
     return checkpoints_of(config).latest()
 
 
 def whole_checkpoint(config: Config) -> Checkpoint | None:
-    """The newest one whose files are as they were written; newer ones that are torn are named in the log. None when
-    there are none at all. Raises: ConfigError when none is whole."""
-    with saying(log, "waiting for the newest checkpoint to be verified"):
+    """The newest checkpoint whose files match their checksums. Newer damaged ones are logged. None without any
+    checkpoint. Raises: ConfigError when all are damaged."""
+    with log_waiting(log, "waiting for the newest checkpoint to be verified"):
         return checkpoints_of(config).newest(RunState())
 
 
-def say_where(config: Config, newest: Checkpoint | None, console: Console) -> None:
-    """Where the results are, and what to do with them; each path whole on a line of its own. `newest` is the whole
-    checkpoint whose model is recommended."""
+def print_results(config: Config, newest: Checkpoint | None, console: Console) -> None:
+    """Print where the results are and how to use them, one path per line. `newest` is the verified checkpoint whose
+    model is recommended."""
     settings = config.folder / "config.toml"
     lines = [
         ("plot", config.folder / "plot.png"),

@@ -1,6 +1,7 @@
 """Entry point of the `cusearch` command.
 
-A sub-command's module is imported when it is chosen: `cusearch --help` shows the table below and loads no library."""
+The module of a sub-command is imported only when it is used: `cusearch --help` prints the table below and loads no
+library."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Collection
 
 import cusearch_async
-from cusearch_async.lifecycle.entry import Parser, last_words, log_to_stderr
+from cusearch_async.lifecycle.entry import Parser, exit_with_one_line, log_to_stderr
 from cusearch_async.lifecycle.spawned import die_with_worker
 
 die_with_worker()
@@ -21,24 +22,25 @@ COMMANDS = {
     "config": ("config", "list every setting with its value and meaning, as Markdown"),
     "schema": ("schema", "print the JSON schema of a config, for editors"),
     "eval": ("evaluate", "score a policy on held-out questions"),
-    "index": ("index", "make the index of retriever.corpus in the folder retriever.index"),
+    "index": ("index", "build the index of retriever.corpus in the folder retriever.index"),
     "data": ("data", "check question files, or write them in Search-R1's schema"),
     "buckets": ("buckets", "watch the depth buckets of a live run"),
     "buffer": ("buffer", "list, show, export, requeue or quarantine trajectories"),
     "ledger": ("ledger", "print and check the ledger of a run"),
-    "workers": ("workers", "list the rollout workers of a run, and the contract they must have"),
+    "workers": ("workers", "list the rollout workers of a run, and the run contract"),
     "plot": ("plot", "draw plot.png of runs, finished or not"),
-    "pause": ("pause", "start no more episodes; those in flight go on"),
+    "pause": ("pause", "start no new episodes; episodes in flight continue"),
     "resume": ("pause", "start episodes again"),
     "atlas": ("atlas", "the embedded world: make its facts and starter policy, check them"),
-    "redis": ("redis", "start a Redis server for a run (every write is on disk)"),
+    "redis": ("redis", "start a Redis server for a run (every write is synced to disk)"),
     "reset": ("reset", "delete a run: its keys in Redis, its checkpoints, weights and metrics"),
 }
-"""Name -> the module in this folder whose `add` gives its parser its arguments and sets `run`, and a line of help."""
+"""Name -> (module in this folder, line of help). The module's `add` adds the arguments to the parser and sets `run`."""
 
 
 def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
-    """Only the commands whose names are among `typed`, what was typed, know their arguments; the rest are listed."""
+    """The parser. Only commands whose names are in `typed` (the words of the command line) get their arguments; the
+    others are only listed."""
     parser = Parser(
         prog="cusearch",
         description="Asynchronous reinforcement learning for search agents (CuSearch).",
@@ -57,7 +59,7 @@ def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
 def main() -> None:
     arguments, overrides = make_parser(sys.argv[1:]).parse()
     log_to_stderr("cusearch")
-    with last_words("cusearch"):
+    with exit_with_one_line("cusearch"):
         arguments.run(arguments, overrides)
 
 

@@ -1,4 +1,4 @@
-"""`cusearch pause CONFIG` and `cusearch resume CONFIG`: stop and start admission; episodes in flight go on."""
+"""`cusearch pause CONFIG` and `cusearch resume CONFIG`: stop and start admission; episodes in flight continue."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 async def pause(config: Config, paused: bool) -> None:
-    """Raises: ConfigError for a run that no learner has started."""
+    """Stop or start admission. Raises: ConfigError for a run that no learner has started."""
     async with open_buffer(config) as buffer:
         if not (await buffer.state()).exists:
             raise ConfigError(
-                f"Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]} knows no run {config.run.name!r}: "
-                "no learner has started it; see run.name and redis.url"
+                f"Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]} has no run {config.run.name!r}: "
+                "no learner has started it; check run.name and redis.url"
             )
         await buffer.pause(paused)

@@ -1,4 +1,4 @@
-"""Playing episodes with a policy, for `eval` and `atlas check`. vLLM and torch are loaded only when it begins."""
+"""Plays episodes with a policy, for `eval` and `atlas check`. vLLM and torch are loaded only when it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cusearch plot RUN_FOLDER...`: the picture of a run, from its metrics.jsonl."""
+"""`cusearch plot RUN_FOLDER...`: draws the plot of a run from its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     for folder in arguments.folders:
         rows = read_metrics(folder / METRICS)
         if not rows:
-            raise ConfigError(f"{folder / 'metrics.jsonl'} holds no step yet; give the folder of a run, as runs/demo")
+            raise ConfigError(f"{folder / 'metrics.jsonl'} holds no step yet; give the folder of a run, like runs/demo")
         picture = folder / "plot.png"
         try:
             draw(rows, str(folder), picture)

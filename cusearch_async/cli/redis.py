@@ -1,4 +1,4 @@
-"""`cusearch redis CONFIG`: a Redis server for a run, on loopback, in the foreground."""
+"""`cusearch redis CONFIG`: runs a Redis server for a run, on loopback, in the foreground."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
-    parser.add_argument("--acl", action="store_true", help="print users for a Redis >= 7 of your own, and end")
+    parser.add_argument("--acl", action="store_true", help="print ACL users for your own Redis >= 7, and exit")
     parser.set_defaults(run=run)
 
 
@@ -32,5 +32,5 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise ConfigError(f"redis.url {config.redis.url}: something listens there already; choose another port")
     run_folder.mark(config.folder, config.run.name)
     command = own_server(config)
-    log.info("look in with: %s", redis_cli_line(config))
-    os.execv(command[0], command)  # noqa: S606  (we become the server)
+    log.info("inspect it with: %s", redis_cli_line(config))
+    os.execv(command[0], command)  # noqa: S606  (this process becomes the server)

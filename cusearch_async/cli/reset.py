@@ -1,4 +1,4 @@
-"""`cusearch reset CONFIG`: delete a run, in Redis and on disk."""
+"""`cusearch reset CONFIG`: deletes a run, in Redis and on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Raises: RunInUse; ConfigError when the folder is no run's or another's, or there is nobody to ask."""
+    """Raises: RunInUse; ConfigError when the folder does not belong to this run, or without --yes and a terminal."""
     config = load_config(arguments.config, overrides)
     folder = config.folder
     with contextlib.ExitStack() as held:
@@ -36,16 +36,16 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             run_folder.check_deletable(folder)
             run_folder.refuse_others(folder, config.run.name)
             held.enter_context(run_folder.hold(folder))
-        # a Redis of the run's own that is not running keeps its keys in the folder
+        # The run's own Redis is not running: its keys are in the folder.
         is_in_folder = (folder / "redis").exists() and not is_listening(config.redis.url)
         keys = 0 if is_in_folder else asyncio.run(count_keys(config))
-        what = _what(config, keys, is_in_folder)
+        what = _describe(config, keys, is_in_folder)
         if what is None:
             log.info("run %s has no keys in Redis and no folder %s; nothing to delete", config.run.name, folder)
             return
         if folder.exists():
             held.enter_context(run_folder.hold_without_learner(folder))
-        if not arguments.yes and not _agreed(f"delete run {config.run.name}: {what}?"):
+        if not arguments.yes and not _confirmed(f"delete run {config.run.name}: {what}?"):
             log.info("nothing was deleted")
             return
         if not is_in_folder:
@@ -54,26 +54,26 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     log.info("deleted run %s: %s", config.run.name, what)
 
 
-def _what(config: Config, keys: int, is_in_folder: bool) -> str | None:
-    """In words, what there is to delete; None for nothing."""
+def _describe(config: Config, keys: int, is_in_folder: bool) -> str | None:
+    """What will be deleted, in words; None when there is nothing."""
     files = sum(path.is_file() for path in config.folder.rglob("*"))
     parts = [f"{keys} keys in Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]}"] if keys else []
     if keys and not config.folder.exists():
-        parts[0] += f" (and no folder {config.folder}: is that run yours?)"
+        parts[0] += f" (but there is no folder {config.folder}: is this your run?)"
     if files:
         parts.append(f"{files} files in {config.folder}{' (its Redis, which is not running, too)' * is_in_folder}")
     return ", ".join(parts) or None
 
 
-def _agreed(question: str) -> bool:
-    """Raises: ConfigError when there is nobody to ask."""
+def _confirmed(question: str) -> bool:
+    """Ask the user. Raises: ConfigError when standard input is not a terminal."""
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} Nobody is there to ask; add --yes to do it")
+        raise ConfigError(f"{question} Standard input is not a terminal; add --yes to confirm")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 async def count_keys(config: Config) -> int:
-    """Keys that Redis holds of the run. Raises: ConfigError when they are another's; RunInUse."""
+    """Number of keys of the run in Redis. Raises: ConfigError when they belong to another run; RunInUse."""
     async with open_buffer(config) as buffer:
         known = (await buffer.state()).origin
         if known is not None and not may_delete(known, config.folder):
@@ -83,6 +83,6 @@ async def count_keys(config: Config) -> int:
 
 
 async def forget_keys(config: Config) -> int:
-    """Delete what Redis holds of the run; returns how many keys that were."""
+    """Delete the run's keys in Redis. Returns how many there were."""
     async with open_buffer(config) as buffer:
         return await buffer.reset()

@@ -1,4 +1,4 @@
-"""The run that a command is about, in Redis: whether it is there, whose it is, whether it is alive."""
+"""The run of a command, in Redis: whether it exists, which folder it belongs to, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cusearch_async.transport.origin import refuse_another
 
 @asynccontextmanager
 async def open_run(config: Config) -> AsyncIterator[Buffer]:
-    """For commands that look into a run, or change what is in it.
+    """The buffer of a run, for commands that inspect or change it.
 
-    Raises: ConfigError when Redis has nothing of this run, naming the runs it knows; BufferUnavailable."""
+    Raises: ConfigError when Redis has no such run, with the names of the runs it has; BufferUnavailable."""
     async with open_buffer(config) as buffer:
         if not await buffer.exists():
             known = await buffer.runs()
-            there = f"it knows {', '.join(known)}" if known else "it knows none"
+            there = f"it has {', '.join(known)}" if known else "it has none"
             raise ConfigError(f"Redis at {config.redis.url} has no run {config.run.name!r}; {there}; set --run.name")
         yield buffer
 
 
-async def refuse_anothers(config: Config) -> None:
+async def refuse_other_run(config: Config) -> None:
     """Raises: ConfigError when Redis holds a run of this name that was made in another folder."""
     async with open_buffer(config) as buffer:
         refuse_another(config.run.name, (await buffer.state()).origin, config.folder)

@@ -1,4 +1,4 @@
-"""`cusearch schema`: the JSON schema of a config, by which editors complete and check it."""
+"""`cusearch schema`: prints the JSON schema of a config, so that editors can complete and check it."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def run(_: argparse.Namespace, __: list[str]) -> None:
 
 
 def schema() -> dict[str, Any]:
-    """Draft 2020-12. It knows keys, types and ranges; what must fit between keys only `cusearch check` knows."""
+    """Draft 2020-12. It has keys, types and ranges. Rules between several keys are checked only by `cusearch check`."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}

@@ -1,4 +1,4 @@
-"""What is printed of a text that others wrote: questions, answers, passages, names in Redis."""
+"""Safe printing of foreign text: questions, answers, passages, names in Redis."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from rich.text import Text
 
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and newline, those that turn the direction of writing, and halves of characters."""
+"""Control characters except tab and newline, characters that change the text direction, and lone surrogates."""
 
 
 def visible(text: str) -> str:
-    """With what a terminal would obey, or could not print, as its escape sequence."""
+    """`text` with escape sequences for characters that a terminal would interpret or cannot print."""
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def plain(text: str, style: str = "") -> Text:
-    """For rich, which takes no markup in it."""
+    """`text` for rich, without markup."""
     return Text(visible(text), style=style)

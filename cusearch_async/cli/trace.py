@@ -1,4 +1,4 @@
-"""Episodes as a page to read: what the policy wrote and what it was shown, turn by turn, each kind in its colour."""
+"""Episodes as an HTML page: what the policy wrote and what it was shown, turn by turn, each kind in its own colour."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from cusearch_async.types import Trajectory
 
 MOST = 200
-"""Episodes on a page."""
+"""Most episodes on a page."""
 _BLOCK = re.compile(r"<(think|search|answer|information)>(.*?)(</\1>|\Z)", re.DOTALL)
 
 
 def stretches(trajectory: Trajectory, tokenizer: Any) -> list[tuple[str, str]]:
-    """(author, text) in order: `prompt`, then `model` and `environment` by turns."""
+    """(author, text) in order: `prompt`, then alternately `model` and `environment`."""
     found = []
     place = 0
     for is_sampled, run_of in itertools.groupby(trajectory.sampled.tolist()):
@@ -31,7 +31,7 @@ def stretches(trajectory: Trajectory, tokenizer: Any) -> list[tuple[str, str]]:
 
 
 def page(episodes: Sequence[Trajectory], tokenizer: Any, table: Sequence[Sequence[str]], title: str) -> str:
-    """One HTML file that needs nothing else. At most `MOST` episodes, evenly taken."""
+    """One self-contained HTML file. At most `MOST` episodes, evenly spaced."""
     step = max(1, -(-len(episodes) // MOST))
     shown = episodes[::step]
     template = (resources.files("cusearch_async.cli") / "trace.html").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def page(episodes: Sequence[Trajectory], tokenizer: Any, table: Sequence[Sequenc
 
 
 def _cell(text: str) -> str:
-    """An interval stays on a line of its own."""
+    """A table cell; an interval is not broken over lines."""
     return html.escape(text).replace(", ", ",&nbsp;")
 
 
@@ -56,7 +56,7 @@ def _episode(number: int, trajectory: Trajectory, tokenizer: Any) -> str:
     outcome = "right" if trajectory.em else "wrong"
     parts = "".join(_stretch(author, text) for author, text in stretches(trajectory, tokenizer))
     prediction = "no answer" if trajectory.prediction is None else trajectory.prediction
-    facts = (
+    summary = (
         f"F1 {trajectory.f1:.2f}, reward {trajectory.reward:.2f}, {trajectory.turns} turns, "
         f"{len(trajectory.logprobs)} tokens sampled, format {'valid' if trajectory.format_valid else 'not valid'}"
     )
@@ -66,12 +66,12 @@ def _episode(number: int, trajectory: Trajectory, tokenizer: Any) -> str:
         f'<span class="depth" title="searches">{trajectory.depth}</span>'
         f'<span class="question">{html.escape(trajectory.question)}</span>'
         f'<span class="answers">{html.escape(prediction)} <i>gold: {html.escape(" | ".join(trajectory.answers))}</i>'
-        f"</span></summary><p>{number}: {html.escape(trajectory.question_id)}. {facts}</p>{parts}</details>"
+        f"</span></summary><p>{number}: {html.escape(trajectory.question_id)}. {summary}</p>{parts}</details>"
     )
 
 
 def _stretch(author: str, text: str) -> str:
-    """Blocks are coloured by their tags, whoever wrote them; what stands outside of any keeps its author's colour."""
+    """Blocks are coloured by their tags, whoever wrote them. Other text has the colour of its author."""
     parts = []
     place = 0
     for block in _BLOCK.finditer(text) if author != "prompt" else ():

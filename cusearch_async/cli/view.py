@@ -1,4 +1,4 @@
-"""What the buffer of a run holds, as `buckets`, `workers` and `ledger` show it."""
+"""The buffer of a run, as `buckets`, `workers` and `ledger` show it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHADES = (
     "black on #55bcd2",
     "black on #a4e4f1",
 )
-"""From an empty cell to the fullest."""
+"""From an empty cell to the fullest cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableTy
         ),
         Panel(workers(now.workers), title="workers"),
         Panel(ledger(now.ledger), title="ledger"),
-        Text(f"look in with: {redis_cli_line(config)}", no_wrap=True, overflow="ignore"),
+        Text(f"inspect it with: {redis_cli_line(config)}", no_wrap=True, overflow="ignore"),
     )
 
 
 def buckets(now: Snapshot, config: Config) -> Table:
-    """One row per depth, one column per staleness; the fuller, the brighter."""
+    """One row per depth, one column per staleness; fuller cells are brighter."""
     ages = {cell: max(0, now.state.step - cell[1]) for cell in now.depth_by_version}
     oldest = max([*ages.values(), config.pool.max_staleness])
     counts = [[0] * (oldest + 1) for _ in range(config.episode.s_max + 1)]
@@ -100,7 +100,7 @@ def groups(now: Snapshot, before: Snapshot | None, config: Config) -> Table:
     shown.add_row("leased", f"{queues.leased} tickets")
     shown.add_row("requeued", f"{queues.requeued} tickets")
     shown.add_row("incomplete", f"{now.ledger.incomplete_groups} groups, {now.ledger.failed_rollouts} rollouts")
-    shown.add_row("waiting", f"{now.ledger.buffered} of {config.buffer_limit}, {now.ledger.bytes / 2**20:.1f} MiB")
+    shown.add_row("buffered", f"{now.ledger.buffered} of {config.buffer_limit}, {now.ledger.bytes / 2**20:.1f} MiB")
     if before is not None:
         seconds = now.at - before.at
         shown.add_row("finished", f"{(now.ledger.finished - before.ledger.finished) / seconds:.1f} /s")
@@ -130,7 +130,7 @@ def workers(found: dict[str, WorkerStatus]) -> Table:
 
 
 def ledger(counts: Ledger) -> Text:
-    """One line, and whether it closes."""
+    """The ledger in two lines, and whether it closes."""
     closes = "[green]closes[/]" if counts.closes else "[bold red]DOES NOT CLOSE[/]"
     return Text.from_markup(
         f"finished {counts.finished} = buffered {counts.buffered} + claimed {counts.claimed} "

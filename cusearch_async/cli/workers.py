@@ -1,4 +1,4 @@
-"""`cusearch workers CONFIG`: who works on a run, when each was last heard of, and what they must all agree on."""
+"""`cusearch workers CONFIG`: shows the workers of a run, their last heartbeats, and the run contract."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def read(config: Config) -> tuple[dict[str, WorkerStatus], RunContract]:
 
 
 def contract(agreed: RunContract) -> Table:
-    """Key and value of what every process of the run must have."""
+    """The keys and values of the run contract."""
     shown = Table("contract", "", box=None, pad_edge=False, padding=(1, 1, 0, 0), show_header=True)
     for key, text in sorted(agreed.terms.items()):
         shown.add_row(plain(key), plain(text))

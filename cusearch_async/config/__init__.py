@@ -1,8 +1,8 @@
 """The settings of a run: TOML files, then command-line overrides, checked before anything starts.
 
 A file states only what differs from the defaults. Unknown keys, impossible combinations and lengths that do
-not fit are errors that name the key, the value and what would be right. Secrets are not settings: the Redis
-password comes from CUSEARCH_REDIS_PASSWORD, or from a private file of the Redis that was started for the run.
+not fit are errors that name the key, the value and the fix. Secrets are not settings: the Redis password
+comes from CUSEARCH_REDIS_PASSWORD, or from a private file of the Redis that was started for the run.
 """
 
 from cusearch_async.config.episode import EnvironmentConfig, EpisodeConfig

@@ -1,4 +1,4 @@
-"""How episodes are played, and in which environments."""
+"""Settings of episodes and environments."""
 
 from __future__ import annotations
 
@@ -23,44 +23,45 @@ from cusearch_async.errors import ConfigError
 
 class EpisodeConfig(Section):
     s_max: int = Field(5, ge=1)
-    """Most tool turns of an episode, and the deepest bucket."""
+    """Maximum number of tool turns of an episode, and the deepest bucket."""
     temperature: float = Field(1.0, gt=0)
-    """Of the sampling in rollouts; 1 samples from the policy as it is. Evaluation is greedy unless told otherwise."""
+    """Sampling temperature in rollouts; 1 samples from the policy as it is. Evaluation is greedy by default."""
     max_prompt_tokens: int = Field(512, ge=1)
-    """Longest prompt, template and question together. A longer question is an error before the run starts."""
+    """Maximum length of a prompt, template and question together. A longer question is an error before the run starts.
+    """
     max_turn_tokens: int = Field(500, ge=1)
-    """Most tokens that the policy may write in a turn."""
+    """Maximum number of tokens that the policy writes in a turn."""
     max_observation_tokens: int = Field(500, ge=8)
-    """Most tokens of an observation; the rest of what a tool returned is cut off."""
+    """Maximum length of an observation; the rest of a tool's result is cut off."""
     timeout_s: float = Field(600.0, gt=0)
-    """An episode that takes longer is given up, and its ticket is tried again."""
+    """An episode that takes longer fails, and its ticket is requeued."""
 
     @property
     def max_tokens(self) -> int:
-        """The longest possible episode."""
+        """Length of the longest possible episode, in tokens."""
         response = (self.s_max + 1) * self.max_turn_tokens + self.s_max * self.max_observation_tokens
         return self.max_prompt_tokens + response
 
     @property
     def max_observation_characters(self) -> int:
-        """How much of what a tool returns is looked at; no token of ordinary text is longer than 16 characters."""
+        """Characters of a tool's result that are read; tokens of ordinary text have at most 16 characters."""
         return 16 * self.max_observation_tokens
 
 
 class SharedEnvironmentConfig(Extensible):
-    """One environment of the run, under a label of yours."""
+    """One environment of the run, under a label that you choose."""
 
     name: str = "search"
-    """Which environment: `search`, or one of your own as package.module:Class."""
+    """The environment: `search`, or your own as package.module:Class."""
     share: int = Field(1, ge=1)
-    """Of the tickets: with shares 3 and 1, three of four tickets are of the first environment."""
+    """Its share of the tickets: with shares 3 and 1, three of four tickets belong to the first environment."""
     source: Sources = ()
-    """Its questions, as in data.source; empty for the environment's own, or else those of data.source."""
+    """Its questions, in the form of data.source. If empty: the environment's own questions, or else data.source."""
     template: str = "paper"
-    """The prompt: `paper`, `atlas` (the short one that the starter policy was trained with), a text with {question} in
-    it, or a file that holds one."""
+    """The prompt: `paper`, `atlas` (the short one that the starter policy was trained with), a text that contains
+    {question}, or the path of a file with such a text."""
     reward: str | None = None
-    """A reward of your own in place of the environment's, as package.module:function."""
+    """Your own reward instead of the environment's, as package.module:function."""
 
     @model_validator(mode="after")
     def _known(self) -> SharedEnvironmentConfig:

@@ -1,4 +1,4 @@
-"""What is said of a config that cannot be: one line with the key, the value and what would be right."""
+"""Error messages for configs: one line with the key, the value and what would be right."""
 
 from __future__ import annotations
 
@@ -31,63 +31,63 @@ _OTHER_NAMES = {
     "model_name_or_path": "model.path",
     "train_files": "data.source",
 }
-"""What other trainers call a key -> what it is called here."""
-_ALIKE = 0.75
-"""Share of two names that must agree for one to be a slip of the other."""
+"""Name of a key in other trainers -> its name here."""
+_SIMILARITY = 0.75
+"""Similarity from which an unknown key counts as a misspelling of a known one."""
 
 
 def explain(problem: Any) -> str:
-    """One line: key, value, what would be right; for the settings of a method or an environment one line each."""
+    """One line with key, value and what would be right; for the settings of a method or environment one line each."""
     key, context = ".".join(str(part) for part in problem["loc"]), problem.get("ctx", {})
     message = problem["msg"].removeprefix("Value error, ")
     match problem["type"]:
         case "extra_forbidden":
             section, _, name = key.rpartition(".")
-            said = _unknown(section, name)
+            line = _unknown(section, name)
         case "unknown_own_setting":
-            said = _unknown(key, context["key"])
+            line = _unknown(key, context["key"])
         case "own_settings":
-            said = "\n".join(explain(own | {"loc": (*problem["loc"], *own["loc"])}) for own in context["problems"])
+            line = "\n".join(explain(own | {"loc": (*problem["loc"], *own["loc"])}) for own in context["problems"])
         case "value_error":
-            said = f"{key}: {message}" if key else str(message)
+            line = f"{key}: {message}" if key else str(message)
         case "missing":
-            said = f'{key}: is missing; every config names its run: [run] name = "mine"'
+            line = f'{key}: is missing; every config names its run: [run] name = "mine"'
         case "string_pattern_mismatch":
-            said = f"{key}: {PATTERNS[context['pattern']]}, got {problem['input']!r}"
+            line = f"{key}: {PATTERNS[context['pattern']]}, got {problem['input']!r}"
         case _:
-            said = f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
-    return said
+            line = f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+    return line
 
 
 def _unknown(section: str, name: str) -> str:
     key = f"{section}.{name}" if section else name
-    return f"{key}: unknown key{_hint(section, name) or '; `cusearch config` lists all'}"
+    return f"{key}: unknown key{_hint(section, name) or '; `cusearch config` lists all keys'}"
 
 
 def explain_unknown(arguments: Sequence[str]) -> str:
-    """What to say of arguments that are neither a command's own nor overrides."""
+    """The error message for arguments that are neither options of the command nor overrides."""
     for argument in arguments:
         if re.match(r"\w+\.[\w.]+=", argument):
-            return f"{argument!r} is no option; settings are written --section.key value, so --{argument}"
+            return f"{argument!r} is not an option; write settings as --section.key value, here --{argument}"
     name = arguments[0].removeprefix("--").partition("=")[0].replace("-", "_")
-    return f"{arguments[0]!r} is no option; settings are written --section.key value{_hint('', name, '--')}"
+    return f"{arguments[0]!r} is not an option; write settings as --section.key value{_hint('', name, '--')}"
 
 
 def _hint(section: str, name: str, prefix: str = "") -> str:
-    """ "; did you mean …?" for a key that is not in `section`, or nothing where no key is near."""
+    """ "; did you mean …?" for a key that is not in `section`; empty when no known key is similar."""
     label = re.match(r"environment\.([^.]+)", section)
     known = [key.replace("LABEL", label[1]) if label else key for key in known_keys()]
     if name in _OTHER_NAMES:
         return f"; did you mean {prefix}{_OTHER_NAMES[name]}?"
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
-    near = difflib.get_close_matches(name, siblings, n=1, cutoff=_ALIKE)
+    near = difflib.get_close_matches(name, siblings, n=1, cutoff=_SIMILARITY)
     elsewhere = [key for key in known if "." in key and key.rpartition(".")[2] == name]
     found = siblings[near[0]] if near else elsewhere[0] if len(elsewhere) == 1 else None
     return f"; did you mean {prefix}{found}?" if found else ""
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Every key of the config, dotted; LABEL stands for a label of yours."""
+    """Every key of the config, dotted; LABEL stands for a label that the user chooses."""
     for name, field in model.model_fields.items():
         yield prefix + name
         inner, label = section_of(field)
@@ -96,7 +96,7 @@ def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[st
 
 
 def section_of(field: FieldInfo) -> tuple[type[BaseModel] | None, str]:
-    """The section that a key stands for, if it is one, and "LABEL." where it stands for labelled ones."""
+    """(the section class of a key, None for a plain setting; "LABEL." for a table of labelled sections, else "")."""
     kind, label = field.annotation, ""
     if get_origin(kind) is dict:
         kind, label = get_args(kind)[1], "LABEL."

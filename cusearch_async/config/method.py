@@ -17,13 +17,14 @@ class PoolConfig(Section):
     rollouts: int = Field(3, ge=1)
     """G, trajectories per group."""
     order: Literal["ticket", "oldest_complete"] = "ticket"
-    """Which groups make the next pool: those of the next N tickets, in their order (`ticket`), or the N complete
-    groups with the oldest tickets, whichever are complete (`oldest_complete`)."""
+    """The groups of the next pool: those of the next N tickets (`ticket`), or of the groups that are complete the N
+    with the oldest tickets (`oldest_complete`)."""
     max_staleness: int = Field(2, ge=0)
-    """Learner steps a trajectory may lag behind the policy that trains on it; 0 is the synchronous algorithm."""
+    """Maximum staleness: learner steps that a trajectory may lag behind the policy that trains on it. 0 is synchronous.
+    """
     max_attempts: int = Field(5, ge=1)
-    """Times that a ticket is tried (its worker dies, its episode takes too long) before its group is left
-    incomplete."""
+    """Attempts at a ticket before its group stays incomplete. An attempt fails when its worker dies or an episode
+    fails."""
 
     @property
     def size(self) -> int:
@@ -31,19 +32,19 @@ class PoolConfig(Section):
 
 
 class SharedMethodConfig(Extensible):
-    """What all selection methods have; a method's own settings stand beside them."""
+    """Settings of all selection methods; a method's own settings are in the same section."""
 
     name: str = "sdga_phase"
-    """How a step's trajectories are chosen: sdga_phase, sdga_auto, sdga_anti, random, topk_reward, grpo_full,
-    grpo_half, dapo or ar3po, or a method of your own as package.module:Class."""
+    """The selection method: sdga_phase, sdga_auto, sdga_anti, random, topk_reward, grpo_full, grpo_half, dapo or ar3po,
+    or your own as package.module:Class."""
     budget: int = Field(96, ge=1)
     """K, trajectories trained on per step."""
     singleton: Singleton = "raw"
-    """Advantage of a trajectory that is alone in its group: `raw` its reward (VERL), `zero` none, `pool` by the
-    mean and spread of its whole group before the selection."""
+    """Advantage of a trajectory that is alone in its group: `raw`: its reward (VERL); `zero`: 0; `pool`: from the mean
+    and standard deviation of its whole group before the selection."""
     advantage_std: bool = True
-    """Divide advantages by the standard deviation of their group's rewards (GRPO); false only centres them (Dr. GRPO).
-    """
+    """Divide advantages by the standard deviation of their group's rewards (GRPO); with false they are only centred
+    (Dr. GRPO)."""
 
     @model_validator(mode="after")
     def _known(self) -> SharedMethodConfig:
@@ -55,7 +56,7 @@ class SharedMethodConfig(Extensible):
         return method_class(self.name).Settings
 
     def make(self) -> Method[Any]:
-        """The method. Raises: ConfigError when there is none of this name."""
+        """The method. Raises: ConfigError for an unknown name."""
         return method_class(self.name)(self.own, self.budget)
 
 

@@ -1,4 +1,4 @@
-"""A config is read from TOML files and command-line overrides, and written as one file."""
+"""Reads a config from TOML files and command-line overrides, and writes it as one file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from cusearch_async.files import write_whole
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 """The configs that come with the package; each can be given by its name, like `atlas`."""
-CONFIG_HELP = "a TOML file, or the name of a config that comes with the package, like atlas; of several, later ones win"
+CONFIG_HELP = (
+    "a TOML file, or the name of a config that comes with the package, like atlas; later files override earlier ones"
+)
 
 
 def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> Config:
-    """Read TOML files, or shipped configs by their names, each laid over those before it, key by key; then apply
+    """Read TOML files, or shipped configs by their names. A later file overrides an earlier one key by key. Then apply
     overrides like `["--learner.lr", "1e-6"]`.
 
     Raises: ConfigError, one line per mistake."""
@@ -55,7 +57,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"config file {path} is not TOML: {error}") from error
+        raise ConfigError(f"config file {path} is not valid TOML: {error}") from error
 
 
 def _lay_over(values: dict[str, Any], later: dict[str, Any]) -> None:
@@ -92,7 +94,7 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
         flag = rest.pop(0)
         name, equals, value = flag.partition("=")
         if not name.startswith("--") or len(name) < 3:
-            raise ConfigError(f"{flag!r} is no setting; write --section.key value")
+            raise ConfigError(f"{flag!r} is not a setting; write --section.key value")
         if not equals:
             if not rest or rest[0].startswith("--"):
                 raise ConfigError(f"{name} needs a value: {name} VALUE")
@@ -102,7 +104,7 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _parse(text: str) -> Any:
-    """A TOML value if it reads as one, else the text itself."""
+    """The text as a TOML value if it is one, else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

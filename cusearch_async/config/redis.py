@@ -16,18 +16,18 @@ class RedisConfig(Section):
     transport: str = "redis"
     """What keeps the buffer: `redis`, or a transport of your own as package.module:function."""
     url: str = "redis://127.0.0.1:6379/0"
-    """redis://, rediss:// (TLS) or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE; with a user name if need be, without
+    """redis://, rediss:// (TLS) or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE; with a user name if needed, never with
     a password."""
     timeout_s: float = Field(10.0, gt=0)
-    """Time for one answer; the command is then sent again."""
+    """Longest wait for one answer; then the command is sent again."""
     outage_s: float = Field(120.0, ge=0)
     """How long a process waits for a Redis that does not answer, before it exits with BufferUnavailable."""
     lease_s: float = Field(60.0, gt=1)
-    """A worker that has been silent for so long loses its tickets to others."""
+    """The tickets of a worker that sends no heartbeat for this long are requeued."""
     max_trajectories: int | None = Field(None, ge=1)
-    """Most finished trajectories that wait in the buffer; None for (max_staleness + 2) N G."""
+    """Maximum number of buffered trajectories; None for (max_staleness + 2) N G."""
     max_mib: int = Field(4096, ge=1)
-    """Most payload that waits in the buffer. Pools that are kept for recovery come on top."""
+    """Maximum size of the buffered payloads. Pools that are kept for recovery are not counted."""
 
     @model_validator(mode="after")
     def _plain_url(self) -> RedisConfig:
@@ -38,7 +38,7 @@ class RedisConfig(Section):
         if self.transport != "redis":
             return self
         if "username" in asked:
-            raise ValueError("url names its user before the host, as redis://USER@HOST:PORT/0")
+            raise ValueError("url must give the user before the host, like redis://USER@HOST:PORT/0")
         if self.url.startswith("redis+sentinel://"):
             if not _SENTINEL.fullmatch(self.url):
                 raise ValueError(f"url {self.url!r} must look like redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/0")

@@ -16,49 +16,52 @@ class DenseConfig(Section):
     """The `dense` backend; the defaults are Search-R1's."""
 
     encoder: str = "intfloat/e5-base-v2"
-    """A Hugging Face id or a local folder; any encoder that transformers' AutoModel loads."""
+    """The encoder: a Hugging Face id or a local folder that transformers' AutoModel can load."""
     query_prefix: str = "query: "
-    """Put before a query; what the encoder was trained with."""
+    """Text before each query, as the encoder was trained."""
     passage_prefix: str = "passage: "
-    """Put before a passage; what the encoder was trained with."""
+    """Text before each passage, as the encoder was trained."""
     pooling: Literal["mean", "cls"] = "mean"
-    """A text's vector: the mean over its tokens, or the first token's."""
+    """The vector of a text: the mean over its tokens (mean), or the vector of its first token (cls)."""
     normalize: bool = True
-    """Vectors of length 1: the inner product is the cosine."""
+    """Scale vectors to length 1, so that the inner product is the cosine."""
     max_query_tokens: int = Field(256, ge=1)
-    """What is longer is cut off."""
+    """Longer queries are cut off."""
     max_passage_tokens: int = Field(256, ge=1)
-    """What is longer is cut off."""
+    """Longer passages are cut off."""
     batch: int = Field(128, ge=1)
-    """Texts that are encoded at once."""
+    """Texts that are encoded in one batch."""
     device: str = Field("cpu", pattern=DEVICE)
     """Where the encoder and the reranker run: `cpu`, `cuda`, `cuda:1`, …"""
     kind: Literal["flat", "hnsw", "ivf"] = "flat"
-    """Of the FAISS index."""
+    """Kind of the FAISS index."""
     probes: int = Field(64, ge=1)
-    """ivf: lists that are searched per query. hnsw: the width of the search, at least topk."""
+    """ivf: lists that are searched per query. hnsw: the width of the search; at least topk is used."""
 
 
 class RerankConfig(Section):
-    """A cross-encoder that sorts again what bm25 or dense has found."""
+    """A cross-encoder that reranks the results of bm25 or dense."""
 
     model: str | None = None
-    """A Hugging Face id or a local folder (Search-R1's: cross-encoder/ms-marco-MiniLM-L12-v2); None for none."""
+    """A Hugging Face id or a local folder (Search-R1 uses cross-encoder/ms-marco-MiniLM-L12-v2); None for no reranking.
+    """
     candidates: int = Field(10, ge=1)
-    """Documents that are found before the best topk of them are kept."""
+    """Documents that are found and reranked; the best topk are returned."""
     max_tokens: int = Field(512, ge=1)
-    """Query and document together; what is longer is cut off."""
+    """Maximum length of query and document together; longer pairs are cut off."""
 
 
 class ZeroSearchConfig(Section):
-    """The `zerosearch` backend: a language model plays the search engine."""
+    """The `zerosearch` backend: a language model simulates the search engine."""
 
     url: str = "http://127.0.0.1:6001/v1"
-    """Of an OpenAI-compatible server. Its key, if it wants one, comes from CUSEARCH_SIMULATOR_KEY."""
+    """URL of an OpenAI-compatible server. Its key, if it needs one, comes from CUSEARCH_SIMULATOR_KEY."""
     model: str = ""
-    """Name that is sent; a server of one model ignores it."""
+    """Model name in the request; a server with one model ignores it."""
     mode: Literal["sft", "prompt"] = "sft"
-    """sft: the short prompt of ZeroSearch's fine-tuned simulators; prompt: with an example, for any chat model."""
+    """sft: the short prompt of ZeroSearch's fine-tuned simulators; prompt: a prompt with an example, for any chat
+    model.
+    """
     p_start: float = Field(0.0, ge=0, le=1)
     """Probability that a search returns noisy documents, at the first step …"""
     p_end: float = Field(0.5, ge=0, le=1)
@@ -68,11 +71,11 @@ class ZeroSearchConfig(Section):
     steps: int | None = Field(None, ge=1)
     """m; None for run.steps."""
     temperature: float = Field(0.8, ge=0)
-    """Of the language model's sampling."""
+    """Sampling temperature of the language model."""
     max_tokens: int = Field(600, ge=1)
-    """Longest answer of the language model."""
+    """Maximum length of an answer of the language model."""
     timeout_s: float = Field(25.0, gt=0)
-    """For one answer of the language model."""
+    """Longest wait for one answer of the language model."""
 
     @model_validator(mode="after")
     def _address(self) -> ZeroSearchConfig:
@@ -84,19 +87,19 @@ class WebConfig(Section):
     """The `serper` and `serpapi` backends; the key comes from SERPER_API_KEY or SERPAPI_API_KEY."""
 
     url: str | None = None
-    """Another address of the service's search endpoint; None for its own."""
+    """URL of the search endpoint; None for the service's own."""
     per_second: float = Field(5.0, gt=0)
-    """Requests to the service, at most."""
+    """Maximum number of requests per second."""
     max_requests: int | None = Field(None, ge=1)
-    """Requests that a retriever process may spend, cached answers not counted; None for no cap."""
+    """Maximum number of requests of a retriever process, cached answers not counted; None for no limit."""
     attempts: int = Field(3, ge=1)
-    """Times that a request is tried before the search fails."""
+    """Attempts at a request before the search fails."""
     timeout_s: float = Field(8.0, gt=0)
-    """For one attempt."""
+    """Longest wait for the answer to one attempt."""
     cache: Path | None = None
-    """A folder that keeps answers; None (the default, as training wants fresh noise) asks every time."""
+    """A folder for cached answers; None for no cache (the default, because training should see fresh noise)."""
     cache_ttl_s: float = Field(86400.0, gt=0)
-    """A kept answer that is older is asked for again."""
+    """Cached answers that are older are requested again."""
 
     @model_validator(mode="after")
     def _address(self) -> WebConfig:
@@ -109,33 +112,33 @@ class RetrieverConfig(Section):
     url: str = "http://127.0.0.1:8000"
     """Where the retriever answers `POST /retrieve`; `cusearch launch` starts one there if nothing listens."""
     backend: str = "bm25"
-    """What searches: an index of our own (bm25, dense), a language model that plays a search engine (zerosearch), the
-    web (serper, serpapi), or a backend of yours as package.module:Name."""
+    """The search engine: a local index (bm25, dense), a language model that simulates one (zerosearch), the web
+    (serper, serpapi), or your own backend as package.module:Name."""
     options: dict[str, Any] = Field({})
-    """Keyword arguments of a backend of yours."""
+    """Keyword arguments of your own backend."""
     corpus: str = "atlas"
     """bm25 and dense: `atlas`, or a JSONL file of {"id", "contents"}."""
     index: Path | None = None
-    """bm25 and dense: a folder that `cusearch index` has made; None makes the index in memory at start."""
+    """bm25 and dense: a folder that `cusearch index` has written; None builds the index in memory at each start."""
     topk: int = Field(3, ge=1)
     """Documents per search."""
     timeout_s: float = Field(30.0, gt=0)
-    """A worker waits so long for the answer to one search, and then asks again."""
+    """Longest wait of a worker for the answer to one search; then it asks again."""
     max_connections: int = Field(256, ge=1)
-    """Searches that one worker has on their way at once."""
+    """Maximum number of searches of one worker in flight."""
     outage_s: float = Field(300.0, gt=0)
-    """How long a worker retries a retriever that is down before it ends with RetrievalUnavailable."""
+    """How long a worker retries a retriever that is down, before it exits with RetrievalUnavailable."""
     deterministic: bool = False
-    """Whether equal queries get equal documents, where the server's /health does not say it (ours does). Equal searches
-    of a worker at the same time are then asked once."""
+    """Whether equal queries get equal documents, for a server whose /health does not report it (ours does). Then equal
+    searches of a worker that are in flight at the same time are sent once."""
     max_answer_mib: int = Field(16, ge=1)
-    """Longest answer to a search; one that is longer fails its episode."""
+    """Maximum size of the answer to a search; a larger answer fails the episode."""
     distractors: int = Field(0, ge=0)
-    """Of the topk documents, how many are replaced by random ones (never the first); bm25 and dense."""
+    """How many of the topk documents are replaced by random ones (never the first); bm25 and dense."""
     noise: float = Field(0.0, ge=0, le=1)
     """Probability that a search returns random documents only; bm25 and dense."""
     latency_median_s: float = Field(0.0, ge=0)
-    """Half of all requests wait at least this long, to play a slow engine …"""
+    """Half of all requests wait at least this long, to simulate a slow engine …"""
     latency_p99_s: float = Field(0.0, ge=0)
     """… and one in a hundred at least this long (log-normal); 0 for none."""
     dense: DenseConfig = DenseConfig()
@@ -148,7 +151,7 @@ class RetrieverConfig(Section):
     def _known(cls, name: str) -> str:
         if name not in BACKENDS and ":" not in name:
             raise ValueError(
-                f"must be {', '.join(map(repr, BACKENDS))}, or your own as package.module:Name, got {name!r}"
+                f"must be {', '.join(map(repr, BACKENDS))}, or your own backend as package.module:Name, got {name!r}"
             )
         return name
 

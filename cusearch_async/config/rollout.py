@@ -1,4 +1,4 @@
-"""The rollout workers."""
+"""Settings of the rollout workers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from cusearch_async.config.section import Section
 
 class RolloutConfig(Section):
     workers: int = Field(1, ge=1)
-    """Rollout workers that `cusearch launch` starts, each with an engine of its own."""
+    """Number of rollout workers that `cusearch launch` starts, each with its own engine."""
     max_episodes: int = Field(192, ge=1)
-    """Episodes at play per worker; those that wait for room in the buffer are not counted."""
+    """Maximum number of episodes in flight per worker. Finished episodes that wait for room in the buffer are not
+    counted.
+    """
     max_sequences: int = Field(128, ge=1)
-    """Sequences that the engine decodes at once."""
+    """Maximum number of sequences that the engine decodes at once."""
     kv_cache_mib: int | None = Field(None, ge=16)
-    """KV-cache room; None leaves it to vLLM's share of the device memory."""
+    """Size of the KV cache; None uses vLLM's share of the device memory."""
     block_size: int | None = None
-    """Tokens in a block of vLLM's KV cache; None for vLLM's own choice."""
+    """Tokens in a block of vLLM's KV cache; None for vLLM's default."""
     enforce_eager: bool = False
-    """Do not compile the model: it starts sooner and decodes more slowly on a GPU."""
+    """Do not compile the model: it starts faster, and decodes more slowly on a GPU."""
     canary_every: int = Field(10, ge=1)
-    """Published versions between two checks that the engine computes what the learner computes."""
+    """The engine's log-probabilities are compared with the learner's after every so many loaded versions."""
     cores: tuple[int, ...] = ()
-    """CPU cores of a worker, and with several workers split among them; empty for all."""
+    """CPU cores of the workers, divided among them; empty for all."""
     gpus: tuple[int, ...] = ()
-    """CUDA devices of the workers, one each in order; empty for all."""
+    """CUDA devices of the workers, one each, in order; empty for all."""

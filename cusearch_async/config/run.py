@@ -1,4 +1,4 @@
-"""The run, its model, its data and its evaluation."""
+"""Settings of the run, its model, its data and its evaluation."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ STARTER = Path(__file__).parents[1] / "atlas" / "starter"
 
 class RunConfig(Section):
     name: str = Field(pattern=NAME)
-    """Names the run's keys in Redis, `cusearch:{name}:…`."""
+    """Name of the run; its keys in Redis are `cusearch:{name}:…`."""
     steps: int = Field(203, ge=0)
-    """Learner steps; each consumes one pool."""
+    """Number of learner steps; each consumes one pool."""
     seed: int = Field(0, ge=0)
-    """Of the order of the questions, of every draw of a method and of every sampled token."""
+    """Seed of the order of the questions, of all draws of a method and of all sampled tokens."""
     folder: Path | None = None
-    """Where the run writes its checkpoints, weights, logs and metrics; None for runs/{name}."""
+    """Folder for checkpoints, weights, logs and metrics; None for runs/{name}."""
     wait_s: float = Field(60.0, gt=0)
-    """How long a process that starts waits for Redis and the retriever, in whatever order they are started."""
+    """How long a process waits at its start for Redis and the retriever."""
     stall_s: float = Field(1800.0, gt=0)
-    """The learner gives up, and says who waits for what, when no trajectory has been finished for so long. With several
-    ranks it also ends, and names the rank, when one of them has said nothing for so long."""
+    """The learner exits with Stalled and a report when no trajectory is finished for this long. With several ranks it
+    also ends when one of them does not report for this long, and names that rank."""
 
 
 class ModelConfig(Section):
     path: str = "atlas"
     """A Hugging Face id, a local folder, or `atlas` for the shipped starter policy."""
     dtype: Dtype = "bfloat16"
-    """Of the policy's weights and computation; the optimizer keeps float32 masters."""
+    """Data type of the policy's weights and computation; the optimizer keeps float32 master weights."""
 
     @property
     def location(self) -> str:
-        """What to load: a local folder or a Hub id."""
+        """The model to load: a local folder or a Hub id."""
         return str(STARTER) if self.path == "atlas" else self.path
 
 
 class DataConfig(Section):
     source: Sources = Field(("atlas",), min_length=1)
-    """One or several of: `atlas`, a .parquet file in the schema of Search-R1 or VERL, a .jsonl file of {"question",
-    "golden_answers"}, or hf:OWNER/NAME/FILE for such a file on the Hugging Face Hub. All their questions together are
-    one dataset; every epoch visits each of them once."""
+    """One or more of: `atlas`, a .parquet file in the schema of Search-R1 or VERL, a .jsonl file of {"question",
+    "golden_answers"}, or hf:OWNER/NAME/FILE for such a file on the Hugging Face Hub. All their questions form one
+    dataset; every epoch visits each question once."""
 
 
 class EvalConfig(Section):
@@ -54,15 +54,15 @@ class EvalConfig(Section):
     folder: str = "hf:RUC-NLPIR/FlashRAG_datasets"
     """Where the benchmarks are, as NAME/SPLIT.jsonl: a local folder, or hf:OWNER/NAME."""
     limit: int | None = Field(None, ge=1)
-    """Questions per benchmark, the same ones for a run.seed; None for all."""
+    """Maximum number of questions per benchmark; equal for equal run.seed. None for all."""
     environment: str = ""
     """The label of the environment that held-out questions are played in; empty for the first."""
     questions_per_category: int = Field(60, ge=1)
-    """Of atlas, by number of links."""
+    """Held-out questions of atlas per number of links."""
     every: int = Field(0, ge=0)
-    """The evaluator scores a version every so many learner steps; 0 starts none."""
+    """Learner steps between two versions that the evaluator scores; 0 for no evaluator."""
     at_once: int = Field(16, ge=1)
-    """Episodes that the evaluator plays at once: it shares the retriever with the run."""
+    """Episodes that the evaluator plays at once. It shares the retriever with the run."""
     cores: tuple[int, ...] = ()
     """CPU cores of the evaluator; empty for all."""
     gpus: tuple[int, ...] = ()

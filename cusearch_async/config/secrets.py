@@ -1,4 +1,4 @@
-"""Secrets are no settings: the Redis password."""
+"""Secrets, which are not settings: the Redis password."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def redis_password(config: Config) -> str | None:
-    """CUSEARCH_REDIS_PASSWORD; else what `redis_password_file` holds; None where there is neither.
+    """CUSEARCH_REDIS_PASSWORD; else the content of `redis_password_file`; None without both.
 
-    Raises: ConfigError when there is such a file, and only other users may read it."""
+    Raises: ConfigError when the file exists, but this user may not read it."""
     given = os.environ.get("CUSEARCH_REDIS_PASSWORD")
     path = redis_password_file(config)
     if given or path is None:
@@ -26,14 +26,14 @@ def redis_password(config: Config) -> str | None:
         return None
     except OSError as error:
         raise ConfigError(
-            f"{path}, the password of this run's Redis, cannot be read ({error.strerror}); be the user who started "
+            f"{path}, the password of this run's Redis, cannot be read ({error.strerror}); run as the user who started "
             "that Redis, or set CUSEARCH_REDIS_PASSWORD"
         ) from error
 
 
 def redis_password_file(config: Config) -> Path | None:
-    """Where the Redis that was started for this run has its password. None where redis.url cannot be that Redis: one
-    on another machine, or with a user of its own."""
+    """The password file of the Redis that was started for this run. None when redis.url cannot be that Redis, because
+    it is on another machine or has a user name."""
     parts = urlsplit(config.redis.url)
     if parts.scheme != "redis" or parts.hostname not in LOOPBACK or parts.username:
         return None

@@ -1,4 +1,4 @@
-"""What all sections of the config have in common."""
+"""The base classes of all sections of the config."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must be letters, digits, '_', '.' and '-', the first a letter or digit",
     r"^(cpu|cuda(:\d+)?)$": "must be 'cpu', 'cuda' or 'cuda:N'",
 }
-"""What a text must match -> the same in words."""
+"""Pattern of a setting -> the same rule in words."""
 NAME, DEVICE = PATTERNS
 
 Dtype = Literal["float32", "bfloat16"]
@@ -34,7 +34,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 Sources = Annotated[tuple[str, ...], BeforeValidator(_as_tuple, json_schema_input_type=str | tuple[str, ...])]
-"""One or several; a text is one."""
+"""A list of texts; a single text counts as a list of one."""
 
 
 class Section(BaseModel):
@@ -45,7 +45,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Python's True is an integer; a config's `true` is none."""
+        """Refuse `true` for a number: Python's True is an integer, but in a config it is a mistake."""
         kind = cls.model_fields[info.field_name or ""].annotation
         parts = value if isinstance(value, list | tuple) else [value]
         if kind is not bool and any(isinstance(part, bool) for part in parts):
@@ -54,7 +54,7 @@ class Section(BaseModel):
 
 
 def check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
-    """Raises: ValueError naming the address and what one looks like."""
+    """Raises: ValueError with the address and an example."""
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
@@ -65,18 +65,18 @@ def check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
 
 
 class Extensible(Section):
-    """A section that names a method or an environment, whose own settings stand beside those that all of them have."""
+    """A section that names a method or an environment. Its own settings are in the same section as the shared ones."""
 
-    model_config = ConfigDict(extra="allow")  # settings of what a user has brought, which `own` looks at
+    model_config = ConfigDict(extra="allow")  # settings of the user's own classes; `own` checks them
 
     @property
     def own_kind(self) -> type[BaseModel]:
-        """The settings of what `name` stands for. Raises: ConfigError when there is none of this name."""
+        """The settings class of the named method or environment. Raises: ConfigError for an unknown name."""
         raise NotImplementedError
 
     @cached_property
     def own(self) -> Any:
-        """Its own settings. Raises: PydanticCustomError for what is wrong with them, among it unknown keys."""
+        """The own settings. Raises: PydanticCustomError for wrong values and unknown keys."""
         kind = self.own_kind
         for name in self.model_extra or {}:
             if name not in kind.model_fields:
@@ -89,13 +89,13 @@ class Extensible(Section):
 
     @model_serializer(mode="wrap")
     def _with_own(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """Without the settings of those that are not named."""
+        """Leave out the own settings of all other methods or environments."""
         own: dict[str, Any] = self.own.model_dump(mode=info.mode, exclude_none=info.exclude_none)
         shared = {name: value for name, value in handler(self).items() if name not in self.registered()}
         return shared | own
 
     @classmethod
     def registered(cls) -> set[str]:
-        """The own settings of all that come with the package."""
+        """Names of the own settings of all classes that come with the package."""
         own = [base for base in cls.__mro__ if issubclass(base, BaseModel) and not issubclass(base, Section)]
         return {name for base in own for name in base.model_fields}

@@ -1,4 +1,4 @@
-"""The loss, and the learner that minimises it."""
+"""Settings of the loss and of the learner."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ class LossConfig(Section):
     minibatch: int = Field(32, ge=1)
     """M, trajectories per optimizer step."""
     objective: str = "clip"
-    """What is maximised of a token: `clip`, PPO's clipped surrogate, or a function of your own of ratios, advantages
-    and constants, as package.module:function."""
+    """The objective per token, which is maximised: `clip` (PPO's clipped surrogate), or your own function of ratios,
+    advantages and constants, as package.module:function."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     """The ratio to the proximal policy is clipped at 1 - clip_low …"""
     clip_high: float = Field(0.2, gt=0)
     """… and at 1 + clip_high."""
     dual_clip: float | None = Field(None, gt=1)
-    """Where the advantage is negative, the loss of a token is at most this many times its size; None for no bound."""
+    """Upper bound of a token's loss where its advantage is negative, as a multiple of the advantage's size; None for no
+    bound."""
     ratio: RatioLevel = "token"
-    """`sequence` (GSPO) wants a much smaller clip (3e-4) and seq-mean-token-mean."""
+    """Importance ratio per `token` or per `sequence` (GSPO). `sequence` needs a much smaller clip (3e-4) and
+    seq-mean-token-mean."""
     proximal: Proximal = "recomputed"
-    """Where π_prox comes from; `loglinear` saves its forward pass."""
+    """How π_prox is computed: `recomputed` by a forward pass; `loglinear` by interpolation, without that pass."""
     kl_coef: float = Field(0.001, ge=0)
-    """β; 0 loads no reference model."""
+    """β, the weight of the KL penalty; with 0 no reference model is loaded."""
     entropy_coef: float = Field(0.0, ge=0)
-    """Weight of an entropy bonus, the entropy of the policy where it sampled a token; the paper's loss has none,
-    ZeroSearch's is 0.001."""
+    """Weight of an entropy bonus: the entropy of the policy at each sampled token. The paper's loss has none;
+    ZeroSearch uses 0.001."""
     aggregation: Aggregation = "token-mean"
-    """How the losses of tokens become one number, by VERL's names: the mean over all tokens (token-mean), the mean over
-    trajectories of their means (seq-mean-token-mean), or of their sums divided by the most tokens of an episode
-    (seq-mean-token-sum-norm)."""
+    """How the losses of tokens become one number, with VERL's names: the mean over all tokens (token-mean), the mean
+    over trajectories of their means (seq-mean-token-mean), or of their sums divided by the maximum number of tokens
+    that an episode samples (seq-mean-token-sum-norm)."""
     correction: Correction = "tis"
     """How the off-policy weight π_prox/μ is bounded: tis, icepop, mask, geometric or none."""
     correction_low: float = Field(0.5, ge=0)
     """Lower bound of icepop (per token) and geometric (per trajectory)."""
     correction_high: float | None = Field(None, gt=0)
-    """Upper bound of all of them; None for 5 with mask and 2 with the others."""
+    """Upper bound of all corrections; None for 5 with mask and 2 with the others."""
 
     @property
     def correction_bound(self) -> float:
@@ -56,29 +58,30 @@ class LearnerConfig(Section):
     warmup_steps: int = Field(0, ge=0)
     """Learner steps over which the learning rate grows linearly."""
     weight_decay: float = Field(0.0, ge=0)
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     grad_clip: float = Field(1.0, gt=0)
-    """Longest gradient, as a 2-norm over all parameters; a longer one is scaled down to it."""
+    """Maximum 2-norm of the gradient over all parameters; a larger gradient is scaled down to it."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Tokens per forward pass and rank, padding included."""
     ranks: int = Field(1, ge=1)
-    """Processes of the learner, one GPU each; they share every step's trajectories."""
+    """Number of learner processes, one GPU each; the trajectories of each step are divided among them."""
     zero_stage: int = Field(1, ge=0, le=3)
-    """DeepSpeed's ZeRO: 0 divides nothing among the ranks, 1 the optimizer state, 2 also gradients, 3 also weights."""
+    """DeepSpeed's ZeRO stage: 0 divides nothing among the ranks, 1 the optimizer state, 2 also gradients, 3 also
+    weights."""
     packing: bool = False
-    """Lay the trajectories of a forward pass end to end instead of padding them. Meant for flash_attention_2, which
-    skips what lies between them; `sdpa` builds the whole mask (0.66 times as fast as padding on a CPU)."""
+    """Concatenate the trajectories of a forward pass instead of padding them. Intended for flash_attention_2, which
+    skips attention between trajectories; `sdpa` builds the whole mask (0.66 times as fast as padding on a CPU)."""
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
     """Attention kernel of the learner; flash_attention_2 needs the flash-attn package and a GPU."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
+    """Recompute activations in the backward pass instead of keeping them: less memory, a third more time."""
     checkpoint_every: int = Field(10, ge=1)
-    """Learner steps between checkpoints; a run that was killed goes on from the newest."""
+    """Learner steps between checkpoints; a run that was killed continues from the newest checkpoint."""
     keep_checkpoints: int = Field(2, ge=1)
-    """Newest checkpoints that are kept; older ones are deleted."""
+    """Number of checkpoints that are kept; older ones are deleted."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between published weight versions."""
     cores: tuple[int, ...] = ()
-    """CPU cores of the learner; empty for all. Rank r takes its share of them in order."""
+    """CPU cores of the learner, divided among its ranks; empty for all."""
     gpus: tuple[int, ...] = ()
     """CUDA devices of the learner, one per rank; empty for all."""

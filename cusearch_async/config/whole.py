@@ -1,4 +1,4 @@
-"""All sections together, and what must fit between them."""
+"""All sections together, and the rules between them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Config(Section):
         return any(environment.kind.uses_retriever for environment in self.environment.values())
 
     def environments(self, search: Search) -> dict[str, Environment]:
-        """By label, with `search` as their retriever."""
+        """The environments by label, with `search` as their retriever."""
         return {label: settings.make(search) for label, settings in self.environment.items()}
 
     @property
@@ -61,12 +61,12 @@ class Config(Section):
 
     @cached_property
     def largest_group(self) -> int:
-        """Most rollouts that the method may give a question."""
+        """Largest group that the method makes, in rollouts."""
         return self.method.make().largest_group(self.pool.rollouts)
 
     @property
     def buffer_limit(self) -> int:
-        """Trajectories that may wait in the buffer."""
+        """Maximum number of buffered trajectories."""
         return self.redis.max_trajectories or (self.pool.max_staleness + 2) * self.pool.size
 
     @model_validator(mode="after")
@@ -86,12 +86,12 @@ class Config(Section):
         if k > self.questions_per_step * self.pool.rollouts:
             raise ValueError(
                 f"method.budget (K = {k}) must be a multiple of pool.rollouts (G = {self.pool.rollouts}) for "
-                f"{self.method.name}, which generates K / G groups"
+                f"{self.method.name}, which generates K / G groups per step"
             )
         if self.rollout.max_episodes < self.largest_group:
             raise ValueError(
                 f"rollout.max_episodes ({self.rollout.max_episodes}) must be >= {self.largest_group}, the largest "
-                f"group that {self.method.name} makes: groups are played whole"
+                f"group that {self.method.name} makes: a worker plays whole groups"
             )
         for name, gpus, processes in (
             ("learner.gpus", self.learner.gpus, self.learner.ranks),

@@ -39,12 +39,16 @@ def load_questions(sources: Sequence[str]) -> list[Question]:
 
     Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
     questions = _unique([question for source in sources for question in _questions_of(source, "data.source")])
-    hopeless = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
-    if hopeless:
+    unanswerable = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
+    if unanswerable:
         log.warning(
-            "%d of %d questions can never be answered right: scoring removes articles and punctuation, and nothing is "
+            "%d of %d questions cannot be answered right: scoring removes articles and punctuation, and nothing is "
             "left of their gold answers (%s)",
-            *(len(hopeless), len(questions), ", ".join(hopeless[:_NAMED]) + ", …" * (len(hopeless) > _NAMED)),
+            *(
+                len(unanswerable),
+                len(questions),
+                ", ".join(unanswerable[:_NAMED]) + ", …" * (len(unanswerable) > _NAMED),
+            ),
         )
     return questions
 
@@ -58,7 +62,7 @@ def load_run_questions(config: Config) -> RunQuestions:
         own = None if settings.source else settings.kind.questions()
         questions = load_questions(settings.source or config.data.source) if own is None else own
         if not questions:
-            raise ConfigError(f"environment.{label}: {settings.name} brings no questions; give it a source")
+            raise ConfigError(f"environment.{label}: {settings.name} has no questions; set its source")
         prefix = f"{label}:" if len(config.environment) > 1 else ""
         labelled = [replace(question, id=prefix + question.id, environment=label) for question in questions]
         parts.append((settings.share, _unique(labelled)))
@@ -89,7 +93,7 @@ def _held_out(config: Config) -> list[Question]:
     for name in settings.suite:
         if name not in SUITE and not Path(name).suffix:
             raise ConfigError(
-                f"eval.suite: {name!r} is no benchmark; use {', '.join(SUITE)}, or .parquet or .jsonl files"
+                f"eval.suite: {name!r} is not a benchmark; use {', '.join(SUITE)}, or .parquet or .jsonl files"
             )
         found = _unique(list(_questions_of(file_of(name, settings.folder), "eval.suite", name)))
         questions += _subset(found, settings.limit, config.run.seed)
@@ -127,7 +131,7 @@ def _unique(questions: list[Question]) -> list[Question]:
         if question.id in seen:
             raise ConfigError(
                 f"two questions have the id {question.id!r}, which is made of data_source, extra_info.split and "
-                "extra_info.index (or id); give each its own"
+                "extra_info.index (or id); give each question its own id"
             )
         seen.add(question.id)
     return questions

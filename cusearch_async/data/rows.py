@@ -4,7 +4,7 @@ A row: `question`, `golden_answers`; its source in `data_source`, its place in `
 those two are named after their file. Where there is no `question`, it is extra_info.question (VERL's
 preprocess_search_r1_dataset.py), or what the last user message of `prompt` asks (Search-R1's README, "Use your own
 dataset"); where there are no `golden_answers`, they are reward_model.ground_truth.target, or ground_truth itself.
-`ability` is read by nobody and written as Search-R1 does.
+`ability` is never read, and written as in Search-R1.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def parse_row(row: Row, stem: str, number: int) -> Question:
     question = Question(id="/".join(parts), text=tidy(text), answers=tuple(answers), category=source)
     for name, value in (("question", text), *(("golden_answers", answer) for answer in answers), ("id", question.id)):
         if half := half_character(value):
-            raise ConfigError(f"{row.where}: {name!r} holds half a character, {half}; write it whole")
+            raise ConfigError(f"{row.where}: {name!r} holds half a character, {half}; fix the text")
     return question
 
 
@@ -136,8 +136,8 @@ def _asked_in(prompt: Any, where: str) -> str | None:
     before, _, question = said[-1].rpartition(_MARKER)
     if not before and _INSTRUCTIONS.search(question):
         raise ConfigError(
-            f"{where}: the last user message of 'prompt' gives instructions, and no {_MARKER!r} says where its "
-            f"question begins; add a column 'question'. It reads {question!r:.200}"
+            f"{where}: the last user message of 'prompt' has instructions, but no {_MARKER!r} before its question; "
+            f"add a column 'question'. The message is {question!r:.200}"
         )
     return question
 

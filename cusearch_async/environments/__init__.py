@@ -40,11 +40,10 @@ ENVIRONMENTS: dict[str, type[Environment]] = {"search": SearchEnvironment}
 
 
 def environment_class(key: str, name: str) -> type[Environment]:
-    """One of ENVIRONMENTS, or a user's own as `package.module:Class`. Raises: ConfigError naming `key` when there is
-    none."""
+    """One of ENVIRONMENTS, or a user's own as `package.module:Class`. Raises: ConfigError that names `key`."""
     return ENVIRONMENTS.get(name) or load(key, name, Environment, ENVIRONMENTS)
 
 
 def reward_function(key: str, name: str) -> Reward:
-    """A user's own reward, `package.module:function`. Raises: ConfigError naming `key`."""
+    """A user's own reward, `package.module:function`. Raises: ConfigError that names `key`."""
     return load_function(key, name)

@@ -1,7 +1,7 @@
-"""What an environment is: the world that an episode is played in.
+"""The interface of environments, in which episodes are played.
 
-An environment poses a question, answers each turn of the policy, and scores the episode when it is over. It works with
-text; the player turns text into tokens, keeps the policy's own tokens as they were sampled, and masks everything else.
+An environment writes the prompt, answers each turn of the policy, and scores the episode at its end. It works with
+text. The player converts text to tokens, keeps the policy's own tokens as they were sampled, and masks everything else.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Episode:
     rollout: int
     """Its index in the group."""
     end_of_text: str = ""
-    """What the tokenizer's end-of-text token spells; a last turn may end with it."""
+    """The text of the tokenizer's end-of-text token; a last turn may end with it."""
     segments: list[Segment] = field(default_factory=list)
     """The policy's turns and the observations, in order, without the prompt."""
     depth: int = 0
-    """Tool calls that were counted."""
+    """Tool calls counted so far."""
     draw: int = 0
-    """The random number of the current turn, 32 bits, for whatever the environment draws."""
+    """The random number of the current turn, 32 bits, for random choices of the environment."""
     memory: Any = None
-    """The environment's own."""
+    """Data of the environment."""
 
 
 SILENCE = Quoted()
@@ -43,16 +43,17 @@ SILENCE = Quoted()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What an environment answers to a turn."""
+    """The environment's answer to a turn."""
 
     said: Quoted = SILENCE
-    """At most episode.max_observation_tokens; what is too long is cut at the end of the quoted text."""
+    """Its text. If it is longer than episode.max_observation_tokens, the end of the quoted text is cut off."""
     author: str = "information"
-    """Whose segment it is: `information` for the result of a tool, `notice` for a correction, or a name of your own."""
+    """The author of the segment: `information` for the result of a tool, `notice` for a correction, or your own
+    name."""
     counts: bool = False
     """Whether the turn was a tool call that adds one to the episode's depth."""
     ends: bool = False
-    """Whether the episode is over. Nothing is said then."""
+    """Whether the episode is over. Then `said` is not used."""
 
 
 ENDS = Observation(ends=True)
@@ -60,56 +61,56 @@ ENDS = Observation(ends=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How an episode fared."""
+    """The score of an episode."""
 
     reward: float
     em: float = 0.0
-    """1 for an exactly right answer, else 0."""
+    """1 for an exact match, else 0."""
     f1: float = 0.0
-    """How much of the answer is right, 0 to 1."""
+    """F1 of the answer, 0 to 1."""
     format_valid: bool = True
     prediction: str | None = None
-    """What the policy answered; None if it never did."""
+    """The policy's answer; None if it gave none."""
 
 
 Reward = Callable[[Episode, Score], float | Awaitable[float]]
-"""A reward in place of the environment's own; it may be asynchronous, so that a judge model can give it."""
+"""A reward that replaces the environment's own; it may be asynchronous, for example to ask a judge model."""
 
 
 class Search(Protocol):
     async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
         """Contents of the documents found, best first; empty when there are none.
 
-        Raises: RetrievalUnavailable when the retriever fails, SearchRefused when it fails this search alone."""
+        Raises: RetrievalUnavailable when the retriever fails, SearchRefused when it fails only this search."""
         ...
 
 
 class NoSearch:
-    """Of a process that plays no episodes."""
+    """The search of a process that plays no episodes."""
 
     async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
         raise RuntimeError("this process has no retriever")
 
 
 class EnvironmentSettings(BaseModel):
-    """An environment's own settings: keys of the config's [environment.LABEL], beside those that all share."""
+    """An environment's own settings: keys in the config's [environment.LABEL], besides the shared ones."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
 class Environment:
-    """One environment of a run, made once per process; many episodes are played in it at once.
+    """One environment of a run, made once per process. Many episodes are played in it at the same time.
 
-    In `step` and `score`, EpisodeFailed fails this episode alone and its ticket is tried again; any other error ends
-    the worker."""
+    In `step` and `score`, EpisodeFailed fails only this episode, and its ticket is requeued; any other error ends the
+    worker."""
 
     Settings: ClassVar[type[EnvironmentSettings]] = EnvironmentSettings
     uses_retriever: ClassVar[bool] = False
-    """Whether its episodes search; if none of a run does, the run needs no retriever."""
+    """Whether its episodes search. A run without such an environment needs no retriever."""
     stops: ClassVar[tuple[str, ...]] = ()
-    """A turn ends with the first of these that the policy writes, or with its end-of-text token."""
+    """A turn ends with the first of these texts that the policy writes, or with the end-of-text token."""
     frames: ClassVar[tuple[Quoted, ...]] = ()
-    """What it says around observations, so that their room can be checked before anything is played."""
+    """Its fixed text around observations, so that the length can be checked before any episode is played."""
 
     def __init__(self, settings: Any, template: Template, search: Search, reward: Reward | None = None) -> None:
         self.settings = settings
@@ -119,7 +120,7 @@ class Environment:
 
     @classmethod
     def questions(cls) -> Sequence[Question] | None:
-        """Questions of its own; None where the config's `source` names them."""
+        """Its own questions; None when the config's `source` names them."""
         return None
 
     def prompt(self, question: Question) -> Quoted:
@@ -127,16 +128,16 @@ class Environment:
         return self.template.prompt(question.text)
 
     async def step(self, episode: Episode, turn: str) -> Observation:
-        """Answer a turn of the policy, the last of `episode.segments`. Not asked after the last turn, number
+        """Answer a turn of the policy, the last of `episode.segments`. Not called after the last turn, number
         episode.s_max + 1."""
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> Score:
-        """Judge an episode that is over. The reward must be finite."""
+        """Score a finished episode. The reward must be finite."""
         raise NotImplementedError
 
     async def judge(self, episode: Episode) -> Score:
-        """Its score, with the reward that the config has put in place of its own."""
+        """The score of an episode, with the reward of the config if it names one."""
         score = await self.score(episode)
         if self._reward is None:
             return score

@@ -41,7 +41,7 @@ class SearchSettings(EnvironmentSettings):
 
 
 class SearchEnvironment(Environment):
-    """Questions to be answered with a search engine. Depth is the number of searches that found a document."""
+    """Questions that are answered with a search engine. Depth is the number of searches that found a document."""
 
     Settings = SearchSettings
     settings: SearchSettings
@@ -73,7 +73,7 @@ class SearchEnvironment(Environment):
 
 
 def score(segments: Sequence[Segment], answers: Sequence[str], format_weight: float, end_of_text: str = "") -> Score:
-    """r(τ) = F1(τ) (1 - λ_f) + λ_f r_fmt(τ), judged on what the policy wrote and on nothing else.
+    """r(τ) = F1(τ) (1 - λ_f) + λ_f r_fmt(τ), computed only from the policy's own text.
 
     Source: CuSearch, Eq. "reward". `format_weight` is λ_f (0.2 in the paper)."""
     prediction = last_answer(segments)
@@ -92,8 +92,8 @@ class Action:
 
 
 def block(*names: str) -> re.Pattern[str]:
-    """A complete block of one of these tags: group 1 is the name, group 2 the inside. Of a tag that is opened twice
-    the last opening counts. How turns are played and how they are judged both start from here."""
+    """A complete block of one of these tags: group 1 is the name, group 2 the content. If a tag is opened twice, the
+    last opening counts. Playing and scoring both use this pattern."""
     return re.compile(rf"<({'|'.join(names)})>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 
 
@@ -113,8 +113,8 @@ def parse_action(turn: str) -> Action:
 
 
 def render_documents(documents: Sequence[str], template: str) -> str:
-    """The inside of an information block. A document's first line is its (quoted) title, the rest its text, as
-    Search-R1 has it. Where `template` shows no title, a document of a single line is all text.
+    """The content of an information block. A document's first line is its (quoted) title, the rest its text, as in
+    Search-R1. If `template` has no title, a document with a single line is all text.
 
     `template` may use {rank} (from 1), {title} and {text}."""
     lines = []
@@ -129,7 +129,7 @@ def render_documents(documents: Sequence[str], template: str) -> str:
 def last_answer(segments: Sequence[Segment]) -> str | None:
     """The last complete answer block that the policy itself wrote; None if there is none.
 
-    Blocks are looked for within one turn: passages and the prompt can hold answer tags too."""
+    Blocks are searched within single turns, because passages and the prompt can contain answer tags too."""
     blocks = [match[2] for s in segments if s.author == "model" for match in _ANSWER.finditer(s.text)]
     return blocks[-1].strip() if blocks else None
 
@@ -137,7 +137,7 @@ def last_answer(segments: Sequence[Segment]) -> str | None:
 def is_format_valid(segments: Sequence[Segment], end_of_text: str = "") -> bool:
     """Whether the response is think -> (search -> information -> think)* -> answer and nothing else.
 
-    White space between blocks and one trailing `end_of_text` token are fine."""
+    White space between blocks and one trailing `end_of_text` token are allowed."""
     expected = "model"
     last_action = ""
     for segment in segments:

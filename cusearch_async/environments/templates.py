@@ -12,7 +12,7 @@ PLACE = "{question}"
 
 @dataclass(frozen=True, slots=True)
 class Quoted:
-    """A text of ours with one of others in its middle. What spells a special token in `text` stays text."""
+    """Our own text `before` and `after` foreign `text`. A special token written in `text` stays text."""
 
     before: str = ""
     text: str = ""
@@ -21,14 +21,14 @@ class Quoted:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How a search environment speaks to the policy."""
+    """The prompt and the notice of a search environment."""
 
     text: str
     """The prompt, with {question} where the question goes."""
     notice: str
-    """What is said after a turn that neither searches nor answers (Search-R1)."""
+    """The observation after a turn that neither searches nor answers (Search-R1)."""
     strips_documents: bool = True
-    """Whether documents lose the white space around them (Search-R1)."""
+    """Whether white space around documents is removed (Search-R1)."""
 
     def prompt(self, question: str) -> Quoted:
         before, _, after = self.text.partition(PLACE)
@@ -53,14 +53,14 @@ PAPER = Template(
 ATLAS = Template(
     text="Question: {question}\n",
     notice="\nMy previous action is invalid. Let me try again.\n",
-    strips_documents=False,  # the atlas starter has learned to read them with the newline that follows the last one
+    strips_documents=False,  # the atlas starter was trained with a newline after the last document
 )
 TEMPLATES = {"paper": PAPER, "atlas": ATLAS}
 
 
 def load_template(key: str, value: str) -> Template:
-    """The template that the config's `key` gives: a name, the text of a prompt with {question} in it, or the path of a
-    file that holds such a text.
+    """The template in the setting `key`: a name, the text of a prompt that contains {question}, or the path of a file
+    with such a text.
 
     Raises: ConfigError."""
     if value in TEMPLATES:
@@ -71,9 +71,11 @@ def load_template(key: str, value: str) -> Template:
             text = Path(value).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             raise ConfigError(
-                f"{key}: {value!r} is not a template ({', '.join(TEMPLATES)}), not a text with {PLACE} in it, and no "
-                f"file that can be read ({error})"
+                f"{key}: {value!r} is not a template ({', '.join(TEMPLATES)}), not a text with {PLACE}, and not a file "
+                f"that can be read ({error})"
             ) from error
     if text.count(PLACE) != 1:
-        raise ConfigError(f"{key}: the prompt must hold {PLACE} once, {value!r:.60} holds it {text.count(PLACE)} times")
+        raise ConfigError(
+            f"{key}: the prompt must contain {PLACE} once, {value!r:.60} contains it {text.count(PLACE)} times"
+        )
     return Template(text, PAPER.notice)

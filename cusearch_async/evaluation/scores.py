@@ -31,7 +31,7 @@ class Done:
 
 
 def is_over(done: Done, config: Config) -> bool:
-    """Whether the run's last version is scored, and its checkpoint there: without it, the next learner goes back."""
+    """Whether the run's last version is scored and its checkpoint exists; without it, the next learner goes back."""
     if done.version < config.run.steps:
         return False
     starts = epochs_and_steps(config.folder)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cusearch_async.algorithm.answers import sub_exact_match
 from cusearch_async.config import Config
 from cusearch_async.errors import EpisodeFailed, SearchRefused
-from cusearch_async.lifecycle.progress import SAY_S
+from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.rollout.episode import Player
 from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.interface import RunState
@@ -49,7 +49,7 @@ async def evaluate(player: Player, questions: Sequence[Question], temperature: f
         async with room:
             trajectory = await player.play(question, EVAL_TICKETS + number, 0, "evaluation", temperature)
         done += 1
-        if time.monotonic() - said > SAY_S:
+        if time.monotonic() - said > LOG_EVERY_S:
             log.info("played %d of %d episodes", done, len(questions))
             said = time.monotonic()
         return trajectory
@@ -103,8 +103,8 @@ def _score(members: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 async def score(player: Player, questions: Sequence[Question], version: int, at_once: int) -> Scores | None:
-    """The scores of the loaded version; None when a question could not be played, for a mean over the others would be
-    one of another test."""
+    """The scores of the loaded version; None when a question could not be played, because a mean over the other
+    questions cannot be compared."""
     try:
         return summarize(await evaluate(player, questions, 0.0, at_once), questions)
     except* (SearchRefused, EpisodeFailed) as failed:

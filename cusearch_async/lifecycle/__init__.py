@@ -1,1 +1,1 @@
-"""How a process of ours starts, where it runs, how it is asked to stop, and the processes that it starts itself."""
+"""Process set-up: command line, CPU and GPU placement, signals, child processes."""

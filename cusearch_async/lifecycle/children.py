@@ -1,4 +1,4 @@
-"""Processes that this one starts: none of them outlives it."""
+"""Child processes: none of them outlives this process."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from cusearch_async.lifecycle.ports import free_port
 log = logging.getLogger(__name__)
 
 LEAVE_S = 60.0
-"""What the other ranks of a learner that has done its work are given to end."""
+"""Seconds that the other ranks have to end after the learner has finished."""
 _PR_SET_PDEATHSIG = 1
 
 
 def start_child(
     command: Sequence[str], env: dict[str, str] | None = None, log_file: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process that does not outlive this one, not even after kill -9; signals are ours to pass on.
+    """Start a process that does not outlive this one, not even after kill -9. It gets no signals from the terminal.
 
-    With `log_file` its output is appended there, else it goes where ours goes."""
+    With `log_file` its output is appended to that file; otherwise it goes to the output of this process."""
     output = log_file.open("ab") if log_file else None
     try:
         return subprocess.Popen(
@@ -47,15 +47,15 @@ def start_child(
 
 
 def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
-    """The kernel sends this process a signal when the one that started it ends, in whatever way."""
+    """Let the kernel send this process the signal `by` when its parent ends for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
 
 
 @contextmanager
 def other_ranks(module: str, count: int) -> Iterator[int]:
-    """Be rank 0 of `count` with the other ranks as children, or the rank that RANK says; yields the rank.
+    """Run as rank 0 of `count` with the other ranks as children, or as the rank in RANK; yields the rank.
 
-    When another rank fails, this process ends too: it would wait for it in a collective."""
+    When another rank fails, this process ends too, because it would wait for that rank in a collective."""
     if "RANK" in os.environ or count == 1:
         yield int(os.environ.get("RANK", "0"))
         return
@@ -70,15 +70,15 @@ def other_ranks(module: str, count: int) -> Iterator[int]:
     try:
         yield 0
         ending.set()
-        _see_off(children)
+        _wait_for_other_ranks(children)
     finally:
         ending.set()
         for child in children:
             child.kill()
 
 
-def _see_off(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait for the other ranks of a learner that has done its work: how they leave changes nothing of it."""
+def _wait_for_other_ranks(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for the other ranks after the learner has finished. Their exit status does not change its result."""
     deadline = time.monotonic() + LEAVE_S
     for rank, child in enumerate(children, start=1):
         try:
@@ -87,7 +87,7 @@ def _see_off(children: Sequence[subprocess.Popen[bytes]]) -> None:
             log.warning("rank %d did not end within %g s; killed", rank, LEAVE_S)
         else:
             if status:
-                log.warning("rank %d ended with status %d when the learner had done its work", rank, status)
+                log.warning("rank %d ended with status %d after the learner had finished", rank, status)
 
 
 def _end_when_child_fails(rank: int, child: subprocess.Popen[bytes], ending: threading.Event) -> None:

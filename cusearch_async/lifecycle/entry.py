@@ -1,6 +1,6 @@
 """Entry points: the command line, the log on stderr, and one line for a failure.
 
-Imports nothing heavy: `cusearch --help` waits for it."""
+Imports no large library, because `cusearch --help` waits for this import."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in one line."""
+    """A parser that reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def parse(self) -> tuple[argparse.Namespace, list[str]]:
-        """The command line: a command's own arguments, and the settings that it overrides."""
+        """Parse the command line: the command's own arguments, and the overrides of settings."""
         own, overrides = split_overrides(sys.argv[1:])
         arguments, unknown = self.parse_known_args(own)
         if unknown:
@@ -36,7 +36,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What belongs to the command, and the overrides: `--section.key value`, `--section.key=value`, `--steps n`."""
+    """(the command's own arguments, overrides). Overrides are `--section.key value`, `--section.key=value`, `--steps
+    n`."""
     own: list[str] = []
     overrides: list[str] = []
     rest = list(arguments)
@@ -55,35 +56,35 @@ def log_to_stderr(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
     for noisy in ("httpx", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # Each of the Hub's retries is a warning; what fails in the end is said by us. Its library sets its level when it is
-    # imported, which may come later.
+    # The Hub's library warns at each retry; we report the final failure. It sets its level when it is imported, which
+    # may be later.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
 @contextmanager
-def last_words(name: str) -> Iterator[None]:
-    """Around all that an entry point does: a failure with a name ends the process with one line and status 1.
+def exit_with_one_line(name: str) -> Iterator[None]:
+    """Wraps an entry point: a known error ends the process with one line and status 1.
 
-    Names are those of `errors`, and of a file or folder that the system refuses. Anything else is a bug of ours, and
-    keeps its traceback."""
+    Known are the errors in `errors`, and system errors that name a file or folder. Anything else is a bug and keeps its
+    traceback."""
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
     except (CusearchError, OSError, ExceptionGroup) as error:
-        named = first_named(error)
+        named = known_error_message(error)
         if named is None:
             raise
         sys.exit(f"{name}: {named}")
 
 
-def first_named(error: BaseException) -> str | None:
-    """What to say of the error that ended a process, also from within the group of a TaskGroup; None for a bug."""
+def known_error_message(error: BaseException) -> str | None:
+    """The line for a known error, also from within an exception group; None for a bug."""
     if isinstance(error, CusearchError):
         return str(error)
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {error.strerror}; check the path, its permissions and the disk"
     if isinstance(error, BaseExceptionGroup):
-        found = (first_named(inner) for inner in error.exceptions)
+        found = (known_error_message(inner) for inner in error.exceptions)
         return next((inner for inner in found if inner is not None), None)
     return None

@@ -1,6 +1,6 @@
-"""Which cores and GPUs a process uses, and which other processes of the run it gives way to.
+"""The cores, GPUs and priority of a process.
 
-`settle` must run before torch is loaded, so nothing here imports it at the top."""
+`configure_process` must run before torch is loaded, so this module does not import torch at the top."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ log = logging.getLogger(__name__)
 _NICENESS = 10
 
 
-def settle(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
-    """Stay on `cores` and `gpus` (empty: all), with a thread a core, and let waiting threads sleep.
+def configure_process(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
+    """Restrict this process to `cores` and `gpus` (empty: all), with one thread per core, and let waiting threads
+    sleep.
 
-    OpenMP threads that spin while they wait starve the other processes of the run on a small machine. The
-    libraries read these variables when they are loaded, so this comes before torch is imported. Cores that
-    this machine does not have are left out; if none is left, all are used."""
+    On a small machine, OpenMP threads that spin while they wait starve the other processes of the run. The libraries
+    read these variables when they are loaded, so this must run before torch is imported. Cores that this machine does
+    not have are ignored; if none is left, all are used."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KMP_BLOCKTIME", "0")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if os.environ.get("MASTER_ADDR", LOOPBACK[0]) in LOOPBACK:  # else they listen at what the host's name stands for
+    if os.environ.get("MASTER_ADDR", LOOPBACK[0]) in LOOPBACK:  # the default is the address of the host's name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # vLLM would bind to cores of its own choice
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # vLLM would choose the cores itself
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # on CPU: the model lives in the engine's process
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a forked engine outlives its worker
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # of libraries about each other
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # libraries warn about each other
     warnings.simplefilter("ignore", FutureWarning)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
@@ -47,19 +48,18 @@ def settle(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
 
 
 def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
-    """The cores of process `index` of `count`; all of them when there are too few to share."""
+    """The cores of process `index` of `count`; all of them when there are fewer cores than processes."""
     return list(cores[index::count]) if len(cores) >= count else list(cores)
 
 
 def require_gpus(key: str, gpus: Sequence[int]) -> None:
-    """After `settle`, which has made `gpus` the only ones that this process sees.
+    """Check that CUDA finds `gpus`. Call it after `configure_process`, which hides all other GPUs.
 
-    Raises: ConfigError when the config names GPUs that CUDA does not find: torch would go on without a word, on the
-    CPU."""
+    Raises: ConfigError when CUDA does not find them: torch would silently use the CPU."""
     found = count_gpus() if gpus else 0
     if found < len(gpus):
         raise ConfigError(
-            f"{key} = {list(gpus)}, but CUDA finds {found} of them on this machine; name others (nvidia-smi lists "
+            f"{key} = {list(gpus)}, but CUDA finds {found} of them on this machine; name other GPUs (nvidia-smi lists "
             "them), or none to run without a GPU"
         )
 
@@ -73,16 +73,16 @@ def require_device(key: str, device: str) -> None:
 
 def count_gpus() -> int:
     """CUDA devices that torch can use in this process."""
-    import torch  # noqa: PLC0415  (reads what `settle` sets when it is loaded)
+    import torch  # noqa: PLC0415  (reads the variables of `configure_process` when it is loaded)
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def give_way() -> None:
-    """Take of the cores what the run's other processes leave free, and a tenth of what they keep busy.
+def lower_priority() -> None:
+    """Use the time that the run's other processes leave free, and about a tenth of busy cores.
 
-    Where Linux shares cores among sessions (autogroup), a nice process in a session of its own gives way to nobody:
-    then the session has to be nice, if it is ours alone."""
+    With autogroup, Linux divides the cores among sessions first, so the niceness of a process in its own session has no
+    effect. Then the niceness of the session is set too, if this process leads it."""
     os.nice(_NICENESS)
     session = Path("/proc/self/autogroup")
     if session.exists() and os.getsid(0) == os.getpid():

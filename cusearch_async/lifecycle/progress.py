@@ -1,4 +1,4 @@
-"""Saying in the log what is waited for."""
+"""Logs what a process is waiting for."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SAY_S = 5.0
-"""Seconds between two lines about what is still waited for."""
+LOG_EVERY_S = 5.0
+"""Seconds between two lines about the same wait."""
 
 
 @contextmanager
-def saying(log: logging.Logger, what: str) -> Iterator[None]:
-    """Around what may take long, also what blocks: every SAY_S a thread logs `what`, and how long it has lasted."""
+def log_waiting(log: logging.Logger, what: str) -> Iterator[None]:
+    """Wraps an operation that may take long: every LOG_EVERY_S a thread logs `what` and the seconds so far. Works for
+    blocking operations too."""
     began, ended = time.monotonic(), threading.Event()
 
     def say() -> None:
-        while not ended.wait(SAY_S):
+        while not ended.wait(LOG_EVERY_S):
             log.info("%s: %.0f s", what, time.monotonic() - began)
 
-    thread = threading.Thread(target=say, name="saying", daemon=True)
+    thread = threading.Thread(target=say, name="log_waiting", daemon=True)
     thread.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop, and ending what it does when one comes."""
+"""Signals that ask a process to stop, and how it stops its work."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 CANCEL_AGAIN_S = 1.0
-"""Seconds that a cancelled task is given before it is cancelled once more."""
+"""Seconds after which a cancelled task that still runs is cancelled again."""
 
 
 def stop_signals() -> list[signal.Signals]:
-    """What asks a process to end in good order: ctrl-C, SIGTERM, and a terminal that is closed or an ssh that is cut
-    off; not the last where `nohup` has said so."""
+    """The signals that ask a process to stop cleanly: SIGINT, SIGTERM, and SIGHUP (a closed terminal or ssh connection)
+    unless `nohup` ignores it."""
     hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that `stop_signals` set; loops watch it and end by themselves."""
+    """An event that is set by `stop_signals`; loops check it and end."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in stop_signals():
@@ -28,7 +28,7 @@ def stop_on_signals() -> asyncio.Event:
 
 
 async def unless_stopped(work: asyncio.Future[Any], stop: asyncio.Event) -> bool:
-    """Wait for `work`, or end it when `stop` is set; whether it was done."""
+    """Wait for `work`, or cancel it when `stop` is set. True when the work is done."""
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -39,7 +39,7 @@ async def unless_stopped(work: asyncio.Future[Any], stop: asyncio.Event) -> bool
 
 
 async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel tasks until they have ended: a library in between may swallow one cancellation."""
+    """Cancel tasks until they have ended: a library may swallow one cancellation."""
     while running := [task for task in tasks if not task.done()]:
         for task in running:
             task.cancel()

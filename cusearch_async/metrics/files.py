@@ -61,4 +61,4 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 @functools.cache
 def _name_skipped(path: Path, number: int) -> None:
     """Once, however often the file is read."""
-    log.warning("%s, line %d is torn; it is skipped", path, number)
+    log.warning("%s, line %d is damaged; it is skipped", path, number)

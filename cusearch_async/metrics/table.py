@@ -129,15 +129,13 @@ FAMILIES = (
         "The buffer",
         "metrics/step.py",
         (
-            Metric("buffer/buffered", "trajectories", "that wait", "it stays at its limit"),
-            Metric("buffer/bytes", "bytes", "of their payloads"),
-            Metric(
-                "buffer/requeued", "total", "tickets that went to another worker: a lease ran out, an episode failed"
-            ),
+            Metric("buffer/buffered", "trajectories", "buffered now", "it stays at its limit"),
+            Metric("buffer/bytes", "bytes", "payload of the buffered trajectories"),
+            Metric("buffer/requeued", "total", "tickets that were requeued: a lease ran out, or an episode failed"),
             Metric("buffer/incomplete_groups", "total", "incomplete groups", "it grows"),
             Metric("buffer/failed_rollouts", "total", "the rollouts they lack", "it grows"),
             Metric("buffer/quarantined", "total", "trajectories that must not be trained on", "> 0"),
-            Metric("buffer/lost", "total", "trajectories that had gone from Redis when they were claimed", "> 0"),
+            Metric("buffer/lost", "total", "trajectories that disappeared from Redis before they were claimed", "> 0"),
             Metric("buffer/late_refused", "total", "trajectories that came after their group had closed"),
         ),
     ),

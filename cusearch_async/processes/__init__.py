@@ -1,1 +1,1 @@
-"""What each process of a run builds and runs, one module a process."""
+"""The processes of a run, one module each."""

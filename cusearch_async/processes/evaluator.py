@@ -1,7 +1,7 @@
-"""The evaluator process: scores published versions on held-out questions while the run goes on.
+"""The evaluator process: scores published versions on held-out questions while the run is going on.
 
-It has an engine of its own and takes no tickets: training does not wait for it, and it skips versions that come
-faster than it can score them."""
+It has its own engine and takes no tickets. Training does not wait for it. When versions come faster than it can score
+them, it skips some."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POLL_S = 0.5
 
 
 async def run(config: Config) -> None:
-    """Score every `eval.every` steps, and the last version; ends with the run, or with a signal."""
+    """Score every `eval.every` steps, and the last version. Ends with the run, or on a signal."""
     stop = stop_on_signals()
     questions = load_eval_questions(config)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
@@ -58,7 +58,7 @@ async def score_versions(
     config: Config,
     stop: asyncio.Event,
 ) -> None:
-    """Until the run is over, or `stop` is set."""
+    """Score versions until the run is over, or `stop` is set."""
     loader = PatientLoader(engine, WeightStore(config.folder / "weights"), config.redis.outage_s)
     done = Done(config.folder)
     await wait_until_announced(buffer, stop.is_set)
@@ -81,13 +81,15 @@ async def score_versions(
 async def load_due(
     buffer: WorkerBuffer, engine: Engine, loader: PatientLoader, done: Done, config: Config
 ) -> int | None:
-    """Load the announced version if it is time to score it; None when it is not.
+    """Load the announced version if it is due for scoring; None when it is not.
 
-    Raises: ContractMismatch when a learner has changed the run since."""
+    Raises: ContractMismatch when a learner has changed the run contract."""
     state = await buffer.state()
     done.follow(state.weights)
     if not is_due(state, done.version, config):
         return None
     await buffer.check_contract()
-    is_last = state.published == config.run.steps  # before it there may be a newer one to score
+    is_last = (
+        state.published == config.run.steps
+    )  # for any other version a newer one may come, so failing to load it is no reason to exit
     return engine.version if await loader.load(state.weights, check=False, idle=is_last) else None

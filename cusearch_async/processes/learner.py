@@ -1,4 +1,4 @@
-"""The learner process: one rank of it. Rank 0 continues from the newest checkpoint and trains; the others follow it."""
+"""One rank of the learner. Rank 0 continues from the newest checkpoint and trains; the other ranks follow it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from cusearch_async.transport.run_contract import contract_of
 
 
 def run(config: Config, accept_changes: bool = False) -> None:
-    """One rank of the learner, from start to end of the run. `accept_changes`: settings may differ from those of the
-    last start in what the run means."""
+    """Run one rank of the learner until the end of the run. With `accept_changes`, settings that change what the run
+    means may differ from the last start."""
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
     ranks = Ranks()
     if ranks.size != config.learner.ranks:
-        raise ConfigError(f"learner.ranks = {config.learner.ranks}, but WORLD_SIZE is {ranks.size}; set them alike")
+        raise ConfigError(
+            f"learner.ranks = {config.learner.ranks}, but WORLD_SIZE is {ranks.size}; set both to the same number"
+        )
     questions = load_run_questions(config)
     if not ranks.is_leader:
         follow(config, ranks)
@@ -37,7 +39,7 @@ def run(config: Config, accept_changes: bool = False) -> None:
 
 
 def follow(config: Config, ranks: Ranks) -> None:
-    """Be a rank other than 0. Signals are left to rank 0, which stops the others when it has saved."""
+    """Run a rank other than 0. It ignores signals: rank 0 stops the other ranks after it has saved."""
     die_with_parent(signal.SIGKILL)
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)

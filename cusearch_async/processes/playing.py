@@ -1,4 +1,4 @@
-"""What plays episodes, opened the same way by rollout workers, the evaluator and `cusearch eval`."""
+"""Opens the engine and the player of episodes, for rollout workers, the evaluator and `cusearch eval`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cusearch_async.rollout.episode import Player
 
 
 async def reach_retriever(search: SearchClient, config: Config, stop: asyncio.Event) -> bool:
-    """Wait until the retriever answers, if the run has one; False when `stop` was set before.
+    """Wait until the retriever answers, if the run has one. False when `stop` is set first.
 
     Raises: RetrievalUnavailable after run.wait_s, SearchRefused."""
     if not config.uses_retriever:
@@ -30,7 +30,7 @@ async def reach_retriever(search: SearchClient, config: Config, stop: asyncio.Ev
 
 @contextmanager
 def open_player(config: Config, model: str, tokenizer: Any, search: Search) -> Iterator[tuple[Engine, Player]]:
-    """An engine that has loaded `model`, and a player of the config's environments on it. Raises: EngineDied."""
+    """An engine that has loaded `model`, and a player that uses it in the config's environments. Raises: EngineDied."""
     engine = Engine.start(model, tokenizer, config)
     try:
         yield engine, Player(engine, config.environments(search), tokenizer, config.episode, config.run.seed)

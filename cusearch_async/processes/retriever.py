@@ -12,7 +12,7 @@ from cusearch_async.data.questions import load_corpus
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
 from cusearch_async.http_server import serve
-from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.retrieval import indexing
 from cusearch_async.retrieval.backend import Backend
 from cusearch_async.retrieval.local import Degradation, IndexBackend
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 async def run(config: Config) -> None:
-    """Serve until a signal comes."""
-    with saying(log, "waiting for the corpus and its index to be loaded"):
+    """Serve until a signal arrives."""
+    with log_waiting(log, "waiting for the corpus and its index to be loaded"):
         backend = await asyncio.to_thread(make_backend, config)
     try:
         application = Retriever(backend, config.retriever.topk).application()
@@ -58,14 +58,16 @@ def make_backend(config: Config) -> Backend:
 
 
 def own_backend(name: str, options: dict[str, Any]) -> Backend:
-    """A user's backend, `package.module:Name`. Raises: ConfigError when it cannot be had, or is none."""
+    """A user's backend, `package.module:Name`. Raises: ConfigError when it cannot be made, or is not a Backend."""
     make = load_function("retriever.backend", name, BACKENDS)
     try:
         backend: Backend = make(**options)
     except TypeError as error:
         raise ConfigError(f"retriever.options {options} do not fit {name}: {error}") from error
-    needed = ("deterministic", "accepts_draw", "search", "facts", "close")
+    needed = ("deterministic", "accepts_draw", "search", "figures", "close")
     missing = [member for member in needed if not hasattr(backend, member)]
     if missing:
-        raise ConfigError(f"retriever.backend: {name} is no retrieval.backend.Backend, it has no {', '.join(missing)}")
+        raise ConfigError(
+            f"retriever.backend: {name} is not a retrieval.backend.Backend, it has no {', '.join(missing)}"
+        )
     return backend

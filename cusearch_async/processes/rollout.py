@@ -1,4 +1,4 @@
-"""The rollout process: one engine, many episodes at once."""
+"""The rollout worker process: one engine, many episodes at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.environments import NoSearch
-from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.models import check_model, vocab_size
 from cusearch_async.processes.playing import open_player, reach_retriever
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 async def run(config: Config, name: str) -> None:
-    """Be the rollout worker `name` until a signal comes."""
+    """Run the rollout worker `name` until a signal arrives."""
     stop = stop_on_signals()
-    with saying(log, "waiting for the questions to be read"):
+    with log_waiting(log, "waiting for the questions to be read"):
         questions = load_run_questions(config)
         tokenizer = check_model(config.model.location, config.episode.max_tokens)
         check_lengths(questions.all, config.environments(NoSearch()), tokenizer, config.episode)
@@ -41,4 +41,4 @@ async def run(config: Config, name: str) -> None:
             store = WeightStore(config.folder / "weights")
             log.info("ready")
             await RolloutLoop(name, config, buffer, engine, store, player, search, questions).run(stop)
-            log.info("stopped; its tickets went back")
+            log.info("stopped; its tickets are released")

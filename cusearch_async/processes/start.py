@@ -1,7 +1,8 @@
 """The processes of a run: `python -m cusearch_async.processes.start NAME CONFIG [--section.key value]...`.
 
-A module of its own, because nothing heavy may be imported before `settle` has run, and not `__main__`, because
-multiprocessing does not import that one in the engine's process (see `lifecycle.spawned`)."""
+This is a separate module because no large library may be imported before `configure_process` has run. It is not called
+`__main__` because multiprocessing does not import a `__main__` module in the engine's process (see
+`lifecycle.spawned`)."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from pathlib import Path
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.children import other_ranks
-from cusearch_async.lifecycle.entry import Parser, last_words, log_to_stderr
-from cusearch_async.lifecycle.placement import give_way, require_gpus, settle, share_of
+from cusearch_async.lifecycle.entry import Parser, exit_with_one_line, log_to_stderr
+from cusearch_async.lifecycle.placement import configure_process, lower_priority, require_gpus, share_of
 from cusearch_async.lifecycle.spawned import die_with_worker
 
 MODULE = "cusearch_async.processes.start"
@@ -25,11 +26,11 @@ die_with_worker()
 
 
 def learner(config: Config, accept_changes: bool = False) -> None:
-    """Pulls pools, selects, trains, publishes weights.
+    """Claims pools, selects, trains, publishes weights.
 
-    With learner.ranks > 1 it starts the other ranks itself; under torchrun it is the rank that RANK says."""
+    With learner.ranks > 1 it starts the other ranks itself; under torchrun it is the rank in RANK."""
     with other_ranks(MODULE, config.learner.ranks) as rank:
-        settle(share_of(config.learner.cores, rank, config.learner.ranks), config.learner.gpus)
+        configure_process(share_of(config.learner.cores, rank, config.learner.ranks), config.learner.gpus)
         require_gpus("learner.gpus", config.learner.gpus)
         from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
 
@@ -37,10 +38,10 @@ def learner(config: Config, accept_changes: bool = False) -> None:
 
 
 def rollout(config: Config) -> None:
-    """Plays search episodes with the newest weights and streams them into the buffer."""
+    """Plays episodes with the newest weights, and puts the trajectories into the buffer."""
     index = int(os.environ.get("CUSEARCH_WORKER_INDEX", "0"))
     gpus = config.rollout.gpus[index : index + 1]
-    settle(share_of(config.rollout.cores, index, config.rollout.workers), gpus)
+    configure_process(share_of(config.rollout.cores, index, config.rollout.workers), gpus)
     require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 
@@ -48,11 +49,11 @@ def rollout(config: Config) -> None:
 
 
 def evaluator(config: Config) -> None:
-    """Scores published versions on held-out questions, beside the run."""
+    """Scores published versions on held-out questions during the run."""
     if not config.eval.every:
-        raise ConfigError("eval.every is 0: nothing is to be scored during the run; set it to a number of steps")
-    give_way()
-    settle(config.eval.cores, config.eval.gpus)
+        raise ConfigError("eval.every is 0, so no version is scored during the run; set it to a number of steps")
+    lower_priority()
+    configure_process(config.eval.cores, config.eval.gpus)
     require_gpus("eval.gpus", config.eval.gpus)
     from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)
 
@@ -61,7 +62,7 @@ def evaluator(config: Config) -> None:
 
 def retriever(config: Config) -> None:
     """Serves searches over a corpus, `POST /retrieve`."""
-    settle([])
+    configure_process([])
     from cusearch_async.processes import retriever  # noqa: PLC0415  (libraries read the settings above when loaded)
 
     asyncio.run(retriever.run(config))
@@ -81,17 +82,17 @@ def main() -> None:
         description="One process of a run.",
         epilog="Settings of the config can be overridden: --section.key value",
     )
-    parser.add_argument("name", choices=PROCESSES, help="which one")
+    parser.add_argument("name", choices=PROCESSES, help="which process")
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument(
-        "--accept-changes", action="store_true", help="learner: go on with settings that change what the run means"
+        "--accept-changes", action="store_true", help="learner: continue with settings that change what the run means"
     )
     arguments, overrides = parser.parse()
     log_to_stderr(arguments.name)
     process = PROCESSES[arguments.name]
     if arguments.name == "learner":
         process = functools.partial(learner, accept_changes=arguments.accept_changes)
-    with last_words(arguments.name):
+    with exit_with_one_line(arguments.name):
         process(load_config(arguments.config, overrides))
 
 

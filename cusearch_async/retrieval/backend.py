@@ -1,4 +1,4 @@
-"""What a search engine is to the retriever process: queries in, scored passages out."""
+"""The interface of search engines for the retriever process: queries in, scored passages out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Scored = tuple[Passage, float]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Whose search it is: what a simulated engine (ZeroSearch) is told."""
+    """The trajectory that searches, for a simulated engine (ZeroSearch)."""
 
     question: str
     answers: tuple[str, ...]
@@ -25,27 +25,27 @@ class Context:
 class Query:
     text: str
     draw: int
-    """The random number of this search: equal draws get equal noise."""
+    """The random number of this search: equal draws give equal noise."""
     context: Context | None = None
 
 
 class Backend(Protocol):
     @property
     def deterministic(self) -> bool:
-        """Equal queries get equal documents, whoever asks and whatever the draw."""
+        """Whether equal queries get equal documents, for every client and draw."""
         ...
 
     @property
     def accepts_draw(self) -> bool:
-        """The draw decides about documents or waiting time, so a search is only repeatable with it."""
+        """Whether the draw changes the documents or the latency, so that only a search with a draw is repeatable."""
         ...
 
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         """For each query at most `topk` documents, best first; none when nothing is found. Raises: SearchFailed."""
         ...
 
-    def facts(self) -> dict[str, str | int | float]:
-        """Figures for `/health` and `/metrics`, by name; numbers and short texts."""
+    def figures(self) -> dict[str, str | int | float]:
+        """Values for `/health` and `/metrics`, by name: numbers and short texts."""
         ...
 
     async def close(self) -> None: ...

@@ -49,7 +49,7 @@ class Bm25Index:
 
         Raises: ConfigError when there is none, or it is of another corpus, or damaged."""
         path = folder / _INDEX
-        manifest.check(path, _facts(fingerprint, len(passages)), missing="no finished index")
+        manifest.check(path, _dependencies(fingerprint, len(passages)), missing="no finished index")
         try:
             index = bm25s.BM25.load(path, mmap=True, show_progress=False)
             index.backend = "numba"  # on a million passages six times as fast; a small corpus is not worth its start
@@ -99,7 +99,7 @@ def build(passages: Sequence[Passage], folder: Path, fingerprint: str, on_progre
         index.rename(old)
     published.publish(index)
     remove(old)
-    manifest.seal(index, _facts(fingerprint, len(passages)))
+    manifest.seal(index, _dependencies(fingerprint, len(passages)))
     shutil.rmtree(chunks)
 
 
@@ -116,7 +116,7 @@ def _begin(folder: Path, chunks: Path, fingerprint: str) -> None:
     """Chunks of the same corpus are kept, others are dropped."""
     source = chunks / "corpus"
     if source.exists() and source.read_text(encoding="utf-8") != fingerprint:
-        log.warning("%s holds pieces of another corpus; starting over", chunks)
+        log.warning("%s holds parts of another corpus; starting again", chunks)
         shutil.rmtree(chunks)
     manifest.break_seal(folder / _INDEX)
     chunks.mkdir(parents=True, exist_ok=True)
@@ -145,6 +145,6 @@ def _load_chunk(file: Path, vocabulary: dict[str, int]) -> list[list[int]]:
     return [row.tolist() for row in np.split(renumbered[flat], np.cumsum(lengths)[:-1])]
 
 
-def _facts(fingerprint: str, passages: int) -> dict[str, Any]:
+def _dependencies(fingerprint: str, passages: int) -> dict[str, Any]:
     """What an index depends on."""
     return {"format": FORMAT, "corpus": fingerprint, "passages": passages}

@@ -1,13 +1,13 @@
 """The search client of a rollout worker: Search-R1's protocol, over one aiohttp session.
 
-A retriever that fails is not a search that finds nothing: failures are retried until the retriever has been down for
-`outage_s`, then raised as RetrievalUnavailable. They never become documents. A search that fails for so long while
-others are answered, or that is refused as wrong, is SearchRefused. Nothing that a retriever answers is trusted: its
-length, depth, characters and redirects are bounded here.
+A failure of the retriever is different from a search without results: failures are retried until the retriever has been
+down for `outage_s`, and then raise RetrievalUnavailable. They never become documents. A search that fails for that long
+while others are answered, or that is refused as invalid, raises SearchRefused. Answers are not trusted: their length,
+nesting, characters and redirects are limited here.
 
-Whether equal queries may share an answer, and whether the search's random number is sent, the retriever itself says
-in its /health: it is asked before the first search, and again after every failed attempt, because what answers then
-may be another retriever. Where it does not say, `retriever.deterministic` does.
+The retriever's /health reports whether equal queries may share an answer, and whether it accepts the random number of a
+search. The client asks it before the first search, and again after every failed attempt, because another retriever may
+answer then. If /health does not report it, `retriever.deterministic` decides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 from cusearch_async.config import Config, EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
 from cusearch_async.in_flight import InFlight
-from cusearch_async.lifecycle.progress import SAY_S
+from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.retrieval import protocol
 from cusearch_async.retrieval.backend import Context, Query
 from cusearch_async.surrogates import without_surrogates
@@ -40,20 +40,20 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _BREAKS_AFTER = 8
-"""Failures in a row, of all episodes together, until only one search at a time is tried."""
+"""Failures in a row, over all episodes, after which only one search at a time is tried."""
 _REMEMBERED = 1000
 _ERROR_BYTES = 800
-"""Of an answer that is an error; it is only quoted."""
+"""Bytes of an error answer that are read for the message."""
 _WRONG_REQUEST = (400, 413, 422)
-"""Statuses that asking again cannot change. Gateways answer 401, 403 and 404 while what is behind them is down."""
+"""Statuses that a retry cannot change. 401, 403 and 404 are retried: gateways send them while their backend is down."""
 _NOT_IMPLEMENTED = 501
 _FAILURES = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, RecursionError)
 _PROBE = Question(id="probe", text="Is anyone there?", answers=("yes",), category="probe")
 
 
 class SearchClient:
-    """Every episode of a worker searches through it. Equal queries that are in flight to a deterministic retriever are
-    asked once."""
+    """The client for all episodes of a worker. With a deterministic retriever, equal queries in flight are sent
+    once."""
 
     def __init__(
         self, session: aiohttp.ClientSession, settings: RetrieverConfig, episode: EpisodeConfig, questions_per_step: int
@@ -63,19 +63,19 @@ class SearchClient:
         self._settings = settings
         self._episode = episode
         self._questions_per_step = questions_per_step
-        self._unsaid = protocol.Behaviour(settings.deterministic, accepts_draw=False)
-        """What is assumed of a retriever that does not say how it behaves."""
-        self._behaviour = self._unsaid
+        self._default_behaviour = protocol.Behaviour(settings.deterministic, accepts_draw=False)
+        """The behaviour of a retriever that does not report it."""
+        self._behaviour = self._default_behaviour
         self._is_behaviour_known = False
         self._health: InFlight[str, None] = InFlight()
         self._searches: InFlight[tuple[str, Context | None], list[str]] = InFlight()
         self._one_at_a_time = asyncio.Lock()
         self._failed_in_a_row = 0
         self._retrying: set[object] = set()
-        """Searches whose last attempt failed. Without any nothing is known of the retriever, so it is not down."""
+        """Searches whose last attempt failed. Without any, the retriever does not count as down."""
         self._down_since: float | None = None
-        self._trouble = ""
-        """Why the last attempt failed, and how long that is borne; empty after a search that was answered."""
+        self._last_failure = ""
+        """Why the last attempt failed, and how long the client retries; empty after an answered search."""
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self.searches = 0
         self.shared = 0
@@ -85,8 +85,8 @@ class SearchClient:
 
     @staticmethod
     def session(settings: RetrieverConfig) -> aiohttp.ClientSession:
-        """The session to give to a client; the caller closes it. Nothing is decompressed, or a small answer could be a
-        large one."""
+        """The session for a client; the caller closes it. Answers are not decompressed, because a small one could
+        become very large."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=settings.max_connections),
             timeout=aiohttp.ClientTimeout(total=settings.timeout_s),
@@ -97,45 +97,44 @@ class SearchClient:
     @classmethod
     @asynccontextmanager
     async def open(cls, config: Config) -> AsyncIterator[SearchClient]:
-        """A client that says in the log while its retriever is down; its searches end with it."""
+        """A client that logs while its retriever is down. Its searches are cancelled at the end."""
         async with cls.session(config.retriever) as session:
             client = cls(session, config.retriever, config.episode, config.questions_per_step)
-            saying = asyncio.create_task(client._say_while_down())
+            logging_outage = asyncio.create_task(client._log_outage())
             try:
                 yield client
             finally:
-                saying.cancel()
-                await asyncio.gather(saying, return_exceptions=True)
+                logging_outage.cancel()
+                await asyncio.gather(logging_outage, return_exceptions=True)
                 await client.close()
 
     async def close(self) -> None:
-        """Cancel the searches that are in flight for nobody any more."""
+        """Cancel all searches in flight."""
         await self._searches.close()
         await self._health.close()
 
     async def wait_until_answering(self, timeout_s: float) -> None:
         """Ask the retriever how it behaves, and for a first search.
 
-        Raises: RetrievalUnavailable when that is not answered properly within `timeout_s`; SearchRefused when it is
-        refused."""
-        await self._insist(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
+        Raises: RetrievalUnavailable without a valid answer within `timeout_s`; SearchRefused when it is refused."""
+        await self._search_until_answered(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
 
     async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
         """Contents of the documents found, best first; empty when there are none. `draw` is the search's own random
-        number; `question` and `ticket` say whose search it is.
+        number; `question` and `ticket` identify the trajectory that searches.
 
-        Raises: RetrievalUnavailable when the retriever answers nobody properly for `outage_s`; SearchRefused when it
-        answers others, refuses this search as wrong, or finds too much."""
+        Raises: RetrievalUnavailable when the retriever gives no valid answer for `outage_s`; SearchRefused when it
+        answers only other searches, refuses this search as invalid, or its answer is too long."""
         asked = Query(without_surrogates(query), draw, self._context(question, ticket))
         if self._behaviour.deterministic:
             key = asked.text, asked.context
             is_shared = key in self._searches
-            found = await self._searches.share(key, lambda: self._insist(asked, self._settings.outage_s))
+            found = await self._searches.share(key, lambda: self._search_until_answered(asked, self._settings.outage_s))
             if not is_shared or self._behaviour.deterministic:
                 self.shared += is_shared
                 return list(found)
-            # It has come back as one that draws, so this search needs an answer of its own.
-        return await self._insist(asked, self._settings.outage_s)
+            # The retriever is no longer deterministic, so this search needs its own answer.
+        return await self._search_until_answered(asked, self._settings.outage_s)
 
     @property
     def down_s(self) -> float:
@@ -156,23 +155,23 @@ class SearchClient:
         }
 
     def _context(self, question: Question, ticket: int) -> Context | None:
-        """Only a simulated engine is told whose search it is: no other may see the answers."""
+        """The context, only for a simulated engine: no other backend may see the gold answers."""
         if self._settings.backend != "zerosearch":
             return None
         return Context(question.text, question.answers, ticket // self._questions_per_step)
 
-    async def _insist(self, query: Query, outage_s: float) -> list[str]:
+    async def _search_until_answered(self, query: Query, outage_s: float) -> list[str]:
         began, this = time.monotonic(), object()
         try:
             while True:
                 try:
-                    found = await self._guarded(query)
+                    found = await self._ask_through_breaker(query)
                 except SearchRefused:  # that is an answer
                     self._is_up()
                     raise
                 except _FAILURES as error:
                     self._retrying.add(this)
-                    self._bear(error, query, began, outage_s)
+                    self._note_failure(error, query, began, outage_s)
                     await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.5))
                 else:
                     self.searches += 1
@@ -184,36 +183,38 @@ class SearchClient:
             if not self._retrying:
                 self._is_up()
 
-    def _bear(self, error: Exception, query: Query, began: float, outage_s: float) -> None:
-        """Take note of a failed attempt. Raises what it means once it has lasted too long."""
+    def _note_failure(self, error: Exception, query: Query, began: float, outage_s: float) -> None:
+        """Record a failed attempt. Raises: RetrievalUnavailable or SearchRefused when it has failed for too long."""
         self.failures[_kind(error)] += 1
         self._failed_in_a_row += 1
         self._is_behaviour_known = False
         self._down_since = self._down_since or time.monotonic()
-        self._trouble = f"{_told(error)}; waiting up to {outage_s:g} s"
+        self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
         if self.down_s + self._pause_s > outage_s:
             raise RetrievalUnavailable(
-                f"the retriever at {self._settings.url} has not answered properly for {outage_s:g} s ({_told(error)}); "
-                "start it (`python -m cusearch_async.processes.start retriever CONFIG`) or fix retriever.url"
+                f"the retriever at {self._settings.url} has given no valid answer for {outage_s:g} s "
+                f"({_describe(error)}); start it (`python -m cusearch_async.processes.start retriever CONFIG`), or fix "
+                "retriever.url"
             ) from error
         if time.monotonic() - began > outage_s:
             raise SearchRefused(
-                f"the retriever at {self._settings.url} answers others, but for {outage_s:g} s not the search for "
-                f"{query.text!r:.200} ({_told(error)})"
+                f"the retriever at {self._settings.url} answers other searches, but for {outage_s:g} s not the search "
+                f"for {query.text!r:.200} ({_describe(error)})"
             ) from error
 
     def _is_up(self) -> None:
         self._failed_in_a_row = 0
         self._down_since = None
-        self._trouble = ""
+        self._last_failure = ""
 
     @property
     def _pause_s(self) -> float:
-        """Between two attempts: longer the longer the retriever is down."""
+        """The pause between two attempts; it grows with the length of the outage."""
         return min(max(_FIRST_PAUSE_S, self.down_s / 4), _LONGEST_PAUSE_S)
 
-    async def _guarded(self, query: Query) -> list[str]:
-        """Circuit breaker: a retriever in trouble gets one attempt at a time, with pauses, until one is answered."""
+    async def _ask_through_breaker(self, query: Query) -> list[str]:
+        """Circuit breaker: after several failures only one attempt at a time is made, with pauses, until one
+        succeeds."""
         if self._failed_in_a_row < _BREAKS_AFTER:
             return await self._ask(query)
         async with self._one_at_a_time:
@@ -243,15 +244,14 @@ class SearchClient:
         if answer is None:
             raise SearchRefused(
                 f"the retriever at {url} answers {asked} with more than retriever.max_answer_mib "
-                f"({self._settings.max_answer_mib}); shorten its passages, or raise that"
+                f"({self._settings.max_answer_mib}); shorten its passages, or raise this limit"
             )
         longest = self._episode.max_observation_characters
         (contents,) = protocol.decode_answer(json.loads(answer))
         return [without_surrogates(text[:longest]) for text in contents]
 
     async def _ask_behaviour(self) -> None:
-        """Raises whatever went wrong. A server that has no /health, or says something else there, is none that
-        fails."""
+        """Read /health. Raises whatever went wrong; a server without /health, or with another answer there, is fine."""
         try:
             async with self._session.get(f"{self._settings.url}/health", allow_redirects=False) as response:
                 if response.status >= 500 and response.status != _NOT_IMPLEMENTED:
@@ -259,14 +259,14 @@ class SearchClient:
                 answer = await _read(response, self._settings.max_answer_mib << 20) if response.status == 200 else None
         except TimeoutError as error:
             raise TimeoutError("GET /health") from error
-        self._behaviour = protocol.decode_health(answer or b"") or self._unsaid
+        self._behaviour = protocol.decode_health(answer or b"") or self._default_behaviour
         self._is_behaviour_known = True
 
-    async def _say_while_down(self) -> None:
+    async def _log_outage(self) -> None:
         while True:
-            await asyncio.sleep(SAY_S)
-            if self._trouble:
-                log.warning("retriever at %s down for %.0f s: %s", self._settings.url, self.down_s, self._trouble)
+            await asyncio.sleep(LOG_EVERY_S)
+            if self._last_failure:
+                log.warning("retriever at %s down for %.0f s: %s", self._settings.url, self.down_s, self._last_failure)
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
@@ -280,17 +280,17 @@ async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
 
 
 async def _error_text(response: aiohttp.ClientResponse) -> str:
-    """What an answer that is an error says, or where it points to."""
+    """The text of an error answer, or the target of a redirect."""
     if 300 <= response.status < 400:
         return f"it redirects to {response.headers.get('Location', 'nowhere')!r:.200}, and redirects are not followed"
     return (await response.content.read(_ERROR_BYTES)).decode(errors="replace")[:200]
 
 
-def _status_error(response: aiohttp.ClientResponse, told: str) -> aiohttp.ClientResponseError:
-    return aiohttp.ClientResponseError(response.request_info, response.history, status=response.status, message=told)
+def _status_error(response: aiohttp.ClientResponse, text: str) -> aiohttp.ClientResponseError:
+    return aiohttp.ClientResponseError(response.request_info, response.history, status=response.status, message=text)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return f"it answers {error.status}: {error.message}"
     if isinstance(error, aiohttp.ClientConnectorError) and error.errno and error.errno > 0:

@@ -1,4 +1,4 @@
-"""A corpus in a file: Search-R1's JSON lines, read where they lie."""
+"""A corpus in a file of Search-R1's JSON lines, memory-mapped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Corpus(Sequence[Passage]):
             if line.strip():
                 where = f"{path}, line {number}"
                 if half := half_character(_read_line(line, where)["contents"]):
-                    raise ConfigError(f"{where}: 'contents' holds half a character, {half}; write it whole")
+                    raise ConfigError(f"{where}: 'contents' holds half a character, {half}; fix the text")
                 starts.append(position)
             position += len(line)
             if number % _EVERY == 0:

@@ -164,12 +164,12 @@ class DenseIndex:
         Raises: ConfigError naming the folder and the difference when there is no index, it is of another corpus or
         encoder, or damaged."""
         missing = "an unfinished index" if (folder / _PROGRESS).exists() else "no index"
-        made = manifest.check(folder / _INDEX, _facts(settings, fingerprint, len(passages)), missing)
+        made = manifest.check(folder / _INDEX, _dependencies(settings, fingerprint, len(passages)), missing)
         encoder = Encoder(settings)
         if not _is_same_encoder(made, encoder):
             raise ConfigError(
-                f"retriever.index {folder} is of another encoder (dim {made.get('dim')}) than the one that is now at "
-                f"{settings.encoder!r} (dim {encoder.dim}); {manifest.REMEDY}"
+                f"retriever.index {folder} was made with another encoder (dim {made.get('dim')}) than the one that is "
+                f"now at {settings.encoder!r} (dim {encoder.dim}); {manifest.REMEDY}"
             )
         return cls(passages, _read_index(folder / _INDEX, made), encoder, settings.probes)
 
@@ -204,19 +204,19 @@ def build(
     _check_not_empty(passages)
     folder.mkdir(parents=True, exist_ok=True)
     encoder = Encoder(settings)
-    facts = {
-        **_facts(settings, fingerprint, len(passages)),
+    dependencies = {
+        **_dependencies(settings, fingerprint, len(passages)),
         "dim": encoder.dim,
         "probe": [round(value, 6) for value in encoder.probe.tolist()],
     }
-    vectors = _encode_in_chunks(passages, folder, encoder, facts, on_progress)
+    vectors = _encode_in_chunks(passages, folder, encoder, dependencies, on_progress)
     log.info("making the %s index of %d vectors", settings.kind, len(passages))
     index = folder / _INDEX
     with published.writing(index) as unfinished:
         faiss.write_index(_index_of(vectors, settings), str(unfinished))
     manifest.break_seal(index)
     published.publish(index)
-    manifest.seal(index, facts)
+    manifest.seal(index, dependencies)
     (folder / _PROGRESS).unlink()
     (folder / _VECTORS).unlink()
 
@@ -226,7 +226,7 @@ def _check_not_empty(passages: Sequence[Passage]) -> None:
         raise ConfigError("retriever.corpus holds no passages; an index needs at least one")
 
 
-def _facts(settings: DenseConfig, fingerprint: str, passages: int) -> dict[str, Any]:
+def _dependencies(settings: DenseConfig, fingerprint: str, passages: int) -> dict[str, Any]:
     """What an index depends on. The query's prefix and length are not among it: they may change freely."""
     return {
         "format": FORMAT,
@@ -254,14 +254,14 @@ def _encode_in_chunks(
     passages: Sequence[Passage],
     folder: Path,
     encoder: Encoder,
-    facts: dict[str, Any],
+    dependencies: dict[str, Any],
     on_progress: Callable[[int, int], None],
 ) -> NDArray[np.float32]:
     """[n, dim], on disk. After each chunk the vectors are safe there, and then the note of how many they are."""
     row_bytes = 4 * encoder.dim
-    done = _rows_done(folder, encoder, facts)
+    done = _rows_done(folder, encoder, dependencies)
     if done:
-        log.info("going on in %s after %d of %d passages", folder, done, len(passages))
+        log.info("continuing in %s after %d of %d passages", folder, done, len(passages))
         on_progress(done, len(passages))
     with (folder / _VECTORS).open("r+b" if done else "wb") as file:
         file.truncate(done * row_bytes)  # what an interruption left half written
@@ -272,12 +272,12 @@ def _encode_in_chunks(
             file.flush()
             os.fsync(file.fileno())
             done = first + len(chunk)
-            manifest.write_json(folder / _PROGRESS, {**facts, "rows": done})
+            manifest.write_json(folder / _PROGRESS, {**dependencies, "rows": done})
             on_progress(done, len(passages))
     return np.memmap(folder / _VECTORS, dtype=np.float32, mode="r", shape=(len(passages), encoder.dim))
 
 
-def _rows_done(folder: Path, encoder: Encoder, facts: dict[str, Any]) -> int:
+def _rows_done(folder: Path, encoder: Encoder, dependencies: dict[str, Any]) -> int:
     """How many vectors of this corpus and encoder the folder holds; 0, and a warning, when they are others."""
     progress = folder / _PROGRESS
     if not progress.exists():
@@ -287,15 +287,15 @@ def _rows_done(folder: Path, encoder: Encoder, facts: dict[str, Any]) -> int:
         rows = int(then["rows"])
         is_whole = (folder / _VECTORS).stat().st_size >= rows * 4 * encoder.dim
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s cannot be read (%s); starting over", progress, error)
+        log.warning("%s cannot be read (%s); starting again", progress, error)
         return 0
-    problem = manifest.differences(then, {key: value for key, value in facts.items() if key != "probe"})
+    problem = manifest.differences(then, {key: value for key, value in dependencies.items() if key != "probe"})
     if not problem and not _is_same_encoder(then, encoder):
         problem = "an encoder with other weights"
     if not problem and not is_whole:
         problem = f"fewer than the {rows} vectors that it should"
     if problem:
-        log.warning("%s holds the beginnings of another index (%s); starting over", folder, problem)
+        log.warning("%s holds an unfinished build of another index (%s); starting again", folder, problem)
         return 0
     return rows
 

@@ -60,7 +60,7 @@ def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
         starts = np.load(folder / STARTS, mmap_mode="r")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"retriever.index {folder} holds no finished index; make it with `cusearch index CONFIG`"
+            f"retriever.index {folder} holds no finished index; build it with `cusearch index CONFIG`"
         ) from error
     corpus = Corpus.opened(path, starts)
     if settings.backend == "bm25":

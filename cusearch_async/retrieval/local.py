@@ -93,7 +93,7 @@ class IndexBackend:
     def accepts_draw(self) -> bool:
         return not self.deterministic or bool(self._degradation.latency_median_s)
 
-    def facts(self) -> dict[str, str | int | float]:
+    def figures(self) -> dict[str, str | int | float]:
         return {"passages": len(self._index.passages)}
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The manifest of an index in a folder: of which corpus and settings it is, and how long.
+"""The manifest of an index in a folder: the corpus and the settings it was made from, and its length.
 
-It is written when the index is in its place, and deleted before another one takes that, so an index without a manifest
-is not finished.
+It is written after the index is in its place, and deleted before another index replaces it. So an index without a
+manifest is not finished.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole
 
 MANIFEST = "manifest.json"
-REMEDY = "make it again with `cusearch index CONFIG`"
+REMEDY = "build it again with `cusearch index CONFIG`"
 
 
-def seal(index: Path, facts: Mapping[str, Any]) -> None:
-    """Write the manifest of an index, a file or a folder that is in its place, beside it. `facts` is what it depends
-    on."""
-    write_json(index.with_name(MANIFEST), {**facts, "bytes": _size(index)})
+def seal(index: Path, dependencies: Mapping[str, Any]) -> None:
+    """Write the manifest of an index beside it. The index, a file or a folder, is in its place. `dependencies` are the
+    corpus and the settings that it was made from."""
+    write_json(index.with_name(MANIFEST), {**dependencies, "bytes": _size(index)})
 
 
 def break_seal(index: Path) -> None:
-    """The index is not to be used any more, because another one is on its way."""
+    """Delete the manifest: the index must not be used any more, because another one will replace it."""
     index.with_name(MANIFEST).unlink(missing_ok=True)
 
 
-def check(index: Path, facts: Mapping[str, Any], missing: str) -> dict[str, Any]:
-    """The manifest of an index that depends on the same facts, and is as long as it was. `missing` says what is there
-    instead, should it have no manifest.
+def check(index: Path, dependencies: Mapping[str, Any], missing: str) -> dict[str, Any]:
+    """The manifest of an index that has these dependencies and its original length. `missing` is the text for an index
+    without a manifest.
 
     Not covered: bytes that have changed within an index of the right length.
-    Raises: ConfigError naming the folder and what is wrong, and what to do."""
+    Raises: ConfigError that names the folder, the problem and what to do."""
     manifest = _read(index, missing)
-    if found := differences(manifest, facts):
+    if found := differences(manifest, dependencies):
         raise ConfigError(
-            f"retriever.index {index.parent} is of another corpus than retriever.corpus, or was made with other "
-            f"settings ({found}); correct the config, or {REMEDY}"
+            f"retriever.index {index.parent} was made from another corpus than retriever.corpus, or with other "
+            f"settings ({found}); fix the config, or {REMEDY}"
         )
     try:
         size = _size(index)
@@ -69,12 +69,12 @@ def _read(index: Path, missing: str) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"retriever.index {index.parent} holds {missing}; make it with `cusearch index CONFIG`"
+            f"retriever.index {index.parent} holds {missing}; build it with `cusearch index CONFIG`"
         ) from error
     except (OSError, ValueError) as error:
         raise damaged(path, str(error)) from error
     if not isinstance(manifest, dict):
-        raise damaged(path, "it is no JSON object")
+        raise damaged(path, "it is not a JSON object")
     return manifest
 
 

@@ -107,10 +107,10 @@ def decode_answer(body: Any) -> list[list[str]]:
     return found
 
 
-def encode_health(behaviour: Behaviour, served: int, facts: dict[str, str | int | float]) -> dict[str, Any]:
-    """The body of a /health answer; `served` counts queries, `facts` are the backend's."""
+def encode_health(behaviour: Behaviour, served: int, figures: dict[str, str | int | float]) -> dict[str, Any]:
+    """The body of a /health answer; `served` counts queries, `figures` are the backend's."""
     said = {"deterministic": behaviour.deterministic, "accepts_draw": behaviour.accepts_draw}
-    return {"status": "ok", "queries": served, **said, **facts}
+    return {"status": "ok", "queries": served, **said, **figures}
 
 
 def decode_health(body: bytes) -> Behaviour | None:

@@ -63,8 +63,8 @@ class Reranker:
                 scores[row] = score
         for pair, score in zip(pairs, scores, strict=True):
             if not math.isfinite(score):
-                told = f"retriever.rerank.model {self._settings.model!r} gives {score} for {pair!r:.200}"
-                raise SearchFailed(told, status=500)
+                message = f"retriever.rerank.model {self._settings.model!r} gives {score} for {pair!r:.200}"
+                raise SearchFailed(message, status=500)
         return scores
 
     def _score_batch(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -102,7 +102,7 @@ def _load(name: str | None, device: str) -> tuple[Any, Any]:
     setting = "retriever.rerank.model"
     tokenizer, model, missing = pretrained.load(AutoModelForSequenceClassification, name, device, setting)
     if missing:
-        raise ConfigError(f"{setting} {name!r} is no cross-encoder: it lacks weights ({', '.join(missing[:3])})")
+        raise ConfigError(f"{setting} {name!r} is not a cross-encoder: it lacks weights ({', '.join(missing[:3])})")
     if model.config.num_labels not in (1, 2):
         raise ConfigError(
             f"{setting} {name!r} has {model.config.num_labels} labels; a cross-encoder has one, or two of which the "

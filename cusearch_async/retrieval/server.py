@@ -51,7 +51,7 @@ class Retriever:
         began = time.perf_counter()
         try:
             status, answer = await self._answer(http)
-        except Exception as error:  # the engine's own; whoever asked must be told, and others still be served
+        except Exception as error:  # any error of the engine: this client gets it, and others are still served
             log.exception("a search failed")
             status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
         self._seconds.observe(time.perf_counter() - began)
@@ -60,7 +60,7 @@ class Retriever:
 
     async def health(self, _: web.Request) -> web.Response:
         behaviour = protocol.Behaviour(self._backend.deterministic, self._backend.accepts_draw)
-        return web.json_response(protocol.encode_health(behaviour, self._served, self._backend.facts()))
+        return web.json_response(protocol.encode_health(behaviour, self._served, self._backend.figures()))
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._figures), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -72,7 +72,7 @@ class Retriever:
         except web.HTTPRequestEntityTooLarge:
             return 413, {"error": f"the body must be at most {MAX_BODY_BYTES} bytes"}
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, LookupError):
-            return 400, {"error": "the body must be JSON in UTF-8, and not nested beyond reason"}
+            return 400, {"error": "the body must be JSON in UTF-8, and not nested too deeply"}
         except web.RequestPayloadError:
             return 400, {"error": "the body is not compressed as its Content-Encoding says"}
         except ValueError as error:
@@ -96,7 +96,7 @@ class _BackendFigures(Collector):
         self._backend = backend
 
     def collect(self) -> list[GaugeMetricFamily]:
-        numbers = {name: value for name, value in self._backend.facts().items() if not isinstance(value, str)}
+        numbers = {name: value for name, value in self._backend.figures().items() if not isinstance(value, str)}
         return [
             GaugeMetricFamily(f"retriever_{name}", f"The backend's {name}", value) for name, value in numbers.items()
         ]

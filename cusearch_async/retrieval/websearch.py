@@ -163,18 +163,18 @@ class WebSearch:
     def accepts_draw(self) -> bool:
         return False
 
-    def facts(self) -> dict[str, str | int | float]:
+    def figures(self) -> dict[str, str | int | float]:
         """Totals: requests sent, searches answered from the cache, searches that failed, requests that were repeated;
         and the requests left, if they have a cap."""
-        facts: dict[str, str | int | float] = {
+        figures: dict[str, str | int | float] = {
             "requests": self._requests,
             "cache_hits": self._cache_hits,
             "failures": self._failures,
             "retries": self._retries,
         }
         if self._settings.max_requests is not None:
-            facts["budget_left"] = self._settings.max_requests - self._requests
-        return facts
+            figures["budget_left"] = self._settings.max_requests - self._requests
+        return figures
 
     async def close(self) -> None:
         await self._in_flight.close()
@@ -203,27 +203,27 @@ class WebSearch:
 
     async def _ask(self, query: str, topk: int) -> list[Passage]:
         try:
-            return await self._insist(query, topk)
+            return await self._ask_with_retries(query, topk)
         except SearchFailed as error:
             self._failures += 1
-            log.warning("%s", error)  # whoever asked is told the status; here is the reason
+            log.warning("%s", error)  # the client gets only the status, so the reason is logged here
             raise
 
-    async def _insist(self, query: str, topk: int) -> list[Passage]:
+    async def _ask_with_retries(self, query: str, topk: int) -> list[Passage]:
         failed = 0
         while True:
-            await self._turn()
+            await self._wait_for_rate()
             outcome = await self._attempt(query, topk)
             if not isinstance(outcome, _Failure):
                 return outcome
             failed += 1
             if outcome.is_final or failed == self._settings.attempts:
-                told = f"{self._engine} at {self._url} fails for {query!r:.100}, attempt {failed}: {outcome.reason}"
-                raise SearchFailed(self._hide(told), outcome.status)
+                message = f"{self._engine} at {self._url} fails for {query!r:.100}, attempt {failed}: {outcome.reason}"
+                raise SearchFailed(self._hide(message), outcome.status)
             await asyncio.sleep(pause_s(failed, outcome.retry_after_s))
             self._retries += 1
 
-    async def _turn(self) -> None:
+    async def _wait_for_rate(self) -> None:
         """Wait until a request may start, and count it. Raises: SearchFailed when the budget is spent."""
         async with self._one_by_one:
             cap = self._settings.max_requests
@@ -278,15 +278,13 @@ class WebSearch:
         reason = f"it answers {status}: {self._short(body.decode('utf-8', 'replace'))}"
         if status in (401, 403):
             variable = key_variable(self._engine)
-            return _Failure(
-                f"{reason}; it refuses the key; set {variable} to one that it takes", status=403, is_final=True
-            )
+            return _Failure(f"{reason}; it refuses the key; set {variable} to a valid key", status=403, is_final=True)
         if status == 429 or status >= 500:
             return _Failure(reason, 429 if status == 429 else 502, retry_after_s=_retry_after_s(response))
         return _Failure(reason, is_final=True)
 
     def _short(self, text: str) -> str:
-        """On one line; The key is removed before the text is cut: half a key must not be shown either."""
+        """The text on one line. The key is removed before the text is cut, so that no part of it is shown."""
         return " ".join(self._hide(text).split())[:_SHOWN]
 
     def _hide(self, text: str) -> str:
@@ -315,10 +313,10 @@ class _Cache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"retriever.web.cache {folder} cannot be made: {error}") from error
+            raise ConfigError(f"retriever.web.cache {folder} cannot be created: {error}") from error
 
     def read(self, engine: Engine, query: str, topk: int) -> list[Passage] | None:
-        """None for what is not there, or is too old, or from the future of a clock that was wrong."""
+        """The cached documents; None when there is no entry, or it is too old, or dated in the future."""
         path = self._path(engine, query, topk)
         try:
             entry = msgspec.json.decode(path.read_bytes(), type=_Entry)

@@ -139,7 +139,7 @@ class ZeroSearch:
     def accepts_draw(self) -> bool:
         return True
 
-    def facts(self) -> dict[str, str | int | float]:
+    def figures(self) -> dict[str, str | int | float]:
         return {"useful": self._useful, "noisy": self._noisy, "failures": self._failures}
 
     async def close(self) -> None:
@@ -152,7 +152,9 @@ class ZeroSearch:
 
     async def _search(self, query: Query, topk: int) -> list[Scored]:
         if query.context is None:
-            raise SearchFailed("zerosearch needs to know who asks: send 'contexts' with question, answers, step", 400)
+            raise SearchFailed(
+                "zerosearch needs the context of a search: send 'contexts' with question, answers, step", 400
+            )
         if not query.text.strip():
             return []
         is_noisy = self.is_noisy(query, query.context.step)

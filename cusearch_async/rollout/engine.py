@@ -1,9 +1,8 @@
-"""vLLM, token in and token out. The only module that knows it.
+"""The adapter to vLLM: token ids in, token ids out. No other module imports vLLM.
 
-Every sampled token comes with its log-probability under the sampling policy (after temperature) and with the
-weight version that sampled it. Weights are swapped while episodes are in flight: the engine is paused between
-two decoding steps, running requests keep their tokens, and their KV cache is computed again under the new
-weights.
+Every sampled token has its log-probability under the sampling policy (after temperature) and the weight version that
+sampled it. Weights are replaced while episodes are in flight: the engine is paused between two decoding steps, running
+requests keep their tokens, and their KV cache is computed again with the new weights.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from cusearch_async.config import Config
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable, first_line
-from cusearch_async.lifecycle.progress import saying
-from cusearch_async.rollout.overheard import Overheard
+from cusearch_async.lifecycle.progress import log_waiting
+from cusearch_async.rollout.engine_output import EngineOutput
 from cusearch_async.transport.weights import TENSORS, Canary, WeightStore
 
 log = logging.getLogger(__name__)
 
 CPU_BATCH_TOKENS = 4096
-"""Most tokens of one engine step on CPU; prompts that do not fit wait for the next."""
+"""Maximum number of tokens of one engine step on CPU; prompts that do not fit wait for the next step."""
 
 
 @dataclass(slots=True)
 class _Pulse:
-    """When the engine last gave a token, of whatever request, or was made to go on."""
+    """The time of the engine's last token for any request, or of its last resume."""
 
     at: float = 0.0
 
     def listen(self, llm: AsyncLLM) -> None:
-        """Take note of every step of the engine; vLLM itself tells a request's owner only of its last token."""
+        """Record every step of the engine. vLLM itself reports only the last token of a request."""
         processor = llm.output_processor
         process = processor.process_outputs
 
@@ -59,7 +58,7 @@ class _Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy sampled in one turn, its stop tag included."""
+    """The tokens that the policy sampled in one turn, its stop tag included."""
 
     token_ids: list[int]  # [S]
     logprobs: NDArray[np.float32]  # [S]
@@ -67,15 +66,15 @@ class Turn:
 
 
 class Engine:
-    def __init__(self, llm: AsyncLLM, tokenizer: Any, overheard: Overheard) -> None:
+    def __init__(self, llm: AsyncLLM, tokenizer: Any, engine_output: EngineOutput) -> None:
         self._llm = llm
-        self._overheard = overheard
+        self._engine_output = engine_output
         self._tokenizer = tokenizer
         self._stop_settings: dict[tuple[str, ...], dict[str, Any]] = {}
-        """By the texts that end a turn."""
+        """Texts that end a turn -> settings for vLLM."""
         self._ids = itertools.count()
         self.version = -1
-        """Version of the loaded weights, in learner steps; -1 for the model as it was started."""
+        """Version of the loaded weights, in learner steps; -1 before any published weights are loaded."""
         self.loaded = ""
         """Directory of the loaded weights in the weight store."""
         self.sampled_tokens = 0
@@ -90,7 +89,7 @@ class Engine:
     def start(cls, model: str, tokenizer: Any, config: Config) -> Engine:
         """Load `model` (a local folder or a Hub id) into a new engine. Takes seconds to minutes.
 
-        Raises: EngineDied quoting the engine's last error."""
+        Raises: EngineDied with the engine's last error."""
         rollout = config.rollout
         optional: dict[str, Any] = {"block_size": rollout.block_size}
         if current_platform.is_cpu():
@@ -112,15 +111,15 @@ class Engine:
             use_tqdm_on_load=False,
             **{name: value for name, value in optional.items() if value is not None},
         )
-        overheard = Overheard()
+        engine_output = EngineOutput()
         try:
-            with saying(log, f"waiting for vLLM to load {model}"), overheard.listening():
+            with log_waiting(log, f"waiting for vLLM to load {model}"), engine_output.listening():
                 llm = AsyncLLM.from_engine_args(arguments)
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineDied(
-                f"vLLM cannot start with {model!r}: {overheard.last_error() or first_line(error)}"
+                f"vLLM cannot start with {model!r}: {engine_output.last_error() or first_line(error)}"
             ) from error
-        return cls(llm, tokenizer, overheard)
+        return cls(llm, tokenizer, engine_output)
 
     @property
     def busy_s(self) -> float:
@@ -129,8 +128,8 @@ class Engine:
 
     @property
     def last_token_age_s(self) -> float:
-        """Seconds since the engine gave a token, or since it was asked for one; 0 while it is asked for none, or paused
-        for a swap of weights."""
+        """Seconds since the engine produced a token, or since its first request; 0 without requests, or while it is
+        paused to load weights."""
         if self._is_paused or not self._running:
             return 0.0
         return time.monotonic() - max(self._pulse.at, self._busy_since)
@@ -160,7 +159,7 @@ class Engine:
         return Turn(token_ids, logprobs, versions)
 
     def _stopping_at(self, stops: tuple[str, ...]) -> dict[str, Any]:
-        """How vLLM ends a turn: by token where all of `stops` are single tokens, else by text."""
+        """vLLM's settings to end a turn: stop tokens if all of `stops` are single tokens, else stop texts."""
         if stops not in self._stop_settings:
             pieces = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in stops]
             self._stop_settings[stops] = (
@@ -171,11 +170,11 @@ class Engine:
         return self._stop_settings[stops]
 
     async def load(self, store: WeightStore, name: str, check: bool) -> None:
-        """Swap in the weights `store/name`; requests in flight go on with them.
+        """Load the weights `store/name`; requests in flight continue with them.
 
-        The version is verified before the engine is paused, in a thread: episodes go on meanwhile. With `check` the
-        engine must then compute what the learner computes.
-        Raises: WeightsUnavailable (nothing changed); WeightsMismatch (the engine must not be used any more);
+        The version is verified in a thread before the engine is paused, so episodes continue during that. With `check`,
+        the engine's log-probabilities are then compared with the learner's.
+        Raises: WeightsUnavailable (nothing has changed); WeightsMismatch (the engine must not be used any more);
         EngineDied."""
         manifest = await asyncio.to_thread(store.verify, name)
         directory = store.directory(name)
@@ -198,11 +197,13 @@ class Engine:
         except EngineDeadError:
             raise
         except Exception as error:
-            raise WeightsMismatch(f"loading {directory} failed half-way, the engine is unusable: {error}") from error
+            raise WeightsMismatch(
+                f"loading {directory} failed halfway; the engine cannot be used any more: {error}; restart the worker"
+            ) from error
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
-        """No token is made inside, and none missed. After an error the engine stays as it is: it is of no use then."""
+        """The engine is paused inside. After an error it stays paused, because it cannot be used any more."""
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         self._is_paused = True
         try:
@@ -213,7 +214,7 @@ class Engine:
             self._pulse.at = time.monotonic()
 
     async def check(self, canary: Canary, name: str) -> None:
-        """Raises: WeightsMismatch unless the engine's log-probabilities of the canary are the learner's."""
+        """Raises: WeightsMismatch when the engine's log-probabilities of the canary differ from the learner's."""
         computed = await self.score(canary.token_ids)
         difference = float(np.abs(computed - np.asarray(canary.logprobs)).mean())
         if not difference <= canary.tolerance:
@@ -241,8 +242,8 @@ class Engine:
         return outputs[-1]
 
     async def _died(self, error: Exception) -> EngineDied:
-        words = await asyncio.to_thread(self._overheard.last_error) or (error.__cause__ and repr(error.__cause__))
-        return EngineDied(f"the vLLM engine died: {words or 'without a word (killed, or out of memory?)'}")
+        reason = await asyncio.to_thread(self._engine_output.last_error) or (error.__cause__ and repr(error.__cause__))
+        return EngineDied(f"the vLLM engine died: {reason or 'it printed no error (killed, or out of memory?)'}")
 
     def close(self) -> None:
         """Stop the engine's process."""
@@ -264,5 +265,5 @@ class Engine:
 
 
 def _version_number(label: str) -> int:
-    """Our labels are version numbers; vLLM's first one, before any was set, is a word."""
+    """The version of a label; -1 for vLLM's initial label, which is a word."""
     return int(label) if label.lstrip("-").isdigit() else -1

@@ -1,7 +1,7 @@
 """One episode, from question to trajectory: at most S_max tool turns and one final turn.
 
-Token in, token out: the policy's own token ids are kept as sampled and never tokenised again; what the environment
-says is tokenised once and masked. What a turn means is the environment's business.
+The policy's token ids are kept as sampled and never tokenised again. Observations are tokenised once and masked. The
+environment decides what a turn means.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Player:
         settings: EpisodeConfig,
         seed: int,
     ) -> None:
-        """Raises: ConfigError when what an environment always says does not fit."""
+        """Raises: ConfigError when the fixed text of an environment does not fit into an observation."""
         self._policy = policy
         self._environments = environments
         self._tokenizer = tokenizer
@@ -88,9 +88,9 @@ class Player:
     async def play(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
     ) -> Trajectory:
-        """Play one episode. `temperature` None is the configured one, 0 is greedy.
+        """Play one episode. `temperature` None is the configured temperature, 0 is greedy.
 
-        Raises: EpisodeFailed when the question does not fit, and what the environment raises."""
+        Raises: EpisodeFailed when the question does not fit, and all errors of the environment."""
         settings, environment = self._settings, self._environments[question.environment]
         temperature = settings.temperature if temperature is None else temperature
         started = time.monotonic()
@@ -147,7 +147,7 @@ class Player:
         )
 
     def check(self, questions: Sequence[Question]) -> None:
-        """Raises: ConfigError when one of them does not fit."""
+        """Raises: ConfigError when a question does not fit."""
         prompting.check_lengths(questions, self._environments, self._tokenizer, self._settings)
 
     def prompt(self, question: Question) -> list[int]:

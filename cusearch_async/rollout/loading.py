@@ -1,7 +1,7 @@
-"""Loading announced weights with patience: a version that cannot be read is no reason to stop.
+"""Loads announced weights with retries: a version that cannot be read does not stop the worker.
 
-A shared disk may show a new folder seconds late, a byte may be torn, an old version may be gone before it was read.
-What is loaded stays loaded, and the version is tried again until it can be read or another one is announced.
+A shared disk may show a new folder seconds late, a file may be damaged, an old version may be deleted before it is
+read. The loaded weights stay loaded, and the version is tried again until it can be read or another one is announced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.lifecycle.progress import SAY_S, saying
+from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.retry import doubling_pause_s
 from cusearch_async.transport.interface import WorkerBuffer
 from cusearch_async.transport.weights import WeightStore
@@ -28,12 +28,12 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
 async def wait_until_announced(buffer: WorkerBuffer, is_over: Callable[[], bool]) -> None:
-    """Until the run has weights and this process's contract, or `is_over`; unblocked by the learner's `recover` and its
-    first `announce`. Raises: ContractMismatch."""
-    with saying(log, "waiting for the learner to publish weights"):
+    """Wait until the run has weights and this process's contract, or until `is_over`. The learner's `recover` and first
+    `announce` end the wait. Raises: ContractMismatch."""
+    with log_waiting(log, "waiting for the learner to publish weights"):
         while not is_over() and not (await buffer.state()).weights:
             await asyncio.sleep(POLL_S)
-    with saying(log, "waiting for a learner of this version to take the run over"):
+    with log_waiting(log, "waiting for a learner of this version to take over the run"):
         while not is_over() and not await buffer.check_contract():
             await asyncio.sleep(POLL_S)
 
@@ -54,20 +54,20 @@ class PatientLoader:
         self._said_at = float("-inf")
 
     async def load(self, name: str, check: bool, idle: bool) -> bool:
-        """Load the announced version; False when it cannot be read now. `idle`: there is nothing else to be done.
+        """Load the announced version; False when it cannot be read now. `idle`: the process has nothing else to do.
 
-        Raises: WeightsUnavailable when nothing could be loaded for `patience_s` of idleness; WeightsMismatch."""
+        Raises: WeightsUnavailable when nothing could be loaded for `patience_s` while idle; WeightsMismatch."""
         if name == self._failed and time.monotonic() < self._next_try:
             return False
         try:
             await self._engine.load(self._store, name, check)
         except WeightsUnavailable as error:
-            self._bear(name, error, idle)
+            self._note_failure(name, error, idle)
             return False
         self._failed, self._idle_since = "", None
         return True
 
-    def _bear(self, name: str, error: WeightsUnavailable, idle: bool) -> None:
+    def _note_failure(self, name: str, error: WeightsUnavailable, idle: bool) -> None:
         now = time.monotonic()
         self._failures = self._failures + 1 if name == self._failed else 1
         self._failed = name
@@ -76,10 +76,10 @@ class PatientLoader:
             self._idle_since = now
         if now - self._idle_since > self._patience_s:
             raise WeightsUnavailable(
-                f"{error}; no other version was announced for {self._patience_s:g} s. Start the learner again: it "
+                f"{error}; no other version was announced for {self._patience_s:g} s; start the learner again, it "
                 "publishes its weights under a new name"
             ) from error
-        if now - self._said_at > SAY_S:
+        if now - self._said_at > LOG_EVERY_S:
             self._said_at = now
             kept = self._engine.loaded or "nothing loaded"
-            log.warning("%s; going on with %s, trying again", error, kept)
+            log.warning("%s; continuing with %s, will try again", error, kept)

@@ -1,13 +1,15 @@
-"""The loop of a rollout worker: admitted tickets in, trajectories out, newest weights always.
+"""The loop of a rollout worker: it leases tickets, plays their episodes and puts the trajectories into the buffer,
+always with the newest weights.
 
-Three tasks beside the episodes: admission, weight pick-up, heartbeat. What can go wrong, by kind:
+Three tasks run besides the episodes: admission, loading of weights, heartbeat. Kinds of errors:
 
-- The data of one episode (its question, its search, its trajectory, its time): named in the log and counted in the
-  heartbeat. The ticket's other episodes are played to their end; then it goes back, with one failed attempt however
-  many of them failed. Others play what is missing, up to pool.max_attempts times.
-- An outage (Redis, the retriever, weights that cannot be read): waited for, then the worker exits with its name.
-- Anything else is an error in a program: the worker exits with it at once. Its ticket has failed an attempt, so that
-  it cannot end one worker after another for ever.
+- An error of one episode (its question, search, trajectory or timeout): it is logged and counted in the heartbeat. The
+  other episodes of the ticket are played to their end. Then the ticket is released with one failed attempt, and other
+  workers play the missing episodes, up to pool.max_attempts times.
+- An outage (Redis, the retriever, weights that cannot be read): the worker waits, and then exits with
+  BufferUnavailable, RetrievalUnavailable or WeightsUnavailable.
+- Any other error is a bug: the worker exits with it at once. Its ticket gets a failed attempt, so that it cannot end
+  one worker after another forever.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from cusearch_async.algorithm.staleness import ticket_limit
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
-from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
@@ -40,12 +42,12 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
 _FAILED = {TimeoutError: "timeout", SearchRefused: "search", EpisodeFailed: "episode", InvalidTrajectory: "trajectory"}
-"""What fails one episode and nothing else, and what it is called in the heartbeat."""
+"""Errors that fail only one episode -> their names in the heartbeat."""
 
 
 @dataclass(slots=True)
 class Activity:
-    """What the worker has done since it became ready; sent with every heartbeat."""
+    """Totals since the worker became ready; sent with every heartbeat."""
 
     ready_at: float = field(default_factory=time.monotonic)
     episodes: int = 0
@@ -56,17 +58,17 @@ class Activity:
 
 @dataclass(slots=True, eq=False)
 class _Grant:
-    """A ticket that was granted to this worker. Granted again it is another one: what an old one does is its own."""
+    """One grant of a ticket to this worker. If the ticket is granted again, that is a separate grant."""
 
     ticket: int
     lacking: int
-    """Episodes that have not been played to their end and put."""
+    """Episodes that are not buffered yet."""
     has_failed: bool = False
 
 
 class RolloutLoop:
-    """Consumes tickets of `buffer`, produces trajectories in it. Waits for weights and for admission; unblocked
-    by the learner's `announce`."""
+    """Consumes tickets of `buffer`, produces trajectories in it. Waits for weights and for admission; the learner's
+    `announce` ends both waits."""
 
     def __init__(
         self,
@@ -88,15 +90,16 @@ class RolloutLoop:
         self._search = search
         self._questions = questions
         self._grants: dict[int, _Grant] = {}
-        """The newest of each ticket that has not gone back yet. Only the admission loop gives tickets back."""
+        """The newest grant of each ticket that is not released yet. Only the admission loop releases tickets."""
         self._episodes: dict[asyncio.Task[None], _Grant] = {}
-        """Each until its task is done."""
+        """Running episodes."""
         self._putting = 0
-        """Of the episodes, those that are played and wait to be stored."""
+        """Number of running episodes that are finished and wait to be buffered."""
         self._activity = Activity()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set; tickets in flight are then given back. Raises what ended the worker, by itself."""
+        """Run until `stop` is set; then release the tickets in flight. Raises the first error, not an exception
+        group."""
         await self._wait_for_weights(stop)
         self._activity = Activity(weight_loads=1)
         has_buffer = True
@@ -108,12 +111,12 @@ class RolloutLoop:
             raise cause from None
         finally:
             if has_buffer:
-                await self._give_back()
+                await self._release_ended()
                 await self._buffer.leave(self._name, [])
 
     async def _work(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
-            helpers = [tasks.create_task(self._follow_weights(stop)), tasks.create_task(self._beat(stop))]
+            helpers = [tasks.create_task(self._follow_weights(stop)), tasks.create_task(self._send_heartbeats(stop))]
             try:
                 await self._admit(tasks, stop)
             finally:
@@ -121,18 +124,18 @@ class RolloutLoop:
 
     async def _wait_for_weights(self, stop: asyncio.Event) -> None:
         await wait_until_announced(self._buffer, lambda: _is_over(stop))
-        with saying(log, "waiting for the first weights to be loaded"):
-            while not _is_over(stop) and not await self._pick_up():
+        with log_waiting(log, "waiting for the first weights to be loaded"):
+            while not _is_over(stop) and not await self._load_announced():
                 await asyncio.sleep(POLL_S)
 
     async def _follow_weights(self, stop: asyncio.Event) -> None:
         while not _is_over(stop):
-            await self._pick_up()
+            await self._load_announced()
             await asyncio.sleep(POLL_S)
 
-    async def _pick_up(self) -> bool:
-        """Load the announced version unless it is loaded; whether any version is loaded then. While the announced one
-        cannot be, the one before goes on: admission keeps the staleness bound."""
+    async def _load_announced(self) -> bool:
+        """Load the announced version unless it is loaded. True when any version is loaded. While the announced version
+        cannot be loaded, the worker continues with the one before: admission keeps the staleness bound."""
         state = await self._buffer.state()
         if not state.weights or state.weights == self._engine.loaded:
             return bool(self._engine.loaded)
@@ -154,23 +157,24 @@ class RolloutLoop:
         return ticket_limit(self._engine.version, pool.max_staleness, self._config.questions_per_step)
 
     async def _end_beyond_bound(self) -> None:
-        """A learner has gone back to its checkpoint, and with it the weights: end the episodes that these weights may
-        not start, or their last tokens would be older than max_staleness when they are trained on."""
+        """After a learner went back to its checkpoint, the weights are older. End the episodes that these weights may
+        not start: their last tokens would exceed max_staleness when they are trained on."""
         limit = self._limit
         await end_tasks([task for task, grant in self._episodes.items() if grant.ticket >= limit])
 
     async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> None:
-        """Keep up to `max_episodes` episodes at play until `stop`. Those that wait to be stored take no room: with room
-        the worker takes over what a dead one has left, and the buffer may be full until that is played."""
+        """Keep up to `max_episodes` episodes running until `stop`. Finished episodes that wait for room in the buffer
+        are not counted: the worker needs free slots to play the tickets of a dead worker, and the buffer may stay full
+        until they are played."""
         while not _is_over(stop):
-            await self._give_back()
+            await self._release_ended()
             room = self._config.rollout.max_episodes - (len(self._episodes) - self._putting)
             slots = await self._buffer.admit(self._name, self._engine.version, room) if room > 0 else []
             lacking = Counter(slot.ticket for slot in slots)
             self._grants |= {ticket: _Grant(ticket, count) for ticket, count in lacking.items()}
             if _is_over(stop):
                 break
-            limit = self._limit  # the weights may have gone back since the question was sent
+            limit = self._limit  # the weights may have become older since the request
             for slot in slots:
                 if slot.ticket < limit:
                     grant = self._grants[slot.ticket]
@@ -180,9 +184,8 @@ class RolloutLoop:
             if not slots:
                 await asyncio.sleep(POLL_S)
 
-    async def _give_back(self) -> None:
-        """Give back the tickets that lack episodes though none is in flight any more, with one failed attempt if any
-        has failed."""
+    async def _release_ended(self) -> None:
+        """Release the tickets that lack episodes but have none in flight, with one failed attempt if any has failed."""
         in_flight = set(self._episodes.values())
         over = [grant for grant in self._grants.values() if grant not in in_flight]
         for failed in (True, False):
@@ -201,8 +204,8 @@ class RolloutLoop:
         except tuple(_FAILED) as error:
             grant.has_failed = True
             self._activity.failures[_FAILED[type(error)]] += 1
-            why = str(error) or "it ran out of time"
-            log.warning("episode %d:%d failed, its ticket goes back: %s", slot.ticket, slot.rollout, why)
+            why = str(error) or "it took longer than episode.timeout_s"
+            log.warning("episode %d:%d failed, its ticket will be requeued: %s", slot.ticket, slot.rollout, why)
         except CusearchError:
             raise
         except Exception:
@@ -222,13 +225,13 @@ class RolloutLoop:
         finally:
             self._putting -= 1
 
-    async def _beat(self, stop: asyncio.Event) -> None:
-        """Renew the leases, unless the engine hangs: then others must have the tickets."""
+    async def _send_heartbeats(self, stop: asyncio.Event) -> None:
+        """Renew the leases, unless the engine hangs: then the leases run out, and the tickets are requeued."""
         lease_s, hangs = self._config.redis.lease_s, False
         while not _is_over(stop):
             age_s = self._engine.last_token_age_s
             if age_s > lease_s and not hangs:
-                log.warning("the engine has made no token for %.0f s: its tickets go to other workers", age_s)
+                log.warning("the engine has produced no token for %.0f s: its tickets will be requeued", age_s)
             hangs = age_s > lease_s
             tickets = [] if hangs else sorted({grant.ticket for grant in self._episodes.values()})
             await self._buffer.heartbeat(self._name, tickets, self._status())
@@ -253,7 +256,7 @@ class RolloutLoop:
 
 
 def _is_over(stop: asyncio.Event) -> bool:
-    """Whether a loop has to end: a library in between may have swallowed the one cancellation that says so."""
+    """Whether a loop must end. A library may have swallowed the cancellation, so it is checked here too."""
     return stop.is_set() or _is_cancelled()
 
 
@@ -263,5 +266,5 @@ def _is_cancelled() -> bool:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The failure that came first, out of a group of a TaskGroup."""
+    """The first error in the exception group of a TaskGroup."""
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

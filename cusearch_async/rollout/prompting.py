@@ -1,4 +1,4 @@
-"""Texts to tokens: prompts and observations, in which what others wrote never becomes a special token."""
+"""Tokenises prompts and observations. Foreign text in them never becomes a special token."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from cusearch_async.types import Question
 _AT_ONCE = 1024
 """Questions that are tokenised in one call."""
 _SEAM = 16
-"""Tokens that a prompt may have beyond those of its frame and its question, where the two meet."""
+"""Margin in tokens: a prompt may have more tokens than its frame and its question separately."""
 
 
 def encode_foreign(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text that others wrote. What spells a special token in it (`<|im_start|>`) stays text."""
+    """Token ids of foreign text. A special token written in it (`<|im_start|>`) stays text."""
     ids: list[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     return ids
 
 
 def encode_own(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text of ours; special tokens in it are meant."""
+    """Token ids of our own text, special tokens included."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
 
 def build_prompt(tokenizer: Any, prompt: Quoted) -> list[int]:
-    """Token ids of a prompt: through the tokenizer's chat template if it has one, else raw.
+    """Token ids of a prompt, with the tokenizer's chat template if it has one.
 
-    Raises: EpisodeFailed when the quoted text spells a special token and the chat template does not show it as it is.
-    """
+    Raises: EpisodeFailed when the quoted text contains a special token, and the chat template changes that text."""
     quoted, text = prompt.text, prompt.before + prompt.text + prompt.after
     if getattr(tokenizer, "chat_template", None):
         text = tokenizer.apply_chat_template(
@@ -44,8 +43,8 @@ def build_prompt(tokenizer: Any, prompt: Quoted) -> list[int]:
     before, shown, after = text.partition(prompt.before + quoted.strip())  # chat templates strip what they are given
     if not shown:
         raise EpisodeFailed(
-            f"the question {quoted!r:.200} spells a special token, and the tokenizer's chat template changes it; "
-            "leave it out of data.source"
+            f"the question {quoted!r:.200} contains a special token, and the tokenizer's chat template changes it; "
+            "remove it from data.source"
         )
     return (
         encode_own(tokenizer, before + prompt.before)
@@ -55,7 +54,7 @@ def build_prompt(tokenizer: Any, prompt: Quoted) -> list[int]:
 
 
 def build_observation(tokenizer: Any, said: Quoted, settings: EpisodeConfig) -> list[int]:
-    """Token ids of what an environment says, at most episode.max_observation_tokens: the quoted text is cut."""
+    """Token ids of an observation, at most episode.max_observation_tokens: the quoted text is cut off."""
     before, after = encode_own(tokenizer, said.before), encode_own(tokenizer, said.after)
     room = max(settings.max_observation_tokens - len(before) - len(after), 0)
     looked_at = said.text[: settings.max_observation_characters]
@@ -63,7 +62,7 @@ def build_observation(tokenizer: Any, said: Quoted, settings: EpisodeConfig) -> 
 
 
 def check_frames(environment: Environment, tokenizer: Any, settings: EpisodeConfig) -> None:
-    """Raises: ConfigError when what the environment says around observations does not fit."""
+    """Raises: ConfigError when the environment's text around observations does not fit."""
     for frame in environment.frames:
         length = len(encode_own(tokenizer, frame.before)) + len(encode_own(tokenizer, frame.after))
         if length > settings.max_observation_tokens:
@@ -76,8 +75,8 @@ def check_frames(environment: Environment, tokenizer: Any, settings: EpisodeConf
 def check_lengths(
     questions: Sequence[Question], environments: Mapping[str, Environment], tokenizer: Any, settings: EpisodeConfig
 ) -> None:
-    """Raises: ConfigError naming how many questions make too long a prompt, the first of them, and what would be
-    right; and as `check_frames`."""
+    """Raises: ConfigError with the number of too long prompts, the first of them, and the fix; also as
+    `check_frames`."""
     for environment in environments.values():
         check_frames(environment, tokenizer, settings)
     found = overlong(questions, environments, tokenizer, settings)
@@ -88,14 +87,14 @@ def check_lengths(
     raise ConfigError(
         f"{len(found)} of {len(questions)} questions make a prompt longer than episode.max_prompt_tokens "
         f"({settings.max_prompt_tokens}): {first.id!r} has {length} tokens, the longest {longest}; raise it to "
-        f"{longest}, or leave them out"
+        f"{longest}, or remove these questions"
     )
 
 
 def overlong(
     questions: Sequence[Question], environments: Mapping[str, Environment], tokenizer: Any, settings: EpisodeConfig
 ) -> list[tuple[Question, int]]:
-    """The questions whose prompts exceed episode.max_prompt_tokens, in their order, with the prompts' lengths."""
+    """(question, length of its prompt) for each prompt longer than episode.max_prompt_tokens, in order."""
     limit = settings.max_prompt_tokens
     found = []
     frames: dict[tuple[str, str], int] = {}

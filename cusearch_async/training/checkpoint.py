@@ -4,10 +4,10 @@
     <run folder>/checkpoints/step000010-e3/model/       the policy as a Hugging Face folder
     <run folder>/checkpoints/step000010-e3/state.json   step, what the method remembers, size and checksum of every file
 
-The name holds the learner's fencing epoch: two learners never write one folder. A checkpoint is written as
-`.unfinished-step000010-e3`, flushed to disk, renamed when it is whole, and read back. One whose files do not match its
-state.json is torn; it is named in the log and skipped. A learner that went back to step 8 leaves what earlier ones
-wrote of later steps to nobody: those are of another course of the run.
+The name holds the learner's fencing epoch, so two learners never write to one folder. A checkpoint is written as
+`.unfinished-step000010-e3`, synced to disk, renamed when it is complete, and read back. A checkpoint whose files do not
+match its state.json is damaged; it is logged and skipped. When a learner goes back to step 8, later checkpoints of
+earlier learners are not used any more: they belong to another course of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import xxhash
 from cusearch_async import published
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import remove
-from cusearch_async.published import FileFacts
+from cusearch_async.published import FileRecord
 from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class _Saved(msgspec.Struct):
     state: msgspec.Raw
     """CheckpointState"""
     files: msgspec.Raw
-    """dict[str, FileFacts]"""
+    """dict[str, FileRecord]"""
     xxh3: str = ""
 
 
@@ -67,7 +67,7 @@ class Checkpoint:
     path: Path
     epoch: int
     state: CheckpointState
-    files: dict[str, FileFacts]
+    files: dict[str, FileRecord]
 
     def torn(self) -> list[str]:
         """The files that are not as they were written; reads all of them."""
@@ -95,11 +95,11 @@ class Checkpoints:
             torn = checkpoint.torn()
             if not torn:
                 return checkpoint
-            log.warning("checkpoint %s is torn (%s); it is skipped", checkpoint.path, ", ".join(torn[:3]))
+            log.warning("checkpoint %s is damaged (%s); it is skipped", checkpoint.path, ", ".join(torn[:3]))
         if any(self.folder.glob("step*")):
             raise ConfigError(
-                f"no checkpoint in {self.folder} is whole and readable by this version; go on with the version that "
-                "wrote them, restore one, or `cusearch reset` the run"
+                f"all checkpoints in {self.folder} are damaged, or cannot be read by this version; go on with the "
+                "version that wrote them, restore one, or `cusearch reset` the run"
             )
         return None
 
@@ -120,7 +120,7 @@ class Checkpoints:
         self._starts.append((epoch, step))
         for path, name in published.entries(self.folder, _NAME):
             if published.is_half_done(path, _STATE) and int(name[2] or 0) < epoch:
-                log.info("%s was left half done by an earlier learner; it is deleted", path)
+                log.info("%s was left unfinished by an earlier learner; it is deleted", path)
                 remove(path)
 
     @property
@@ -134,8 +134,10 @@ class Checkpoints:
         with published.writing(self._path(state.step)) as folder:
             folder.mkdir()
             yield folder
-            told, listed = (msgspec.Raw(msgspec.json.encode(part)) for part in (state, published.list_files(folder)))
-            saved = _Saved(told, listed, _checksum(told, listed))
+            state_json, files_json = (
+                msgspec.Raw(msgspec.json.encode(part)) for part in (state, published.list_files(folder))
+            )
+            saved = _Saved(state_json, files_json, _checksum(state_json, files_json))
             (folder / _STATE).write_bytes(msgspec.json.encode(saved))
 
     def finish(self, step: int) -> None:
@@ -148,7 +150,7 @@ class Checkpoints:
             torn = [str(error)]
         if torn:
             remove(target)
-            raise WriteFailed(f"cannot write {target}: {', '.join(torn[:3])} cannot be read back as it was written")
+            raise WriteFailed(f"cannot write {target}: {', '.join(torn[:3])} cannot be read back")
 
     def oldest_kept(self) -> int:
         """Pools before this step may be forgotten: `keep` complete checkpoints have it behind them; else 0."""
@@ -207,7 +209,7 @@ def _read(path: Path) -> Checkpoint:
     is_sealed = saved.xxh3 == _checksum(saved.state, saved.files) if name[2] else not saved.xxh3
     if not is_sealed or state.step != int(name[1]):
         raise ValueError(f"{_STATE} was changed after it was written")
-    return Checkpoint(path, int(name[2] or 0), state, msgspec.json.decode(saved.files, type=dict[str, FileFacts]))
+    return Checkpoint(path, int(name[2] or 0), state, msgspec.json.decode(saved.files, type=dict[str, FileRecord]))
 
 
 def _checksum(*parts: msgspec.Raw) -> str:

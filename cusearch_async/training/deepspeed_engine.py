@@ -84,12 +84,15 @@ class DeepSpeedEngine:
         try:
             self.deepspeed.load_checkpoint(str(folder), tag="deepspeed")
         except pickle.UnpicklingError as error:
-            raise ConfigError(f"checkpoint {folder} holds what no learner writes: {first_line(error)}") from error
+            raise ConfigError(
+                f"checkpoint {folder} holds data that a learner never writes: {first_line(error)}"
+            ) from error
         except (OSError, AssertionError) as error:  # DeepSpeed asserts that it finds files
             if is_sealed(folder):
                 raise
             raise ConfigError(
-                f"checkpoint {folder} was deleted while it was read: another learner of this run is alive; start again"
+                f"checkpoint {folder} was deleted while it was read: another learner of this run is alive; start this "
+                "one again"
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""The learner's heartbeat: that it lives, where, and what it does. Beats while an update keeps the loop busy."""
+"""The learner's heartbeat, sent by a thread, so that it continues while an update blocks the event loop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
 log = logging.getLogger(__name__)
 
 BEAT_S = 2.0
-NAME_SILENT_EVERY_S = 30.0
+WARN_SILENT_EVERY_S = 30.0
 
 
 class Heartbeat:
-    """A thread with a connection of its own. It also watches over the other ranks, for which rank 0 may wait inside a
-    collective: one that says nothing for run.stall_s ends the learner."""
+    """A thread with its own connection. It also checks the other ranks, for which rank 0 may wait in a collective: if a
+    rank does not report for run.stall_s, the learner ends."""
 
     def __init__(self, config: Config, epoch: int, ranks: Ranks) -> None:
         self.step = 0
@@ -56,19 +56,19 @@ class Heartbeat:
             os._exit(1)
 
     async def _beat(self) -> None:
-        """Fenced or cut off it goes on trying: to end the learner is left to the loop, which knows where it stands."""
+        """Errors of the connection are not raised here: the training loop ends the learner."""
         async with open_buffer(self._config) as buffer:
             buffer.follow_epoch(self._epoch)
             while not self._ended.is_set():
                 self._watch_ranks()
-                await self._say(buffer)
+                await self._send(buffer)
                 await asyncio.to_thread(self._ended.wait, BEAT_S)
             try:
                 await buffer.learner_leaves()
             except CusearchError as error:
-                log.debug("the end of the learner was not told: %s", error)
+                log.debug("the end of the learner could not be recorded: %s", error)
 
-    async def _say(self, buffer: LearnerBuffer) -> None:
+    async def _send(self, buffer: LearnerBuffer) -> None:
         status = LearnerStatus(epoch=self._epoch, host=socket.gethostname(), pid=os.getpid(), step=self.step)
         try:
             await buffer.learner_heartbeat(status)
@@ -79,16 +79,16 @@ class Heartbeat:
 
     def _watch_ranks(self) -> None:
         stall_s = self._config.run.stall_s
-        named_s = min(NAME_SILENT_EVERY_S, stall_s / 2)
+        named_s = min(WARN_SILENT_EVERY_S, stall_s / 2)
         silent = self._ranks.silent(named_s)
         if not silent:
             return
         names = ", ".join(f"rank {rank}" for rank in silent)
         if self._ranks.silent(stall_s):
             log.error(
-                "%s has said nothing for %.0f s (run.stall_s) in step %d; the learner ends", names, stall_s, self.step
+                "%s has not reported for %.0f s (run.stall_s) in step %d; the learner ends", names, stall_s, self.step
             )
             os._exit(1)  # rank 0 itself may be waiting for it where nothing can wake it
         if time.monotonic() - self._named_at >= named_s:
             self._named_at = time.monotonic()
-            log.warning("%s has said nothing for %.0f s or more in step %d", names, named_s, self.step)
+            log.warning("%s has not reported for %.0f s or more in step %d", names, named_s, self.step)

@@ -1,4 +1,4 @@
-"""Rank 0 of the learner: takes the run over, goes on from the newest checkpoint, trains, and ends well."""
+"""Rank 0 of the learner: takes over the run, continues from the newest checkpoint, and trains."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Protocol
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced, WriteFailed
-from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.loop import Trains, train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.ranks import Ranks
-from cusearch_async.training.selecting import before_step_0
+from cusearch_async.training.selecting import initial_method_state
 from cusearch_async.training.starts import check_same_run, checkpoints_of, record_start, refuse_changes
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
 from cusearch_async.transport.origin import origin_of, refuse_another
@@ -63,24 +63,24 @@ def lead(
     config: Config,
     accept_changes: bool,
 ) -> None:
-    """Be rank 0 until the run is done, or a signal comes. Nothing large is loaded before a checkpoint was found whole.
+    """Run rank 0 until the run is done, or a signal arrives. The checkpoint is verified before the model is loaded.
 
-    Raises: ConfigError when this cannot go on with what is in the run's folder or in Redis; Fenced, naming who has
-    taken over, and all that training raises."""
+    Raises: ConfigError when the run's folder or Redis does not fit this config; Fenced, which names the new learner;
+    and all errors of training."""
     refuse_changes(config, accept_changes, contract)
     if not accept_changes:
         asyncio.run(refuse_another_contract(open_buffer, contract, config))
     checkpoints = checkpoints_of(config)
     newest = asyncio.run(find_checkpoint(open_buffer, checkpoints, config))
-    with saying(log, f"waiting for {config.model.location} to be loaded"):
+    with log_waiting(log, f"waiting for {config.model.location} to be loaded"):
         learner = make_learner(config, ranks)
     if newest is not None and not is_sealed(newest.path):  # a learner that is alive has deleted it: it has newer ones
         newest = asyncio.run(find_checkpoint(open_buffer, checkpoints, config))
     ranks.tell(str(newest.path if newest else "").encode())
     if newest is not None:
-        with saying(log, f"waiting for {newest.path} to be loaded"):
+        with log_waiting(log, f"waiting for {newest.path} to be loaded"):
             learner.load(newest.path)
-    start = newest.state if newest else state_at(0, before_step_0(config), config)
+    start = newest.state if newest else state_at(0, initial_method_state(config), config)
     try:
         asyncio.run(
             _train(learner, open_buffer, ranks, checkpoints, start, questions, contract, config, accept_changes)
@@ -106,7 +106,7 @@ async def find_checkpoint(open_buffer: OpensBuffer, checkpoints: Checkpoints, co
     async with open_buffer(config, config.run.wait_s) as buffer:
         state = await buffer.state()
     refuse_another(config.run.name, state.origin, config.folder)
-    with saying(log, "waiting for the newest checkpoint to be verified"):
+    with log_waiting(log, "waiting for the newest checkpoint to be verified"):
         newest = checkpoints.newest(state)
     if newest is None:
         log.info("no checkpoint, starting at step 0")
@@ -155,7 +155,7 @@ async def take_over(
         log.warning(
             "epoch %d takes over from a learner that may be alive (%s, last heard of %.1f s ago); it will end",
             buffer.epoch,
-            _who(earlier),
+            _describe(earlier),
             earlier.heartbeat_age_s,
         )
     checkpoints.begin(buffer.epoch, start.step)
@@ -171,19 +171,19 @@ async def explain(buffer: LearnerBuffer, error: CusearchError) -> CusearchError:
             await buffer.checkpoint(0)
         except CusearchError as fenced:
             error = fenced
-    return Fenced(f"{error}{await _successor(buffer)}") if isinstance(error, Fenced) else error
+    return Fenced(f"{error}{await _describe_successor(buffer)}") if isinstance(error, Fenced) else error
 
 
-async def _successor(buffer: LearnerBuffer) -> str:
+async def _describe_successor(buffer: LearnerBuffer) -> str:
     """Who has taken over, in words, as soon as it says so itself; nothing if it does not."""
     deadline = time.monotonic() + BEAT_S
     while time.monotonic() < deadline:
         learner = await buffer.learner()
         if learner and learner.epoch > buffer.epoch:
-            return f" (it is {_who(learner)})"
+            return f" (it is {_describe(learner)})"
         await asyncio.sleep(0.05)
     return ""
 
 
-def _who(learner: LearnerStatus) -> str:
+def _describe(learner: LearnerStatus) -> str:
     return f"epoch {learner.epoch} on {learner.host}, process {learner.pid}"

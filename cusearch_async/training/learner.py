@@ -44,7 +44,7 @@ CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 
 
 class Command(msgspec.Struct):
-    """What rank 0 has the other ranks do together with it."""
+    """A command of rank 0 that all ranks execute together."""
 
     do: Literal["update", "gather", "canary", "save", "stop"]
     step: int = 0
@@ -121,7 +121,7 @@ class Learner:
         self._engine.load(folder)
 
     def follow(self) -> None:
-        """The life of a rank other than 0: do what rank 0 says until it says stop."""
+        """The loop of a rank other than 0: execute the commands of rank 0 until `stop`."""
         while True:
             command = msgspec.msgpack.decode(self._ranks.listen(), type=Command)
             if command.do == "update":
@@ -192,9 +192,9 @@ class Learner:
         if faults:
             raise NonFiniteUpdate(
                 f"step {update.plan.step} is refused, not finite: {', '.join(faults)}; no update was made with its "
-                f"{update.made_of}, and their pool stays claimed. Started again, the learner goes on from its newest "
-                "checkpoint and meets it again: change a setting, or look at the trajectory (`cusearch buffer peek "
-                "CONFIG ID`) and take it out of the pool (`cusearch buffer quarantine CONFIG ID`)"
+                f"{update.made_of}, and their pool stays claimed. The learner would get the same pool again after a "
+                "restart: change a setting, or inspect the trajectory (`cusearch buffer peek CONFIG ID`) and take it "
+                "out of the pool (`cusearch buffer quarantine CONFIG ID`)"
             )
 
     def _learning_rate(self, step: int) -> float:

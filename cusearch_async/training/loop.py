@@ -38,7 +38,7 @@ class Trains(Policy, Protocol):
 
 
 class KnowsStep(Protocol):
-    """Is told which step is waited for or trained."""
+    """Gets the step that the learner waits for or trains."""
 
     step: int
 

@@ -45,7 +45,7 @@ class Publisher:
             await self.publish(version)
 
     async def republish(self, version: int) -> None:
-        """Publish the policy again if the announced weights cannot be read any more: nobody could start with them."""
+        """Publish the policy again if the announced weights cannot be read: no worker could start with them."""
         try:
             await asyncio.to_thread(self._store.verify, (await self._buffer.state()).weights)
         except WeightsUnavailable as error:
@@ -73,8 +73,8 @@ class Saver:
     async def save(self, step: int, method: MethodState) -> None:
         """Save unless that is done, then let Redis forget the pools that no kept checkpoint needs any more.
 
-        Redis is asked last before each change on disk whether another learner has taken over (`checkpoint(0)` forgets
-        nothing); and what may go is decided before it is asked, when there is no successor that could need it."""
+        Just before each change on disk, `checkpoint(0)`, which forgets nothing, checks that no other learner has taken
+        over. The old checkpoints are chosen before that check, so a new learner cannot need one of them."""
         if step == self._saved:
             return
         checkpoints = self._checkpoints

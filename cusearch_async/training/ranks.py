@@ -1,11 +1,11 @@
-"""The learner's ranks. Rank 0 alone talks to Redis and tells the others what to do.
+"""The learner's ranks. Only rank 0 talks to Redis; it sends commands to the other ranks.
 
-It tells them through a key-value store, where the others poll, and not inside a collective: a collective that waits
-longer than the group's timeout for trajectories would kill the run.
+The commands go through a key-value store that the other ranks poll, not through a collective: a collective that waits
+for trajectories longer than the group's timeout would end the run.
 
-The store has no password of its own. It listens at MASTER_ADDR only; messages stand under names that cannot be guessed
-without CUSEARCH_RANKS_SECRET, and a message that is not signed with it is ignored. Not covered: a process that reaches
-the store can delete what is in it, and so hold the ranks up; and collectives themselves are not signed.
+The store has no password. It listens at MASTER_ADDR only. The names of messages cannot be guessed without
+CUSEARCH_RANKS_SECRET, and messages without its signature are ignored. Not covered: a process that reaches the store can
+delete messages, and so block the ranks; and collectives are not signed.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _store(rank: int, size: int) -> Store:
         listening.listen()
     except OSError as error:
         raise ConfigError(
-            f"rank 0 cannot listen at MASTER_ADDR {host}, MASTER_PORT {port} ({error.strerror}); give it an address of "
+            f"rank 0 cannot listen at MASTER_ADDR {host}, MASTER_PORT {port} ({error.strerror}); use an address of "
             "this machine and a free port"
         ) from error
     return TCPStore(  # it would listen on all interfaces by itself; the socket is the store's now

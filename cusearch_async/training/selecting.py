@@ -45,21 +45,21 @@ class Selector:
         self.question_of = questions.id_of
 
     def choose(self, pool: Pool) -> Chosen:
-        """Select from a pool, and remember it. Called once a step."""
+        """Select from a pool, and update the method's memory. Called once per step."""
         selection = select(pool, self._method, self._memory, self._config)
         selected = [pool.trajectories[i] for i in selection.indices]
         self._memory = selection.memory
         first = (pool.step + 1) * self._config.questions_per_step
         self._sizes = {ticket: size for ticket, size in self._sizes.items() if ticket >= first}
         self._sizes |= plan_groups(pool.step, self._method, self._memory, self.question_of, self._config)
-        remembered = remember(self._method, self._memory, self._sizes)
+        remembered = method_state(self._method, self._memory, self._sizes)
         return Chosen(pool, selected, advantages_of(selected, pool, self._config), remembered, selection.metrics)
 
 
 def select(pool: Pool, method: Method[Any], memory: Any, config: Config) -> Selection[Any]:
     """The method's selection from a pool, seeded by (run seed, step); none from an empty one."""
     if not pool.trajectories:
-        log.warning("step %d trains on nothing: every trajectory of its pool failed or was taken out", pool.step)
+        log.warning("step %d trains on nothing: all trajectories of its pool failed or are quarantined", pool.step)
         return Selection(indices=np.zeros(0, dtype=np.int64), memory=memory)
     candidates = Candidates(
         depths=np.array([t.depth for t in pool], dtype=np.int64),
@@ -74,7 +74,7 @@ def select(pool: Pool, method: Method[Any], memory: Any, config: Config) -> Sele
     for warning in selection.warnings:
         log.warning("step %d: %s", pool.step, warning)
     if len(selection.indices) == 0:
-        log.warning("step %d trains on nothing: method %s selected none", pool.step, config.method.name)
+        log.warning("step %d trains on nothing: method %s selected no trajectory", pool.step, config.method.name)
     return selection
 
 
@@ -101,12 +101,12 @@ def plan_groups(
     return {} if sizes is None else dict(zip(opened, sizes, strict=True))
 
 
-def remember(method: Method[Any], memory: Any, sizes: dict[int, int]) -> MethodState:
+def method_state(method: Method[Any], memory: Any, sizes: dict[int, int]) -> MethodState:
     """What the buffer and the checkpoint keep of a method."""
     return MethodState(memory=method.encode(memory), fields=method.fields(memory), sizes=sizes)
 
 
-def before_step_0(config: Config) -> MethodState:
+def initial_method_state(config: Config) -> MethodState:
     """What the method remembers when a run begins."""
     method = config.method.make()
-    return remember(method, method.decode(""), {})
+    return method_state(method, method.decode(""), {})

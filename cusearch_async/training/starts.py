@@ -168,8 +168,8 @@ def refuse_changes(config: Config, accept: bool, contract: RunContract = NO_CONT
     if serious and not accept:
         listed = ", ".join(f"{key}: {change}" for key, change in serious.items())
         raise ConfigError(
-            f"run {config.run.name!r} would not be the same run: {listed}; give it another run.name, or go on so with "
-            f"{ACCEPT_CHANGES}"
+            f"run {config.run.name!r} would not be the same run: {listed}; choose another run.name, or accept the "
+            f"changes with {ACCEPT_CHANGES}"
         )
     for key, change in changes.items():
         log.info("since the last start: %s: %s", key, change)
@@ -194,7 +194,7 @@ def _last_settings(run_folder: Path) -> dict[str, Any] | None:
         try:
             return load_config(path).model_dump(mode="json", exclude_none=True)
         except ConfigError as error:
-            log.warning("%s is no config of this version (%s); it is not compared with", path, error)
+            log.warning("%s is not a config of this version (%s); it is not compared", path, error)
     return None
 
 
@@ -246,13 +246,15 @@ def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None
         ("groups per step (pool.questions, or K / G for grpo_half)", saved.questions, config.questions_per_step),
     ):
         if value != wanted:
-            raise ConfigError(f"{folder} was saved with {name} = {value} and can only go on so, got {wanted}")
+            raise ConfigError(
+                f"{folder} was saved with {name} = {value}, and the run can only continue with that, got {wanted}"
+            )
     method = config.method.make()
     try:
         memory = method.decode(saved.method.memory)
     except ValueError as error:
         raise ConfigError(
-            f"{folder} holds the memory of another method, which {config.method.name} cannot read ({error}); set "
+            f"{folder} holds the memory of another method, which {config.method.name} cannot read ({error}); change "
             "method.name back, or `cusearch reset` the run"
         ) from error
     refusal = method.refusal(memory, config.episode.s_max)
@@ -260,5 +262,5 @@ def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None
         raise ConfigError(f"episode.s_max = {config.episode.s_max}, but {folder} {refusal}")
     if config.run.steps < saved.step:
         raise ConfigError(
-            f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to that or more"
+            f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to at least that"
         )

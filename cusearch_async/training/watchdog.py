@@ -1,4 +1,4 @@
-"""Who waits for what, while a learner waits for its pool and when a run has stopped moving."""
+"""Reports what a waiting learner is waiting for, and detects a run without progress."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Awaitable, Callable
 
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
-from cusearch_async.lifecycle.progress import SAY_S
+from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.transport.interface import LearnerBuffer
 
 log = logging.getLogger(__name__)
 
 REPUBLISH_S = 10.0
-"""Standing still for so long, the learner reads what it has announced; again after twice the time."""
+"""After this time without progress the learner checks the announced weights; again after twice the time."""
 
 
 class Watchdog:
-    """Says what the learner waits for, and raises Stalled when no trajectory has been finished for run.stall_s in a run
-    that is not paused."""
+    """Logs what the learner waits for, and raises Stalled when no trajectory is finished for run.stall_s, unless the
+    run is paused."""
 
     def __init__(self, buffer: LearnerBuffer, config: Config, republish: Callable[[int], Awaitable[None]]) -> None:
-        """`republish` is asked to look after the announced weights when the run stands still at a step."""
+        """`republish(step)` is called to check the announced weights when the run makes no progress."""
         self._buffer = buffer
         self._republish = republish
         self._republish_at = REPUBLISH_S
@@ -30,7 +30,7 @@ class Watchdog:
         self._finished = -1
         self._moved_at = time.monotonic()
         self._step = -1
-        self._said_at = time.monotonic() - SAY_S
+        self._said_at = time.monotonic() - LOG_EVERY_S
 
     async def look(self, step: int) -> None:
         """Called while the learner waits for the pool of `step`. Raises: Stalled, with the report."""
@@ -39,7 +39,7 @@ class Watchdog:
             self._said_at = self._moved_at = now
             self._republish_at = REPUBLISH_S
         self._step = step
-        if now - self._said_at >= SAY_S:
+        if now - self._said_at >= LOG_EVERY_S:
             self._said_at = now
             log.info(
                 "waiting for the pool of step %d: %s", step, "; ".join(await explain(self._buffer, step, self._config))
@@ -60,7 +60,7 @@ class Watchdog:
 
 
 async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]:
-    """What a person would look at first, one finding each."""
+    """The state of the run for a person, one finding per text."""
     state, queues, workers = await buffer.state(), await buffer.queues(step), await buffer.workers()
     found = [
         f"{queues.ready_of_pool} of {config.questions_per_step} groups are ready, {queues.leased} tickets are leased, "
@@ -73,10 +73,10 @@ async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]
         gone = ", ".join(f"{name} {status.heartbeat_age_s:.1f} s ago" for name, status in workers.items())
         found.append("no worker is alive" + (f" (last seen: {gone})" if gone else "; start one"))
     for name, status in alive.items():
-        told = f"{name} has version {status.version} of {state.published} and {status.in_flight} episodes"
+        line = f"{name} has version {status.version} of {state.published} and {status.in_flight} episodes"
         if status.retriever_down_s:
-            told += f", and its retriever has been down for {status.retriever_down_s:.0f} s"
+            line += f", and its retriever has been down for {status.retriever_down_s:.0f} s"
         elif status.last_token_age_s > config.redis.lease_s:
-            told += f", and its engine has produced no token for {status.last_token_age_s:.0f} s; restart it"
-        found.append(told)
+            line += f", and its engine has produced no token for {status.last_token_age_s:.0f} s; restart it"
+        found.append(line)
     return found

@@ -1,11 +1,11 @@
 """The rollout buffer in Redis, keyed by search depth.
 
-Workers are admitted to tickets and put finished trajectories; the learner claims whole pools, commits what it
-did with them, and announces weights. Each of these is one Lua script: it happens wholly or not at all, and
-repeating it does no harm. docs/redis.md names every key.
+Workers lease tickets and put finished trajectories. The learner claims whole pools, commits them after training, and
+announces weights. Each of these operations is one Lua script, so it is atomic, and repeating it has no effect.
+docs/redis.md lists every key.
 
-Covered: any worker or learner may die at any time; nothing that was put is lost or trained twice in one
-lineage. Not covered: what Redis itself loses (see appendfsync in docs/redis.md).
+Covered: any worker or learner may die at any time; no trajectory that was put is lost or trained on twice. Not covered:
+data that Redis itself loses (see appendfsync in docs/redis.md).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ async def open_buffer(
     vocab_size: int | None = None,
     contract: RunContract = NO_CONTRACT,
 ) -> AsyncIterator[Buffer]:
-    """The buffer of a run, on a client of its own that rides out outages of `patience_s`, or until `stop` is set. No
-    connection is made yet. Trajectories with tokens beyond `vocab_size` are refused. Who joins the run (learner,
-    worker, evaluator) must give its `contract`; operators need none.
+    """The buffer of a run, with its own client. The client retries for `patience_s` during an outage, or until `stop`
+    is set. No connection is made yet. Trajectories with token ids beyond `vocab_size` are refused. Learner, workers and
+    evaluator must give their run contract; operators need none.
 
     Raises: ConfigError when redis.transport names none."""
     name = config.redis.transport

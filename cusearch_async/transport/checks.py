@@ -1,5 +1,4 @@
-"""What is checked of a pool before a learner takes it, so that no worker, however wrong, can break the staleness bound
-or a group."""
+"""Checks of a pool before a learner claims it, so that a faulty worker cannot break the staleness bound or a group."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from cusearch_async.types import Trajectory
 def faults(
     trajectories: Sequence[Trajectory], step: int, limits: RunLimits, question_of: QuestionOf | None
 ) -> dict[str, str]:
-    """Trajectory id -> why nothing may be learned from it at `step`."""
+    """Trajectory id -> why it must not be trained on at `step`."""
     problems = ((t.id, _problem(t, step, limits, question_of)) for t in trajectories)
     found = {id_: problem for id_, problem in problems if problem}
     questions: dict[int, set[str]] = defaultdict(set)
@@ -41,5 +40,5 @@ def _problem(t: Trajectory, step: int, limits: RunLimits, question_of: QuestionO
     if limits.order == "ticket" and staleness > limits.max_staleness:
         return f"staleness {staleness} at step {step}, pool.max_staleness is {limits.max_staleness}"
     if question_of is not None and t.question_id != question_of(t.ticket):
-        return f"answers question {t.question_id!r}, but ticket {t.ticket} visits {question_of(t.ticket)!r}"
+        return f"it answers question {t.question_id!r}, but ticket {t.ticket} is for {question_of(t.ticket)!r}"
     return None

@@ -61,12 +61,14 @@ def encode(trajectory: Trajectory) -> bytes:
 
 
 def decode(payload: bytes, max_tokens: int) -> Trajectory:
-    """Raises: CorruptPayload, and nothing else, for bytes that are no trajectory of this schema, or of more than
-    `max_tokens` tokens."""
+    """The trajectory in `payload`. Raises: CorruptPayload, and no other error, for bytes that are not a trajectory of
+    this schema, or have more than `max_tokens` tokens."""
     if len(payload) > _most_bytes(max_tokens):
-        raise CorruptPayload(f"payload of {len(payload)} bytes, {max_tokens} tokens take {_most_bytes(max_tokens)}")
+        raise CorruptPayload(
+            f"payload has {len(payload)} bytes, but {max_tokens} tokens take at most {_most_bytes(max_tokens)}"
+        )
     if len(payload) < _HEADER or payload[:3] != _MAGIC[:3]:
-        raise CorruptPayload("payload does not start like a trajectory")
+        raise CorruptPayload("payload does not start with the header of a trajectory")
     if payload[3] != SCHEMA:
         raise CorruptPayload(f"payload has schema {payload[3]}, this version reads {SCHEMA}")
     body = payload[_HEADER:]
@@ -83,16 +85,16 @@ def decode(payload: bytes, max_tokens: int) -> Trajectory:
         values["versions"] = np.frombuffer(fields.versions, "<i4").astype(np.int32)
         return Trajectory(**values)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise CorruptPayload(f"payload is no trajectory: {error}") from error
+        raise CorruptPayload(f"payload is not a trajectory: {error}") from error
 
 
 def _most_bytes(max_tokens: int) -> int:
-    """More than a trajectory of `max_tokens` can take: 4 + 4 + 4 + 1/8 bytes a token, and its texts."""
+    """Upper bound of a payload with `max_tokens` tokens: 4 + 4 + 4 + 1/8 bytes per token, and its texts."""
     return 2**20 + 13 * max_tokens
 
 
 def readable_fields(trajectory: Trajectory) -> dict[str, str | int]:
-    """What a person sees of a trajectory in Redis (`HGETALL`), beside the payload."""
+    """The fields of a trajectory that people can read in Redis (`HGETALL`)."""
     return {
         "depth": trajectory.depth,
         "reward": f"{trajectory.reward:.6g}",

@@ -1,4 +1,4 @@
-"""Contact with Redis: plain, TLS or by Sentinel; losing it for a while, and losing it for good."""
+"""The connection to Redis: plain, TLS or Sentinel; retries during outages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redis.credentials import CredentialProvider
 
 from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferUnavailable, first_line
-from cusearch_async.lifecycle.progress import SAY_S
+from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.retry import doubling_pause_s
 
 log = logging.getLogger(__name__)
@@ -37,14 +37,14 @@ _OUTAGE = (
     *_NO_MEMORY,
 )
 _OUTAGE_WORDS = ("READONLY", "OOM command", "MASTERDOWN", "LOADING", "MISCONF", "BUSY", "NOREPLICAS")
-"""What may pass by itself: no answer, not or no longer the master, no memory left, disk full, another script running.
-Redis 6 wraps such an answer in a script's error, so the text is looked at too."""
+"""Errors that may go away: no answer, not the master, out of memory, disk full, another script running. Redis 6 wraps
+them in the error of a script, so the text is checked too."""
 _REFUSALS = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
 _REFUSAL_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM", "user executing the script can't")
 
 
 Password = Callable[[], str | None]
-"""Asked at every connection: a Redis that is started after its clients makes its password then."""
+"""Called at every connection, because a Redis that is started after its clients makes its password only then."""
 
 
 class _Credentials(CredentialProvider):
@@ -52,17 +52,17 @@ class _Credentials(CredentialProvider):
         self._user, self._password = user, password
 
     async def get_credentials_async(self) -> Any:
-        """User and password; nothing where there is neither. A Redis that asks for no password takes any."""
+        """(user, password); empty without both. A Redis without a password accepts any."""
         password = self._password()
         return (self._user or "default", password or "") if self._user or password else ()
 
 
 def connect(settings: RedisConfig, password: Password = lambda: None) -> Any:
-    """A client for one process; no connection is made yet. Callers beyond its connections wait for one.
+    """A client for one process; no connection is made yet. When all its connections are in use, callers wait.
 
-    redis:// and rediss:// (TLS; `?ssl_ca_certs=FILE` names the authority) reach one server,
-    redis+sentinel://HOST:PORT[,HOST:PORT...]/SERVICE[/DB] the master that the sentinels name; they themselves may ask
-    for CUSEARCH_SENTINEL_PASSWORD."""
+    redis:// and rediss:// (TLS; `?ssl_ca_certs=FILE` names the authority) connect to one server.
+    redis+sentinel://HOST:PORT[,HOST:PORT...]/SERVICE[/DB] connects to the master that the sentinels name; the password
+    of the sentinels comes from CUSEARCH_SENTINEL_PASSWORD."""
     parts = urlsplit(settings.url)
     *_, hosts = parts.netloc.rpartition("@")
     options: dict[str, Any] = {
@@ -89,7 +89,8 @@ def connect(settings: RedisConfig, password: Password = lambda: None) -> Any:
 
 
 class Connection:
-    """Runs commands on a client, and rides out outages of up to `patience_s`; none once `stop` is set."""
+    """Runs commands on a client, and retries them for up to `patience_s` during an outage, but not once `stop` is
+    set."""
 
     def __init__(
         self,
@@ -105,17 +106,17 @@ class Connection:
         self._said_at = float("-inf")
 
     async def run(self, command: Callable[[], Awaitable[T]]) -> T:
-        """The answer to `command`, which must be idempotent: it is sent again when no answer comes.
+        """The answer to `command`. The command must be idempotent, because it is sent again without an answer.
 
-        Raises: BufferUnavailable when there is none within patience_s, or at once when Redis refuses us or what
-        answers is no Redis."""
+        Raises: BufferUnavailable without an answer within patience_s, or at once when Redis refuses the connection or
+        the server is not a Redis."""
         began, failed = time.monotonic(), 0
         while True:
             try:
                 return await command()
             except exceptions.InvalidResponse as error:
                 raise BufferUnavailable(
-                    f"what answers at {self._address} is no Redis ({first_line(error)}); fix redis.url"
+                    f"the server at {self._address} is not a Redis ({first_line(error)}); fix redis.url"
                 ) from error
             except (*_OUTAGE, exceptions.ResponseError) as error:
                 if _is_refusal(error):
@@ -131,9 +132,9 @@ class Connection:
                 await asyncio.wait_for(self._stop.wait(), wait_s)
 
     def _say(self, error: Exception, began: float) -> None:
-        """Of all commands that wait one speaks, every few seconds."""
+        """Log the outage every few seconds, once for all waiting commands."""
         now = time.monotonic()
-        if now - self._said_at < SAY_S:
+        if now - self._said_at < LOG_EVERY_S:
             return
         self._said_at = now
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + began + self._patience_s - now))
@@ -146,9 +147,9 @@ class Connection:
 
     def _refused(self, error: Exception) -> BufferUnavailable:
         return BufferUnavailable(
-            f"Redis at {self._address} refuses us ({first_line(error)}); set CUSEARCH_REDIS_PASSWORD, and the user "
-            "name in redis.url if it has users; a Redis that another run has started keeps its password in that run's "
-            "folder, redis/password"
+            f"Redis at {self._address} refuses the connection ({first_line(error)}); set CUSEARCH_REDIS_PASSWORD, and "
+            "a user name in redis.url if it has users; for a Redis that was started for another run, the password is "
+            "in that run's folder, redis/password"
         )
 
     def _unavailable(self, error: Exception) -> BufferUnavailable:
@@ -158,8 +159,8 @@ class Connection:
                 f"redis.max_mib ({self._settings.max_mib}), or lower that"
             )
         return BufferUnavailable(
-            f"Redis at {self._address} cannot be reached ({first_line(error)}); start one (`cusearch redis CONFIG`) or "
-            "fix redis.url"
+            f"Redis at {self._address} cannot be reached ({first_line(error)}); start one (`cusearch redis CONFIG`), "
+            "or fix redis.url"
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a Redis server can be trusted with a run: it must keep what it is given."""
+"""Checks that a Redis server does not lose data: no eviction, and writes on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 async def check_server(connection: Connection) -> None:
-    """Warn of a server that keeps nothing on disk. Raises: ConfigError for one that evicts keys when it is full."""
+    """Warn when the server writes nothing to disk. Raises: ConfigError when it evicts keys when it is full."""
 
     async def ask() -> Any:
         try:
@@ -24,17 +24,17 @@ async def check_server(connection: Connection) -> None:
 
     answer = await connection.run(ask)
     if answer is None:
-        log.warning("this user may not ask Redis for INFO: make sure that maxmemory-policy is noeviction")
+        log.warning("this Redis user may not run INFO: make sure that maxmemory-policy is noeviction")
         return
     memory, persistence = answer
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise ConfigError(
-            f"Redis has maxmemory-policy {policy}: when it is full it would delete trajectories that nobody has "
-            "trained on; `redis-cli CONFIG SET maxmemory-policy noeviction`, or set it where the server is configured"
+            f"Redis has maxmemory-policy {policy}: when it is full, it would delete trajectories before they are "
+            "trained on; run `redis-cli CONFIG SET maxmemory-policy noeviction`, or change the server's configuration"
         )
     if not int(persistence.get("aof_enabled", 0)):
         log.warning(
-            "Redis has appendonly off: what is buffered is lost when the server ends; "
-            "`redis-cli CONFIG SET appendonly yes`, or set it where the server is configured"
+            "Redis has appendonly off: buffered trajectories are lost when the server ends; "
+            "run `redis-cli CONFIG SET appendonly yes`, or change the server's configuration"
         )

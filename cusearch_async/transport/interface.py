@@ -1,5 +1,5 @@
-"""What a buffer does for workers, learner and operators, and the records that go in and out. There are two of them: one
-in Redis (`buffer.py`), one in memory (`memory.py`, the model that the first is tested against)."""
+"""The interface of the buffer for workers, learner and operators, and its records. There are two implementations: one
+in Redis (`buffer.py`), and one in memory (`memory.py`), the model that the first one is tested against."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from cusearch_async.transport.run_contract import RunContract
 from cusearch_async.types import Pool, Trajectory
 
 ALIVE_S = 10.0
-"""A learner or a worker that has said nothing for so long counts as gone."""
+"""A learner or worker without a heartbeat for this long counts as dead."""
 
 QuestionOf = Callable[[int], str]
-"""The id of the question that a ticket visits."""
+"""The id of the question of a ticket."""
 Outcome = Literal["stored", "duplicate", "late", "full"]
-"""Of a put: kept; another is there already; its group is closed or has no such slot; no room now, try again."""
+"""Result of a put. stored: buffered; duplicate: another trajectory has this id; late: its group is closed or has no
+such slot; full: no room now, try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +35,24 @@ class RolloutSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands. Steps, versions and tickets count from 0."""
+    """The state of a run. Steps, versions and tickets count from 0."""
 
     epoch: int = 0
     step: int = 0
     """The next step to commit; also the version of the learner's policy."""
     fields: Mapping[str, float] = field(default_factory=dict)
-    """What the method wants seen, like SDGA's phase."""
+    """Numbers that the method shows to operators, like SDGA's phase."""
     published: int = -1
     """Newest announced weight version; -1 before the first."""
     weights: str = ""
-    """Its directory in the weight store."""
+    """Directory of that version in the weight store."""
     next_ticket: int = 0
     checkpoint: int = 0
     """Pools before this step are forgotten."""
     paused: bool = False
     """Whether an operator has stopped admission."""
     origin: Origin | None = None
-    """Whose run it is; None where no learner has said so."""
+    """The folder of the run; None before a learner has written it."""
 
     @property
     def exists(self) -> bool:
@@ -65,36 +66,36 @@ FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *Origin.__dataclass_fields_
     "method_fields",
     "lease_ms",
 }
-"""What scripts read of `state` and `limits`, and what reading `state` takes for one of these: no field of a method."""
+"""Names that the scripts and `state()` use in `state` and `limits`. A field of a method must not have one of them."""
 
 
 class MethodState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the selection method leaves to coming steps. Redis and the checkpoint keep it, and know nothing of it.
+    """What the selection method keeps for later steps. Redis and the checkpoint store it without reading it.
 
-    Raises: ValueError for a field that is no finite number, or would take the place of one of the run's own."""
+    Raises: ValueError for a field that is not a finite number, or has the name of a field of the run."""
 
     memory: str = ""
-    """The method's memory, as its `encode` makes text of it."""
+    """The method's memory as text, from its `encode`."""
     fields: dict[str, float] = {}
-    """Numbers that the method wants seen, by name: SDGA's global phase counter is one."""
+    """Numbers that the method shows to operators, by name, like SDGA's global phase counter."""
     sizes: dict[int, int] = {}
-    """Ticket -> rollouts of its group, for coming tickets that are to get another number than G, or G surely."""
+    """Ticket -> rollouts of its group, for tickets that are not granted yet. Tickets that are not listed get G."""
 
     def __post_init__(self) -> None:
         for name, value in self.fields.items():
             if name in FIELDS_OF_THE_RUN or not name.isidentifier():
-                raise ValueError(f"a method must not show a field {name!r}: the run's state has one, or it is no name")
+                raise ValueError(f"a method must not show a field {name!r}: the name is reserved, or not an identifier")
             if not math.isfinite(value):
-                raise ValueError(f"what a method shows must be finite, {name} is {value}")
+                raise ValueError(f"the fields of a method must be finite, {name} is {value}")
 
 
 NOTHING = MethodState()
-"""Of a method that remembers nothing."""
+"""The state of a method without memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Where every finished trajectory is. It closes: finished = the sum of the next six."""
+    """Where every finished trajectory is. The ledger closes when `finished` is the sum of the next six counters."""
 
     finished: int = 0
     buffered: int = 0
@@ -102,17 +103,17 @@ class Ledger:
     trained: int = 0
     unselected: int = 0
     quarantined: int = 0
-    """What must not be trained on, or what an operator has taken out."""
+    """Trajectories that must not be trained on, or that an operator has taken out."""
     lost: int = 0
-    """What has gone from Redis without our doing."""
+    """Trajectories that disappeared from Redis without an operation of ours."""
     bytes: int = 0
-    """Payload bytes of what is buffered."""
+    """Payload bytes of the buffered trajectories."""
     requeued: int = 0
-    """Tickets that went to another worker because a lease ran out or an episode failed."""
+    """Tickets that were requeued because a lease ran out or an episode failed."""
     incomplete_groups: int = 0
-    """Groups that were closed without some of their trajectories, after max_attempts."""
+    """Groups that were closed after max_attempts without some of their trajectories."""
     failed_rollouts: int = 0
-    """What they lack."""
+    """Trajectories that the incomplete groups lack."""
     duplicates_refused: int = 0
     late_refused: int = 0
 
@@ -127,30 +128,30 @@ class Queues:
     """Tickets by where they are."""
 
     ready_of_pool: int
-    """Groups of the pool that is waited for which are finished."""
+    """Closed groups of the pool that the learner waits for."""
     ready: int
     leased: int
     requeued: int
     incomplete: int
-    """Of the groups that are ready or kept, those that lack trajectories."""
+    """Incomplete groups among those that are ready, or in pools that Redis still keeps."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker fares, as it says itself with every heartbeat; counts and seconds since it became ready."""
+    """The status that a worker reports with every heartbeat. Counts and seconds are totals since it became ready."""
 
     version: int = -1
-    """Of the loaded weights."""
+    """Version of the loaded weights."""
     in_flight: int = 0
-    """Episodes at play."""
+    """Episodes in flight."""
     episodes: int = 0
-    """Played and stored."""
+    """Episodes that were played and buffered."""
     failed_episodes: int = 0
     failed_episodes_by_kind: str = ""
     sampled_tokens: int = 0
     busy_s: float = 0.0
-    """With a request in the engine."""
+    """Seconds with at least one request in the engine."""
     last_token_age_s: float = 0.0
-    """For how long the engine has owed a token."""
+    """Seconds since the engine produced a token, while it has requests."""
     alive_s: float = 0.0
     weight_loads: int = 0
     weight_load_s: float = 0.0
@@ -170,37 +171,37 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the run's learner is, as it says itself with every heartbeat."""
+    """The status that the learner reports with every heartbeat."""
 
     epoch: int
     host: str
     pid: int
     step: int
-    """The step it is at."""
+    """The step that it waits for or trains."""
     heartbeat_age_s: float = 0.0
     """Since it said all this; only known of another's."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """A trajectory in short."""
+    """A buffered trajectory in a listing."""
 
     id: str
     fields: dict[str, str]
     staleness: int
-    """Learner's step minus its oldest version, now."""
+    """The learner's current step minus the oldest version of the trajectory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which buffered trajectories to look at; None asks for nothing."""
+    """Conditions for buffered trajectories; None for no condition."""
 
     depth: int | None = None
     min_staleness: int | None = None
     min_reward: float | None = None
     max_reward: float | None = None
     text: str | None = None
-    """In the question, upper and lower case alike."""
+    """Text in the question; upper and lower case are equal."""
 
     def passes(self, row: TrajectoryRow) -> bool:
         reward = float(row.fields["reward"])
@@ -215,12 +216,12 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What counting the keys of a run has found."""
+    """The result of counting the keys of a run."""
 
     kept: int
-    """Trajectories that Redis keeps: buffered, claimed, and of the pools that are not forgotten yet."""
+    """Trajectories in Redis: buffered, claimed, and in pools that are not forgotten yet."""
     findings: tuple[str, ...]
-    """What does not add up, one line each."""
+    """Differences between keys and counters, one line each."""
 
     @property
     def closes(self) -> bool:
@@ -228,44 +229,45 @@ class Audit:
 
 
 class WorkerBuffer(Protocol):
-    """What a rollout worker does with the buffer of a run. Every operation happens wholly or not at all, and repeating
-    one, even later, does no harm. Lost contact raises BufferUnavailable after redis.outage_s.
+    """The operations of a rollout worker. Every operation is atomic and idempotent, also when it is repeated much
+    later. Without contact to Redis they raise BufferUnavailable after redis.outage_s.
 
-    A worker with another contract than the run's gets no ticket and stores nothing: `admit`, `put` and `heartbeat`
-    raise ContractMismatch. It can give its tickets back."""
+    A worker whose contract differs from the run contract gets no ticket and stores nothing: `admit`, `put` and
+    `heartbeat` raise ContractMismatch. It can still release its tickets."""
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
-        """Lease whole groups of up to `room` rollouts in all; empty while the staleness bound leaves none, or while
-        the run is paused. Requeued tickets come first, without the rollouts that are in the buffer already."""
+        """Lease whole groups with up to `room` rollouts in total; empty while the staleness bound allows no ticket, or
+        the run is paused. Requeued tickets come first, without the rollouts that are buffered already."""
         ...
 
     async def put(self, trajectory: Trajectory) -> Outcome:
-        """Keep a finished trajectory. Raises: InvalidTrajectory for one that this run cannot have made."""
+        """Buffer a finished trajectory. Raises: InvalidTrajectory for one that is outside the run limits."""
         ...
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
-        """Renew the leases of `tickets` and say how the worker fares."""
+        """Renew the leases of `tickets`, and report the worker's status."""
         ...
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
-        """End the worker's leases of `tickets`: others play what is missing. `failed` counts as an attempt."""
+        """End the worker's leases of `tickets` and requeue them. With `failed` this counts as a failed attempt."""
         ...
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
-        """Release `tickets` and be no worker of the run any more."""
+        """Release `tickets`, and remove the worker from the run."""
         ...
 
     async def check_contract(self) -> bool:
-        """Whether the run has this process's contract; False while it has none, because no learner of this version has
-        taken it over. `admit`, `put` and `heartbeat` check it too. Raises: ContractMismatch for another one."""
+        """Whether the run contract is that of this process; False while the run has none, because no learner of this
+        version has taken it over. `admit`, `put` and `heartbeat` check it too. Raises: ContractMismatch when they
+        differ."""
         ...
 
     async def state(self) -> RunState: ...
 
 
 class LearnerBuffer(Protocol):
-    """What a learner does with the buffer. As for workers; and a replaced learner meets Fenced, one whose server has
-    lost or spoiled what it had acknowledged BufferLost."""
+    """The operations of the learner, atomic and idempotent like those of workers. They raise Fenced when another
+    learner has taken over, and BufferLost when Redis has lost or damaged data that it had acknowledged."""
 
     @property
     def epoch(self) -> int:
@@ -280,40 +282,40 @@ class LearnerBuffer(Protocol):
         origin: Origin | None = None,
         accepts_changes: bool = False,
     ) -> None:
-        """Take over the run at `step`, with what the method remembered at the checkpoint; earlier learners are
-        fenced off. Pools trained after that step are claimed again, each by its step.
+        """Take over the run at `step`, with the method state of the checkpoint, and fence all earlier learners. Pools
+        that were trained after that step will be claimed again, each by its step.
 
-        The new epoch is above Redis' own and above `least_epoch`, the highest that the run folder knows of, so it
-        never goes back though Redis may have forgotten it. Delivered twice, it takes over once. From then on the run
-        is that of `origin`, if one is given, and it has this learner's limits and contract.
+        The new fencing epoch is higher than the epoch in Redis and than `least_epoch`, the highest epoch in the run
+        folder. So it never decreases, even if Redis has lost it. Delivered twice, it takes over once. From then on the
+        run belongs to `origin`, if given, and has this learner's run limits and contract.
 
-        Raises, before it fences anybody off: ContractMismatch when the run has another contract, unless the learner
-        `accepts_changes`, and in any case when tickets were granted with another N, G or order; ConfigError when the
-        run is another's already, when pools that the checkpoint needs are forgotten, or when the server may evict
+        Raises, before any learner is fenced: ContractMismatch when the run has another contract, unless the learner
+        `accepts_changes`, and always when tickets were granted with another N, G or order; ConfigError when the run
+        belongs to another folder, when pools that the checkpoint needs are forgotten, or when the server may evict
         keys."""
         ...
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
-        """The pool of a step, or None while it is not complete; asking again gives the same pool.
+        """The pool of a step, or None while it is not complete. Claiming again gives the same pool.
 
         Every trajectory is checked first: payload, depth, length, vocabulary, versions, staleness (order "ticket"), one
-        question per group, and with `question_of` the right one for its ticket. What fails is quarantined, what has
-        gone from the buffer is counted as lost, and their tickets are played again; after max_attempts the group stays
-        incomplete. So a pool may be empty. Of a pool that was taken before, what has gone or cannot be read any more
-        is left out. Raises: BufferLost for a step that is not the next."""
+        question per group, and with `question_of` the right question for its ticket. Trajectories that fail are
+        quarantined, and those that disappeared from Redis count as lost; their tickets are requeued. After max_attempts
+        the group stays incomplete, so a pool may be empty. From a pool that was claimed before, trajectories that
+        disappeared or cannot be read are left out. Raises: BufferLost for a step that is not the next."""
         ...
 
     async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
-        """The pool's step has trained on `selected` of it, and the method remembers `method`. Its group sizes hold for
-        coming tickets that have none yet."""
+        """Record that the pool's step has trained on `selected`, and store the method state `method`. Its group sizes
+        apply to tickets that are not granted yet and have no size."""
         ...
 
     async def announce(self, version: int, directory: str) -> None:
-        """Tell the workers that weight version `version` is complete in `directory`."""
+        """Announce to the workers that weight version `version` is complete in `directory`."""
         ...
 
     async def checkpoint(self, step: int) -> None:
-        """All steps before `step` are safe in every kept checkpoint: forget their pools."""
+        """Forget the pools before `step`: every kept checkpoint contains these steps."""
         ...
 
     def follow_epoch(self, epoch: int) -> None:
@@ -321,11 +323,11 @@ class LearnerBuffer(Protocol):
         ...
 
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
-        """Say that this learner lives, and where."""
+        """Report that this learner is alive, and its status."""
         ...
 
     async def learner_leaves(self) -> None:
-        """Say that it has ended."""
+        """Report that this learner has ended."""
         ...
 
     async def check_contract(self) -> bool: ...
@@ -335,32 +337,32 @@ class LearnerBuffer(Protocol):
     async def ledger(self) -> Ledger: ...
 
     async def queues(self, step: int) -> Queues:
-        """Where the open tickets are, and how far the pool of `step` has come."""
+        """How many tickets are in each place, and how many groups of the pool of `step` are closed."""
         ...
 
     async def workers(self) -> dict[str, WorkerStatus]:
-        """What each worker said at its last heartbeat, also of those that are gone."""
+        """The last status of each worker, dead ones included."""
         ...
 
     async def learner(self) -> LearnerStatus | None:
-        """What the run's learner said at its last heartbeat; None when none is alive."""
+        """The last status of the run's learner; None when no learner is alive."""
         ...
 
 
 class OperatorBuffer(Protocol):
-    """What people do with the buffer of a run, whoever else works on it."""
+    """The operations of people, on a live run or not."""
 
     async def pause(self, paused: bool) -> None:
-        """Stop or resume admission; episodes in flight go on."""
+        """Stop or resume admission; episodes in flight continue."""
         ...
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
-        """Take a trajectory out of the buffer, or out of the pool that is claimed and not yet committed; whether it was
-        there. A group that no learner has claimed plays it again."""
+        """Take a trajectory out of the buffer, or out of the pool that is claimed and not yet committed. True when it
+        was there. If its group is not claimed yet, the rollout is played again."""
         ...
 
     async def reopen(self, ticket: int) -> bool:
-        """Put a leased ticket, or a waiting group that is incomplete, back in the queue; whether it was one."""
+        """Requeue a leased ticket, or a ready group that is incomplete. True when it was one of them."""
         ...
 
     async def state(self) -> RunState: ...
@@ -374,7 +376,7 @@ class OperatorBuffer(Protocol):
     async def learner(self) -> LearnerStatus | None: ...
 
     async def contract(self) -> RunContract:
-        """What the processes of the run agree on; without terms where no learner has written one."""
+        """The run contract; without terms when no learner has written one."""
         ...
 
     async def capacities(self) -> list[int]:
@@ -390,17 +392,17 @@ class OperatorBuffer(Protocol):
         ...
 
     async def fetch(self, trajectory_id: str) -> tuple[Trajectory, dict[str, str]] | None:
-        """A trajectory wherever it is, quarantine included, with its readable fields; None when there is none.
+        """A trajectory in any state, quarantined ones included, with its readable fields; None when there is none.
 
         Raises: CorruptPayload."""
         ...
 
     async def quarantined(self) -> dict[str, str]:
-        """Trajectory id -> why it was taken out."""
+        """Trajectory id -> why it is quarantined."""
         ...
 
     async def audit(self) -> Audit:
-        """Count what is kept against the counters: every trajectory, and every ticket in exactly one place."""
+        """Compare the keys with the counters: every trajectory, and every ticket in exactly one place."""
         ...
 
     async def exists(self) -> bool:
@@ -416,9 +418,9 @@ class OperatorBuffer(Protocol):
         ...
 
     async def reset(self) -> int:
-        """Forget the run; returns how many keys it had."""
+        """Delete the run; returns how many keys it had."""
         ...
 
 
 class Buffer(WorkerBuffer, LearnerBuffer, OperatorBuffer, Protocol):
-    """All of it: what a transport has to offer."""
+    """The whole interface, which a transport implements."""

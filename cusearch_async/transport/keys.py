@@ -1,4 +1,4 @@
-"""Names of everything a run keeps in Redis. All share one hash tag, so one script may touch any of them."""
+"""Names of all keys of a run in Redis. All share one hash tag, so one script may use all of them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused, and whose
-        run it is (run_id, host, folder). Workers only read it."""
+        """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused, and the
+        folder of the run (run_id, host, folder). Workers only read it."""
         return self.prefix + "state"
 
     @property
     def limits(self) -> str:
-        """Hash: the numbers that bound the run (`LIMITS_IN_REDIS`, lease_ms), as the learner has laid them down for all
-        scripts. Workers only read it."""
+        """Hash: the run limits (`LIMITS_IN_REDIS`, lease_ms), written by the learner and read by all scripts. Workers
+        only read it."""
         return self.prefix + "limits"
 
     @property
     def contract(self) -> str:
-        """Hash: what all processes of the run must agree on, key -> text, and `digest` over all of it. Workers only
-        read it."""
+        """Hash: the run contract, key -> text, and `digest` over all of it. Workers only read it."""
         return self.prefix + "contract"
 
     @property
@@ -38,17 +37,17 @@ class Keys:
 
     @property
     def learner(self) -> str:
-        """Hash with a time to live: what the learner says of itself at each heartbeat."""
+        """Hash with a time to live: the status of the learner at its last heartbeat."""
         return self.prefix + "learner"
 
     @property
     def learners(self) -> str:
-        """Hash: nonce of a learner's start -> the epoch that it was given."""
+        """Hash: nonce of a learner's start -> its epoch."""
         return self.prefix + "learners"
 
     @property
     def ledger(self) -> str:
-        """Hash: counters of trajectories by where they went."""
+        """Hash: counters of trajectories by state."""
         return self.prefix + "ledger"
 
     @property
@@ -58,7 +57,7 @@ class Keys:
 
     @property
     def clock(self) -> str:
-        """Hash: run, the run's clock; wall, the server's when it was last asked for. Milliseconds."""
+        """Hash: run, the run's clock; wall, the server's clock when it was last read. Milliseconds."""
         return self.prefix + "clock"
 
     @property
@@ -68,7 +67,7 @@ class Keys:
 
     @property
     def requeue(self) -> str:
-        """Sorted set: open tickets whose lease ran out; score = ticket."""
+        """Sorted set: requeued tickets; score = ticket."""
         return self.prefix + "requeue"
 
     @property
@@ -78,17 +77,17 @@ class Keys:
 
     @property
     def ready(self) -> str:
-        """Sorted set: tickets with a complete group; score = ticket."""
+        """Sorted set: tickets with a closed group; score = ticket."""
         return self.prefix + "ready"
 
     @property
     def memory(self) -> str:
-        """String: what the selection method remembers, as it writes it itself (JSON)."""
+        """String: the memory of the selection method, encoded by the method (JSON)."""
         return self.prefix + "memory"
 
     @property
     def sizes(self) -> str:
-        """Hash: ticket -> rollouts of its group; G for a ticket that is not in it."""
+        """Hash: ticket -> rollouts of its group; a ticket that is not in it has G."""
         return self.prefix + "sizes"
 
     @property
@@ -97,22 +96,22 @@ class Keys:
         return self.prefix + "workers"
 
     def worker(self, worker: str) -> str:
-        """Hash: what a worker says of itself at each heartbeat."""
+        """Hash: the status of a worker at its last heartbeat."""
         return f"{self.prefix}worker:{worker}"
 
     @property
     def attempts(self) -> str:
-        """Hash: ticket -> attempts that failed, until its group is claimed."""
+        """Hash: ticket -> failed attempts, until its group is claimed."""
         return self.prefix + "attempts"
 
     @property
     def incomplete(self) -> str:
-        """Hash: ticket whose group is closed and incomplete -> trajectories that it lacks."""
+        """Hash: ticket of an incomplete group -> trajectories that it lacks."""
         return self.prefix + "incomplete"
 
     @property
     def waiting(self) -> str:
-        """Hash: trajectory id -> "depth:oldest version:bytes" of what is buffered, whatever else has gone of it."""
+        """Hash: buffered trajectory id -> "depth:oldest version:bytes", also when its other keys have disappeared."""
         return self.prefix + "waiting"
 
     @property
@@ -122,7 +121,7 @@ class Keys:
 
     @property
     def quarantine(self) -> str:
-        """Hash: trajectory id -> why it was taken out."""
+        """Hash: trajectory id -> why it is quarantined."""
         return self.prefix + "quarantine"
 
     @property
@@ -131,7 +130,7 @@ class Keys:
         return self.prefix + "quarantine-order"
 
     def quarantined(self, trajectory_id: str) -> str:
-        """Hash: readable fields of what was taken out, as they were."""
+        """Hash: readable fields of a quarantined trajectory."""
         return f"{self.prefix}quarantined:{trajectory_id}"
 
     def quarantined_payload(self, trajectory_id: str) -> str:
@@ -147,17 +146,17 @@ class Keys:
         return f"{self.prefix}traj:{trajectory_id}"
 
     def payload(self, trajectory_id: str) -> str:
-        """String: all of the trajectory (`codec`)."""
+        """String: the encoded trajectory (`codec`)."""
         return f"{self.prefix}payload:{trajectory_id}"
 
     def staged(self, name: str) -> str:
-        """String: the payload of a put on its way."""
+        """String: the payload of a put that is not finished."""
         return f"{self.prefix}staged:{name}"
 
     def pool(self, step: int) -> str:
         """List: the trajectory ids that learner step `step` claimed."""
         return f"{self.prefix}pool:{step}"
 
-    def pool_facts(self, step: int) -> str:
-        """Hash: tickets of that pool, comma separated; size, the length of its list; trained, once it is committed."""
+    def pool_info(self, step: int) -> str:
+        """Hash: tickets of that pool, comma separated; size, the length of its list; trained, after the commit."""
         return f"{self.prefix}pool:{step}:facts"

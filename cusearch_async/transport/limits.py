@@ -1,4 +1,4 @@
-"""The numbers that bound a run: sizes, staleness, attempts, room."""
+"""The run limits: sizes, staleness, attempts, room."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.types import Trajectory
 
 LIMITS_IN_REDIS = ("questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit", "limit_bytes")
-"""What of its RunLimits the learner writes into Redis, where it holds for all; and lease_s, as `lease_ms`."""
+"""The run limits that the learner writes into Redis for all processes; also lease_s, as `lease_ms`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """The numbers that bound a run. The learner's stand in Redis and hold for all processes (`LIMITS_IN_REDIS`)."""
+    """The run limits. Those of the learner are in Redis and apply to all processes (`LIMITS_IN_REDIS`)."""
 
     questions: int
     """N, groups per pool."""
@@ -25,18 +25,18 @@ class RunLimits:
     s_max: int
     lease_s: float
     max_attempts: int
-    """Times that a ticket is tried before its group is closed incomplete."""
+    """Attempts at a ticket before its group is closed incomplete."""
     limit: int
-    """Most buffered trajectories beyond the pool that is waited for."""
+    """Maximum number of buffered trajectories. The pool that the learner waits for may exceed it."""
     limit_bytes: int
-    """Most buffered payload bytes beyond the pool that is waited for."""
+    """Maximum number of buffered payload bytes. The pool that the learner waits for may exceed it."""
     max_tokens: int
     """Longest possible trajectory."""
     vocab_size: int | None = None
-    """Token ids are below this; None where the model's config has not been read."""
+    """Token ids are below this; None when the model's config has not been read."""
 
     def check(self, trajectory: Trajectory) -> None:
-        """Raises: InvalidTrajectory naming what no worker of this run can have made."""
+        """Raises: InvalidTrajectory that names the value outside the limits."""
         for name, value, most in (
             ("depth", trajectory.depth, self.s_max),
             ("token_ids", len(trajectory.token_ids), self.max_tokens),

@@ -1,7 +1,7 @@
 """The buffer in memory: the model that the Redis buffer is tested against, and a buffer for tests of other parts.
 
-One `MemoryRun` stands for the server, each `MemoryBuffer` for one process's view of it. Time is `MemoryRun.now`,
-moved by hand.
+One `MemoryRun` represents the server, and each `MemoryBuffer` one client process. Time is `MemoryRun.now`, which tests
+set.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class MemoryBuffer:
                 if failed:
                     self._run.fail_attempt(ticket)
                 else:
-                    self._run.play_again(ticket)
+                    self._run.requeue_ticket(ticket)
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
         await self.release(worker, tickets, failed=False)
@@ -146,7 +146,7 @@ class MemoryBuffer:
         run.limits, run.contract = limits, self._contract
         reached = run.state.step if run.state.epoch else step
         if step > reached:
-            self._drop_before(step)
+            self._forget_before(step)
         for s, pool in run.pools.items():
             if s >= step and pool.trained is not None:
                 unselected = len(pool.ids) - pool.trained
@@ -167,15 +167,15 @@ class MemoryBuffer:
         )
         self._epoch = run.state.epoch
 
-    def _drop_before(self, step: int) -> None:
-        """The server is behind the checkpoint: the steps between have used these tickets up."""
+    def _forget_before(self, step: int) -> None:
+        """The server is behind the checkpoint: the steps in between have already used these tickets."""
         run, first = self._run, step * self._limits.questions
         for s in [s for s in run.pools if s < step]:
             if run.pools[s].trained is None:
                 run.counts.update(claimed=-len(run.pools[s].ids), lost=len(run.pools[s].ids))
             run.forget_pool(s)
         for id_ in [i for i, e in run.entries.items() if e.state == "buffered" and e.trajectory.ticket < first]:
-            run.lose(id_)
+            run.count_as_lost(id_)
         for tickets in (run.ready, run.requeue):
             tickets -= {t for t in tickets if t < first}
         for known in (run.leases, run.groups, run.attempts, run.incomplete, run.sizes):
@@ -189,12 +189,12 @@ class MemoryBuffer:
             raise BufferLost(f"the next step is {run.state.step}, not {step}")
         if step not in run.pools:
             tickets = self._next_tickets(step)
-            if len(tickets) < limits.questions or self._lost_of(tickets):
+            if len(tickets) < limits.questions or self._count_lost(tickets):
                 return None
             ids = [id_ for ticket in tickets for id_ in run.slot_ids(ticket) if id_ in run.entries]
             bad = faults([run.entries[id_].trajectory for id_ in ids], step, limits, question_of)
             if bad:
-                self._take_out(bad)
+                self._quarantine(bad)
                 return None
             run.pools[step] = Claimed(tickets, ids)
             run.ready -= set(tickets)
@@ -216,11 +216,12 @@ class MemoryBuffer:
             return sorted(ticket for ticket in self._run.ready if step * n <= ticket < (step + 1) * n)
         return sorted(self._run.ready)[:n]
 
-    def _lost_of(self, tickets: Sequence[int]) -> bool:
-        """Count what has gone of these groups, and send the groups back; whether anything had."""
+    def _count_lost(self, tickets: Sequence[int]) -> bool:
+        """Count trajectories of these groups that disappeared as lost, and requeue the groups. True if there were
+        any."""
         gone = [id_ for ticket in tickets for id_ in self._run.slot_ids(ticket) if self._run.has_gone(id_)]
         for id_ in gone:
-            self._run.lose(id_)
+            self._run.count_as_lost(id_)
         for ticket in sorted({int(id_.split(":")[0]) for id_ in gone}):
             self._run.fail_attempt(ticket)
         return bool(gone)
@@ -275,10 +276,10 @@ class MemoryBuffer:
         self._run.state = replace(self._run.state, paused=paused)
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
-        return self._take_out({trajectory_id: reason})
+        return self._quarantine({trajectory_id: reason})
 
-    def _take_out(self, reasons: Mapping[str, str]) -> bool:
-        """Quarantine what waits or is claimed; whether anything was."""
+    def _quarantine(self, reasons: Mapping[str, str]) -> bool:
+        """Quarantine trajectories that are buffered or claimed. True if there were any."""
         run, groups = self._run, set()
         known = {id_: run.entries[id_] for id_ in reasons if id_ in run.entries}
         found = {id_: entry for id_, entry in known.items() if entry.state == "buffered" or self._pool_of(id_)}
@@ -300,7 +301,7 @@ class MemoryBuffer:
         return bool(found)
 
     def _pool_of(self, id_: str) -> Claimed | None:
-        """The pool that holds it, of those that are not committed."""
+        """The pool with this trajectory that is claimed and not committed."""
         pools = (pool for step, pool in self._run.pools.items() if step >= self._run.state.step)
         return next((pool for pool in pools if id_ in pool.ids), None)
 
@@ -309,15 +310,15 @@ class MemoryBuffer:
         if ticket not in run.leases and not (ticket in run.ready and ticket in run.incomplete):
             return False
         run.attempts.pop(ticket, None)
-        run.play_again(ticket)
+        run.requeue_ticket(ticket)
         return True
 
     async def learner(self) -> LearnerStatus | None:
         if self._run.learner is None:
             return None
-        told, at = self._run.learner
+        status, at = self._run.learner
         age_s = self._run.now - at
-        return msgspec.structs.replace(told, heartbeat_age_s=age_s) if age_s < ALIVE_S else None
+        return msgspec.structs.replace(status, heartbeat_age_s=age_s) if age_s < ALIVE_S else None
 
     async def state(self) -> RunState:
         return self._run.state
@@ -337,7 +338,7 @@ class MemoryBuffer:
 
     async def workers(self) -> dict[str, WorkerStatus]:
         now, said = self._run.now, self._run.workers
-        return {name: msgspec.structs.replace(told, heartbeat_age_s=now - at) for name, (told, at) in said.items()}
+        return {name: msgspec.structs.replace(status, heartbeat_age_s=now - at) for name, (status, at) in said.items()}
 
     async def contract(self) -> RunContract:
         return self._run.contract

@@ -1,4 +1,4 @@
-"""What a server would hold of a run, and the moves that several of its operations share."""
+"""The data of a run in memory, and the steps that several operations share."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ class Entry:
     state: str
     size: int
     has_gone: bool = False
-    """From the server, without anybody's doing."""
+    """Whether it disappeared from the server without an operation of ours."""
 
 
 @dataclass(slots=True)
 class Claimed:
-    """A pool that a step has taken."""
+    """A pool that a step has claimed."""
 
     tickets: list[int]
     ids: list[str]
     trained: int | None = None
-    """How many of them, once it is committed."""
+    """How many of them were trained on; None before the commit."""
 
 
 @dataclass(slots=True)
 class MemoryRun:
-    """What the server would hold of a run."""
+    """The data that the server would hold for a run."""
 
     now: float = 0.0
     limits: RunLimits | None = None
-    """As the learner has laid them down."""
+    """Written by the learner."""
     contract: RunContract = NO_CONTRACT
-    """As the learner has written it."""
+    """Written by the learner."""
     state: RunState = field(default_factory=RunState)
     announced_by: int = 0
     memory: str = ""
-    """The method's."""
+    """Memory of the selection method."""
     entries: dict[str, Entry] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
     pools: dict[int, Claimed] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class MemoryRun:
     sizes: dict[int, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     workers: dict[str, tuple[WorkerStatus, float]] = field(default_factory=dict)
-    """What each said, and when."""
+    """Worker -> its last status, and the time."""
     learner: tuple[LearnerStatus, float] | None = None
-    """What it said, and when."""
+    """The learner's last status, and the time."""
 
     # --- moves of tickets and trajectories ------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class MemoryRun:
     def has_gone(self, id_: str) -> bool:
         return id_ in self.entries and self.entries[id_].has_gone
 
-    def lose(self, id_: str) -> None:
+    def count_as_lost(self, id_: str) -> None:
         entry = self.entries.pop(id_)
         self.counts.update(buffered=-1, bytes=-entry.size, lost=1)
 
@@ -92,7 +92,7 @@ class MemoryRun:
         self.groups.pop(ticket, None)
         self.ready.add(ticket)
 
-    def play_again(self, ticket: int) -> None:
+    def requeue_ticket(self, ticket: int) -> None:
         self.leases.pop(ticket, None)
         self._mark_incomplete(ticket, 0)
         lacking = len(self.missing(ticket))
@@ -112,7 +112,7 @@ class MemoryRun:
     def fail_attempt(self, ticket: int) -> None:
         self.attempts[ticket] += 1
         if self.attempts[ticket] < self._known.max_attempts:
-            self.play_again(ticket)
+            self.requeue_ticket(ticket)
             self.counts["requeued"] += 1
         else:
             self.close_group(ticket)
@@ -120,6 +120,6 @@ class MemoryRun:
 
     @property
     def _known(self) -> RunLimits:
-        """Of a run that a learner has taken over: before that it has no tickets."""
+        """The limits of a run that a learner has taken over; before that it has no tickets."""
         assert self.limits is not None
         return self.limits

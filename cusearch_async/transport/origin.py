@@ -1,4 +1,4 @@
-"""Whose run Redis holds: several may have one name, each has a folder of its own with an id of its own."""
+"""The folder that a run in Redis belongs to: several runs may have one name, but each has its own folder and id."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from cusearch_async.run_folder import read_marker
 @dataclass(frozen=True, slots=True)
 class Origin:
     run_id: str
-    """From the marker of the run's folder: it goes with the folder, wherever that is moved."""
+    """From the marker in the run's folder, so it stays the same when the folder is moved."""
     host: str
     folder: str
     """Where the folder was when a learner last started in it."""
 
 
 def origin_of(folder: Path) -> Origin | None:
-    """None for a folder that no run has made yet. Raises: ConfigError for a marker that cannot be read."""
+    """The origin of a folder; None without a marker. Raises: ConfigError for a marker that cannot be read."""
     marker = read_marker(folder)
     return Origin(marker.id, *_place(folder)) if marker else None
 
 
 def refuse_another(run: str, known: Origin | None, folder: Path) -> None:
-    """Raises: ConfigError when `known`, of which Redis' keys are, is not the run of `folder`."""
+    """Raises: ConfigError when `known`, the origin of the keys in Redis, is not the run of `folder`."""
     own = origin_of(folder)
     if known is not None and (own is None or own.run_id != known.run_id):
         raise another_run(run, known)
@@ -40,9 +40,9 @@ def another_run(run: str, known: Origin) -> ConfigError:
 
 
 def may_delete(known: Origin | None, folder: Path) -> bool:
-    """Whether who says `folder` may delete the keys: they are its run's, or its run's folder has gone from there.
+    """Whether a command with `folder` may delete the keys: they belong to its run, or their folder was deleted there.
 
-    A host may have a new name each time it starts, so where there is no folder at all its name is not asked for."""
+    If there is no folder at all, the host name is not compared, because some hosts get a new name at each start."""
     own, (host, path) = origin_of(folder), _place(folder)
     if known is None or (own is not None and own.run_id == known.run_id):
         return True

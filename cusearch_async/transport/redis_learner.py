@@ -50,10 +50,15 @@ class LearnerSide(RedisRun):
         accepts_changes: bool = False,
     ) -> None:
         await check_server(self.connection)
-        told, nonce, limits, contract = _told(method), uuid.uuid4().hex, _limits(self._limits), _terms(self._contract)
+        method_json, nonce, limits, contract = (
+            _method_json(method),
+            uuid.uuid4().hex,
+            _limits(self._limits),
+            _terms(self._contract),
+        )
         whose = (origin.run_id, origin.host, origin.folder) if origin else ()
         self._epoch = await self.run_script(
-            "recover", step, told, nonce, least_epoch, limits, contract, int(accepts_changes), *whose
+            "recover", step, method_json, nonce, least_epoch, limits, contract, int(accepts_changes), *whose
         )
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
@@ -62,9 +67,9 @@ class LearnerSide(RedisRun):
             return None
         status, gone, names = answer[0].decode(), _decoded(answer[1]), _decoded(answer[2])
         if gone:
-            log.warning("%d trajectories have gone from Redis and count as lost: %s", len(gone), ", ".join(gone))
+            log.warning("%d trajectories disappeared from Redis and are lost: %s", len(gone), ", ".join(gone))
         if status == "waits":
-            log.warning("step %d waits for tickets that are played again: %s", step, ", ".join(names))
+            log.warning("step %d waits for requeued tickets: %s", step, ", ".join(names))
             return None
         found, bad = await self._read_all(names)
         if status == "found":
@@ -83,7 +88,7 @@ class LearnerSide(RedisRun):
         return pool
 
     async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
-        await self.run_script("commit", self._epoch, pool.step, _told(method), *(t.id for t in selected))
+        await self.run_script("commit", self._epoch, pool.step, _method_json(method), *(t.id for t in selected))
 
     async def announce(self, version: int, directory: str) -> None:
         await self.run_script("announce", self._epoch, version, directory)
@@ -92,14 +97,14 @@ class LearnerSide(RedisRun):
         await self.run_script("checkpoint", self._epoch, step)
 
     def follow_epoch(self, epoch: int) -> None:
-        """Speak for the learner that has taken the run over as `epoch` on another connection."""
+        """Act as the learner that has taken over the run with this epoch on another connection."""
         self._epoch = epoch
 
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
-        told = msgspec.structs.asdict(status)
-        del told["heartbeat_age_s"]  # Redis' clock tells it
-        fields = itertools.chain.from_iterable(told.items())
-        await self.run_script("learner", self._epoch, int(ALIVE_S * 1000), *fields)
+        fields = msgspec.structs.asdict(status)
+        del fields["heartbeat_age_s"]  # computed from Redis' clock
+        listed = itertools.chain.from_iterable(fields.items())
+        await self.run_script("learner", self._epoch, int(ALIVE_S * 1000), *listed)
 
     async def learner_leaves(self) -> None:
         await self.run_script("learner", self._epoch, 0)
@@ -119,7 +124,7 @@ class LearnerSide(RedisRun):
         return found
 
     async def _read_all(self, names: Sequence[str]) -> tuple[list[Trajectory], dict[str, str]]:
-        """The trajectories, and why some of them cannot be had."""
+        """(trajectories, id -> why it cannot be read)."""
         found, bad = [], {}
         for name, payload in await self._payloads(names):
             try:
@@ -129,10 +134,10 @@ class LearnerSide(RedisRun):
         return found, bad
 
     def _read(self, name: str, payload: bytes | None) -> Trajectory:
-        """Raises: CorruptPayload or InvalidTrajectory, for what must not be trained on."""
+        """The trajectory. Raises: CorruptPayload or InvalidTrajectory when it must not be trained on."""
         trajectory = codec.decode(payload or b"", self._limits.max_tokens)
         if trajectory.id != name:
-            raise CorruptPayload(f"the payload is of trajectory {trajectory.id}")
+            raise CorruptPayload(f"the payload belongs to trajectory {trajectory.id}")
         self._limits.check(trajectory)
         return trajectory
 
@@ -142,16 +147,16 @@ def _decoded(texts: Iterable[bytes]) -> list[str]:
 
 
 def _terms(contract: RunContract) -> str:
-    """As Redis keeps it: its terms, and the digest over them."""
+    """The contract as JSON for the scripts: its terms and their digest."""
     return json.dumps({**contract.terms, "digest": contract.digest} if contract.terms else {})
 
 
 def _limits(limits: RunLimits) -> str:
-    """As Redis keeps them for the scripts."""
-    told = {name: str(getattr(limits, name)) for name in LIMITS_IN_REDIS}
-    return json.dumps(told | {"lease_ms": str(int(limits.lease_s * 1000))})
+    """The run limits as JSON for the scripts."""
+    texts = {name: str(getattr(limits, name)) for name in LIMITS_IN_REDIS}
+    return json.dumps(texts | {"lease_ms": str(int(limits.lease_s * 1000))})
 
 
-def _told(method: MethodState) -> bytes:
-    """As the scripts take it: JSON."""
+def _method_json(method: MethodState) -> bytes:
+    """The method state as JSON for the scripts."""
     return msgspec.json.encode(method)

@@ -1,5 +1,5 @@
-"""The operator's side of the buffer in Redis: to look into it, to pause it, to take things out. What looks reads in
-pieces, and never a whole bucket at once."""
+"""The operator's side of the buffer in Redis: inspect, pause, quarantine, requeue, reset. Listings are read in pieces,
+never a whole bucket at once."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class OperatorSide(RedisRun):
         return [int(n) for n in await self.ask(count)]
 
     async def audit(self) -> Audit:
-        """Buckets, hashes, payloads and pools against the ledger; every ticket in exactly one place. Redis does nothing
-        else meanwhile, about 3 microseconds for each trajectory."""
+        """Compare buckets, hashes, payloads and pools with the ledger, and check that every ticket is in exactly one
+        place. This blocks Redis for about 3 microseconds per trajectory."""
         kinds = (self.keys.trajectory(""), self.keys.payload(""))
         names = [name.decode() for name in await self._key_names()]
         seen = {":".join(name.split(":")[-2:]) for name in names if name.startswith(kinds)}
@@ -64,12 +64,12 @@ class OperatorSide(RedisRun):
                     yield row
 
     async def quarantined(self) -> dict[str, str]:
-        """Trajectory id -> why it was taken out."""
+        """Trajectory id -> why it is quarantined."""
         raw = await self.ask(lambda client: client.hgetall(self.keys.quarantine))
         return {id_.decode(): reason.decode() for id_, reason in raw.items()}
 
     async def fetch(self, trajectory_id: str) -> tuple[Trajectory, dict[str, str]] | None:
-        """A trajectory wherever it is, quarantine included, with its fields; None when there is none.
+        """A trajectory in any state, quarantined ones included, with its fields; None when there is none.
 
         Raises: CorruptPayload."""
         keys = self.keys
@@ -104,7 +104,7 @@ class OperatorSide(RedisRun):
 
             ids, found = await self.ask(piece)
             for id_, values in zip(ids, found, strict=True):
-                if all(value is not None for value in values):  # else it was claimed and forgotten meanwhile
+                if all(value is not None for value in values):  # else it was claimed and forgotten in the meantime
                     yield id_.decode(), {n: v.decode(errors="replace") for n, v in zip(SHOWN, values, strict=True)}
             if len(ids) < _PIECE:
                 return

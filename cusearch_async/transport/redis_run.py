@@ -1,4 +1,4 @@
-"""A run's keys in Redis: asking, reading where the run stands, and what an answer means that is an error."""
+"""The keys of a run in Redis: commands, the state of the run, and the errors of the scripts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ N = TypeVar("N", int, float)
 S = TypeVar("S", WorkerStatus, LearnerStatus)
 
 _DAMAGE_WORDS = ("WRONGTYPE", "user_script", "not an integer", "not a valid float")
-"""In the answers of a server that holds what no script of ours has written."""
-_DAMAGED = "Redis holds what this project has not written for run {!r}; restore its data, or `cusearch reset` the run"
+"""Words in the errors of a server whose data was not written by our scripts."""
+_DAMAGED = (
+    "the data of run {!r} in Redis is damaged, or was written by another program or version; restore it, or `cusearch "
+    "reset` the run"
+)
 _GRANTED_WITH = {
     "questions": "groups per step (pool.questions, or K / G for grpo_half)",
     "rollouts": "pool.rollouts",
@@ -33,7 +36,7 @@ _GRANTED_WITH = {
 
 
 class RedisRun:
-    """What every process of a run does with its keys."""
+    """Operations that every process of a run uses."""
 
     def __init__(
         self, connection: Connection, run: str, limits: RunLimits, contract: RunContract = NO_CONTRACT
@@ -47,7 +50,7 @@ class RedisRun:
         self._scripts = {name: connection.client.register_script(script(name)) for name in SCRIPTS}
 
     def next_name(self) -> str:
-        """One that no other process has, and none of this one twice; later ones have higher numbers."""
+        """A unique name: "process/number". Numbers increase."""
         return f"{self._life}/{next(self._numbers)}"
 
     async def state(self) -> RunState:
@@ -64,8 +67,8 @@ class RedisRun:
         }
         names = known.get("method_fields", b"").decode().split()
         fields = {name: self._number(name, known.get(name, b""), float) for name in names}
-        told = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
-        return RunState(**(numbers | told | {"origin": Origin(*whose) if whose[0] else None}))
+        others = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
+        return RunState(**(numbers | others | {"origin": Origin(*whose) if whose[0] else None}))
 
     async def contract(self) -> RunContract:
         raw = await self.ask(lambda client: client.hgetall(self.keys.contract))
@@ -85,7 +88,7 @@ class RedisRun:
         return Ledger(**{name: counts.get(name, 0) for name in Ledger.__dataclass_fields__})
 
     async def queues(self, step: int) -> Queues:
-        """Where the open tickets are, and how far the pool of `step` has come."""
+        """How many tickets are in each place, and how many groups of the pool of `step` are closed."""
         keys, questions = self.keys, self._limits.questions
 
         async def count(client: Any) -> Any:
@@ -124,19 +127,19 @@ class RedisRun:
         }
 
     def _status(self, kind: type[S], raw: dict[bytes, bytes], age_s: float) -> S:
-        told = {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
+        fields = {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
         try:
-            return msgspec.convert(told | {"heartbeat_age_s": age_s}, kind, strict=False)
+            return msgspec.convert(fields | {"heartbeat_age_s": age_s}, kind, strict=False)
         except msgspec.ValidationError as error:
             raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({kind.__name__}: {error})") from error
 
     async def run_script(self, script: str, *args: Any) -> Any:
-        """The answer of one of the scripts in lua/."""
+        """The result of a script in lua/."""
         return await self.ask(lambda _: self._scripts[script](keys=[self.keys.state], args=args))
 
     async def ask(self, command: Callable[[Any], Awaitable[Any]]) -> Any:
-        """The answer to a command on the client, riding out outages. Raises: the CusearchError that Redis' answer
-        means."""
+        """The answer to a command on the client; it is retried during outages. Raises: the CusearchError for an error
+        of Redis."""
         try:
             return await self.connection.run(lambda: command(self.connection.client))
         except exceptions.ResponseError as error:
@@ -146,14 +149,15 @@ class RedisRun:
             raise named from error
 
     def _named(self, answer: str) -> CusearchError | None:
-        """What an error that Redis answers with means, if it is not a mistake of ours."""
+        """The error for an error message of Redis; None when it is a bug in this code."""
         run = self.keys.run
         kind, _, what = answer.partition(" ")
         if kind == "FENCED":
             return Fenced(f"another learner has taken over run {run!r}; this one stops")
         if kind == "LOST":
             return BufferLost(
-                f"Redis has lost run {run!r}: {what}; start the learner again, it goes on from its newest checkpoint"
+                f"Redis has lost data of run {run!r}: {what}; start the learner again, it continues from its newest "
+                "checkpoint"
             )
         is_damaged = any(word in answer for word in _DAMAGE_WORDS)
         if is_damaged:
@@ -168,8 +172,8 @@ class RedisRun:
         if kind == "GONE":
             forgotten, _, step = what.partition(" ")
             return ConfigError(
-                f"Redis holds run {run!r} with the pools before step {forgotten} forgotten, but the newest checkpoint "
-                f"is of step {step}; if another run has this name, choose another run.name; else restore the "
+                f"Redis has forgotten the pools of run {run!r} before step {forgotten}, but the newest checkpoint is "
+                f"of step {step}; if another run has this name, choose another run.name; otherwise restore the "
                 "checkpoint, or `cusearch reset` the run"
             )
         if kind == "CONTRACT":
@@ -177,7 +181,7 @@ class RedisRun:
         if kind == "GRANTED":
             name, _, value = what.partition(" ")
             return ContractMismatch(
-                f"Redis holds tickets of run {run!r} that were granted with {_GRANTED_WITH[name]} = {value}; set it "
+                f"Redis holds tickets of run {run!r} that were granted with {_GRANTED_WITH[name]} = {value}; change it "
                 "back, or `cusearch reset` the run"
             )
         return None
@@ -186,5 +190,5 @@ class RedisRun:
         try:
             return kind(value)
         except ValueError as error:
-            told = f"{name} = {value.decode(errors='replace')!r}"
-            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({told})") from error
+            found = f"{name} = {value.decode(errors='replace')!r}"
+            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({found})") from error

@@ -23,14 +23,14 @@ from cusearch_async.types import Trajectory
 
 _PUT_AT_ONCE = 64
 _STAGED_S = 600
-"""A staged payload that no put took up is gone after this."""
+"""Seconds until a staged payload without a put expires."""
 _STAGINGS = 3
-"""Times that a payload is sent before a server that drops it is given up."""
+"""Attempts to send a payload that the server drops."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """One that waits to be sent."""
+    """A put that will be sent."""
 
     staged: str
     payload: bytes
@@ -82,16 +82,16 @@ class WorkerSide(RedisRun):
                 answers = await pipe.execute(raise_on_error=False)
             for answer in answers:
                 if isinstance(answer, Exception):
-                    raise answer  # as it is: the pipeline would put other words before it
+                    raise answer  # unchanged: the pipeline would add a prefix to its message
             return answers[-1]
         except exceptions.NoScriptError:
             await client.script_load(script.script)
             return await self._send(batch, client)
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
-        told = msgspec.structs.asdict(status)
-        del told["heartbeat_age_s"]  # Redis' clock tells it
-        listed = itertools.chain.from_iterable(told.items())
+        fields = msgspec.structs.asdict(status)
+        del fields["heartbeat_age_s"]  # computed from Redis' clock
+        listed = itertools.chain.from_iterable(fields.items())
         await self.run_script("heartbeat", worker, self._contract.digest, len(tickets), *tickets, *listed)
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:

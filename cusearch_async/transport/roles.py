@@ -1,13 +1,12 @@
-"""What the processes of a run may do in a Redis of one's own: an ACL user for each role.
+"""Permissions of the processes of a run in your own Redis: one ACL user per role.
 
-A worker reads all of its run, runs the four scripts of workers and no other, and writes what these write. It cannot
-write `state`, pools, `sizes` or `memory`, so it can neither take the run over nor announce, commit, checkpoint, pause
-or quarantine anything, nor reset the run. Not covered: what a worker writes anyway (trajectories, leases, the ledger)
-it can spoil. Learner and operator own all keys of their run: who may pause or reset a run can do anything to
-it. Nobody reaches another run, or the server.
+A worker reads all keys of its run, runs only the four scripts of workers, and writes only the keys of these scripts. It
+cannot write `state`, pools, `sizes` or `memory`, so it can neither take over the run nor announce, commit, checkpoint,
+pause, quarantine or reset. Not covered: a worker can damage the keys that it writes (trajectories, leases, the ledger).
+Learner and operator may do anything with the keys of their run. No role reaches another run, or the server.
 
-This needs the read-only key patterns and selectors of Redis 7; Redis 6 knows neither, and refuses the rules. The rules
-name scripts by their checksums: another version of this package needs the rules that it prints itself.
+This needs the read-only key patterns and selectors of Redis 7; Redis 6 refuses the rules. The rules name scripts by
+their checksums, so each version of this package needs the rules that it prints itself.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _DENIED_TO_WORKERS = ("del", "unlink", "getdel", "eval", "evalsha", "function")
 
 
 def rules(role: str, run: str) -> str:
-    """The permissions of a role in the words of Redis's ACL, without user name and password."""
+    """The permissions of a role in the syntax of Redis's ACL, without user name and password."""
     prefix = Keys(run).prefix
     if role == "operator":
         return f"~{prefix}* {_COMMANDS} +client|list +slowlog|get"
@@ -55,13 +54,14 @@ def rules(role: str, run: str) -> str:
     deleted = " ".join(f"~{prefix}{name}" for name in _DELETED_BY_WORKERS)
     denied = " ".join(f"-{command}" for command in _DENIED_TO_WORKERS)
     scripts = " ".join(f"+evalsha|{sha1(script(name).encode()).hexdigest()}" for name in _SCRIPTS_OF_WORKERS)  # noqa: S324
-    # The key of a script counts as written. It is let through for the call; what a script does is checked once more.
+    # Redis counts the key of a script as written. The rule allows it for the call; the script's commands are checked
+    # separately.
     return f"%R~{prefix}* {written} {_COMMANDS} {denied} (+unlink {deleted}) ({scripts} ~{Keys(run).state})"
 
 
 def acl_file(run: str, passwords: dict[str, str]) -> str:
-    """What Redis's `aclfile` holds for one run: a user RUN-ROLE for each role, and no user without a name.
+    """The content of Redis's `aclfile` for one run: a user RUN-ROLE for each role; the default user is off.
 
-    `passwords` has one without blanks for each role."""
+    `passwords` has a password without blanks for each role."""
     users = [f"user {run}-{role} on >{passwords[role]} {rules(role, run)}" for role in ROLES]
     return "\n".join(["user default off", *users]) + "\n"

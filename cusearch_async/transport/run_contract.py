@@ -1,8 +1,8 @@
-"""What all processes of a run must agree on: the run's contract, key by key.
+"""The run contract: the settings and data that all processes of a run must share.
 
-The learner writes it into Redis when it takes the run over. A worker, an evaluator or a second learner that would
-join with another value is refused, in one line that names the key, its own value and the run's. What may differ from
-process to process (cores, concurrency, engine memory, addresses, timeouts) is not in it.
+The learner writes it into Redis when it takes over the run. A worker, an evaluator or a second learner with another
+value is refused, with one line that names the key, its own value and the run's value. Settings that may differ between
+processes (cores, concurrency, engine memory, addresses, timeouts) are not part of it.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ SETTINGS = (
     "retriever.distractors",
     "retriever.noise",
 )
-"""Settings that belong to the contract; a section stands for all that is in it."""
+"""Settings in the contract; a section stands for all its settings."""
 NOT_AGREED = ("episode.timeout_s",)
-"""Settings of these sections that may differ from process to process."""
+"""Settings of these sections that may differ between processes."""
 DATA, MODEL = "data.source", "model.path"
-"""Settings that name files: what counts is a fingerprint of their content, wherever a process has them."""
+"""Settings that name files. The contract has a fingerprint of their content, so the paths may differ."""
 ACCEPT_CHANGES = "--accept-changes"
-"""The learner's option to go on with settings that change what the run means."""
+"""The learner's option to continue with settings that change what the run means."""
 
 _OF_A_COPY = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
-"""Of a model's config.json, what two copies of one model may say differently. The run's dtype is model.dtype."""
+"""Keys of config.json that may differ between two copies of one model. The run's dtype is model.dtype."""
 
 
 @dataclass(frozen=True)
 class RunContract:
-    """Key -> text. Keys are those of the config where it has one."""
+    """Key -> text. Keys are config keys where possible."""
 
     terms: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
-        """Of all terms; empty for the contract without any."""
+        """Checksum of all terms; empty without terms."""
         return _checksum(dict(self.terms)) if self.terms else ""
 
     def differences(self, run: RunContract) -> list[str]:
-        """In words, each term that is another one in the run's contract."""
+        """One text for each term that differs in the contract `run`."""
         keys = [*self.terms, *sorted(run.terms.keys() - self.terms.keys())]
         pairs = ((key, self.terms.get(key, "not set"), run.terms.get(key, "not set")) for key in keys)
         return [f"{key} is {own} here and {there} in the run" for key, own, there in pairs if own != there]
 
 
 NO_CONTRACT = RunContract()
-"""Of an operator, who looks into runs and plays no part in them."""
+"""The contract of operator commands, which do not join the run."""
 
 
 def contract_of(config: Config, questions: Sequence[Question], tokenizer: Any) -> RunContract:
-    """The contract of a process with this config, which has read these questions and this tokenizer.
+    """The contract of a process with this config, these questions and this tokenizer.
 
     Raises: ConfigError when the model's config.json cannot be read."""
     terms = {key: repr(value) for name in SETTINGS for key, value in _settings(name, _value_of(config, name))}
@@ -84,16 +84,16 @@ def contract_of(config: Config, questions: Sequence[Question], tokenizer: Any) -
 
 
 def mismatch(name: str, own: RunContract, run: RunContract) -> ContractMismatch:
-    """What to say to a process with the contract `own` that would join run `name`, whose contract is `run`."""
+    """The error for a process with the contract `own` that tries to join run `name` with the contract `run`."""
     if not run.terms:
         return ContractMismatch(
-            f"Redis holds no contract of run {name!r}: an earlier version began it, or Redis has lost it; start the "
-            "learner again, it writes one"
+            f"Redis holds no contract of run {name!r}: an earlier version started the run, or Redis has lost it; start "
+            "the learner again, it writes the contract"
         )
     return ContractMismatch(
-        f"this process does not fit run {name!r}: {', '.join(own.differences(run))}; start it with the settings, data "
-        f"and version of the run (config.toml in its folder), or choose another run.name; only a learner can change "
-        f"the run, with {ACCEPT_CHANGES}"
+        f"this process does not match run {name!r}: {', '.join(own.differences(run))}; start it with the settings, "
+        f"data and version of the run (config.toml in its folder), or choose another run.name; only a learner can "
+        f"change the run, with {ACCEPT_CHANGES}"
     )
 
 
@@ -116,15 +116,15 @@ def _settings(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _fingerprint_of_data(questions: Sequence[Question]) -> str:
-    """Count and checksum of the questions in their order: a ticket stands for a question by its index."""
+    """Count and checksum of the questions in order: a ticket refers to a question by its index."""
     asked = [(question.id, question.text, question.answers, question.environment) for question in questions]
     return f"{len(questions)} ({_checksum(asked)})"
 
 
 def _fingerprint_of_model(location: str, tokenizer: Any) -> str:
-    """Of the model's config.json and of what turns text into its tokens. Weights do not count: workers load what the
-    learner publishes."""
-    from cusearch_async.models import config_bytes  # noqa: PLC0415  (it brings transformers, and every command opens buffers)
+    """Size of the tokenizer, and a checksum of tokenizer and config.json. Weights do not count, because workers load
+    the weights that the learner publishes."""
+    from cusearch_async.models import config_bytes  # noqa: PLC0415  (imports transformers, which other commands do not need)
 
     config = {k: v for k, v in msgspec.json.decode(config_bytes(location)).items() if k not in _OF_A_COPY}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}

@@ -1,4 +1,4 @@
-"""The Lua scripts of the buffer, as Redis gets them."""
+"""The Lua scripts of the buffer, as they are sent to Redis."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ SCRIPTS = (
 
 
 def script(name: str) -> str:
-    """What all scripts share, and then lua/NAME.lua."""
+    """The shared code lua/common.lua, followed by lua/NAME.lua."""
     folder = resources.files("cusearch_async.transport") / "lua"
     return "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))

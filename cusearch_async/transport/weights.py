@@ -24,22 +24,22 @@ from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.files import remove
 
 _NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-(\d+))?", re.ASCII)
-"""What a version may be called. Names come from Redis, and must not lead out of the store."""
+"""Valid names of versions. Names come from Redis, and must not lead out of the store."""
 
 TENSORS = "model.safetensors"
 MANIFEST = "manifest.json"
 
 
 class Canary(msgspec.Struct):
-    """A text and what the published weights make of it, to be compared with what an engine computes."""
+    """A text, and its log-probabilities under the published weights, to compare with those of an engine."""
 
     token_ids: list[int]  # [C]
     logprobs: list[float]  # [C - 1] natural log of token i+1 given tokens 0..i, temperature 1
     tolerance: float
-    """Largest mean absolute difference that is rounding and not other weights."""
+    """Largest mean absolute difference that rounding can explain."""
 
 
-class TensorFacts(msgspec.Struct):
+class TensorRecord(msgspec.Struct):
     shape: list[int]
     dtype: str
     xxh3: str
@@ -48,7 +48,7 @@ class TensorFacts(msgspec.Struct):
 class Manifest(msgspec.Struct):
     version: int
     epoch: int
-    tensors: dict[str, TensorFacts]
+    tensors: dict[str, TensorRecord]
     canary: Canary
 
 
@@ -60,18 +60,18 @@ class WeightStore:
         self._keep = keep
 
     def highest_epoch(self) -> int:
-        """Of all learners that have left something here, whole or not."""
+        """The highest epoch of all entries, complete or not."""
         return max((int(name[2]) for _, name in self._entries()), default=0)
 
     def begin(self, epoch: int) -> None:
-        """Publish as the learner of `epoch`; clear what earlier ones left half done."""
+        """Delete what learners of earlier epochs left unfinished."""
         for path, name in self._entries():
             if published.is_half_done(path, MANIFEST) and int(name[2]) < epoch:
                 remove(path)
 
     def publish(self, version: int, epoch: int, tensors: Mapping[str, torch.Tensor], canary: Canary) -> str:
-        """Write a version; returns its directory name, which is a new one when the version is published again. The
-        last `keep` versions stay on disk, and all that later learners have published. Raises: WriteFailed."""
+        """Write a version; returns its directory name. A version that is published again gets a new name. The last
+        `keep` versions stay on disk, and all versions of later learners. Raises: WriteFailed."""
         name = f"v{version:06d}-e{epoch}"
         before = [number for *of_one, number, _ in self._written() if of_one == [epoch, version]]
         if before:
@@ -80,37 +80,37 @@ class WeightStore:
             folder.mkdir()
             held = {key: tensor.detach().to("cpu").contiguous() for key, tensor in tensors.items()}
             save_file(held, folder / TENSORS, metadata={"format": "pt"})
-            facts = {key: _facts(tensor) for key, tensor in held.items()}
-            manifest = Manifest(version, epoch, facts, canary)
+            records = {key: _record_of(tensor) for key, tensor in held.items()}
+            manifest = Manifest(version, epoch, records, canary)
             (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         published.publish(self.folder / name)
         self._remove_old(epoch)
         return name
 
     def verify(self, name: str) -> Manifest:
-        """The manifest of a version whose every tensor matches it.
+        """The manifest of a version, after all its tensors were checked against it.
 
-        Raises: WeightsUnavailable naming the directory, or the tensor, or a name that is no version's."""
+        Raises: WeightsUnavailable that names the directory, the tensor, or the invalid name."""
         directory = self.directory(name)
         try:
             manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
             if name.split("-")[:2] != [f"v{manifest.version:06d}", f"e{manifest.epoch}"]:
-                raise WeightsUnavailable(f"{directory}: its manifest is of v{manifest.version:06d}-e{manifest.epoch}")
+                raise WeightsUnavailable(f"{directory} has the manifest of v{manifest.version:06d}-e{manifest.epoch}")
             with safe_open(directory / TENSORS, framework="pt") as file:
                 if set(file.keys()) != set(manifest.tensors):
                     raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
                 for key, expected in manifest.tensors.items():
-                    if _facts(file.get_tensor(key)) != expected:
+                    if _record_of(file.get_tensor(key)) != expected:
                         raise WeightsUnavailable(f"{directory}: tensor {key} does not match its checksum")
         except (OSError, msgspec.MsgspecError, SafetensorError) as error:
-            raise WeightsUnavailable(f"{directory} is missing or torn: {error}") from error
+            raise WeightsUnavailable(f"{directory} is missing or damaged: {error}") from error
         return manifest
 
     def directory(self, name: str) -> Path:
-        """Where the version of this name is, or would be. Raises: WeightsUnavailable for a name that is no version's,
-        or that leads out of the store."""
+        """The directory of a version, which may not exist. Raises: WeightsUnavailable for a name that is not a
+        version's, or that leads out of the store."""
         if not _NAME.fullmatch(name):
-            raise WeightsUnavailable(f"{name!r:.200} is no name of a weight version (v000012-e3)")
+            raise WeightsUnavailable(f"{name!r:.200} is not the name of a weight version (like v000012-e3)")
         found, store = (self.folder / name).resolve(), self.folder.resolve()
         if found.parent != store:
             raise WeightsUnavailable(f"{self.folder / name} leads out of the weight store, to {found}")
@@ -121,7 +121,7 @@ class WeightStore:
             published.delete(path, MANIFEST)
 
     def _written(self) -> list[tuple[int, int, int, Path]]:
-        """(epoch, version, how often it was published by then, directory), oldest first."""
+        """(epoch, version, how often the version was published, directory), oldest first."""
         versions = [(path, name) for path, name in self._entries() if path.name.startswith("v")]
         return sorted((int(name[2]), int(name[1]), int(name[3] or 1), path) for path, name in versions)
 
@@ -130,11 +130,11 @@ class WeightStore:
 
 
 def epoch_of(name: str) -> int:
-    """Of the learner that has published the version of this name; 0 for a name that is no version's."""
+    """Epoch of the learner that published the version of this name; 0 for a name that is not a version's."""
     match = _NAME.fullmatch(name)
     return int(match[2]) if match else 0
 
 
-def _facts(tensor: torch.Tensor) -> TensorFacts:
+def _record_of(tensor: torch.Tensor) -> TensorRecord:
     content = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    return TensorFacts(list(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_hexdigest(content))
+    return TensorRecord(list(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_hexdigest(content))

@@ -35,7 +35,7 @@ class Articles:
             if title.lower() in query
         ]
 
-    def facts(self) -> dict[str, str | int | float]:
+    def figures(self) -> dict[str, str | int | float]:
         return {"articles": len(self._articles), "queries": self._asked}
 
     async def close(self) -> None:

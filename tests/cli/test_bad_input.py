@@ -65,7 +65,7 @@ def test_a_folder_that_is_no_run_is_never_deleted(atlas_config, tmp_path, redis_
     line = refused(
         "cusearch_async.cli.main", "reset", str(atlas_config), "--redis.url", redis_url, "--run.folder", str(tmp_path)
     )
-    assert "holds no run.json, so it is no run's folder; nothing in it was deleted" in line
+    assert "holds no run.json, so it is not the folder of a run; nothing in it was deleted" in line
     assert precious.exists()
 
 
@@ -74,7 +74,7 @@ def test_a_demo_in_a_folder_that_is_no_runs_is_refused(atlas_config, tmp_path):
     site.mkdir()
     (site / "config.toml").write_text("title = 'my blog'")
     line = refused("cusearch_async.cli.main", "demo", str(atlas_config), "--run.folder", str(site))
-    assert f"{site} holds no run.json, so it is no run's folder; choose another with --run.folder" in line
+    assert f"{site} holds no run.json, so it is not the folder of a run; choose another with --run.folder" in line
     assert (site / "config.toml").read_text() == "title = 'my blog'"
 
 

@@ -190,7 +190,7 @@ def test_naming_only_one_sides_gpus_is_a_warning():
 def test_memory_that_cannot_fit_is_an_error_with_stage_and_bytes():
     found = findings("--learner.zero_stage", "1", path=[BASE, PAPER / "models" / "qwen2.5-7b.toml"])["learner memory"]
     assert found.status == "error"
-    assert "ZeRO stage 1 of 4 ranks takes 80.9 of 80 GiB a GPU" in found.text
+    assert "ZeRO stage 1 of 4 ranks takes 80.9 of 80 GiB per GPU" in found.text
     assert "learner.zero_stage = 2 fits" in found.text
 
 
@@ -242,15 +242,15 @@ def test_weights_that_do_not_fit_beside_vllm_leave_no_kv_cache():
 
 def test_the_batch_is_said_with_its_singletons():
     found = findings()
-    assert "K = 96 of 192 trajectories a step (64 questions x 3): 3 updates of at most M = 32" in found["batch"].text
+    assert "K = 96 of 192 trajectories per step (64 questions x 3): 3 updates of at most M = 32" in found["batch"].text
     assert "25% of the selected" in found["singletons"].text
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("grpo_full", "up to 192 of 192 trajectories a step (64 questions x 3): 6 updates"),
-        ("grpo_half", "up to 96 of 96 trajectories a step (32 questions x 3): 3 updates"),
+        ("grpo_full", "up to 192 of 192 trajectories per step (64 questions x 3): 6 updates"),
+        ("grpo_half", "up to 96 of 96 trajectories per step (32 questions x 3): 3 updates"),
     ],
 )
 def test_methods_that_train_on_whole_groups_have_no_singletons(name, text):
@@ -268,8 +268,8 @@ def test_ranks_without_work_are_a_warning():
 
 def test_staleness_is_said_for_both_slower_sides():
     text = findings("--rollout.workers", "1", "--rollout.max_episodes", "96")["staleness"].text
-    assert "about 0.5 steps where the workers are the slower side, 2.0 where the learner is" in text
-    assert "0.5 steps' worth, and 4.0 steps' worth may wait in the buffer" in text
+    assert "about 0.5 steps if the workers are slower, 2.0 if the learner is slower" in text
+    assert "0.5 steps' worth, and 4.0 steps' worth may be buffered" in text
 
 
 def test_a_model_that_is_unknown_here_is_said_and_no_error():
@@ -291,7 +291,7 @@ def test_files_are_looked_for(tmp_path):
     path = [BASE, PAPER / "search-r1.toml"]
     overrides = ("--data.source", str(data), "--retriever.corpus", str(corpus), "--retriever.index", str(tmp_path))
     found = findings(*overrides, path=path)
-    assert (found["data.source"].status, found["data.source"].text) == ("not reachable", f"{data} is not there")
+    assert (found["data.source"].status, found["data.source"].text) == ("not reachable", f"{data} does not exist")
     assert found["retriever.corpus"].status == "ok"
     assert found["retriever.index"].status == "ok"
 
@@ -303,7 +303,7 @@ def test_every_source_is_looked_for(tmp_path):
     config = load_config(BASE, ["--data.source", sources])
     found = [finding for finding in check.check(config, None, 80 * GIB) if finding.what == "data.source"]
     assert [finding.status for finding in found] == ["ok", "not reachable", "not reachable"]
-    assert "gone.jsonl is not there" in found[1].text
+    assert "gone.jsonl does not exist" in found[1].text
     assert "hf:nobody/has-this/train.parquet is not on this machine" in found[2].text
 
 
@@ -347,7 +347,7 @@ def test_one_sentinel_that_listens_is_enough(port):
 def test_a_missing_key_is_reported_and_never_shown(backend, key, monkeypatch):
     monkeypatch.delenv(key, raising=False)
     found = findings("--retriever.backend", backend)[f"{backend} key"]
-    assert (found.status, f"{key} is missing" in found.text) == ("warning", True)
+    assert (found.status, f"{key} is not set" in found.text) == ("warning", True)
     monkeypatch.setenv(key, "secret-value")
     found = findings("--retriever.backend", backend)[f"{backend} key"]
     assert (found.status, "secret-value" in found.text) == ("ok", False)

@@ -54,7 +54,7 @@ def test_every_wrong_row_is_named_and_the_good_ones_are_counted(cusearch, write)
     assert "2 good rows, 1.0 answers each; 4 problems" in output
     assert "line 2: is not JSON" in output
     assert "line 3: 'golden_answers' must be a list of non-blank texts, got []" in output
-    assert "line 4: the id 'nq/1' was there before" in output
+    assert "line 4: the id 'nq/1' was used before" in output
     assert "line 5: 'question' must be non-blank text, got ''" in output
 
 
@@ -64,7 +64,7 @@ def test_answers_that_scoring_makes_blank_are_warned_about_and_no_problem(cusear
     assert status == 0
     output = " ".join(output.split())
     assert "6 good rows, 1.0 answers each; 0 problems" in output
-    assert "5 can never be answered right, as scoring removes articles and punctuation" in output
+    assert "5 cannot be answered right, because scoring removes articles and punctuation" in output
     assert "(line 2: 'The The'; line 3: 'The The'; line 4: 'The The'; …)" in output
 
 
@@ -72,7 +72,7 @@ def test_lengths_are_checked_by_a_runs_model_and_template_and_else_said_not_to_b
     path = write(GOOD, GOOD | {"id": "2", "question": "who " * 500})
     status, output = cusearch("data", "check", path)
     assert status == 0
-    assert "lengths were not checked: they depend on a run's model and template; give it with --config CONFIG" in output
+    assert "lengths were not checked: they depend on the model and the template of a run; add --config CONFIG" in output
     status, output = cusearch("data", "check", path, "--config", str(atlas_config))
     assert status == 1
     assert "not checked" not in output

@@ -110,11 +110,11 @@ from rich.console import Console
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import load_config
-from cusearch_async.lifecycle.entry import last_words, log_to_stderr
+from cusearch_async.lifecycle.entry import exit_with_one_line, log_to_stderr
 from tests.cli.test_fleet import GOODBYE, start
 log_to_stderr("cusearch")
 config, folder = load_config(Path(sys.argv[1]), ["--run.folder", sys.argv[2]]), Path(sys.argv[3])
-with last_words("cusearch"), Fleet(config) as fleet:
+with exit_with_one_line("cusearch"), Fleet(config) as fleet:
     for name in ("redis", "learner", "rollout-0"):
         start(fleet, folder, name, GOODBYE, name, folder / "said", 1)
     live.Screen(fleet, Console()).wait(lambda: "waiting", lambda: False, list)
@@ -218,7 +218,7 @@ def read_environment(child: Child) -> dict[str, str]:
 
 
 def test_a_retriever_that_does_not_start_is_waited_for_and_named(fleet, config, monkeypatch, caplog):
-    monkeypatch.setattr(fleets, "SAY_S", 0.05)
+    monkeypatch.setattr(fleets, "LOG_EVERY_S", 0.05)
     caplog.set_level("INFO")
     fleet._config = config.model_copy(update={"run": config.run.model_copy(update={"wait_s": 0.3})})
     with pytest.raises(RetrievalUnavailable, match=f"the retriever did not start at {config.retriever.url} within"):
@@ -247,7 +247,7 @@ time.sleep(600)
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_what_the_processes_say_is_shown_and_their_noise_is_not(fleet, tmp_path, is_terminal, caplog, monkeypatch):
     caplog.set_level("INFO")
-    monkeypatch.setattr(live, "SAY_S", 0.05)
+    monkeypatch.setattr(live, "LOG_EVERY_S", 0.05)
     monkeypatch.setattr(live, "REFRESH_S", 0.02)
     (tmp_path / "learner.log").write_text("09:00:00 learner: from an earlier start\n")
     child = start(fleet, tmp_path, "learner", SPEAKING)

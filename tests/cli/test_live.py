@@ -161,7 +161,7 @@ def test_a_model_that_is_torn_is_not_announced(complete, monkeypatch, caplog):
     torn = config.folder / "checkpoints" / "step000008-e3"
     (torn / "model" / "model.safetensors").write_bytes(b"weighty")
     assert live.whole_checkpoint(config).state.step == 6
-    assert f"checkpoint {torn} is torn (model/model.safetensors); it is skipped" in caplog.messages
+    assert f"checkpoint {torn} is damaged (model/model.safetensors); it is skipped" in caplog.messages
 
     def go_on(folder):
         raise ConfigError("it goes on")
@@ -170,7 +170,7 @@ def test_a_model_that_is_torn_is_not_announced(complete, monkeypatch, caplog):
     with pytest.raises(ConfigError, match="it goes on"):
         launch.run(Namespace(config=path, accept_changes=False, take_over=False), overrides)
     (config.folder / "checkpoints" / "step000006-e3" / "model" / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):
         live.whole_checkpoint(config)
 
 
@@ -211,7 +211,7 @@ def test_a_learner_that_was_stopped_alone_ends_the_launch(complete, tmp_path, do
     folder = ["--run.folder", str(tmp_path / "fresh")] if done == 0 else []
     config = load_config(path, [*overrides, *folder, "--steps", str(steps)])
     with pytest.raises(
-        ProcessDied, match=f"the learner stopped at step {done} of {steps}; start launch again to go on"
+        ProcessDied, match=f"the learner stopped at step {done} of {steps}; start launch again to continue"
     ):
         live.watch(Ended(), config, Console(file=io.StringIO()))
 
@@ -226,5 +226,5 @@ def test_a_run_without_steps_is_concluded_without_a_picture(atlas_config, tmp_pa
     config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
     console = Console(file=io.StringIO(), width=80)
     assert live.conclude(config, Ledger(), Audit(kept=0, findings=()), 3.2, console)["steps"] == 0
-    assert console.file.getvalue() == "no step was done in 3 s with start-up\n"
+    assert console.file.getvalue() == "no step was done in 3 s, start-up included\n"
     assert list(tmp_path.iterdir()) == []

@@ -165,7 +165,7 @@ def test_the_ledger_command_counts_the_keys_unless_it_is_to_be_quick(
             await open_.connection.client.delete(open_.keys.trajectory("0:1"))
 
     assert status() == 0
-    assert "2 trajectories in Redis, counted by keys: as the ledger says" in capsys.readouterr().out
+    assert "2 trajectories in Redis, counted by keys: this agrees with the ledger" in capsys.readouterr().out
     asyncio.run(delete())
     assert status("--quick") == 0, "the counters do not know"
     assert status() == 1
@@ -207,7 +207,7 @@ def test_pause_and_resume(config, atlas_config, overrides, monkeypatch, capsys):
 
 def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, overrides, redis_url, monkeypatch):
     monkeypatch.setattr("sys.argv", ["cusearch", "pause", str(atlas_config), *overrides, "--run.name", "atlass"])
-    with pytest.raises(SystemExit, match="knows no run 'atlass': no learner has started it"):
+    with pytest.raises(SystemExit, match="has no run 'atlass': no learner has started it"):
         main.main()
     config = load_config(atlas_config, [*overrides, "--run.name", "atlass"])
 
@@ -270,4 +270,4 @@ def pasted(lines, url):
 
 def test_buckets_prints_the_line_that_looks_in(config, atlas_config, overrides, monkeypatch, capsys):
     shown = run(["buckets", str(atlas_config), *overrides, "--once"], monkeypatch, capsys)
-    assert f"look in with: {redis_cli_line(config)}" in shown
+    assert f"inspect it with: {redis_cli_line(config)}" in shown

@@ -92,7 +92,7 @@ def test_a_command_alone_is_loaded():
 
 @pytest.mark.system
 def test_no_command_waits_for_heavy_libraries():
-    """`settle` has to come before torch is loaded."""
+    """`configure_process` has to come before torch is loaded."""
     code = "import sys, cusearch_async.processes.start; from cusearch_async.cli import main; main.make_parser()"
     code += "; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

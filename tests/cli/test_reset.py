@@ -133,14 +133,16 @@ def test_the_folder_of_another_run_is_not_deleted(config, atlas_config, override
 def test_the_current_folder_is_never_deleted(atlas_config, overrides, tmp_path, monkeypatch):
     (tmp_path / "config.toml").write_text("title = 'my blog'")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="the current folder; nothing in it was deleted"):
+    with pytest.raises(ConfigError, match="current folder; nothing in it was deleted"):
         run_reset(atlas_config, [*overrides, "--run.folder", "."], yes=True)
     assert (tmp_path / "config.toml").exists()
 
 
 def test_keys_without_a_folder_may_be_anothers_and_it_says_so(config, atlas_config, overrides, tmp_path):
     nowhere = tmp_path / "nowhere"
-    with pytest.raises(ConfigError, match=rf"keys in Redis at .* \(and no folder {nowhere}: is that run yours\?\)"):
+    with pytest.raises(
+        ConfigError, match=rf"keys in Redis at .* \(but there is no folder {nowhere}: is this your run\?\)"
+    ):
         run_reset(atlas_config, [*overrides, "--run.folder", str(nowhere)])
     assert keys_of(config)
 
@@ -179,7 +181,7 @@ async def test_a_learner_is_not_told_to_reset_before_it_asks_whose_run_it_is(atl
     async with open_buffer(config) as buffer:
         await buffer.recover(0)
         await buffer.ask(lambda client: client.hset(buffer.keys.state, mapping={"step": 4, "checkpoint": 4}))
-        with pytest.raises(ConfigError, match=r"if another run has this name, choose another run\.name; else"):
+        with pytest.raises(ConfigError, match=r"if another run has this name, choose another run\.name; otherwise"):
             await buffer.recover(0)
 
 

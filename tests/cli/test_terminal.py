@@ -55,7 +55,7 @@ def test_what_others_wrote_moves_no_cursor(tokenizer):
     hostile = replace(make_trajectory(0), question=ESCAPE, answers=(ESCAPE,), prediction=ESCAPE, worker=ESCAPE)
     for shown in (
         buffer.table([row(question=ESCAPE, prediction=ESCAPE, worker=ESCAPE)]),
-        buffer.facts(hostile, {}),
+        buffer.overview(hostile, {}),
         buffer.marked(tokenizer(ESCAPE[:-1], add_special_tokens=False)["input_ids"], np.zeros(99), tokenizer),
         view.workers({ESCAPE: status_of_a_worker()}),
     ):

@@ -54,7 +54,7 @@ def test_a_file_that_is_not_text_is_named(tmp_path):
 @pytest.mark.parametrize("text", ["lr: 3", "[run", "x =", '{"run": {}}'])
 def test_a_file_that_is_not_toml_is_named(write, text):
     path = write(run=text)
-    assert error_of(path).startswith(f"config file {path} is not TOML: ")
+    assert error_of(path).startswith(f"config file {path} is not valid TOML: ")
 
 
 # Files over files.
@@ -86,7 +86,7 @@ def test_a_value_of_a_later_file_replaces_a_section_and_is_then_refused(tmp_path
 
 def test_each_file_that_cannot_be_read_is_named(tmp_path):
     good, bad = write_all(tmp_path, '[run]\nname = "a"\n', "x =")
-    with pytest.raises(ConfigError, match=rf"{bad} is not TOML"):
+    with pytest.raises(ConfigError, match=rf"{bad} is not valid TOML"):
         load_config([good, bad])
 
 
@@ -191,8 +191,8 @@ def test_an_override_replaces_the_files_value(write, overrides, key, value):
     [
         (["--learner.lr"], "--learner.lr needs a value: --learner.lr VALUE"),
         (["--learner.lr", "--steps", "3"], "--learner.lr needs a value: --learner.lr VALUE"),
-        (["learner.lr", "1"], "'learner.lr' is no setting; write --section.key value"),
-        (["--", "1"], "'--' is no setting; write --section.key value"),
+        (["learner.lr", "1"], "'learner.lr' is not a setting; write --section.key value"),
+        (["--", "1"], "'--' is not a setting; write --section.key value"),
         (["--run.name.first", "x"], "--run.name.first: name is a value, not a section"),
         (["--learner.lr", "fast"], "learner.lr: .*, got 'fast'"),
         (["--loss.minibach", "16"], "loss.minibach: unknown key; did you mean loss.minibatch?"),

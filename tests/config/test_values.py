@@ -143,7 +143,7 @@ def test_derived_numbers(write):
         ),
         (
             '[method]\nname = "ar3po"\n[rollout]\nmax_episodes = 5',
-            "rollout.max_episodes (5) must be >= 6, the largest group that ar3po makes: groups are played whole",
+            "rollout.max_episodes (5) must be >= 6, the largest group that ar3po makes: a worker plays whole groups",
         ),
         ("[rollout]\nmax_episodes = 2", "rollout.max_episodes (2) must be >= 3, the largest group that sdga_phase"),
         ("[loss]\ndual_clip = 1", "loss.dual_clip: input should be greater than 1, got 1"),
@@ -171,7 +171,10 @@ def test_derived_numbers(write):
             '[redis]\nurl = "redis://user:hunter2@h:1/0"',
             "redis: url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead",
         ),
-        ('[redis]\nurl = "redis://h:1/0?username=u"', "redis: url names its user before the host, as redis://USER@H.*"),
+        (
+            '[redis]\nurl = "redis://h:1/0?username=u"',
+            "redis: url must give the user before the host, like redis://USER@H.*",
+        ),
         ('[retriever]\nurl = "h:8000"', "retriever: url 'h:8000' must look like http://127.0.0.1:8000"),
         ('[retriever]\nurl = "http://h:port"', "retriever: .*must look like http://127.0.0.1:8000"),
         (

@@ -145,8 +145,8 @@ def test_of_a_chat_the_last_user_message_asks(write):
         ([{"role": "user", "content": " "}], "row 0: 'question' must be non-blank text, got ' '"),
         (
             [{"role": "user", "content": "Write <think> </think> first. who?"}],
-            "row 0: the last user message of 'prompt' gives instructions, and no 'Question:' says where its question "
-            "begins; add a column 'question'. It reads 'Write <think> </think> first. who",
+            "row 0: the last user message of 'prompt' has instructions, but no 'Question:' before its question; "
+            "add a column 'question'. The message is 'Write <think> </think> first. who",
         ),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_prompt_that_asks_nothing_plainly_is_named(write, prompt, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"question": "who \\ud83d"}, r"line 2: 'question' holds half a character, \\ud83d; write it whole"),
+        ({"question": "who \\ud83d"}, r"line 2: 'question' holds half a character, \\ud83d; fix the text"),
         ({"golden_answers": ["Joyce", "\\udE00"]}, r"line 2: 'golden_answers' holds half a character, \\ude00"),
         ({"data_source": "a\\ud83d"}, r"line 2: 'id' holds half a character, \\ud83d"),
     ],
@@ -191,7 +191,7 @@ def test_questions_whose_gold_answers_are_blank_once_scored_are_counted_and_name
     other = ROW | {"golden_answers": ["The The", "a band"]}
     assert len(load_questions([write(*blank, other, name="train.jsonl")])) == 3
     (said,) = caplog.messages
-    assert said.startswith("2 of 3 questions can never be answered right")
+    assert said.startswith("2 of 3 questions cannot be answered right")
     assert said.endswith("(nq/0, nq/1)")
 
 

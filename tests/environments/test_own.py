@@ -206,7 +206,7 @@ def test_only_a_run_that_searches_needs_a_retriever(two):
 
 def test_an_environment_that_brings_no_questions_is_refused(two):
     config = two('[environment.e]\nname = "tests.environments.test_own:Empty"\n')
-    with pytest.raises(ConfigError, match=r"environment\.e: tests.*Empty brings no questions; give it a source"):
+    with pytest.raises(ConfigError, match=r"environment\.e: tests.*Empty has no questions; set its source"):
         load_run_questions(config)
 
 

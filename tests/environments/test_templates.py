@@ -36,10 +36,10 @@ def test_a_file_holds_a_template(tmp_path):
     [
         (
             "mine",
-            r"template: 'mine' is not a template \(paper, atlas\), not a text with \{question\} in it, and no file",
+            r"template: 'mine' is not a template \(paper, atlas\), not a text with \{question\}, and not a file",
         ),
-        ("{question} {question}", r"must hold \{question\} once, '.*' holds it 2 times"),
-        ("nul\0", "no file that can be read"),
+        ("{question} {question}", r"must contain \{question\} once, '.*' contains it 2 times"),
+        ("nul\0", "not a file that can be read"),
     ],
 )
 def test_what_is_no_template_is_refused(value, message):
@@ -50,5 +50,5 @@ def test_what_is_no_template_is_refused(value, message):
 def test_a_file_without_a_place_for_the_question_is_refused(tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("Ask", encoding="utf-8")
-    with pytest.raises(ConfigError, match="holds it 0 times"):
+    with pytest.raises(ConfigError, match="contains it 0 times"):
         load_template("environment.search.template", str(path))

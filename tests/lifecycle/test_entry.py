@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.lifecycle.entry import last_words
+from cusearch_async.lifecycle.entry import exit_with_one_line
 from cusearch_async.lifecycle.ports import free_port
 
 
@@ -35,7 +35,7 @@ def test_help_of_a_process_is_no_failure(module: str):
     ],
 )
 def test_a_failure_with_a_name_is_one_line(error: Exception, line: str):
-    with pytest.raises(SystemExit) as ended, last_words("test"):
+    with pytest.raises(SystemExit) as ended, exit_with_one_line("test"):
         raise error
     assert str(ended.value.code).startswith(line)
     assert "\n" not in str(ended.value.code)
@@ -45,7 +45,7 @@ def test_a_failure_with_a_name_is_one_line(error: Exception, line: str):
     "error", [ValueError("x"), KeyError("x"), OSError("no path"), ExceptionGroup("", [ValueError()])]
 )
 def test_a_bug_keeps_its_traceback(error: Exception):
-    with pytest.raises(type(error)), last_words("test"):
+    with pytest.raises(type(error)), exit_with_one_line("test"):
         raise error
 
 

@@ -20,8 +20,8 @@ AUTOGROUP = Path("/proc/self/autogroup")
 
 GIVE_WAY = """
 import os, pathlib
-from cusearch_async.lifecycle.placement import give_way
-give_way()
+from cusearch_async.lifecycle.placement import lower_priority
+lower_priority()
 print(os.nice(0), pathlib.Path("/proc/self/autogroup").read_text())
 """
 
@@ -61,5 +61,5 @@ def test_a_process_whose_gpu_is_not_there_ends_with_one_line(process: str, tmp_p
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert re.search(r"gpus = \[997\], but CUDA finds 0 of them.*name others.*or none", line), line
+    assert re.search(r"gpus = \[997\], but CUDA finds 0 of them.*name other GPUs.*or none", line), line
     assert not (tmp_path / "run").exists()

@@ -6,21 +6,21 @@ import logging
 import threading
 
 from cusearch_async.lifecycle import progress
-from cusearch_async.lifecycle.progress import saying
+from cusearch_async.lifecycle.progress import log_waiting
 from tests.conftest import wait_until
 
 
 def test_what_blocks_says_what_it_is_and_how_long_it_lasts(monkeypatch, caplog):
-    monkeypatch.setattr(progress, "SAY_S", 0.05)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
     caplog.set_level("INFO")
-    with saying(logging.getLogger(), "waiting for the model to be loaded"):
+    with log_waiting(logging.getLogger(), "waiting for the model to be loaded"):
         wait_until(lambda: len(caplog.messages) >= 2, 20)
     assert set(caplog.messages) == {"waiting for the model to be loaded: 0 s"}
-    assert "saying" not in {thread.name for thread in threading.enumerate()}, "it has ended"
+    assert "log_waiting" not in {thread.name for thread in threading.enumerate()}, "it has ended"
 
 
 def test_what_is_done_at_once_says_nothing(caplog):
     caplog.set_level("INFO")
-    with saying(logging.getLogger(), "waiting"):
+    with log_waiting(logging.getLogger(), "waiting"):
         pass
     assert not caplog.messages

@@ -15,7 +15,7 @@ from tests.conftest import SLOW
 
 SPAWNS = """
 import ctypes, multiprocessing, os, signal
-from cusearch_async.lifecycle.placement import settle
+from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.lifecycle.spawned import die_with_worker
 
 die_with_worker()
@@ -26,7 +26,7 @@ def ask():
     print(on_death.value, signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True)
 
 if __name__ == "__main__":
-    settle([])
+    configure_process([])
     child = multiprocessing.get_context(os.environ["VLLM_WORKER_MULTIPROC_METHOD"]).Process(target=ask)
     child.start()
     child.join()

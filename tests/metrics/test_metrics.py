@@ -132,5 +132,5 @@ def test_a_line_that_is_no_row_is_skipped_and_named_once(tmp_path, caplog):
     for _ in range(2):
         assert [row["step"] for row in read_metrics(path)] == [0, 2]
     assert [record.message.rpartition("metrics.jsonl, ")[2] for record in caplog.records] == [
-        f"line {number} is torn; it is skipped" for number in (2, 3, 4, 5)
+        f"line {number} is damaged; it is skipped" for number in (2, 3, 4, 5)
     ]

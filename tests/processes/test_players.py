@@ -98,7 +98,7 @@ async def test_a_worker_plays_the_runs_questions_and_gives_back_what_is_not_play
         await until(lambda: scene.run.leases.keys() == {12, 13, 14, 15})
     assert not scene.run.leases
     assert scene.run.requeue == {12, 13, 14, 15}
-    assert caplog.messages[-1] == "stopped; its tickets went back"
+    assert caplog.messages[-1] == "stopped; its tickets are released"
 
 
 async def test_a_worker_hands_its_buffer_no_token_that_the_model_does_not_have(scene):

@@ -18,7 +18,7 @@ class FakeBackend:
     async def search(self, queries, topk):
         return [[({"id": "1", "contents": f"{query.text} {topk}"}, 1.0)] for query in queries]
 
-    def facts(self):
+    def figures(self):
         return {}
 
     async def close(self):

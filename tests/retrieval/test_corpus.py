@@ -72,7 +72,7 @@ def test_the_fingerprint_tells_corpora_apart(write):
         (b'{"id": ' + b"1" * 5000 + b', "contents": "x"}', "line 2: is not JSON"),
         (
             b'{"id": "1", "contents": "a \\ude00 b"}',
-            r"line 2: 'contents' holds half a character, \\ude00; write it whole",
+            r"line 2: 'contents' holds half a character, \\ude00; fix the text",
         ),
     ],
 )
@@ -143,7 +143,7 @@ def test_an_interrupted_index_goes_on_where_it_stopped(settings, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         made(settings, stop)
-    with pytest.raises(ConfigError, match="no finished index; make it with `cusearch index"):
+    with pytest.raises(ConfigError, match="no finished index; build it with `cusearch index"):
         indexing.load(Path(settings.corpus), settings.index, settings)
     tokenized = []
     tokenize = bm25.bm25s.tokenize
@@ -188,7 +188,7 @@ def test_nothing_of_others_is_deleted_when_the_index_starts_over(write, tmp_path
 def test_an_index_of_another_corpus_is_named(settings, write):
     made(settings)
     write(*lines([*MANY[:-1], {"id": "x", "contents": "another one altogether"}]))
-    with pytest.raises(ConfigError, match=r"is of another corpus than retriever\.corpus"):
+    with pytest.raises(ConfigError, match=r"was made from another corpus than retriever\.corpus"):
         indexing.load(Path(settings.corpus), settings.index, settings)
 
 

@@ -136,7 +136,7 @@ async def test_a_retriever_that_draws_is_sent_the_draw():
 
 
 async def test_a_retriever_that_is_down_is_named_in_the_log_until_it_answers(atlas_config, monkeypatch, caplog):
-    monkeypatch.setattr(client_module, "SAY_S", 0.05)
+    monkeypatch.setattr(client_module, "LOG_EVERY_S", 0.05)
     url = f"http://127.0.0.1:{free_port()}"
     config = load_config(atlas_config, ["--retriever.url", url])
     async with SearchClient.open(config) as client, asyncio.timeout(20 * SLOW):
@@ -151,7 +151,7 @@ async def test_a_retriever_that_is_down_is_named_in_the_log_until_it_answers(atl
         async with TestServer(app, port=int(url.rsplit(":", 1)[1])):
             await waiting
             assert client.status()["retriever_down_s"] == 0.0
-            assert client._trouble == ""
+            assert client._last_failure == ""
 
 
 async def test_a_client_that_ends_while_its_retriever_is_down_leaves_nothing_behind(atlas_config, caplog):

@@ -49,7 +49,11 @@ async def test_a_backend_of_ones_own_answers_searches_and_says_what_it_is(config
         (ARTICLES, "{ folder = 'x' }", r"do not fit .*unexpected keyword argument 'folder'"),
         ("docs.examples.articles:Nothing", "{}", "has no 'Nothing'"),
         ("no_such_module:Thing", "{}", "module 'no_such_module' of .* cannot be imported"),
-        ("collections:Counter", "{}", "is no .*Backend, it has no deterministic, accepts_draw, search, facts, close"),
+        (
+            "collections:Counter",
+            "{}",
+            "is not a .*Backend, it has no deterministic, accepts_draw, search, figures, close",
+        ),
     ],
 )
 def test_what_is_no_backend_is_refused_by_name(config_of, backend, options, message):

@@ -147,7 +147,7 @@ def test_a_device_that_is_not_there_is_named(rerankers):
 
 
 def test_an_encoder_without_a_head_is_no_cross_encoder(make):
-    with pytest.raises(ConfigError, match=r"retriever\.rerank\.model .* no cross-encoder.*classifier"):
+    with pytest.raises(ConfigError, match=r"retriever\.rerank\.model .* not a cross-encoder.*classifier"):
         make("headless")
 
 

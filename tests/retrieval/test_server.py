@@ -149,7 +149,7 @@ async def test_a_wrong_field_is_refused_by_its_name(serve, body, named):
 async def test_a_body_that_is_not_json_is_refused(serve, data):
     status, text = await post(await serve(), data)
     assert status == 400
-    assert json.loads(text) == {"error": "the body must be JSON in UTF-8, and not nested beyond reason"}
+    assert json.loads(text) == {"error": "the body must be JSON in UTF-8, and not nested too deeply"}
 
 
 @pytest.mark.parametrize("data", [b"null", b"[]", b'"Peru"', b"3", b"NaN"])
@@ -301,7 +301,7 @@ class Failing:
     async def search(self, queries, topk):
         raise self.error
 
-    def facts(self):
+    def figures(self):
         return {"passages": 7, "engine": "a text"}
 
     async def close(self):

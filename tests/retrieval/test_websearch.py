@@ -97,7 +97,7 @@ async def test_results_are_documents_with_falling_scores(engine):
     async with asking(engine, finds(LIMA, CUSCO)) as (_, search):
         (answer,) = await search.search([Query("capital of Peru", 0)], 3)
     assert answer == [(LIMA_PASSAGE, 1.0), (CUSCO_PASSAGE, 0.5)]
-    assert search.facts() == {"requests": 1, "cache_hits": 0, "failures": 0, "retries": 0}
+    assert search.figures() == {"requests": 1, "cache_hits": 0, "failures": 0, "retries": 0}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -161,7 +161,7 @@ def test_results_that_say_nothing_take_no_place(engine):
 async def test_finding_nothing_is_an_answer(engine):
     async with asking(engine, finds()) as (_, search):
         assert await found(search, "capital of Atlantis") == [[]]
-    assert search.facts()["failures"] == 0
+    assert search.figures()["failures"] == 0
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ from tests.retrieval.web_services import (
 
 
 async def cached(folder: Path, engine: str, address: str, *texts: str, **settings: Any) -> tuple[Any, Any]:
-    """Documents and facts of a new retriever that uses the folder."""
+    """Documents and figures of a new retriever that uses the folder."""
     async with search_of(engine, address, cache=folder, **settings) as search:
-        return await found(search, *texts), search.facts()
+        return await found(search, *texts), search.figures()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -44,9 +44,9 @@ async def test_a_cached_answer_costs_no_request_in_any_process(engine, tmp_path)
     folder = tmp_path / "to be" / "made"
     async with served(finds(LIMA), finds(CUSCO)) as (service, address):
         first, _ = await cached(folder, engine, address, "capital of Peru")
-        second, facts = await cached(folder, engine, address, " capital of Peru\n", max_requests=1)
+        second, figures = await cached(folder, engine, address, " capital of Peru\n", max_requests=1)
     assert first == second == [[LIMA_PASSAGE]]
-    assert facts == {"requests": 0, "cache_hits": 1, "failures": 0, "retries": 0, "budget_left": 1}
+    assert figures == {"requests": 0, "cache_hits": 1, "failures": 0, "retries": 0, "budget_left": 1}
     assert len(service.requests) == 1
 
 
@@ -126,7 +126,7 @@ async def test_a_cache_that_cannot_be_written_costs_a_warning_only(tmp_path, cap
 def test_a_cache_that_cannot_be_made_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("SERPER_API_KEY", KEY)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=f"retriever.web.cache {tmp_path / 'file'} cannot be made"):
+    with pytest.raises(ConfigError, match=f"retriever.web.cache {tmp_path / 'file'} cannot be created"):
         web_search("serper", WebConfig(cache=tmp_path / "file"))
 
 
@@ -149,7 +149,7 @@ async def test_searches_that_share_a_failure_all_hear_of_it(tmp_path):
         outcomes = await asyncio.gather(*(found(search, "Peru") for _ in range(3)), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [SearchFailed] * 3
     assert len(service.requests) == 1
-    assert search.facts()["failures"] == 1
+    assert search.figures()["failures"] == 1
 
 
 async def test_a_search_that_is_cancelled_takes_no_other_with_it(tmp_path):

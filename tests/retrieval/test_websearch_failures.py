@@ -66,7 +66,7 @@ NOT_AN_ANSWER += [{"error": "We couldn't get valid results.", "organic_results":
 async def test_an_answer_of_another_shape_is_a_failure_and_never_empty(engine, body):
     async with asking(engine, says(body)) as (_, search):
         assert (await failure(search)).status == 502
-    assert search.facts()["failures"] == 1
+    assert search.figures()["failures"] == 1
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ async def test_what_may_pass_is_asked_again(engine, trouble):
     async with asking(engine, trouble, finds(LIMA), attempts=2) as (service, search):
         assert await found(search, "capital of Peru") == [[LIMA_PASSAGE]]
     assert len(service.requests) == 2
-    assert search.facts() == {"requests": 2, "cache_hits": 0, "failures": 0, "retries": 1}
+    assert search.figures() == {"requests": 2, "cache_hits": 0, "failures": 0, "retries": 1}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -109,7 +109,7 @@ async def test_what_does_not_pass_is_raised_by_its_name_after_all_attempts(engin
             await found(search, "capital of Peru")
     assert caught.value.status == status
     assert len(service.requests) == 2
-    assert search.facts() == {"requests": 2, "cache_hits": 0, "failures": 1, "retries": 1}
+    assert search.figures() == {"requests": 2, "cache_hits": 0, "failures": 1, "retries": 1}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -126,7 +126,7 @@ async def test_a_service_that_takes_too_long_is_named_with_its_time(engine):
 async def test_a_refused_key_is_final_and_its_variable_is_named(engine, status):
     async with asking(engine, says({"message": "Unauthorized."}, status), attempts=3) as (service, search):
         error = await failure(search)
-    assert f"set {VARIABLE[engine]} to one that it takes" in str(error)
+    assert f"set {VARIABLE[engine]} to a valid key" in str(error)
     assert "Unauthorized." in str(error)
     assert len(service.requests) == 1
 
@@ -197,7 +197,7 @@ async def test_no_error_or_log_line_or_figure_shows_the_key(engine, trouble, cap
     logs = [record for record in caplog.records if record.name not in ("aiohttp.access", "aiohttp.server")]
     assert logs
     told = "".join(record.getMessage() for record in logs)
-    assert SECRET not in everything_of(error) + told + str(search.facts()) + repr(search)
+    assert SECRET not in everything_of(error) + told + str(search.figures()) + repr(search)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -208,7 +208,7 @@ async def test_a_refused_connection_is_named_without_the_key(engine, caplog):
     assert error.status == 502
     assert f"Cannot connect to host 127.0.0.1:{port}" in str(error)
     assert SECRET not in everything_of(error) + caplog.text
-    assert search.facts()["retries"] == 1
+    assert search.figures()["retries"] == 1
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/serpapi", "http://", "nonsense"])
@@ -269,12 +269,12 @@ async def test_requests_of_all_searches_together_keep_the_rate(engine):
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_the_budget_counts_every_request_and_names_its_setting(engine):
     async with asking(engine, says("busy", 503), finds(LIMA), attempts=2, max_requests=3) as (service, search):
-        assert search.facts()["budget_left"] == 3
+        assert search.figures()["budget_left"] == 3
         await found(search, "a")
-        assert search.facts()["budget_left"] == 1
+        assert search.figures()["budget_left"] == 1
         await found(search, "b")
         error = await failure(search)
-        assert search.facts()["budget_left"] == 0
+        assert search.figures()["budget_left"] == 0
     assert error.status == 429
     assert "the 3 requests" in str(error)
     assert "raise retriever.web.max_requests" in str(error)
@@ -294,4 +294,4 @@ async def test_a_broken_connection_is_not_used_behind_the_budget(trouble):
     async with asking("serpapi", finds(LIMA), trouble) as (service, search):
         await found(search, "a")
         await failure(search)  # on the connection that is kept alive, which aiohttp would try again by itself
-    assert len(service.requests) == search.facts()["requests"] == 2
+    assert len(service.requests) == search.figures()["requests"] == 2

@@ -151,7 +151,7 @@ async def test_useful_and_noisy_are_counted_and_asked_for(p, kind):
     model = Model()
     async with engine_on(model, p_start=p, p_end=p) as engine:
         await engine.search([Query("q", draw, PERU) for draw in range(4)], 3)
-        assert engine.facts() == {"useful": 0, "noisy": 0, "failures": 0} | {kind: 4}
+        assert engine.figures() == {"useful": 0, "noisy": 0, "failures": 0} | {kind: 4}
     assert all(f"three {kind} documents" in text_of(asked) for asked in model.asked)
 
 
@@ -203,7 +203,7 @@ async def test_a_failure_is_no_document(model, said):
         with pytest.raises(SearchFailed, match=said) as failed:
             await engine.search([Query("q", 1, PERU)], 3)
         assert failed.value.status == 502
-        assert engine.facts()["failures"] == 1
+        assert engine.figures()["failures"] == 1
 
 
 class Raw:
@@ -235,7 +235,7 @@ async def test_an_answer_beyond_reason_is_a_failure_and_no_fault_of_ours(server,
         with pytest.raises(SearchFailed, match=said) as failed:
             await engine.search([Query("q", 1, PERU)], 3)
         assert failed.value.status == 502
-        assert engine.facts()["failures"] == 1
+        assert engine.figures()["failures"] == 1
 
 
 async def test_half_a_character_in_a_document_is_replaced():

@@ -32,5 +32,5 @@ async def test_an_episode_waits_for_a_failure_to_pass_and_then_goes_on_as_if_not
 )
 async def test_an_episode_whose_retriever_stays_broken_makes_no_trajectory(failure):
     async with client_of(Service(failure), timeout_s=0.1) as client:
-        with pytest.raises(RetrievalUnavailable, match="has not answered properly"):
+        with pytest.raises(RetrievalUnavailable, match="has given no valid answer"):
             await play(client)

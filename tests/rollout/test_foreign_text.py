@@ -118,6 +118,6 @@ def test_questions_that_do_not_fit_are_refused_in_one_line_with_count_first_and_
         check_lengths(questions, searching(NoSearch()), tokenizer, settings)
     assert str(caught.value) == (
         f"2 of 3 questions make a prompt longer than episode.max_prompt_tokens (96): 'q/1' has {first} tokens, the "
-        f"longest {longest}; raise it to {longest}, or leave them out"
+        f"longest {longest}; raise it to {longest}, or remove these questions"
     )
     check_lengths(questions[:1], searching(NoSearch()), tokenizer, settings)

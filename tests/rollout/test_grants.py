@@ -100,7 +100,7 @@ async def test_a_failed_episode_of_a_worker_that_is_stopped_is_a_failed_attempt(
 class LapsingBuffer(MemoryBuffer):
     """Renews nothing."""
 
-    async def heartbeat(self, worker, tickets, facts):
+    async def heartbeat(self, worker, tickets, status):
         pass
 
 

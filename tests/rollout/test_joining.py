@@ -55,7 +55,7 @@ async def test_a_worker_with_another_contract_ends_before_it_loads_weights(parts
 
 
 async def test_a_worker_waits_for_a_learner_of_its_version_and_says_so(parts, monkeypatch, caplog):
-    monkeypatch.setattr(progress, "SAY_S", 0.02)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.02)
     caplog.set_level("INFO")
     run, player, loop = parts
     ours = RunContract({"run.seed": "0"})
@@ -63,7 +63,7 @@ async def test_a_worker_waits_for_a_learner_of_its_version_and_says_so(parts, mo
     begun = MemoryBuffer(run, make_limits(max_staleness=1))
     await start(begun)
     async with running(loop):
-        await until(lambda: "waiting for a learner of this version to take the run over: 0 s" in caplog.messages)
+        await until(lambda: "waiting for a learner of this version to take over the run: 0 s" in caplog.messages)
         assert not player.playing
         await MemoryBuffer(run, make_limits(max_staleness=1), ours).recover(0)
         await until(lambda: len(player.playing) == 16)

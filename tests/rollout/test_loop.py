@@ -107,14 +107,14 @@ async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts,
         loop._engine.last_token_age_s = loop._config.redis.lease_s + 1
         await until(lambda: buffer.tickets == ())
         assert buffer.status.last_token_age_s == loop._config.redis.lease_s + 1
-        assert caplog.text.count("the engine has made no token for 61 s") == 1
+        assert caplog.text.count("the engine has produced no token for 61 s") == 1
         loop._engine.last_token_age_s = 0.5
         await until(lambda: set(buffer.tickets) == set(range(8)))
         assert len(player.playing) == 16, "the episodes go on"
 
 
 async def test_a_worker_that_waits_for_its_first_weights_says_so(parts, monkeypatch, caplog):
-    monkeypatch.setattr(progress, "SAY_S", 0.05)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
     caplog.set_level("INFO")
     _, buffer, player, loop = parts
     load, let = loop._engine.load, asyncio.Event()

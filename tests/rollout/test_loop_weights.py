@@ -23,7 +23,7 @@ class TornStore:
         async def reading(store, name, check):
             self.tried.append(name)
             if name in self.torn:
-                raise WeightsUnavailable(f"{name} is missing or torn")
+                raise WeightsUnavailable(f"{name} is missing or damaged")
             await load(store, name, check)
 
         engine.load = reading
@@ -38,7 +38,7 @@ async def test_a_torn_version_is_passed_over_and_the_next_one_taken(parts, caplo
         await buffer.announce(1, "v000001-e1")
         await until(lambda: torn.tried.count("v000001-e1") >= 2)
         assert (loop._engine.loaded, len(player.playing)) == ("v000000-e1", 16)
-        assert "v000001-e1 is missing or torn; going on with v000000-e1" in caplog.text
+        assert "v000001-e1 is missing or damaged; continuing with v000000-e1" in caplog.text
         await buffer.announce(2, "v000002-e1")
         await until(lambda: loop._engine.loaded == "v000002-e1")
 
@@ -58,7 +58,7 @@ async def test_a_worker_with_nothing_to_do_gives_torn_weights_up_after_a_while(p
     TornStore(loop._engine, "v000000-e1")
     loop._loader = loading.PatientLoader(loop._engine, None, 0.3)
     await start(buffer)
-    with pytest.raises(WeightsUnavailable, match=r"v000000-e1 is missing or torn; no other version .* for 0\.3 s"):
+    with pytest.raises(WeightsUnavailable, match=r"v000000-e1 is missing or damaged; no other version .* for 0\.3 s"):
         await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
 
 

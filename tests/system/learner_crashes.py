@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.config import Config, load_config
-from cusearch_async.lifecycle.entry import last_words, log_to_stderr
-from cusearch_async.lifecycle.placement import settle
+from cusearch_async.lifecycle.entry import exit_with_one_line, log_to_stderr
+from cusearch_async.lifecycle.placement import configure_process
 
 POINTS = (
     "before claim",
@@ -167,12 +167,12 @@ def main() -> None:
     point, step = sys.argv[1], int(sys.argv[2])
     config = load_config(Path(sys.argv[3]), sys.argv[4:])
     log_to_stderr("learner")
-    settle([])
+    configure_process([])
     if point != "none":
         arm(point, step)
     from cusearch_async.processes import learner
 
-    with last_words("learner"):
+    with exit_with_one_line("learner"):
         learner.run(config)
 
 

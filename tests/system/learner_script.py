@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle.entry import split_overrides
-from cusearch_async.lifecycle.placement import settle
+from cusearch_async.lifecycle.placement import configure_process
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--poison", choices=("weight", "gradient"))
     own, overrides = split_overrides(sys.argv[1:])
     arguments = parser.parse_args(own)
-    settle([])
+    configure_process([])
 
     import torch
     from safetensors.torch import save_file

@@ -135,7 +135,7 @@ def test_a_torn_checkpoint_is_skipped_and_the_run_goes_on_from_the_one_before(
     content[-100] ^= 1
     torn.write_bytes(content)
     output = finish(lives.start("none", 0), 0)
-    assert "step000004-e1 is torn (model/model.safetensors); it is skipped" in output
+    assert "step000004-e1 is damaged (model/model.safetensors); it is skipped" in output
     assert all(torch.equal(tensor, uninterrupted[name]) for name, tensor in lives.weights().items())
 
 
@@ -256,5 +256,5 @@ def test_a_rank_that_hangs_is_named_and_ends_the_learner(lives: Lives):
     ]
     hung.suspend()
     output = finish(learner, 1)
-    assert "rank 1 has said nothing for 3 s or more in step 0" in output
-    assert "rank 1 has said nothing for 6 s (run.stall_s) in step 0; the learner ends" in output
+    assert "rank 1 has not reported for 3 s or more in step 0" in output
+    assert "rank 1 has not reported for 6 s (run.stall_s) in step 0; the learner ends" in output

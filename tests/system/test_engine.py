@@ -21,7 +21,7 @@ from cusearch_async.config import STARTER, load_config
 from cusearch_async.environments import SearchEnvironment
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
 from cusearch_async.lifecycle import progress
-from cusearch_async.lifecycle.placement import settle
+from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.transport.weights import Canary, WeightStore
 from tests.conftest import SLOW
 
@@ -57,7 +57,7 @@ def small_model(tied: bool, seed: int) -> Any:
 
 def with_engine(config_path: Path, folder: Path, model: Any, body: Callable[[Any, Any], Awaitable[None]]) -> None:
     """Run `body(engine, tokenizer)` on an engine that starts with `model`."""
-    settle([])
+    configure_process([])
     from cusearch_async.rollout.engine import Engine
 
     tokenizer = AutoTokenizer.from_pretrained(STARTER)
@@ -119,7 +119,9 @@ def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_con
         await turn
         assert engine.last_token_age_s == 0.0
         process.kill()
-        with pytest.raises(EngineDied, match=r"the vLLM engine died: without a word \(killed, or out of memory\?\)"):
+        with pytest.raises(
+            EngineDied, match=r"the vLLM engine died: it printed no error \(killed, or out of memory\?\)"
+        ):
             await engine.generate(text, 800, 1.0, 1, STOPS)
 
     with_engine(atlas_config, tmp_path, small_model(False, 0), body)
@@ -155,9 +157,9 @@ class FakeLLM:
 
 def engine_of(llm: FakeLLM) -> Any:
     from cusearch_async.rollout.engine import Engine
-    from cusearch_async.rollout.overheard import Overheard
+    from cusearch_async.rollout.engine_output import EngineOutput
 
-    return Engine(llm, AutoTokenizer.from_pretrained(STARTER), Overheard())
+    return Engine(llm, AutoTokenizer.from_pretrained(STARTER), EngineOutput())
 
 
 def test_a_swap_that_takes_long_does_not_look_like_a_hang(tmp_path):
@@ -252,12 +254,12 @@ class StandingLLM:
 
 def test_a_version_is_verified_in_a_thread_before_the_engine_is_paused(atlas_config, tmp_path):
     """Hashing 15 GB takes ten seconds, in which the leases of the worker's tickets must be renewed."""
-    settle([])
+    configure_process([])
     from cusearch_async.rollout.engine import Engine
-    from cusearch_async.rollout.overheard import Overheard
+    from cusearch_async.rollout.engine_output import EngineOutput
 
     store, llm, verified_in = WeightStore(tmp_path / "store"), StandingLLM(), []
-    engine = Engine(llm, AutoTokenizer.from_pretrained(STARTER), Overheard())
+    engine = Engine(llm, AutoTokenizer.from_pretrained(STARTER), EngineOutput())
     name = publish(store, small_model(True, 0), 0, [1, 2, 3])
     verify = store.verify
 
@@ -285,14 +287,14 @@ def test_a_version_is_verified_in_a_thread_before_the_engine_is_paused(atlas_con
 
 
 def test_an_engine_that_takes_long_to_start_says_so(atlas_config, monkeypatch, caplog):
-    settle([])
+    configure_process([])
     from cusearch_async.rollout import engine as engines
 
     def start_slowly(_: Any) -> None:
         time.sleep(0.2)
         raise RuntimeError("that was all")
 
-    monkeypatch.setattr(progress, "SAY_S", 0.05)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
     monkeypatch.setattr(engines.AsyncLLM, "from_engine_args", start_slowly)
     caplog.set_level("INFO")
     with pytest.raises(EngineDied, match="that was all"):

@@ -88,7 +88,7 @@ def test_an_index_that_the_command_makes_is_served(run: Run, tmp_path: Path, bac
     run.overrides |= settings
     too_early = run.worker("retriever")
     status, output = finish(too_early, 60)
-    assert (status, "make it with `cusearch index CONFIG`" in output) == (1, True), output
+    assert (status, "build it with `cusearch index CONFIG`" in output) == (1, True), output
     status, output = finish(run.cusearch("index"), 120)
     assert status == 0, output
     assert "300 passages indexed" in output

@@ -82,7 +82,7 @@ def last_line(process: subprocess.Popen[str]) -> str:
 def test_a_process_with_another_value_exits_with_status_1_and_one_line(begun: Run, process, changes, said):
     before = as_learner(begun, look)
     line = last_line(begun.worker(process, **changes))
-    assert line.startswith(f"{process}: this process does not fit run 'atlas': {said}; start it with")
+    assert line.startswith(f"{process}: this process does not match run 'atlas': {said}; start it with")
     assert as_learner(begun, look) == before, "nobody was fenced off, and no ticket was taken"
 
 
@@ -90,7 +90,7 @@ def test_a_worker_with_other_questions_exits_with_status_1_and_one_line(begun: R
     data = tmp_path / "questions.jsonl"
     data.write_text('{"id": 1, "question": "who?", "golden_answers": ["me"]}\n')
     line = last_line(begun.worker("rollout", data__source=data))
-    assert "does not fit run 'atlas': data.source is 1 (" in line
+    assert "does not match run 'atlas': data.source is 1 (" in line
     assert " here and 20923 (" in line
 
 

@@ -94,7 +94,7 @@ def test_a_checkpoint_is_loaded_without_running_what_is_in_it(tmp_path):
         made.unlink()
         output = train(tmp_path, "second", "--load", str(checkpoint), status=1)
         assert not made.exists()
-        assert f"checkpoint {checkpoint} holds what no learner writes" in output
+        assert f"checkpoint {checkpoint} holds data that a learner never writes" in output
         states.write_bytes(whole)
 
 

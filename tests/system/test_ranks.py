@@ -25,9 +25,9 @@ pytestmark = pytest.mark.system
 MESSAGES = 200
 RANK = f"""
 import json, logging, sys
-from cusearch_async.lifecycle.placement import settle
+from cusearch_async.lifecycle.placement import configure_process
 
-settle([])
+configure_process([])
 import torch
 from cusearch_async.training.ranks import Ranks
 

@@ -38,12 +38,12 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
 
     status, output = finish(run.cusearch("launch", run__steps=6, learner__ranks=2, learner__zero_stage=1))
     assert status == 1
-    assert "was saved with learner.ranks = 1 and can only go on so, got 2" in output
+    assert "was saved with learner.ranks = 1, and the run can only continue with that, got 2" in output
     before = (run.folder / "config.toml").read_text()
     status, output = finish(run.cusearch("launch", run__steps=6, learner__lr=1e-4))
     assert status == 1
     assert "would not be the same run: learner.lr" in output
-    assert "go on so with --accept-changes" in output
+    assert "accept the changes with --accept-changes" in output
     assert (run.folder / "config.toml").read_text() == before, "what was refused is no setting of the run"
     status, output = finish(run.cusearch("launch", "--accept-changes", run__steps=6, learner__lr=1e-4))
     assert status == 0, output
@@ -150,7 +150,9 @@ def test_a_launch_ends_when_its_learner_alone_is_stopped(run: Run):
     next(p for p in run.processes() if "learner" in p.cmdline()).terminate()
     status, output = finish(launched, 120)
     assert status == 1, output
-    assert f"the learner stopped at step {run.metrics()[-1]['step'] + 1} of 50; start launch again to go on" in output
+    assert (
+        f"the learner stopped at step {run.metrics()[-1]['step'] + 1} of 50; start launch again to continue" in output
+    )
     assert run.processes() == []
 
 

@@ -18,7 +18,7 @@ from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training import leading
 from cusearch_async.training.leading import explain, lead, take_over
 from cusearch_async.training.publishing import state_at
-from cusearch_async.training.selecting import before_step_0
+from cusearch_async.training.selecting import initial_method_state
 from cusearch_async.training.starts import checkpoints_of, read_starts
 from cusearch_async.transport.interface import LearnerStatus
 from cusearch_async.transport.limits import limits_of
@@ -139,10 +139,10 @@ def test_checkpoints_are_verified_before_the_learner_is_made(scene, caplog):
     s.at_make = lambda: s.events.append("resuming from step 1" if "resuming from step 1" in caplog.text else "?")
     s.lead()
     assert s.events[:4] == ["make", "resuming from step 1", "tell step000001-e1", "load step000001-e1"]
-    assert "step000002-e1 is torn (model/weights); it is skipped" in caplog.text
+    assert "step000002-e1 is damaged (model/weights); it is skipped" in caplog.text
     for path in folder.glob("*/model/weights"):
         path.write_text("9")
-    with pytest.raises(ConfigError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):
         s.lead()
     assert s.events == []
 
@@ -246,7 +246,7 @@ async def test_a_write_that_failed_because_a_successor_cleared_up_is_told_as_tha
 
 
 async def taken_over(s: Scene) -> None:
-    start = state_at(0, before_step_0(s.config), s.config)
+    start = state_at(0, initial_method_state(s.config), s.config)
     await take_over(
         s.buffer, WeightStore(s.config.folder / "weights"), checkpoints_of(s.config), start, CONTRACT, s.config, False
     )

@@ -69,7 +69,7 @@ def test_a_selection_of_none_is_warned_about(config_of, caplog):
     with caplog.at_level(logging.WARNING):
         selection = selected(pool_of([1] * 8, step=2), config_of("--method.name", "dapo"))
     assert len(selection.indices) == 0
-    assert "step 2 trains on nothing: method dapo selected none" in caplog.text
+    assert "step 2 trains on nothing: method dapo selected no trajectory" in caplog.text
 
 
 def test_a_trajectory_deeper_than_the_environment_allows_is_named(config_of):
@@ -147,7 +147,7 @@ def test_an_empty_pool_trains_nothing_is_said_and_leaves_the_state(config_of, ca
     config, empty = config_of(), Pool(4, ())
     selection = selected(empty, config, SdgaMemory(2))
     assert (selection.indices.tolist(), selection.memory) == ([], SdgaMemory(2))
-    assert "step 4 trains on nothing: every trajectory of its pool failed or was taken out" in caplog.text
+    assert "step 4 trains on nothing: all trajectories of its pool failed or are quarantined" in caplog.text
     advantages = advantages_of([], empty, config)
     assert advantages.values.tolist() == []
     said = describe_step(empty, [], advantages, config.method.budget, config.episode.s_max)

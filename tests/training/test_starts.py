@@ -73,7 +73,8 @@ def test_what_changes_the_meaning_of_a_run_is_refused_in_one_line_unless_accepte
     with pytest.raises(ConfigError) as refused:
         refuse_changes(changed, accept=False)
     assert str(refused.value) == (
-        f"run 'atlas' would not be the same run: {said}; give it another run.name, or go on so with --accept-changes"
+        f"run 'atlas' would not be the same run: {said}; choose another run.name, or accept the "
+        "changes with --accept-changes"
     )
     with caplog.at_level(logging.INFO):
         refuse_changes(changed, accept=True)
@@ -108,7 +109,7 @@ def test_a_torn_start_is_named_and_the_one_before_is_compared_with(config_of, ca
         (config_of().folder / "starts" / name).write_text('[run]\nname = "at')
     with pytest.raises(ConfigError, match=r"run\.seed: 0 -> 3"):
         refuse_changes(config_of("--run.seed", "3"), accept=False)
-    assert "0002.toml is no config of this version" in caplog.text
+    assert "0002.toml is not a config of this version" in caplog.text
     assert [start.epoch for start in read_starts(config_of().folder)] == [1]
 
 
@@ -139,7 +140,8 @@ def test_questions_that_changed_under_the_same_name_are_refused_unless_accepted(
     with pytest.raises(ConfigError) as refused:
         refuse_changes(config_of(), accept=False, contract=after)
     assert str(refused.value) == (
-        f"run 'atlas' would not be the same run: {said}; give it another run.name, or go on so with --accept-changes"
+        f"run 'atlas' would not be the same run: {said}; choose another run.name, or accept the "
+        "changes with --accept-changes"
     )
     assert before.terms["data.source"].startswith("3 (")
     with caplog.at_level(logging.INFO):
@@ -200,12 +202,24 @@ def test_a_folder_that_cannot_be_written_is_one_line(config_of):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (("--run.steps", "5"), "run.steps = 5, but 10 steps are done (X); set it to that or more"),
+        (("--run.steps", "5"), "run.steps = 5, but 10 steps are done (X); set it to at least that"),
         (("--episode.s_max", "3"), "episode.s_max = 3, but X has reached phase 3; set it to 4 or more"),
-        (("--model.dtype", "bfloat16"), "X was saved with model.dtype = float32 and can only go on so, got bfloat16"),
-        (("--learner.ranks", "2"), "X was saved with learner.ranks = 1 and can only go on so, got 2"),
-        (("--learner.zero_stage", "3"), "X was saved with learner.zero_stage = 1 and can only go on so, got 3"),
-        (("--pool.rollouts", "4"), "X was saved with pool.rollouts = 3 and can only go on so, got 4"),
+        (
+            ("--model.dtype", "bfloat16"),
+            "X was saved with model.dtype = float32, and the run can only continue with that, got bfloat16",
+        ),
+        (
+            ("--learner.ranks", "2"),
+            "X was saved with learner.ranks = 1, and the run can only continue with that, got 2",
+        ),
+        (
+            ("--learner.zero_stage", "3"),
+            "X was saved with learner.zero_stage = 1, and the run can only continue with that, got 3",
+        ),
+        (
+            ("--pool.rollouts", "4"),
+            "X was saved with pool.rollouts = 3, and the run can only continue with that, got 4",
+        ),
     ],
 )
 def test_what_cannot_go_on_is_refused_in_one_line(config_of, tmp_path, changes, said):

@@ -15,7 +15,7 @@ from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
-from cusearch_async.training.selecting import before_step_0, remember, select
+from cusearch_async.training.selecting import initial_method_state, method_state, select
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.weights import WeightStore
@@ -48,7 +48,7 @@ def setting(atlas_config, tmp_path):
 
 async def start(s, step=0, method=None):
     """The learner takes the run over at `step`, as `processes.learner` does, and trains."""
-    method = method or before_step_0(s.config)
+    method = method or initial_method_state(s.config)
     s.buffer = Recorded(s.run, s.config, s.events, s.depth_of)
     await s.buffer.recover(step, method)
     s.checkpoints.begin(s.buffer.epoch, step)
@@ -150,7 +150,7 @@ async def test_a_learner_that_was_replaced_meanwhile_writes_no_row_and_no_weight
 
 async def test_a_run_goes_on_from_its_checkpoint_with_what_the_method_remembered(setting):
     s = setting("--method.phase_reserve", "0")
-    await start(s, 1, remember(s.config.method.make(), SdgaMemory(2), {}))
+    await start(s, 1, method_state(s.config.method.make(), SdgaMemory(2), {}))
     assert s.events[:2] == ["announce v000001-e1", "claim 1"]
     assert rows(s) == [1, 2]
     assert (await s.buffer.state()).fields == {"phase": 2}

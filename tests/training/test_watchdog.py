@@ -101,7 +101,7 @@ async def test_a_pause_is_no_stall_however_long_it_lasts(config):
 
 
 async def test_a_learner_that_waits_says_for_what(config, caplog, monkeypatch):
-    monkeypatch.setattr(watchdog_module, "SAY_S", 0.05)
+    monkeypatch.setattr(watchdog_module, "LOG_EVERY_S", 0.05)
     with caplog.at_level(logging.INFO):
         async with open_buffer(config) as buffer:
             await started(buffer)

@@ -35,9 +35,9 @@ def recorded(buffer: RedisBuffer) -> dict[str, Any]:
     ("value", "reason"),
     [
         (b"CUS\x02rubbish", "checksum"),
-        (b"", "does not start like a trajectory"),
+        (b"", "does not start with the header of a trajectory"),
         (b"CUS\x00old!", "schema 0"),
-        (b"x" * 2_000_000, "payload of 2000000 bytes"),
+        (b"x" * 2_000_000, "payload has 2000000 bytes"),
     ],
 )
 async def test_what_cannot_be_read_is_quarantined_and_played_again(redis_backend, value, reason):
@@ -65,7 +65,7 @@ async def test_a_payload_of_another_trajectory_is_quarantined(redis_backend):
     await redis_backend.client.set(buffer.keys.payload("3:1"), foreign)
     assert await buffer.claim(0) is None
     reason = await redis_backend.client.hget(buffer.keys.quarantine, "3:1")
-    assert reason == b"the payload is of trajectory 0:0"
+    assert reason == b"the payload belongs to trajectory 0:0"
 
 
 async def test_a_pool_of_rubbish_is_played_again_and_in_the_end_trained_as_an_empty_one(redis_backend):
@@ -242,7 +242,7 @@ async def test_a_status_that_nobody_of_ours_has_written_is_damage(redis_backend,
     await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="a", pid=7, step=0))
     key, field = (buffer.keys.worker("w"), "version") if who == "worker" else (buffer.keys.learner, "pid")
     await redis_backend.client.hset(key, field, "soon")
-    with pytest.raises(BufferLost, match=f"what this project has not written .*{field}"):
+    with pytest.raises(BufferLost, match=f"is damaged, or was written by another program .*{field}"):
         await (buffer.workers() if who == "worker" else buffer.learner())
 
 

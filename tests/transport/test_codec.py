@@ -86,5 +86,5 @@ def test_of_ten_thousand_mutated_payloads_only_the_typed_error_comes_out():
 
 def test_a_payload_that_is_too_long_is_refused_before_it_is_read():
     payload = codec.encode(make_trajectory())
-    with pytest.raises(CorruptPayload, match=r"payload of \d+ bytes"):
+    with pytest.raises(CorruptPayload, match=r"payload has \d+ bytes"):
         codec.decode(payload + b"x" * 2**21, 1000)

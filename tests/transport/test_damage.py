@@ -50,7 +50,7 @@ async def test_a_redis_that_keeps_nothing_on_disk_is_warned_of_once(caplog):
         await check_server(Asked(memory={"maxmemory_policy": "noeviction"}, persistence={"aof_enabled": 1}))
         assert not caplog.records
         await check_server(Asked(memory={"maxmemory_policy": "noeviction"}, persistence={"aof_enabled": 0}))
-    assert [record.getMessage()[:29] for record in caplog.records] == ["Redis has appendonly off: wha"]
+    assert [record.getMessage()[:29] for record in caplog.records] == ["Redis has appendonly off: buf"]
 
 
 async def test_a_user_who_may_not_ask_is_warned(caplog):
@@ -72,7 +72,7 @@ async def test_a_key_of_another_type_is_named_and_recovery_does_nothing_by_halve
     await client.delete(name)
     await (client.rpush(name, "x") if key == "next_ticket" else client.set(name, "x"))
     before = await redis_backend.dump()
-    with pytest.raises(BufferLost, match=rf"Redis has lost run .*{key} is a (list|string) now"):
+    with pytest.raises(BufferLost, match=rf"Redis has lost data of run .*{key} is a (list|string) now"):
         await redis_backend.make(max_staleness=0).recover(0)
     assert await redis_backend.dump() == before
 
@@ -82,7 +82,7 @@ async def test_a_step_that_is_no_number_is_named(redis_backend, value):
     buffer = redis_backend.make()
     await start(buffer)
     await redis_backend.client.hset(buffer.keys.state, "step", value)
-    with pytest.raises(BufferLost, match=r"Redis holds what this project has not written .*step = "):
+    with pytest.raises(BufferLost, match=r"is damaged, or was written by another program .*step = "):
         await buffer.state()
     with pytest.raises(BufferLost):
         await buffer.claim(0)

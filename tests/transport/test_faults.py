@@ -105,7 +105,7 @@ async def test_an_outage_that_lasts_ends_by_name(server):
 
 async def test_an_outage_is_told_again_and_again_with_its_length_and_its_end(monkeypatch, caplog):
     """By one of the commands that wait, not by each."""
-    monkeypatch.setattr(connections, "SAY_S", 0.6)
+    monkeypatch.setattr(connections, "LOG_EVERY_S", 0.6)
     monkeypatch.setattr(connections, "_LAST_RETRY_S", 0.2)
     port = free_port()
     async with buffer_on(f"redis://127.0.0.1:{port}/0", patience_s=2) as buffer:
@@ -176,7 +176,7 @@ async def test_a_server_that_has_lost_acknowledged_writes_is_named(server):
         await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
         pool = await buffer.claim(0)
         server.client.delete(buffer.keys.pool(0))
-        with pytest.raises(BufferLost, match="Redis has lost run 'faults': part of pool 0 is gone"):
+        with pytest.raises(BufferLost, match="Redis has lost data of run 'faults': part of pool 0 is gone"):
             await buffer.commit(pool, pool.trajectories)
 
 
@@ -251,7 +251,7 @@ async def test_what_is_no_redis_is_said_in_one_line_at_once():
     port = web.sockets[0].getsockname()[1]
     try:
         async with buffer_on(f"redis://127.0.0.1:{port}/0", patience_s=1000) as buffer:
-            with pytest.raises(BufferUnavailable, match=rf"^what answers at .*:{port} is no Redis .*fix redis.url$"):
+            with pytest.raises(BufferUnavailable, match=rf"^the server at .*:{port} is not a Redis .*fix redis.url$"):
                 await buffer.state()
     finally:
         web.close()
@@ -316,11 +316,11 @@ class FailingClient:
         (exceptions.ReadOnlyError("You can't write against a read only replica."), True, "cannot be reached"),
         (exceptions.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), True, "No space"),
         (exceptions.ResponseError("BUSY Redis is busy running a script"), True, "BUSY"),
-        (exceptions.AuthenticationError("WRONGPASS invalid username-password pair"), False, "refuses us"),
+        (exceptions.AuthenticationError("WRONGPASS invalid username-password pair"), False, "refuses the connection"),
         (
             exceptions.NoPermissionError("this user has no permissions to run the 'evalsha' command"),
             False,
-            "refuses us",
+            "refuses the connection",
         ),
     ],
 )

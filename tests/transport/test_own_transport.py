@@ -47,7 +47,7 @@ async def test_commands_that_change_a_run_need_no_redis(config):
         assert (await learner.state()).paused
     assert await count_keys(config) == 1
     assert await forget_keys(config) == 1
-    with pytest.raises(ConfigError, match="has no run 'atlas'; it knows none"):
+    with pytest.raises(ConfigError, match="has no run 'atlas'; it has none"):
         async with open_run(config):
             pass
 

@@ -141,7 +141,7 @@ if HAS_ROLES:
                 await worker.put(make_trajectory(slot.ticket, slot.rollout))
             before = await learner.state(), await learner.ledger(), await learner.capacities()
             worker._epoch = learner.epoch  # it can read that much
-            with pytest.raises(BufferUnavailable, match="refuses us"):
+            with pytest.raises(BufferUnavailable, match="refuses the connection"):
                 await ATTACKS[attack](worker)
             assert (await learner.state(), await learner.ledger(), await learner.capacities()) == before
             assert await learner.claim(0) is not None
@@ -179,7 +179,7 @@ if HAS_ROLES:
     @pytest.mark.parametrize("role", ROLES)
     async def test_nobody_reaches_another_run_and_strangers_reach_none(server, role):
         async with server.buffer(role, run="other") as buffer:
-            with pytest.raises(BufferUnavailable, match="refuses us"):
+            with pytest.raises(BufferUnavailable, match="refuses the connection"):
                 await buffer.state()
         with pytest.raises(redis.AuthenticationError):
             redis.Redis(port=server.port).ping()

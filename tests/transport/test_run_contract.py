@@ -302,7 +302,7 @@ async def test_a_run_without_a_contract_is_waited_for_and_nothing_of_it_is_taken
         worker.heartbeat("w", [], WorkerStatus()),
     ):
         with pytest.raises(
-            ContractMismatch, match=r"holds no contract of run .* start the learner again, it writes one"
+            ContractMismatch, match=r"holds no contract of run .* start the learner again, it writes the contract"
         ):
             await attempt
     await start(backend.make(OURS))
@@ -377,6 +377,6 @@ async def test_limits_that_are_gone_are_found_and_written_again(redis_backend):
     buffer = redis_backend.make(OURS)
     await start(buffer)
     await redis_backend.client.delete(buffer.keys.limits)
-    assert (await buffer.audit()).findings == ("limits are gone: the next learner writes them again",)
+    assert (await buffer.audit()).findings == ("limits are missing: the next learner writes them again",)
     await buffer.recover(0)
     assert (await buffer.audit()).closes

@@ -273,7 +273,7 @@ def test_the_redis_command_prints_the_line_and_never_the_password(config, atlas_
     command = [sys.executable, "-m", "cusearch_async.cli.main", "redis", str(atlas_config), *overrides]
     with started(command, config.redis.url, tmp_path / "log"):
         said = (tmp_path / "log").read_text()
-        assert f"look in with: {redis_cli_line(config)}" in said
+        assert f"inspect it with: {redis_cli_line(config)}" in said
         assert shlex.quote(str(config.folder / "redis" / "password")) in said
         assert f"Redis {'.'.join(map(str, redis_version(find_redis_server())))} (" in said
         assert (redis_password(config) or "?") not in said

@@ -93,7 +93,7 @@ class Run(BothBuffers):
         assert {p.ticket for p in again} == {t for t in leased if t < limit}
         if state.published >= 0:
             for ticket in sorted(t for t in leased if t >= limit):
-                memory._run.play_again(ticket)
+                memory._run.requeue_ticket(ticket)
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())

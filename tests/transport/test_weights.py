@@ -122,7 +122,7 @@ def test_a_name_that_is_no_versions_is_refused_before_anything_is_read(tmp_path,
     store = WeightStore(tmp_path / "store")
     WeightStore(tmp_path).publish(1, 1, tensors(), CANARY)
     (tmp_path / "v000001-e1").rename(tmp_path / "elsewhere")
-    with pytest.raises(WeightsUnavailable, match="is no name of a weight version"):
+    with pytest.raises(WeightsUnavailable, match="is not the name of a weight version"):
         store.verify(name)
 
 
@@ -144,7 +144,7 @@ def test_a_store_may_be_a_link_itself(tmp_path):
 def test_a_version_under_the_name_of_another_is_refused(tmp_path):
     store = WeightStore(tmp_path)
     (tmp_path / store.publish(3, 2, tensors(), CANARY)).rename(tmp_path / "v000004-e2")
-    with pytest.raises(WeightsUnavailable, match="its manifest is of v000003-e2"):
+    with pytest.raises(WeightsUnavailable, match="has the manifest of v000003-e2"):
         store.verify("v000004-e2")
 
 

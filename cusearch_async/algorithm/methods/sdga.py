@@ -165,8 +165,8 @@ class SdgaPhase(Method[SdgaMemory]):
         is_literal = math.floor(reserve * budget) == 0
         trapped = is_literal and is_phase_trapped(capacities, budget, phase)
         warning = (
-            f"the phase is trapped: depth {phase + 1} alone fills the budget, deeper trajectories are never trained "
-            "on; consider method.phase_reserve"
+            f"the phase is trapped: depth {phase + 1} alone fills the budget, and no deeper trajectory is trained on; "
+            "consider method.phase_reserve"
         )
         return Selection(
             indices=_follow(plan, capacities, pool, rng),

@@ -1,1 +1,1 @@
-"""What `cusearch check` looks at: the work of a step, GPUs and their memory, files, services."""
+"""The checks of `cusearch check`: the work of a step, GPUs and their memory, files, services."""

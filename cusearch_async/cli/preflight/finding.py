@@ -1,4 +1,4 @@
-"""What a check has found, in one line."""
+"""The result of one check, in one line."""
 
 from __future__ import annotations
 

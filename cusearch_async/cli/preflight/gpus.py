@@ -13,9 +13,9 @@ from cusearch_async.config import Config
 from cusearch_async.lifecycle.placement import count_gpus
 
 TIGHT = 0.9
-"""An estimate above this share of a GPU may turn out too small."""
+"""An estimate above this share of a GPU gives a warning: the real use may be larger."""
 MEAN_LENGTH = 0.5
-"""Of the longest episode; most end with an answer well before."""
+"""Assumed mean length of an episode, as a share of the longest: most end with an answer much earlier."""
 
 
 def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
@@ -52,7 +52,7 @@ def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding
     memory = _memory(config, shape, stage)
     text = (
         f"ZeRO stage {stage} of {config.learner.ranks} ranks takes {memory.peak / GIB:.1f} of {gpu_bytes / GIB:g} GiB "
-        f"a GPU, {memory.held / GIB:.1f} GiB of it all the time"
+        f"per GPU, {memory.held / GIB:.1f} GiB of it permanently"
     )
     if memory.peak <= TIGHT * gpu_bytes:
         return Finding("ok", "learner memory", text)
@@ -60,7 +60,7 @@ def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding
     if fitting:
         advice = f"learner.zero_stage = {fitting[0]} fits"
     else:
-        advice = "more learner.ranks, learner.gradient_checkpointing or a smaller learner.micro_batch_tokens take less"
+        advice = "use more learner.ranks, learner.gradient_checkpointing or a smaller learner.micro_batch_tokens"
     status: Status = "error" if memory.peak > gpu_bytes else "warning"
     return Finding(status, "learner memory", f"{text}; {advice}")
 
@@ -83,17 +83,17 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     at_once = min(rollout.max_sequences, rollout.max_episodes)
     text = (
         f"{max(0, room) / GIB:.1f} GiB beside {weights / GIB:.1f} GiB of weights hold {fitting} episodes of {longest} "
-        f"tokens ({per_token} bytes a token); {at_once} are decoded at once"
+        f"tokens ({per_token} bytes per token); {at_once} are decoded at once"
     )
     if not fitting:
-        return Finding("error", "KV cache", f"{text}; vLLM refuses to start without room for one")
+        return Finding("error", "KV cache", f"{text}; vLLM does not start without room for one")
     if fitting < MEAN_LENGTH * at_once:
-        return Finding("warning", "KV cache", f"{text}; vLLM will throw out and compute again, lower max_sequences")
+        return Finding("warning", "KV cache", f"{text}; vLLM will evict and recompute: lower rollout.max_sequences")
     return Finding("ok", "KV cache", text)
 
 
 def named_gpus(config: Config) -> Finding:
-    """Whether each process has GPUs of its own."""
+    """Whether no GPU is assigned to two processes."""
     learner = config.learner.gpus[: config.learner.ranks]
     rollout = config.rollout.gpus[: config.rollout.workers]
     evaluator = config.eval.gpus if config.eval.every else ()
@@ -102,21 +102,21 @@ def named_gpus(config: Config) -> Finding:
     if twice:
         text = (
             f"{', '.join(map(str, twice))} twice in learner.gpus {list(learner)}, rollout.gpus {list(rollout)} and "
-            f"eval.gpus {list(evaluator)}; each process fills a GPU of its own"
+            f"eval.gpus {list(evaluator)}; each process needs its own GPU"
         )
         return Finding("error", "GPUs", text)
     if bool(learner) != bool(rollout):
         empty = "rollout.gpus" if learner else "learner.gpus"
-        return Finding("warning", "GPUs", f"{empty} is empty, which means all, also those that the other names")
+        return Finding("warning", "GPUs", f"{empty} is empty, which means all GPUs, also those that the other names")
     if named and config.eval.every and not evaluator:
-        return Finding("warning", "GPUs", "eval.gpus is empty, which means all, also those that the others name")
+        return Finding("warning", "GPUs", "eval.gpus is empty, which means all GPUs, also those that the others name")
     if not named:
-        return Finding("ok", "GPUs", "none named: every process sees what the machine has")
+        return Finding("ok", "GPUs", "none named: every process sees all GPUs of the machine")
     return Finding("ok", "GPUs", f"learner {list(learner)}, rollout {list(rollout)}, evaluator {list(evaluator)}")
 
 
 def gpus_here(config: Config) -> Iterator[Finding]:
-    """A process whose GPU is not there ends; but a run may be checked on another machine than it is for."""
+    """Whether the named GPUs exist on this machine. Not an error: a config may be checked on another machine."""
     retriever = config.retriever
     named = [*config.learner.gpus, *config.rollout.gpus, *config.eval.gpus]
     if retriever.dense.device.startswith("cuda") and (retriever.backend == "dense" or retriever.rerank.model):
@@ -126,6 +126,6 @@ def gpus_here(config: Config) -> Iterator[Finding]:
     if missing:
         text = (
             f"{', '.join(map(str, missing))} of learner.gpus, rollout.gpus, eval.gpus and retriever.dense.device are "
-            f"not there: CUDA finds {there} GPUs on this machine"
+            f"missing: CUDA finds {there} GPUs on this machine"
         )
         yield Finding("not reachable", "GPUs here", text)

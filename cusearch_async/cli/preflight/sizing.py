@@ -1,7 +1,7 @@
-"""What a run will take, by arithmetic: memory of a learner rank and of a rollout worker, and how old trajectories get.
+"""Estimates the memory of a learner rank and of a rollout worker, and the staleness of trajectories.
 
-Only the shape of a model is needed, never its weights. Sizes are in bytes. What is counted exactly is what tensors
-of a known shape take; activations are an estimate, and what CUDA, NCCL and the allocator keep is an allowance.
+Only the shape of a model is needed, not its weights. Sizes are in bytes. Tensors of known shape are counted exactly,
+activations are estimated, and CUDA, NCCL and the allocator get a fixed allowance.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ product of the two for the entropy."""
 BUCKET_ELEMENTS = 500_000_000
 """DeepSpeed's reduce_bucket_size."""
 LIVE_ELEMENTS = 1_000_000_000
-"""DeepSpeed's stage3_max_live_parameters: what ZeRO-3 keeps gathered. Also its sub_group_size, stepped at once."""
+"""DeepSpeed's stage3_max_live_parameters: parameters that ZeRO-3 keeps gathered. Also its sub_group_size: parameters
+that the optimizer steps at once."""
 DEVICE_ALLOWANCE = 2 * GIB
-"""Of a learner rank: CUDA context, NCCL's buffers, the allocator's fragments."""
+"""For a learner rank: CUDA context, NCCL buffers, fragmentation of the allocator."""
 ENGINE_SHARE = 0.92
 """vLLM's default share of the device memory (`gpu_memory_utilization`)."""
 ENGINE_ALLOWANCE = 4 * GIB
-"""Of that share, what neither weights nor KV cache take: a full forward pass, the sampler's logits, CUDA graphs."""
+"""The part of that share that is not for weights or KV cache: one full forward pass, the logits of the sampler,
+CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +100,14 @@ PUBLISHED = {
         tied=True,
     ),
 }
-"""The paper's models, for where their config.json cannot be read. Source: those files on the Hugging Face Hub."""
+"""The paper's models, used when their config.json cannot be read. Source: those files on the Hugging Face Hub."""
 
 
 def shape_of(path: str) -> ModelShape | None:
-    """The shape of a model in a local folder, or of a Hub id that is in the local cache; asks no network.
+    """The shape of a model in a local folder, or of a Hub id in the local cache. Uses no network.
 
-    None when there is no config to read, or when it is of a kind whose parameters are not counted here."""
-    from transformers import AutoConfig  # noqa: PLC0415  (takes seconds; only who asks for a shape waits)
+    None when no config can be read, or when the parameters of this kind of model cannot be counted here."""
+    from transformers import AutoConfig  # noqa: PLC0415  (takes seconds to import)
 
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
@@ -143,11 +145,11 @@ def _shape(config: Any) -> ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerMemory:
-    """Of one rank, by what holds it."""
+    """Memory of one rank, by use."""
 
     weights: int
     reference: int
-    """π_ref, whole on every rank whatever the stage."""
+    """π_ref, complete on every rank at every stage."""
     optimizer: int
     """float32 masters and Adam's two moments."""
     gradients: int
@@ -161,12 +163,12 @@ class LearnerMemory:
 
     @property
     def held(self) -> int:
-        """What is there all the time."""
+        """Memory that is in use permanently."""
         return self.weights + self.reference + self.optimizer + self.gradients + self.buffers
 
     @property
     def peak(self) -> int:
-        """Activations and the step's tensors are never there together."""
+        """Peak memory. Activations and the tensors of the optimizer's step never exist at the same time."""
         return self.held + max(self.step, self.activations) + DEVICE_ALLOWANCE
 
 
@@ -196,10 +198,11 @@ def learner_memory(
 
 
 def activation_bytes(shape: ModelShape, dtype: str, tokens: int, checkpointing: bool) -> int:
-    """The peak of forward and backward over `tokens`, of which every one may be a sampled one.
+    """The peak of forward and backward over `tokens`, all of which may be sampled tokens.
 
-    Without checkpointing all layers' tensors wait for the backward pass, and the LM head's come on top. With it only
-    each layer's input waits; the head's, and later one layer's tensors and their gradients, come on top."""
+    Without checkpointing, the tensors of all layers are kept for the backward pass, and those of the LM head are added.
+    With it only the input of each layer is kept; added are those of the head, and later the tensors of one layer and
+    their gradients."""
     layer = tokens * layer_bytes_per_token(shape, dtype)
     head = FLOAT32 * LOGIT_COPIES * shape.vocab * min(tokens, LOGITS_AT_ONCE)
     if checkpointing:
@@ -208,7 +211,7 @@ def activation_bytes(shape: ModelShape, dtype: str, tokens: int, checkpointing: 
 
 
 def layer_bytes_per_token(shape: ModelShape, dtype: str) -> int:
-    """What one layer keeps for its backward pass.
+    """Bytes that one layer keeps per token for its backward pass.
 
     Two norms: input in float32, normalised value, output. Attention: rotated query, key, value, output. MLP: gate, its
     SiLU, up, their product."""
@@ -220,7 +223,7 @@ def layer_bytes_per_token(shape: ModelShape, dtype: str) -> int:
 
 
 def forward_tokens(micro_batch_tokens: int, longest: int, minibatch: int, ranks: int) -> int:
-    """Most tokens of one forward pass: a trajectory that is longer than a micro-batch goes alone, and a rank never has
+    """Most tokens of one forward pass. A trajectory longer than a micro-batch gets its own pass, and a rank never has
     more than its share of a mini-batch."""
     return max(longest, min(micro_batch_tokens, -(-minibatch // ranks) * longest))
 
@@ -234,7 +237,7 @@ def kv_bytes_per_token(shape: ModelShape, dtype: str) -> int:
 
 
 def kv_room(shape: ModelShape, dtype: str, gpu_bytes: int) -> int:
-    """What vLLM's share of a GPU leaves for the KV cache; 0 or less where the weights do not even fit."""
+    """Bytes that vLLM's share of a GPU leaves for the KV cache; 0 or less when the weights do not fit."""
     return int(ENGINE_SHARE * gpu_bytes) - shape.parameters * DTYPE_BYTES[dtype] - ENGINE_ALLOWANCE
 
 
@@ -249,9 +252,9 @@ def steps_in_flight(workers: int, max_episodes: int, generated: int) -> float:
 def expected_staleness(workers: int, max_episodes: int, generated: int, max_staleness: int) -> tuple[float, float]:
     """Mean staleness (when the workers are the slower side, when the learner is).
 
-    Little's law: a trajectory that starts while F others are in flight or wait is trained on F / (N G) steps later.
-    Workers that cannot keep up leave nothing waiting, so F is what they have in flight. Workers that are ahead fill
-    the buffer until admission stops them, max_staleness steps ahead of the weights; nothing is ever older."""
+    Little's law: a trajectory that starts while F others are in flight or buffered is trained on F / (N G) steps later.
+    Slow workers leave nothing buffered, so F is what they have in flight. Fast workers fill the buffer until admission
+    stops them, max_staleness steps ahead of the weights; staleness never gets higher."""
     ahead = steps_in_flight(workers, max_episodes, generated)
     return min(float(max_staleness), ahead), float(max_staleness)
 
@@ -260,8 +263,8 @@ def expected_staleness(workers: int, max_episodes: int, generated: int, max_stal
 
 
 def singleton_share(questions: int, rollouts: int, budget: int) -> float:
-    """Expected share of K trajectories, chosen of N G without regard to their group, that are alone in it.
+    """Expected share of K trajectories that are alone in their group, if they are chosen from N G at random.
 
-    A given one is, when the K - 1 others all come from the N G - G of the other groups."""
+    A given one is alone when the K - 1 others all come from the N G - G of the other groups."""
     size = questions * rollouts
     return comb(size - rollouts, budget - 1) / comb(size - 1, budget - 1)

@@ -1,4 +1,4 @@
-"""Files and services that a run will need."""
+"""Checks of the files and services that a run needs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.transport.server import is_listening
 
 PASSAGES = 10_000
-"""Of a corpus, so many are read."""
+"""Passages of a corpus that are read."""
 
 
 def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
-    """What is on this machine is opened and read; of what is on the Hub, whether it is in the local cache."""
+    """Files on this machine are opened and read. Files on the Hub are only looked up in the local cache."""
     for label, environment in config.environment.items():
         key = f"environment.{label}.source" if environment.source else "data.source"
         for source in () if environment.has_own_questions else environment.source or config.data.source:
@@ -41,13 +41,13 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
 
 
 def _questions(key: str, source: str, environment: str, config: Config, tokenizer: Any) -> Finding:
-    """Read, and measured by the policy's tokenizer if that is known here."""
+    """Read the questions, and measure them with the policy's tokenizer if there is one."""
     if source.startswith(HUB):
         found = _hub_file(key, source)
         if found.status != "ok":
             return found
     elif source != "atlas" and not Path(source).exists():
-        return Finding("not reachable", key, f"{source} is not there")
+        return Finding("not reachable", key, f"{source} does not exist")
     try:
         questions = [replace(question, environment=environment) for question in load_questions([source])]
         if tokenizer is not None:
@@ -62,28 +62,30 @@ def _corpus(retriever: RetrieverConfig) -> Finding:
     if name == "atlas":
         return Finding("ok", key, "atlas, embedded")
     if not Path(name).exists():
-        return Finding("not reachable", key, f"{name} is not there")
+        return Finding("not reachable", key, f"{name} does not exist")
     try:
         read_start(Path(name), PASSAGES)
     except ConfigError as error:
         return Finding("error", key, str(error))
-    return Finding("ok", key, f"{name}, of which the first {PASSAGES} passages at most were read")
+    return Finding("ok", key, f"{name}; at most the first {PASSAGES} passages were read")
 
 
 def _index(retriever: RetrieverConfig, folder: Path) -> Finding:
     from cusearch_async.retrieval.indexing import STARTS  # noqa: PLC0415  (numba only where it is needed)
 
     if not folder.exists():
-        text = f"{folder} is not there; make it with `cusearch index CONFIG`"
+        text = f"{folder} does not exist; build it with `cusearch index CONFIG`"
         return Finding("not reachable", "retriever.index", text)
     if not (folder / STARTS).is_file():
-        text = f"{folder} holds no finished index; make it with `cusearch index CONFIG`"
+        text = f"{folder} holds no finished index; build it with `cusearch index CONFIG`"
         return Finding("error", "retriever.index", text)
-    return Finding("ok", "retriever.index", f"{folder} holds an index; that it fits the corpus is checked at start")
+    return Finding(
+        "ok", "retriever.index", f"{folder} holds an index; the retriever checks at its start that it fits the corpus"
+    )
 
 
 def _hub_file(key: str, name: str) -> Finding:
-    """`hf:OWNER/NAME/FILE`: in the local cache, or to be downloaded."""
+    """Whether `hf:OWNER/NAME/FILE` is in the local cache."""
     try:
         repository, file = hub_place(name, key)
         cached = try_to_load_from_cache(repository, file, repo_type="dataset")
@@ -91,7 +93,7 @@ def _hub_file(key: str, name: str) -> Finding:
         return Finding("error", key, str(error))
     if isinstance(cached, str):
         return Finding("ok", key, f"{name} is in the local cache")
-    return Finding("not reachable", key, f"{name} is not on this machine; it is downloaded at the start")
+    return Finding("not reachable", key, f"{name} is not on this machine; it will be downloaded at the start")
 
 
 def services(config: Config) -> Iterator[Finding]:
@@ -105,7 +107,7 @@ def services(config: Config) -> Iterator[Finding]:
     if retriever.backend in ("serper", "serpapi"):
         key = key_variable(retriever.backend)
         is_set = bool(os.environ.get(key, "").strip())
-        text = f"{key} is {'set' if is_set else 'missing'} here; the retriever process needs it"
+        text = f"{key} is {'set' if is_set else 'not set'} here; the retriever process needs it"
         yield Finding("ok" if is_set else "warning", f"{retriever.backend} key", text)
 
 
@@ -116,7 +118,7 @@ def _service(key: str, url: str) -> Finding:
 
 
 def _places(url: str) -> list[str]:
-    """The address itself, or every sentinel's."""
+    """The address itself, or the addresses of all sentinels."""
     scheme = "redis+sentinel://"
     if not url.startswith(scheme):
         return [url]

@@ -1,4 +1,4 @@
-"""The work of a step: how long an episode can be, how many trajectories are trained on, how stale they are."""
+"""Checks of the work of a step: the longest episode, how many trajectories are trained on, and their staleness."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lengths(config: Config, shape: ModelShape | None) -> Finding:
     if shape is None:
         text = (
             f"an episode can take {longest} tokens; the context and the memory of {config.model.path!r} are not known "
-            "here, because its config is not on this machine or of a kind other than qwen2 and llama"
+            "here, because its config is not on this machine, or is of a kind other than qwen2 and llama"
         )
         return Finding("not reachable", "longest episode", text)
     text = (
@@ -34,7 +34,7 @@ def lengths(config: Config, shape: ModelShape | None) -> Finding:
 
 
 def tokenizer(config: Config) -> tuple[Finding, Any]:
-    """Whether it can be loaded; and the tokenizer itself, None where it cannot."""
+    """Whether the tokenizer can be loaded, and the tokenizer; None if it cannot."""
     from cusearch_async.models import is_local, load_tokenizer, read_config  # noqa: PLC0415  (transformers only where it is needed)
 
     location = config.model.location
@@ -46,7 +46,7 @@ def tokenizer(config: Config) -> tuple[Finding, Any]:
     if not is_local(location) and not Path(location).exists():
         cached = [try_to_load_from_cache(location, name) for name in ("config.json", "tokenizer_config.json")]
         if not all(isinstance(path, str) for path in cached):
-            text = f"{location} is not on this machine; it is downloaded at the start"
+            text = f"{location} is not on this machine; it will be downloaded at the start"
             return Finding("not reachable", "tokenizer", text), None
     try:
         read_config(location)
@@ -57,44 +57,44 @@ def tokenizer(config: Config) -> tuple[Finding, Any]:
 
 
 def batch(config: Config) -> Iterator[Finding]:
-    """How much of what is generated is trained on, in how many updates, and how many are alone in their group."""
+    """How many of the generated trajectories are trained on, in how many updates, and how many are singletons."""
     settings, minibatch = config.method, config.loss.minibatch
     generated = _generated(config)
     takes_all = settings.make().trains_on_all
     trained = generated if takes_all else settings.budget
     text = (
-        f"{settings.name} trains on {'up to ' if takes_all else 'K = '}{trained} of {generated} trajectories a step "
+        f"{settings.name} trains on {'up to ' if takes_all else 'K = '}{trained} of {generated} trajectories per step "
         f"({config.questions_per_step} questions x {config.pool.rollouts}): {-(-trained // minibatch)} updates of at "
         f"most M = {minibatch}"
     )
     if config.learner.ranks > minibatch:
-        text += f"; {config.learner.ranks - minibatch} of learner.ranks = {config.learner.ranks} never have any work"
+        text += f"; {config.learner.ranks - minibatch} of learner.ranks = {config.learner.ranks} never get any work"
         yield Finding("warning", "batch", text)
     else:
         yield Finding("ok", "batch", text)
     if not takes_all:
         share = sizing.singleton_share(config.questions_per_step, config.pool.rollouts, trained)
         text = (
-            f"{share:.0%} of the selected are expected to be alone in their group, as long as depth does not go by "
-            f"group; method.singleton = {settings.singleton!r} says what they get"
+            f"{share:.0%} of the selected trajectories are expected to be alone in their group, if depth does not "
+            f"depend on the group; method.singleton = {settings.singleton!r} decides their advantage"
         )
         yield Finding("ok", "singletons", text)
 
 
 def _generated(config: Config) -> int:
-    """Trajectories of a step."""
+    """Trajectories generated per step."""
     return config.questions_per_step * config.pool.rollouts
 
 
 def staleness(config: Config) -> Finding:
-    """How many steps behind the learner trajectories will be, on average."""
+    """The expected mean staleness."""
     rollout, most = config.rollout, config.pool.max_staleness
     generated = _generated(config)
     slow, fast = sizing.expected_staleness(rollout.workers, rollout.max_episodes, generated, most)
     ahead = sizing.steps_in_flight(rollout.workers, rollout.max_episodes, generated)
     text = (
-        f"about {slow:.1f} steps where the workers are the slower side, {fast:.1f} where the learner is, never over "
+        f"about {slow:.1f} steps if the workers are slower, {fast:.1f} if the learner is slower, never above "
         f"pool.max_staleness = {most}: {rollout.workers} x {rollout.max_episodes} episodes in flight are {ahead:.1f} "
-        f"steps' worth, and {config.buffer_limit / generated:.1f} steps' worth may wait in the buffer"
+        f"steps' worth, and {config.buffer_limit / generated:.1f} steps' worth may be buffered"
     )
     return Finding("ok", "staleness", text)

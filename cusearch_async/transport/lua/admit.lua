@@ -1,6 +1,6 @@
 -- Grant rollouts to a worker: lease tickets below the staleness limit, requeued ones first.
--- Repeating a request with the same token gives the same grant again, less what lies beyond the limit by now; an older
--- request of the same process grants nothing. So a command that is sent again, or arrives late, does no harm.
+-- A request with the same token gets the same grant again, without tickets that are now beyond the limit. An older
+-- request of the same process gets nothing. So a command that is sent again, or arrives late, changes nothing.
 -- ARGV worker token("process/number") room loaded_version contract_digest
 -- Returns rollout ids "ticket:rollout", at most `room`; a group is never split.
 local name, token, room, loaded = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -1,5 +1,5 @@
--- Name the newest weight version that is complete in the weight store. A learner's versions only grow, so that a
--- command which arrives late changes nothing; the next learner may begin at an older one.
+-- Announce the newest weight version that is complete in the weight store. The versions of one learner only increase,
+-- so a command that arrives late changes nothing. The next learner may start at an older version.
 -- ARGV epoch version directory
 local refused = refusal_of(ARGV[1])
 if refused then return refused end

@@ -1,9 +1,9 @@
 -- Count the keys of a run against its counters, in one instant. Changes nothing.
 -- ARGV id...     of every traj: and payload: key that has just been seen
--- Returns {trajectories that are kept, {what does not add up...}}
-local findings, told = {}, {}
+-- Returns {trajectories in Redis, {difference...}}
+local findings, counters = {}, {}
 if not run.epoch then return {0, findings} end
-if not run.questions then return {0, {'limits are gone: the next learner writes them again'}} end
+if not run.questions then return {0, {'limits are missing: the next learner writes them again'}} end
 local function find(text) findings[#findings + 1] = text end
 local function expect(what, counted, counter)
   if counted ~= counter then find(what .. ': ' .. counted .. ' by keys, ' .. counter .. ' by counters') end
@@ -14,8 +14,8 @@ local function list(what, names)
   find(what .. ': ' .. #names .. ' (' .. table.concat(names, ', ', 1, math.min(5, #names)) .. (#names > 5 and ', ...)' or ')'))
 end
 local raw = redis.call('HGETALL', key('ledger'))
-for i = 1, #raw, 2 do told[raw[i]] = tonumber(raw[i + 1]) end
-local function counter(name) return told[name] or 0 end
+for i = 1, #raw, 2 do counters[raw[i]] = tonumber(raw[i + 1]) end
+local function counter(name) return counters[name] or 0 end
 
 -- what waits
 local known, kept, gone, outside, bytes, cells, deepest = {}, 0, {}, {}, 0, {}, run.s_max
@@ -49,17 +49,17 @@ for cell, number in pairs(cells) do expect('depth_by_version ' .. cell, number, 
 -- what learners have taken
 local claimed, trained, unselected, places, step = 0, 0, 0, {}, run.checkpoint
 local function at(ticket) places[ticket] = (places[ticket] or 0) + 1 end
-while step < run.step or redis.call('EXISTS', facts_key(step)) == 1 do
-  local facts = redis.call('HMGET', facts_key(step), 'tickets', 'size', 'trained')
+while step < run.step or redis.call('EXISTS', pool_info_key(step)) == 1 do
+  local info = redis.call('HMGET', pool_info_key(step), 'tickets', 'size', 'trained')
   local ids, selected = redis.call('LRANGE', pool_key(step), 0, -1), 0
-  expect('pool ' .. step, #ids, tonumber(facts[2]) or -1)
-  for ticket in string.gmatch(facts[1] or '', '%d+') do at(ticket) end
+  expect('pool ' .. step, #ids, tonumber(info[2]) or -1)
+  for ticket in string.gmatch(info[1] or '', '%d+') do at(ticket) end
   for _, id in ipairs(ids) do
     keep(id)
     if redis.call('HGET', traj(id), 'state') == 'trained' then selected = selected + 1 end
   end
   if step < run.step then
-    expect('trained of pool ' .. step, selected, tonumber(facts[3]) or -1)
+    expect('trained of pool ' .. step, selected, tonumber(info[3]) or -1)
     trained, unselected = trained + selected, unselected + #ids - selected
   else
     claimed = claimed + #ids

@@ -1,4 +1,4 @@
--- Forget the pools before `step`: every step before it is safe in a checkpoint.
+-- Forget the pools before `step`: every kept checkpoint contains these steps.
 -- ARGV epoch step
 local refused = refusal_of(ARGV[1])
 if refused then return refused end

@@ -1,9 +1,9 @@
--- The pool of a step: N groups, all or none. The learner looks at what there is, checks it, and takes exactly that.
--- What has gone from Redis meanwhile is counted as lost; until the pool is taken it is played again.
+-- Claim the pool of a step: N groups, all or none. The learner looks at the groups, checks them, and takes them.
+-- Trajectories that disappeared from Redis are counted as lost, and played again if the pool is not taken yet.
 -- ARGV epoch step action(look | take) id...
 -- Returns nothing while the pool is not complete, else {status, {id that was lost...}, {id or ticket...}}:
---   waits  not complete any more: the listed tickets are played again
---   found  complete; nothing has moved yet
+--   waits  no longer complete: the listed tickets are requeued
+--   found  complete; nothing is changed yet
 --   kept   the step has taken this pool, now or before
 local step, action = tonumber(ARGV[2]), ARGV[3]
 local refused = refusal_of(ARGV[1])
@@ -11,9 +11,9 @@ if refused then return refused end
 if step ~= run.step then return lost('it is at step ' .. run.step .. ', the learner at ' .. step) end
 
 local gone = {}
-if redis.call('EXISTS', facts_key(step)) == 1 then
+if redis.call('EXISTS', pool_info_key(step)) == 1 then
   local ids, kept = redis.call('LRANGE', pool_key(step), 0, -1), {}
-  if #ids ~= tonumber(redis.call('HGET', facts_key(step), 'size')) then return lost('part of pool ' .. step .. ' is gone') end
+  if #ids ~= tonumber(redis.call('HGET', pool_info_key(step), 'size')) then return lost('part of pool ' .. step .. ' is gone') end
   for _, id in ipairs(ids) do
     if is_whole(id) then
       kept[#kept + 1] = id
@@ -23,7 +23,7 @@ if redis.call('EXISTS', facts_key(step)) == 1 then
       redis.call('UNLINK', traj(id), payload(id))
     end
   end
-  if #gone > 0 then redis.call('HINCRBY', facts_key(step), 'size', -#gone) end
+  if #gone > 0 then redis.call('HINCRBY', pool_info_key(step), 'size', -#gone) end
   count('claimed', -#gone)
   count('lost', #gone)
   return {'kept', gone, kept}
@@ -37,7 +37,7 @@ else
   tickets = redis.call('ZRANGE', key('ready'), 0, run.questions - 1)
 end
 if #tickets < run.questions then
-  if run.order == 'ticket' then  -- tickets that were granted and are nowhere would be waited for in vain
+  if run.order == 'ticket' then  -- requeue granted tickets that are in no place, or the learner would wait forever
     local somewhere = {}
     for _, ticket in ipairs(tickets) do somewhere[ticket] = true end
     for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), first, last)) do somewhere[ticket] = true end
@@ -63,7 +63,7 @@ for _, ticket in ipairs(tickets) do
       lacking = lacking + 1
       if waiting[i] then
         gone[#gone + 1] = id
-        lose(id)
+        count_as_lost(id)
       end
     end
   end
@@ -77,10 +77,10 @@ if action == 'look' then return {'found', gone, ids} end
 
 if #ids ~= #ARGV - 3 then return false end
 for i, id in ipairs(ids) do
-  if id ~= ARGV[3 + i] then return false end  -- an operator has been at it since
+  if id ~= ARGV[3 + i] then return false end  -- an operator has changed it in the meantime
 end
 for _, id in ipairs(ids) do
-  stop_waiting(id)
+  remove_from_buffer(id)
   redis.call('HSET', traj(id), 'state', 'claimed')
   redis.call('RPUSH', pool_key(step), id)
 end
@@ -88,6 +88,6 @@ for _, ticket in ipairs(tickets) do
   redis.call('ZREM', key('ready'), ticket)
   redis.call('HDEL', key('attempts'), ticket)
 end
-redis.call('HSET', facts_key(step), 'tickets', table.concat(tickets, ','), 'size', #ids)
+redis.call('HSET', pool_info_key(step), 'tickets', table.concat(tickets, ','), 'size', #ids)
 count('claimed', #ids)
 return {'kept', gone, ids}

@@ -1,5 +1,4 @@
--- A learner step is done: its pool is trained or unselected; step, version and what the method remembers move
--- on; all at once.
+-- Commit a learner step: mark its pool as trained or unselected, and advance step, version and method state.
 -- ARGV epoch step method(JSON: memory, fields, sizes) selected_id...
 -- Returns 1, or 0 when the step was committed before.
 local step, method = tonumber(ARGV[2]), cjson.decode(ARGV[3])
@@ -11,14 +10,14 @@ local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or nil)
 if not next_ticket then return lost('next_ticket is gone') end
 
 local ids, is_of_pool = redis.call('LRANGE', pool_key(step), 0, -1), {}
-if #ids ~= tonumber(redis.call('HGET', facts_key(step), 'size') or -1) then return lost('part of pool ' .. step .. ' is gone') end
+if #ids ~= tonumber(redis.call('HGET', pool_info_key(step), 'size') or -1) then return lost('part of pool ' .. step .. ' is gone') end
 for _, id in ipairs(ids) do is_of_pool[id] = true end
 local trained, selected = {}, 0
 for i = 4, #ARGV do
   if is_of_pool[ARGV[i]] then
     trained[ARGV[i]] = true
     selected = selected + 1
-  elseif redis.call('HEXISTS', key('quarantine'), ARGV[i]) == 0 then  -- else an operator has just taken it out
+  elseif redis.call('HEXISTS', key('quarantine'), ARGV[i]) == 0 then  -- else an operator has just quarantined it
     return lost(ARGV[i] .. ' is gone from pool ' .. step)
   end
 end
@@ -27,12 +26,12 @@ for _, id in ipairs(ids) do
     redis.call('HSET', traj(id), 'state', trained[id] and 'trained' or 'unselected')
   end
 end
-redis.call('HSET', facts_key(step), 'trained', selected)
+redis.call('HSET', pool_info_key(step), 'trained', selected)
 count('claimed', -#ids)
 count('trained', selected)
 count('unselected', #ids - selected)
-remember(method)
-for ticket, size in pairs(method.sizes) do  -- a group that is being played keeps the size it was granted with
+save_method_state(method)
+for ticket, size in pairs(method.sizes) do  -- a granted group keeps its size
   if tonumber(ticket) >= next_ticket then redis.call('HSETNX', key('sizes'), ticket, size) end
 end
 redis.call('HSET', state, 'step', step + 1, 'version', step + 1)

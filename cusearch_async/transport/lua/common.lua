@@ -1,6 +1,5 @@
--- Put before every script. KEYS[1] is the run's state; every other key of the run shares its hash tag. What a script
--- must know of the run (group sizes, bounds, room) is what the learner has laid down in `limits`, never what a caller
--- says.
+-- Shared code before every script. KEYS[1] is the run's state; every other key of the run shares its hash tag. The run
+-- limits (group sizes, bounds, room) come from `limits`, which the learner writes, never from the caller.
 local state = KEYS[1]
 local prefix = string.sub(state, 1, -6)
 local function key(name) return prefix .. name end
@@ -14,12 +13,12 @@ end
 local function traj(id) return prefix .. 'traj:' .. id end
 local function payload(id) return prefix .. 'payload:' .. id end
 local function pool_key(step) return prefix .. 'pool:' .. step end
-local function facts_key(step) return prefix .. 'pool:' .. step .. ':facts' end
+local function pool_info_key(step) return prefix .. 'pool:' .. step .. ':facts' end
 local function count(name, by) if by ~= 0 then redis.call('HINCRBY', key('ledger'), name, by) end end
 local function ticket_of(id) return string.match(id, '^%d+') end
 local function lost(what) return redis.error_reply('LOST ' .. what) end
 
--- Why a learner of `epoch` must not go on: Redis has forgotten it, or another one has taken over. Else nothing.
+-- The error for a learner of `epoch` that must stop: Redis has lost it, or another learner has taken over. Else nil.
 local function refusal_of(epoch)
   if run.epoch == tonumber(epoch) then return nil end
   if not run.epoch then return lost('nothing of it is there') end
@@ -27,8 +26,8 @@ local function refusal_of(epoch)
   return redis.error_reply('FENCED')
 end
 
--- Why a process whose contract has this digest may not join: the run has another one, which the answer tells. Else
--- nothing.
+-- The error for a process whose contract has another digest than the run contract; it contains the run contract. Else
+-- nil.
 local function contract_refusal(digest)
   if (redis.call('HGET', key('contract'), 'digest') or '') == digest then return nil end
   local terms, fields = {}, redis.call('HGETALL', key('contract'))
@@ -38,8 +37,8 @@ local function contract_refusal(digest)
   return redis.error_reply('CONTRACT ' .. cjson.encode(terms))
 end
 
--- The run's clock, and the server's, in milliseconds. The run's follows the server's, by half a lease at most from one
--- call to the next: an outage, or a jump of the server's clock, ends no leases.
+-- The run's clock and the server's clock, in milliseconds. The run's clock advances with the server's, but by at most
+-- half a lease from one call to the next: an outage, or a jump of the server's clock, ends no leases.
 local function now()
   local time = redis.call('TIME')
   local wall = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -50,8 +49,8 @@ local function now()
   return clock, wall
 end
 
--- What the selection method remembers: its own text, and the fields of `state` that it wants seen.
-local function remember(method)
+-- Store the state of the selection method: its memory as text, and its fields in `state`.
+local function save_method_state(method)
   redis.call('SET', key('memory'), method.memory)
   for name in string.gmatch(run.method_fields or '', '%S+') do redis.call('HDEL', state, name) end
   local names = {}
@@ -70,7 +69,7 @@ local function slots_of(ticket)
   return ids
 end
 
--- Rollouts of a ticket that do not wait in the buffer.
+-- Rollouts of a ticket that are not buffered.
 local function missing(ticket)
   local ids, lacking = slots_of(ticket), {}
   local waiting = redis.call('HMGET', key('waiting'), unpack(ids))
@@ -80,8 +79,8 @@ local function missing(ticket)
   return lacking
 end
 
--- A trajectory waits in the buffer.
-local function wait(id, depth, version, bytes)
+-- Add a trajectory to the buffer.
+local function add_to_buffer(id, depth, version, bytes)
   redis.call('HSET', key('waiting'), id, depth .. ':' .. version .. ':' .. bytes)
   redis.call('ZADD', key('depth:' .. depth), ticket_of(id), id)
   redis.call('HINCRBY', key('depth_by_version'), depth .. ':' .. version, 1)
@@ -89,8 +88,8 @@ local function wait(id, depth, version, bytes)
   count('bytes', bytes)
 end
 
--- It waits no more. Whether it did. Needs nothing of the trajectory itself, which may have gone.
-local function stop_waiting(id)
+-- Remove a trajectory from the buffer; true if it was buffered. Does not read its hash and payload, which may be gone.
+local function remove_from_buffer(id)
   local known = redis.call('HGET', key('waiting'), id)
   if not known then return false end
   local cell, depth, bytes = string.match(known, '^((%d+):%-?%d+):(%d+)$')
@@ -104,20 +103,20 @@ end
 
 local function is_whole(id) return redis.call('EXISTS', traj(id), payload(id)) == 2 end
 
--- One that waited has gone from Redis, or is of no use any more.
-local function lose(id)
-  stop_waiting(id)
+-- Count a buffered trajectory as lost, and delete what is left of it.
+local function count_as_lost(id)
+  remove_from_buffer(id)
   redis.call('UNLINK', traj(id), payload(id))
   count('lost', 1)
 end
 
--- Nobody works on the ticket any more.
+-- End the lease of a ticket.
 local function end_lease(ticket)
   redis.call('ZREM', key('lease'), ticket)
   redis.call('HDEL', key('owner'), ticket)
 end
 
--- The group waits without `lacking` of its trajectories; 0: it is not closed, or whole.
+-- Record that a closed group lacks `lacking` trajectories; 0 if it is open or complete.
 local function mark_incomplete(ticket, lacking)
   local before = tonumber(redis.call('HGET', key('incomplete'), ticket)) or 0
   if lacking > 0 then
@@ -129,7 +128,7 @@ local function mark_incomplete(ticket, lacking)
   count('failed_rollouts', lacking - before)
 end
 
--- The group is finished, or will get no more. Its attempts are remembered until a learner has taken it.
+-- Close a group, complete or not. Its attempts are kept until a learner has claimed it.
 local function close_group(ticket)
   end_lease(ticket)
   redis.call('ZREM', key('requeue'), ticket)
@@ -137,7 +136,7 @@ local function close_group(ticket)
   redis.call('ZADD', key('ready'), ticket, ticket)
 end
 
--- Wherever the ticket is, what its group lacks is to be played by whoever asks next.
+-- Requeue a ticket from any place: the next worker plays the rollouts that its group lacks.
 local function requeue(ticket)
   end_lease(ticket)
   mark_incomplete(ticket, 0)
@@ -148,7 +147,7 @@ local function requeue(ticket)
   redis.call('ZADD', key('requeue'), ticket, ticket)
 end
 
--- An attempt at the ticket has failed: the next one, or its group is closed incomplete after the last.
+-- Record a failed attempt at a ticket: requeue it, or close its group incomplete after the last attempt.
 local function fail_attempt(ticket)
   if redis.call('HINCRBY', key('attempts'), ticket, 1) < run.max_attempts then
     requeue(ticket)
@@ -159,12 +158,12 @@ local function fail_attempt(ticket)
   end
 end
 
--- Everything that Redis holds of the pool of a step.
+-- Delete all keys of the pool of a step.
 local function forget_pool(step)
-  for ticket in string.gmatch(redis.call('HGET', facts_key(step), 'tickets') or '', '%d+') do
+  for ticket in string.gmatch(redis.call('HGET', pool_info_key(step), 'tickets') or '', '%d+') do
     for _, id in ipairs(slots_of(ticket)) do redis.call('UNLINK', traj(id), payload(id)) end
     redis.call('HDEL', key('sizes'), ticket)
     redis.call('HDEL', key('incomplete'), ticket)
   end
-  redis.call('UNLINK', pool_key(step), facts_key(step))
+  redis.call('UNLINK', pool_key(step), pool_info_key(step))
 end

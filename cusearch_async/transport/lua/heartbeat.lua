@@ -1,5 +1,5 @@
--- Say that a worker lives, renew its leases, publish what it says of itself. Workers that have been silent for an hour
--- are forgotten.
+-- Record that a worker is alive, renew its leases, and store its status. Workers without a heartbeat for an hour are
+-- removed.
 -- ARGV worker contract_digest number_of_tickets ticket... field value...
 local name, tickets = ARGV[1], tonumber(ARGV[3])
 if not run.epoch then return 0 end

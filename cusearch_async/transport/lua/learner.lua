@@ -1,4 +1,4 @@
--- Say that the learner lives, or that it has ended (ttl_ms 0). Gone by itself when it is not said again in time.
+-- Record that the learner is alive, or that it has ended (ttl_ms 0). The record expires without a new heartbeat.
 -- ARGV epoch ttl_ms field value...
 local refused = refusal_of(ARGV[1])
 if refused then return refused end

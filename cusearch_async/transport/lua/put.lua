@@ -1,10 +1,10 @@
--- Store finished trajectories in the buckets of their depths; close a group when its last one comes. Their payloads
--- were SET under names of their own just before: a rename takes no copy of them, an argument would take several.
--- Idempotent per (ticket, rollout): the same bytes again are stored already.
+-- Store finished trajectories in the buckets of their depths; close a group with its last one. Their payloads were SET
+-- under temporary names just before: a rename makes no copy of them, an argument would be copied several times.
+-- Idempotent per (ticket, rollout): the same bytes again give 'stored'.
 -- ARGV contract_digest put...
 --      put: msgpack of {id, staged, depth, version, bytes, {field, value, ...}}
--- Returns for each put: stored | duplicate (another is there already) | late (its group is closed, or has no such
--- place) | full (try again later) | unstaged (its payload has gone: send it again).
+-- Returns for each put: stored | duplicate (another trajectory has this id) | late (its group is closed, or has no such
+-- slot) | full (try again later) | unstaged (its payload has disappeared: send it again).
 local function refusal(id, ticket, size, staged)
   if redis.call('EXISTS', staged) == 0 then return 'unstaged' end
   if not run.epoch then return 'late' end
@@ -44,7 +44,7 @@ for i = 2, #ARGV do
     redis.call('RENAME', staged, payload(id))
     redis.call('PERSIST', payload(id))
     redis.call('HSET', traj(id), 'state', 'buffered', unpack(fields))
-    wait(id, depth, version, bytes)
+    add_to_buffer(id, depth, version, bytes)
     finished = finished + 1
     if redis.call('HINCRBY', key('groups'), ticket, 1) == size then close_group(ticket) end
   end

@@ -1,14 +1,14 @@
--- Take trajectories out, and keep them apart with the reasons: of the groups that wait, which then play them again
--- (together one failed attempt), or of a pool that is claimed and not committed. The newest 1,000 are kept.
--- ARGV epoch(empty for an operator) [id reason]...     Returns how many were there to take out.
+-- Quarantine trajectories with their reasons: from the buffer, where their groups then play them again (one failed
+-- attempt per group), or from a pool that is claimed and not committed. The newest 1,000 are kept.
+-- ARGV epoch(empty for an operator) [id reason]...     Returns how many were quarantined.
 local refused = ARGV[1] ~= '' and refusal_of(ARGV[1])
 if refused then return refused end
 
 local function leave_pool(id)
   local step = run.step or 0
-  while redis.call('EXISTS', facts_key(step)) == 1 do
+  while redis.call('EXISTS', pool_info_key(step)) == 1 do
     if redis.call('LREM', pool_key(step), 1, id) == 1 then
-      redis.call('HINCRBY', facts_key(step), 'size', -1)
+      redis.call('HINCRBY', pool_info_key(step), 'size', -1)
       count('claimed', -1)
       return true
     end
@@ -39,7 +39,7 @@ end
 local taken, groups = 0, {}
 for i = 2, #ARGV, 2 do
   local id = ARGV[i]
-  local was_waiting = stop_waiting(id)
+  local was_waiting = remove_from_buffer(id)
   if was_waiting then groups[ticket_of(id)] = true end
   if was_waiting or leave_pool(id) then
     keep_apart(id, ARGV[i + 1])

@@ -1,8 +1,7 @@
--- A learner takes over at `step` with what its method remembered at the checkpoint, and lays down the run's limits and
--- its contract.
--- Pools trained after it are claimed again, so the same steps will get the same pools. What Redis has lost since, or
--- never had, is played again or dropped. Every older learner is fenced off.
--- Delivered again, however late, it changes nothing: its nonce has an epoch already.
+-- A learner takes over at `step` with the method state of the checkpoint, and writes the run limits and the contract.
+-- Pools that were trained after `step` become claimed again, so the same steps will get the same pools. What Redis has
+-- lost, or never had, is played again or deleted. Every older learner is fenced.
+-- A second delivery, however late, changes nothing: its nonce has an epoch already.
 -- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch limits(JSON: name -> text)
 --      contract(JSON: key -> text, and its digest) accepts_changes [run_id host folder]
 -- Returns the new epoch.
@@ -10,7 +9,7 @@ local step, method, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]
 local limits, contract, accepts_changes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6]), ARGV[7] == '1'
 local run_id, host, folder = ARGV[8], ARGV[9], ARGV[10]
 
--- 1. Read and check everything: a script that fails halfway is not rolled back.
+-- 1. Read and check everything first: a script that fails halfway is not rolled back.
 local given = redis.call('HGET', key('learners'), nonce)
 if given then return tonumber(given) end
 local whose = redis.call('HMGET', state, 'run_id', 'host', 'folder')  -- as text, which `run` is not
@@ -51,12 +50,12 @@ for _, name in ipairs({'lease', 'requeue', 'ready'}) do
   for _, ticket in ipairs(redis.call('ZRANGE', key(name), 0, -1)) do somewhere[ticket] = true end
 end
 local pools, s = {}, step > reached and forgotten or step
-while s <= reached or redis.call('EXISTS', facts_key(s)) == 1 do
-  local facts = redis.call('HMGET', facts_key(s), 'tickets', 'size', 'trained')
-  if facts[1] then
-    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = tonumber(facts[2]) or 0}
-    pool.trained = tonumber(facts[3])
-    for ticket in string.gmatch(facts[1], '%d+') do pool.tickets[#pool.tickets + 1] = ticket end
+while s <= reached or redis.call('EXISTS', pool_info_key(s)) == 1 do
+  local info = redis.call('HMGET', pool_info_key(s), 'tickets', 'size', 'trained')
+  if info[1] then
+    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = tonumber(info[2]) or 0}
+    pool.trained = tonumber(info[3])
+    for ticket in string.gmatch(info[1], '%d+') do pool.tickets[#pool.tickets + 1] = ticket end
     pools[s] = pool
   end
   s = s + 1
@@ -67,12 +66,12 @@ redis.call('UNLINK', key('limits'), key('contract'))
 for name, value in pairs(limits) do
   run[name] = tonumber(value) or value
   redis.call('HSET', key('limits'), name, value)
-  redis.call('HDEL', state, name)  -- where earlier versions had it: their workers must not work on a run with a contract
+  redis.call('HDEL', state, name)  -- earlier versions had it here: their workers must not join a run with a contract
 end
 for name, text in pairs(contract) do redis.call('HSET', key('contract'), name, text) end
 if run_id then redis.call('HSET', state, 'run_id', run_id, 'host', host, 'folder', folder) end
-local played_again = {}
-local function lose_pool(s, pool)
+local to_requeue = {}
+local function count_pool_as_lost(s, pool)
   if pool.trained then
     count('trained', -pool.trained)
     count('unselected', pool.trained - pool.size)
@@ -84,26 +83,26 @@ local function lose_pool(s, pool)
 end
 for s, pool in pairs(pools) do
   if s < step then  -- Redis is behind the checkpoint
-    if not pool.trained then lose_pool(s, pool) else forget_pool(s) end
+    if not pool.trained then count_pool_as_lost(s, pool) else forget_pool(s) end
   elseif #pool.ids ~= pool.size then
-    lose_pool(s, pool)
-    for _, ticket in ipairs(pool.tickets) do played_again[ticket] = true end
+    count_pool_as_lost(s, pool)
+    for _, ticket in ipairs(pool.tickets) do to_requeue[ticket] = true end
   else
     for _, ticket in ipairs(pool.tickets) do somewhere[ticket] = true end
     if pool.trained then
       count('trained', -pool.trained)
       count('unselected', pool.trained - pool.size)
       count('claimed', pool.size)
-      redis.call('HDEL', facts_key(s), 'trained')
+      redis.call('HDEL', pool_info_key(s), 'trained')
       for _, id in ipairs(pool.ids) do
         if redis.call('EXISTS', traj(id)) == 1 then redis.call('HSET', traj(id), 'state', 'claimed') end
       end
     end
   end
 end
-if step > reached then  -- the steps between have used these tickets up
+if step > reached then  -- the steps in between have used these tickets
   for _, id in ipairs(redis.call('HKEYS', key('waiting'))) do
-    if tonumber(ticket_of(id)) < first then lose(id) end
+    if tonumber(ticket_of(id)) < first then count_as_lost(id) end
   end
   for ticket in pairs(somewhere) do
     if tonumber(ticket) < first then
@@ -115,8 +114,8 @@ if step > reached then  -- the steps between have used these tickets up
   forgotten = step
 end
 
-remember(method)
-for ticket, size in pairs(method.sizes) do  -- as in commit; the staleness bound may have been another one
+save_method_state(method)
+for ticket, size in pairs(method.sizes) do  -- as in commit; the staleness bound may have changed
   if tonumber(ticket) >= granted then redis.call('HSETNX', key('sizes'), ticket, size) end
 end
 for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
@@ -127,17 +126,17 @@ redis.call('HSET', key('learners'), nonce, epoch)
 
 if run.order == 'ticket' then
   for ticket = first, next_ticket - 1 do
-    if not somewhere[tostring(ticket)] then played_again[tostring(ticket)] = true end
+    if not somewhere[tostring(ticket)] then to_requeue[tostring(ticket)] = true end
   end
 end
-for ticket in pairs(played_again) do requeue(ticket) end
+for ticket in pairs(to_requeue) do requeue(ticket) end
 
--- 3. Count again what waits: buckets, depth_by_version or counters may have gone by themselves.
+-- 3. Count the buffered trajectories again: buckets, depth_by_version or counters may have disappeared.
 for depth = 0, run.s_max do redis.call('UNLINK', key('depth:' .. depth)) end
 redis.call('UNLINK', key('depth_by_version'))
 local counted = tonumber(redis.call('HGET', key('ledger'), 'buffered')) or 0
 local waiting = redis.call('HGETALL', key('waiting'))
 redis.call('HSET', key('ledger'), 'buffered', 0, 'bytes', 0)
-for i = 1, #waiting, 2 do wait(waiting[i], string.match(waiting[i + 1], '^(%d+):(%-?%d+):(%d+)$')) end
+for i = 1, #waiting, 2 do add_to_buffer(waiting[i], string.match(waiting[i + 1], '^(%d+):(%-?%d+):(%d+)$')) end
 count('lost', math.max(0, counted - #waiting / 2))
 return epoch

@@ -1,4 +1,4 @@
--- A worker gives tickets back, because an attempt failed or because it leaves.
+-- Release the tickets of a worker, because an attempt failed or because the worker leaves.
 -- ARGV worker failed leaves ticket...
 local name, failed, leaves = ARGV[1], ARGV[2] == '1', ARGV[3] == '1'
 for i = 4, #ARGV do

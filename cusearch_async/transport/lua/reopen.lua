@@ -1,4 +1,4 @@
--- An operator puts a leased ticket, or a waiting group that is incomplete, back in the queue, with all its attempts.
+-- An operator requeues a leased ticket, or a ready group that is incomplete. The count of its attempts starts again.
 -- ARGV ticket   Returns 1, or 0 when it is neither.
 local ticket = ARGV[1]
 local is_incomplete = redis.call('ZSCORE', key('ready'), ticket) and redis.call('HEXISTS', key('incomplete'), ticket) == 1

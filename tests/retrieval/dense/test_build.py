@@ -80,7 +80,7 @@ def test_beginnings_that_are_damaged_are_said_so_and_made_again(settings, passag
     harm(tmp_path / "index")
     build(passages, tmp_path / "index", settings(), "print", quiet)
     assert said in caplog.text
-    assert "starting over" in caplog.text
+    assert "starting again" in caplog.text
     for name in ("index.faiss", "manifest.json"):
         assert (tmp_path / "index" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

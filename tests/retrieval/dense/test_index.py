@@ -138,7 +138,7 @@ def test_an_encoder_whose_weights_have_changed_in_its_folder_is_refused(encoders
     wanted = DenseConfig(encoder=str(tmp_path / "model"))
     build(passages[:50], tmp_path / "index", wanted, "print", quiet)
     shutil.copytree(encoders["other"], tmp_path / "model", dirs_exist_ok=True)
-    with pytest.raises(ConfigError, match="is of another encoder"):
+    with pytest.raises(ConfigError, match="was made with another encoder"):
         DenseIndex.load(tmp_path / "index", passages[:50], wanted, "print")
     shutil.rmtree(tmp_path / "model")
     save_model(tmp_path / "model", BertModel, BertConfig(**{**SMALL, "hidden_size": 48}))
@@ -147,10 +147,10 @@ def test_an_encoder_whose_weights_have_changed_in_its_folder_is_refused(encoders
 
 
 def test_a_folder_without_a_finished_index_says_how_to_make_one(settings, passages, tmp_path):
-    with pytest.raises(ConfigError, match="holds no index; make it with `cusearch index CONFIG`"):
+    with pytest.raises(ConfigError, match="holds no index; build it with `cusearch index CONFIG`"):
         DenseIndex.load(tmp_path, passages, settings(), "print")
     interrupt(passages, tmp_path, settings(), after=400)
-    with pytest.raises(ConfigError, match="holds an unfinished index; make it with `cusearch index CONFIG`"):
+    with pytest.raises(ConfigError, match="holds an unfinished index; build it with `cusearch index CONFIG`"):
         DenseIndex.load(tmp_path, passages, settings(), "print")
 
 

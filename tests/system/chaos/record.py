@@ -79,7 +79,7 @@ def record_learner(record: Record) -> None:
 
         def emit(self, told: logging.LogRecord) -> None:
             assert isinstance(told.args, tuple)
-            if "count as lost" in told.msg:
+            if "are lost" in told.msg:
                 counted.extend(str(told.args[-1]).split(", "))
             elif "is quarantined" in told.msg:
                 counted.append(str(told.args[0]))

@@ -1,4 +1,4 @@
-"""What vLLM's engine process says: passed on, and its last words kept, for it tells its owner only that it is dead."""
+"""Captures the output of vLLM's engine process, because vLLM itself reports only that the engine has died."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from collections.abc import Iterator
 
 _KEPT_LINES = 500
 _WAIT_S = 2.0
-"""A process may be known to be dead before its last line has come through."""
+"""Seconds to wait for the last line of a dead process."""
 _ERROR = re.compile(rb"\b((?:\w+\.)*\w*(?:Error|Exception|Exit): .*?)\s*$")
 
 
-class Overheard:
-    """The output of the processes that are started within `listening`."""
+class EngineOutput:
+    """The output of the processes that are started inside `listening`."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Our own output takes the same way meanwhile; all of it goes to our standard error, as it comes."""
+        """Redirects standard output and error of this process and its children: everything is recorded, and written to
+        standard error."""
         read, write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -44,7 +45,7 @@ class Overheard:
                 os.close(descriptor)
 
     def last_error(self) -> str | None:
-        """The last line that names an error (`RuntimeError: out of memory`), without what the logger puts before it."""
+        """The last error in the output (like `RuntimeError: out of memory`), without the prefix of the logger."""
         until = time.monotonic() + _WAIT_S
         while True:
             for line in reversed(list(self._lines)):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cusearch_async.rollout.overheard import Overheard
+from cusearch_async.rollout.engine_output import EngineOutput
 from tests.conftest import SLOW
 
 DIES = """
@@ -24,11 +24,11 @@ print("(EngineCore pid=7) ERROR 11-21 14:00:00 [core.py:9] shutting down", file=
     ("program", "words"), [(DIES, "RuntimeError: Unsupported head_dim=16"), ("print('all is well')", None)]
 )
 def test_the_last_error_of_a_child_is_kept_and_all_it_says_passed_on(capfd, program, words):
-    overheard = Overheard()
-    with overheard.listening():
+    output = EngineOutput()
+    with output.listening():
         child = subprocess.Popen([sys.executable, "-c", program])
     assert child.wait(timeout=30 * SLOW) == 0
-    assert overheard.last_error() == words
+    assert output.last_error() == words
     print("ours again")
     out, err = capfd.readouterr()
     assert out == "ours again\n"
@@ -36,8 +36,8 @@ def test_the_last_error_of_a_child_is_kept_and_all_it_says_passed_on(capfd, prog
 
 
 def test_a_child_that_says_very_much_is_neither_held_up_nor_remembered_whole():
-    overheard = Overheard()
-    with overheard.listening():
+    output = EngineOutput()
+    with output.listening():
         child = subprocess.Popen([sys.executable, "-c", "print('x' * 99 * 10_000 + 'ab\\n' * 200_000)"])
     assert child.wait(timeout=60 * SLOW) == 0
-    assert len(overheard._lines) <= 500
+    assert len(output._lines) <= 500
