@@ -8,9 +8,31 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
 from cusearch_async.errors import ConfigError
 
 T = TypeVar("T")
+
+
+class OwnSettings(BaseModel):
+    """Settings of a method or an environment: keys of its section in the config, beside the shared ones."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `true` where a number is wanted: for Python it is one."""
+        return refuse_boolean(value, cls.model_fields[info.field_name or ""].annotation)
+
+
+def refuse_boolean(value: Any, kind: Any) -> Any:
+    """`value`. Raises: ValueError for a boolean, or a list with one, where `kind` is not bool."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    if kind is not bool and any(isinstance(part, bool) for part in parts):
+        raise ValueError(f"must not be true or false, got {str(value).lower()}")
+    return value
 
 
 def load(key: str, reference: str, kind: type[T], known: Collection[str]) -> type[T]:
@@ -44,8 +66,10 @@ def _import(key: str, reference: str, known: Collection[str]) -> Any:
     if here not in sys.path:
         sys.path.append(here)
     try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ConfigError(f"{key}: module {module!r} of {reference!r} cannot be imported ({error})") from error
-    except AttributeError as error:
-        raise ConfigError(f"{key}: module {module!r} has no {name!r}") from error
+        found = importlib.import_module(module)
+    except Exception as error:  # whatever a user's module does
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{key}: module {module!r} of {reference!r} cannot be imported ({said})") from error
+    if not hasattr(found, name):
+        raise ConfigError(f"{key}: module {module!r} has no {name!r}")
+    return getattr(found, name)

@@ -54,6 +54,6 @@ def question_index(visit: int, num_questions: int, seed: int) -> int:
     return int(_permutation(num_questions, seed, epoch)[place])
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _permutation(num_questions: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return stream(Stream.QUESTIONS, seed, epoch).permutation(num_questions)

@@ -68,6 +68,7 @@ def check(config: Config, shape: ModelShape | None, gpu_bytes: int) -> Iterator[
     yield gpus.named_gpus(config)
     yield from gpus.gpus_here(config)
     yield from sources.files(config, tokenizer)
+    yield from sources.own_code(config)
     yield from sources.services(config)
 
 

@@ -149,7 +149,9 @@ class Fleet:
         if not is_listening(retriever.url):
             _refuse_remote("retriever.url", retriever.url)
             self.start_worker("retriever", "retriever")
-        if retriever.backend == "zerosearch" and "atlas" in self._config.data.source:
+        if retriever.backend == "zerosearch" and any(
+            "atlas" in self._config.sources_of(label) for label in self._config.environment
+        ):
             wanted.append(("the simulator", retriever.zerosearch.url, RetrievalUnavailable))
             if not is_listening(retriever.zerosearch.url):
                 _refuse_remote("retriever.zerosearch.url", retriever.zerosearch.url)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from cusearch_async.config.section import Extensible, Section, Sources
 from cusearch_async.environments import (
     ENVIRONMENTS,
     Environment,
     EnvironmentSettings,
-    NoSearch,
+    Reward,
     Search,
     Template,
     environment_class,
-    load_template,
     reward_function,
+    template_of,
+    template_text,
 )
 from cusearch_async.errors import ConfigError
 
@@ -63,13 +64,26 @@ class SharedEnvironmentConfig(Extensible):
     reward: str | None = None
     """Your own reward instead of the environment's, as package.module:function."""
 
+    @field_validator("template")
+    @classmethod
+    def _text(cls, template: str) -> str:
+        try:
+            return template_text(template)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+
     @model_validator(mode="after")
     def _known(self) -> SharedEnvironmentConfig:
         try:
-            self.make(NoSearch())
+            self.own, self.own_reward  # noqa: B018  (they raise)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
+
+    @property
+    def own_reward(self) -> Reward | None:
+        """Raises: ConfigError when there is no such function."""
+        return reward_function("reward", self.reward) if self.reward else None
 
     @property
     def kind(self) -> type[Environment]:
@@ -86,13 +100,11 @@ class SharedEnvironmentConfig(Extensible):
 
     @property
     def prompt(self) -> Template:
-        """Raises: ConfigError when there is no such template."""
-        return load_template("template", self.template)
+        return template_of(self.template)
 
     def make(self, search: Search) -> Environment:
         """The environment, with `search` as its retriever. Raises: ConfigError."""
-        reward = reward_function("reward", self.reward) if self.reward else None
-        return self.kind(self.own, self.prompt, search, reward)
+        return self.kind(self.own, self.prompt, search, self.own_reward)
 
 
 if TYPE_CHECKING:

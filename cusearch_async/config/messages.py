@@ -51,9 +51,11 @@ def explain(problem: Any) -> str:
         case "value_error":
             line = f"{key}: {message}" if key else str(message)
         case "missing":
-            line = f'{key}: is missing; every config names its run: [run] name = "mine"'
+            hint = '; every config names its run: [run] name = "mine"' if key in ("run", "run.name") else ""
+            line = f"{key}: is missing{hint}"
         case "string_pattern_mismatch":
-            line = f"{key}: {PATTERNS[context['pattern']]}, got {problem['input']!r}"
+            rule = PATTERNS.get(context["pattern"], f"must match {context['pattern']}")
+            line = f"{key}: {rule}, got {problem['input']!r}"
         case _:
             line = f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
     return line

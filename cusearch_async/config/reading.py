@@ -70,7 +70,7 @@ def _lay_over(values: dict[str, Any], later: dict[str, Any]) -> None:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Name, like `atlas` or `paper/qwen2.5-3b-search-r1` -> file."""
+    """Name, like `atlas` or `paper/base` -> file."""
     return {
         path.relative_to(SHIPPED).as_posix().removesuffix(".toml"): path for path in sorted(SHIPPED.rglob("*.toml"))
     }

@@ -19,12 +19,16 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from cusearch_async.errors import ConfigError
+from cusearch_async.extensions import refuse_boolean
+
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must be letters, digits, '_', '.' and '-', the first a letter or digit",
     r"^(cpu|cuda(:\d+)?)$": "must be 'cpu', 'cuda' or 'cuda:N'",
+    r"^[A-Za-z0-9][A-Za-z0-9_-]*$": "must be letters, digits, '_' and '-', the first a letter or digit",
 }
 """Pattern of a setting -> the same rule in words."""
-NAME, DEVICE = PATTERNS
+NAME, DEVICE, LABEL = PATTERNS
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -46,11 +50,7 @@ class Section(BaseModel):
     @classmethod
     def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse `true` for a number: Python's True is an integer, but in a config it is a mistake."""
-        kind = cls.model_fields[info.field_name or ""].annotation
-        parts = value if isinstance(value, list | tuple) else [value]
-        if kind is not bool and any(isinstance(part, bool) for part in parts):
-            raise ValueError(f"must not be true or false, got {str(value).lower()}")
-        return value
+        return refuse_boolean(value, cls.model_fields[info.field_name or ""].annotation)
 
 
 def check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
@@ -78,14 +78,23 @@ class Extensible(Section):
     def own(self) -> Any:
         """The own settings. Raises: PydanticCustomError for wrong values and unknown keys."""
         kind = self.own_kind
-        for name in self.model_extra or {}:
+        self._refuse_taken_names(kind)
+        extra = self.model_extra or {}
+        for name in extra:
             if name not in kind.model_fields:
                 raise PydanticCustomError("unknown_own_setting", "unknown key", {"key": name})
-        given = {name: getattr(self, name) for name in kind.model_fields if name in self.model_fields_set}
+        given = {n: extra.get(n, getattr(self, n, None)) for n in kind.model_fields if n in self.model_fields_set}
         try:
             return kind.model_validate(given)
         except ValidationError as error:
             raise PydanticCustomError("own_settings", "wrong settings", {"problems": error.errors()}) from error
+
+    def _refuse_taken_names(self, kind: type[BaseModel]) -> None:
+        """Raises: ConfigError for an own setting with the name of a shared one, or of a member of this class."""
+        shared = type(self).model_fields.keys() - self.registered()
+        for name in kind.model_fields:
+            if name in shared or (name not in self.registered() and hasattr(type(self), name)):
+                raise ConfigError(f"{kind.__qualname__} must not have a setting {name!r}: the config uses this name")
 
     @model_serializer(mode="wrap")
     def _with_own(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import RetrieverConfig
 from cusearch_async.config.rollout import RolloutConfig
 from cusearch_async.config.run import DataConfig, EvalConfig, ModelConfig, RunConfig
-from cusearch_async.config.section import NAME, Section
+from cusearch_async.config.section import LABEL, Section
 from cusearch_async.config.training import LearnerConfig, LossConfig
 from cusearch_async.environments import Environment, Search
 
@@ -24,7 +24,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     episode: EpisodeConfig = EpisodeConfig()
-    environment: dict[Annotated[str, Field(pattern=NAME)], EnvironmentConfig] = Field(
+    environment: dict[Annotated[str, Field(pattern=LABEL)], EnvironmentConfig] = Field(
         {"search": EnvironmentConfig()}, min_length=1
     )
     pool: PoolConfig = PoolConfig()
@@ -48,6 +48,11 @@ class Config(Section):
     def environments(self, search: Search) -> dict[str, Environment]:
         """The environments by label, with `search` as their retriever."""
         return {label: settings.make(search) for label, settings in self.environment.items()}
+
+    def sources_of(self, label: str) -> tuple[str, ...]:
+        """Where the questions of an environment come from; empty for those that it brings itself."""
+        environment = self.environment[label]
+        return () if environment.has_own_questions else environment.source or self.data.source
 
     @property
     def evaluated_in(self) -> str:

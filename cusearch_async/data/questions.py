@@ -59,8 +59,8 @@ def load_run_questions(config: Config) -> RunQuestions:
     Raises: ConfigError."""
     parts = []
     for label, settings in config.environment.items():
-        own = None if settings.source else settings.kind.questions()
-        questions = load_questions(settings.source or config.data.source) if own is None else own
+        sources = config.sources_of(label)
+        questions = load_questions(sources) if sources else settings.kind.questions()
         if not questions:
             raise ConfigError(f"environment.{label}: {settings.name} has no questions; set its source")
         prefix = f"{label}:" if len(config.environment) > 1 else ""
@@ -80,10 +80,10 @@ def _held_out(config: Config) -> list[Question]:
     Raises: ConfigError."""
     settings = config.eval
     if not settings.suite:
-        if tuple(config.data.source) != ("atlas",):
+        if config.sources_of(config.evaluated_in) != ("atlas",):
             raise ConfigError(
-                f"eval.suite must name benchmarks ({', '.join(SUITE)}), or files; only data.source = 'atlas' has held-"
-                "out questions of its own"
+                f"eval.suite must name benchmarks ({', '.join(SUITE)}), or files; only an environment whose questions "
+                "are those of 'atlas' has held-out questions of its own"
             )
         try:
             return [chain.question() for chain in test_chains(settings.questions_per_category)]

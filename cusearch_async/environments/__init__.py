@@ -14,7 +14,7 @@ from cusearch_async.environments.base import (
     Search,
 )
 from cusearch_async.environments.search import SearchEnvironment
-from cusearch_async.environments.templates import Quoted, Template, load_template
+from cusearch_async.environments.templates import Quoted, Template, template_of, template_text
 from cusearch_async.extensions import load, load_function
 
 __all__ = [
@@ -32,8 +32,9 @@ __all__ = [
     "SearchEnvironment",
     "Template",
     "environment_class",
-    "load_template",
     "reward_function",
+    "template_of",
+    "template_text",
 ]
 
 ENVIRONMENTS: dict[str, type[Environment]] = {"search": SearchEnvironment}

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict
-
 from cusearch_async.environments.templates import Quoted, Template
+from cusearch_async.extensions import OwnSettings
 from cusearch_async.types import Question, Segment
 
 
@@ -92,17 +91,15 @@ class NoSearch:
         raise RuntimeError("this process has no retriever")
 
 
-class EnvironmentSettings(BaseModel):
-    """An environment's own settings: keys in the config's [environment.LABEL], besides the shared ones."""
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+class EnvironmentSettings(OwnSettings):
+    """An environment's own settings: keys of the config's [environment.LABEL], beside the shared ones."""
 
 
 class Environment:
-    """One environment of a run, made once per process. Many episodes are played in it at the same time.
+    """One environment of a run, made where a process plays episodes. Many episodes are played in it at the same time.
 
-    In `step` and `score`, EpisodeFailed fails only this episode, and its ticket is requeued; any other error ends the
-    worker."""
+    In `step` and `score`, EpisodeFailed, SearchRefused and TimeoutError fail only this episode, and its ticket is
+    requeued; any other error ends the worker."""
 
     Settings: ClassVar[type[EnvironmentSettings]] = EnvironmentSettings
     uses_retriever: ClassVar[bool] = False

@@ -58,24 +58,27 @@ ATLAS = Template(
 TEMPLATES = {"paper": PAPER, "atlas": ATLAS}
 
 
-def load_template(key: str, value: str) -> Template:
-    """The template in the setting `key`: a name, the text of a prompt that contains {question}, or the path of a file
-    with such a text.
+def template_of(text: str) -> Template:
+    """The template of this name, or with this text of the prompt; see `template_text`."""
+    return TEMPLATES.get(text) or Template(text, PAPER.notice)
+
+
+def template_text(value: str) -> str:
+    """What a config keeps of a template: its name, or the text of the prompt, which `value` is or which it names a file
+    of. So a saved config needs no other file.
 
     Raises: ConfigError."""
     if value in TEMPLATES:
-        return TEMPLATES[value]
+        return value
     text = value
     if PLACE not in value:
         try:
             text = Path(value).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:
             raise ConfigError(
-                f"{key}: {value!r} is not a template ({', '.join(TEMPLATES)}), not a text with {PLACE}, and not a file "
+                f"{value!r} is not a template ({', '.join(TEMPLATES)}), not a text with {PLACE}, and not a file "
                 f"that can be read ({error})"
             ) from error
     if text.count(PLACE) != 1:
-        raise ConfigError(
-            f"{key}: the prompt must contain {PLACE} once, {value!r:.60} contains it {text.count(PLACE)} times"
-        )
-    return Template(text, PAPER.notice)
+        raise ConfigError(f"the prompt must contain {PLACE} once, {value!r:.60} contains it {text.count(PLACE)} times")
+    return text

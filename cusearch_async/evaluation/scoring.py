@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.algorithm.answers import sub_exact_match
 from cusearch_async.config import Config
-from cusearch_async.errors import EpisodeFailed, SearchRefused
+from cusearch_async.errors import EpisodeFailed, InvalidTrajectory, SearchRefused
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.rollout.episode import Player
 from cusearch_async.streams import Stream, stream
@@ -107,7 +107,7 @@ async def score(player: Player, questions: Sequence[Question], version: int, at_
     questions cannot be compared."""
     try:
         return summarize(await evaluate(player, questions, 0.0, at_once), questions)
-    except* (SearchRefused, EpisodeFailed) as failed:
+    except* (SearchRefused, EpisodeFailed, InvalidTrajectory, TimeoutError) as failed:
         log.warning("version %d is not scored: %s", version, failed.exceptions[0])
     return None
 

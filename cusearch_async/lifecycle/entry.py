@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from cusearch_async.errors import CusearchError
 
-_OVERRIDE = re.compile(r"--(steps|\w+\.[\w.]+)(=|$)")
+_OVERRIDE = re.compile(r"--(steps|\w+\.[\w.-]+)(=|$)")
 
 
 class Parser(argparse.ArgumentParser):

@@ -28,10 +28,10 @@ def run(config: Config, accept_changes: bool = False) -> None:
         raise ConfigError(
             f"learner.ranks = {config.learner.ranks}, but WORLD_SIZE is {ranks.size}; set both to the same number"
         )
-    questions = load_run_questions(config)
     if not ranks.is_leader:
         follow(config, ranks)
         return
+    questions = load_run_questions(config)
     run_folder.mark(config.folder, config.run.name)
     contract = contract_of(config, questions.all, tokenizer)
     with run_folder.hold_as_learner(config.folder):

@@ -56,7 +56,12 @@ def build_prompt(tokenizer: Any, prompt: Quoted) -> list[int]:
 def build_observation(tokenizer: Any, said: Quoted, settings: EpisodeConfig) -> list[int]:
     """Token ids of an observation, at most episode.max_observation_tokens: the quoted text is cut off."""
     before, after = encode_own(tokenizer, said.before), encode_own(tokenizer, said.after)
-    room = max(settings.max_observation_tokens - len(before) - len(after), 0)
+    room = settings.max_observation_tokens - len(before) - len(after)
+    if room < 0:
+        raise EpisodeFailed(
+            f"what the environment says around an observation takes {len(before) + len(after)} tokens, more than "
+            f"episode.max_observation_tokens ({settings.max_observation_tokens})"
+        )
     looked_at = said.text[: settings.max_observation_characters]
     return before + encode_foreign(tokenizer, looked_at)[:room] + after
 

@@ -13,6 +13,7 @@ from cusearch_async.algorithm.advantages import Advantages, group_advantages
 from cusearch_async.algorithm.methods import Candidates, Method, Selection
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
+from cusearch_async.errors import ConfigError
 from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.interface import MethodState
 from cusearch_async.types import Pool, Trajectory
@@ -107,6 +108,9 @@ def method_state(method: Method[Any], memory: Any, sizes: dict[int, int]) -> Met
 
 
 def initial_method_state(config: Config) -> MethodState:
-    """What the method remembers when a run begins."""
+    """What the method remembers when a run begins. Raises: ConfigError for a method that shows what it must not."""
     method = config.method.make()
-    return method_state(method, method.decode(""), {})
+    try:
+        return method_state(method, method.decode(""), {})
+    except ValueError as error:
+        raise ConfigError(f"method.name {config.method.name}: {error}") from error

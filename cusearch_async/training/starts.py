@@ -18,6 +18,7 @@ import platform
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -194,7 +195,11 @@ def _last_settings(run_folder: Path) -> dict[str, Any] | None:
         try:
             return load_config(path).model_dump(mode="json", exclude_none=True)
         except ConfigError as error:
-            log.warning("%s is not a config of this version (%s); it is not compared", path, error)
+            log.warning("%s is not a config that can be used now (%s); it is compared as it is", path, error)
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read (%s); it is not compared", path, error)
     return None
 
 

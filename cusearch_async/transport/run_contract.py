@@ -7,6 +7,7 @@ processes (cores, concurrency, engine memory, addresses, timeouts) are not part 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -73,7 +74,7 @@ def contract_of(config: Config, questions: Sequence[Question], tokenizer: Any) -
     Raises: ConfigError when the model's config.json cannot be read."""
     terms = {key: repr(value) for name in SETTINGS for key, value in _settings(name, _value_of(config, name))}
     for label, environment in config.environment.items():
-        terms[f"environment.{label}.template"] = _checksum(environment.prompt.text)
+        terms[f"environment.{label}.template"] = _checksum(dataclasses.astuple(environment.prompt))
         del terms[f"environment.{label}.source"]  # the questions themselves are in the fingerprint of the data
     terms |= {
         DATA: _fingerprint_of_data(questions),

@@ -15,6 +15,7 @@ import math
 import operator
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cusearch_async.algorithm.answers import exact_match
 from cusearch_async.atlas.facts import load_facts
@@ -26,6 +27,7 @@ PROMPT = (
     "Answer the question. Look facts up with <search> query </search>, calculate with <calculate> 12 - 5 </calculate>, "
     "and give the number as <answer> 7 </answer>. Question: "
 )
+RESULT = Quoted("\n\n<result>", "", "</result>\n\n")
 _CALL = re.compile(r"<calculate>((?:(?!<calculate>).)*?)</calculate>", re.DOTALL)
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
@@ -34,6 +36,10 @@ class Calculator(SearchEnvironment):
     """Depth counts searches that found something and calculations that came out."""
 
     stops = (*SearchEnvironment.stops, "</calculate>")
+
+    @property
+    def frames(self) -> tuple[Quoted, ...]:  # type: ignore[override]
+        return (*super().frames, RESULT)
 
     @classmethod
     def questions(cls) -> Sequence[Question]:
@@ -63,9 +69,7 @@ class Calculator(SearchEnvironment):
             return await super().step(episode, turn)
         result = calculate(call[1])
         shown = "cannot be calculated" if result is None else f"{result:.10g}"
-        return Observation(
-            said=Quoted("\n\n<result>", shown, "</result>\n\n"), author="result", counts=result is not None
-        )
+        return Observation(said=replace(RESULT, text=shown), author="result", counts=result is not None)
 
     async def score(self, episode: Episode) -> Score:
         prediction = last_answer(episode.segments)

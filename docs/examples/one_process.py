@@ -1,4 +1,4 @@
-"""A transport of one's own: a buffer that lives in this process, for trials without a server.
+"""A transport of one's own: a buffer that lives in this process, for tests and trials within it.
 
     [redis]
     transport = "docs.examples.one_process:open_buffer"

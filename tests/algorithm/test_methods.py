@@ -111,7 +111,7 @@ def test_a_method_of_ones_own_is_found_by_its_place(tmp_path, monkeypatch):
         "first": "method.name 'first' is unknown; use one of sdga_phase, .*, or your own as package.module:Name",
         "mine:Second": "method.name: module 'mine' has no 'Second'",
         "mine:nothing": r"'mine:nothing' must be a subclass of .*\.Method, got 1",
-        "yours:First": r"module 'yours' of 'yours:First' cannot be imported \(No module named 'yours'\)",
+        "yours:First": r"module 'yours' of 'yours:First' cannot be imported \(ModuleNotFoundError: No module",
     }.items():
         with pytest.raises(ConfigError, match=said):
             method_class(name)

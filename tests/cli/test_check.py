@@ -408,3 +408,23 @@ def test_gpus_that_are_not_here_are_said_and_no_error():
     overrides = ("--retriever.backend", "dense", "--retriever.dense.device", "cuda:99", "--learner.gpus", "[]")
     found = findings(*overrides, "--rollout.gpus", "[]")["GPUs here"]
     assert (found.status, "99 of" in found.text) == ("not reachable", True)
+
+
+# Code of one's own.
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "status", "text"),
+    [
+        ("loss.objective", "docs.examples.objectives:cispo", "ok", "can be imported"),
+        ("loss.objective", "clp", "error", "'clp' is unknown; use one of clip"),
+        ("redis.transport", "docs.examples.one_process:open_buffer", "ok", "can be imported"),
+        ("redis.transport", "nats", "error", "'nats' is unknown; use one of redis"),
+        ("retriever.backend", "docs.examples.articles:Articles", "ok", "can be imported"),
+        ("retriever.backend", "no_such:Thing", "error", "module 'no_such' of 'no_such:Thing' cannot be imported"),
+    ],
+)
+def test_code_of_ones_own_is_looked_for(key, value, status, text):
+    found = findings(f"--{key}", value)[key]
+    assert found.status == status
+    assert text in found.text

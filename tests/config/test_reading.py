@@ -94,7 +94,9 @@ def test_each_file_that_cannot_be_read_is_named(tmp_path):
 
 
 OWN = """
-from cusearch_async.algorithm.methods import GrpoFull, MethodSettings
+from cusearch_async.algorithm.methods.baselines import GrpoFull
+from cusearch_async.algorithm.methods import MethodSettings
+from pydantic import Field
 from cusearch_async.environments.search import SearchEnvironment, SearchSettings
 
 
@@ -110,6 +112,7 @@ class Mine(GrpoFull):
 class Strict(SearchSettings):
     format_weight: float = 0.5
     patience: int = 2
+    code: str = Field("a", pattern="^[ab]$")
 
 
 class World(SearchEnvironment):
@@ -153,6 +156,67 @@ def test_wrong_settings_of_ones_own_are_said_in_one_line(tmp_path, text, message
     with pytest.raises(ConfigError) as caught:
         load_config(write_all(tmp_path, run + OWN_NAMES, text))
     assert re.fullmatch(pattern_of(message), str(caught.value))
+
+
+BROKEN = {
+    "raises": (
+        "raise AttributeError('deep inside')",
+        "module 'broken_raises' .* cannot be imported (AttributeError: deep",
+    ),
+    "syntax": ("def (", "module 'broken_syntax' of .* cannot be imported (SyntaxError"),
+    "nothing": ("", "module 'broken_nothing' has no 'Thing'"),
+    "shared": (
+        "from cusearch_async.environments import EnvironmentSettings, SearchEnvironment\n"
+        "class Own(EnvironmentSettings):\n    share: float = 0.25\n"
+        "class Thing(SearchEnvironment):\n    Settings = Own\n",
+        "environment.w: Own must not have a setting 'share': the config uses this name",
+    ),
+    "member": (
+        "from cusearch_async.environments import EnvironmentSettings, SearchEnvironment\n"
+        "class Own(EnvironmentSettings):\n    prompt: str = 'x'\n"
+        "class Thing(SearchEnvironment):\n    Settings = Own\n",
+        "environment.w: Own must not have a setting 'prompt': the config uses this name",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_wrong_with_ones_own_module_is_said(write, tmp_path, monkeypatch, case):
+    source, message = BROKEN[case]
+    (tmp_path / f"broken_{case}.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = error_of(write(f'[environment.w]\nname = "broken_{case}:Thing"\n'))
+    assert re.match(".*" + pattern_of(message), said)
+
+
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[method]\nknob = true", "method.knob: must not be true or false, got true"),
+        ("[environment.w]\ncode = 'xyz'", "environment.w.code: must match ^[ab]$, got 'xyz'"),
+    ],
+)
+def test_rules_of_ones_own_settings_are_said_in_one_line(tmp_path, text, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write_all(tmp_path, '[run]\nname = "r"\n' + OWN_NAMES, text))
+    assert str(caught.value) == message
+
+
+def test_a_saved_config_holds_its_template_and_needs_no_file(write, tmp_path):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("Ask {question}", encoding="utf-8")
+    config = load_config(write(f'[environment.search]\ntemplate = "{prompt}"\n'))
+    save_config(config, tmp_path / "saved.toml")
+    prompt.unlink()
+    assert load_config(tmp_path / "saved.toml") == config
+    assert config.environment["search"].prompt.text == "Ask {question}"
+
+
+def test_an_override_may_name_a_label_with_a_dash(write):
+    config = load_config(write("[environment.my-own]\n"), ["--environment.my-own.share", "3"])
+    assert config.environment["my-own"].share == 3
+    assert split_overrides(["--environment.my-own.share", "3"]) == ([], ["--environment.my-own.share", "3"])
 
 
 @pytest.mark.parametrize("name", ["random", "sdga_phase"])

@@ -92,7 +92,7 @@ def test_derived_numbers(write):
         ('[episode]\ntemplate = "mine"', "episode.template: unknown key; did you mean environment.LABEL.template?"),
         (
             '[environment.a]\ntemplate = "mine"',
-            "environment.a: template: 'mine' is not a template .*",
+            "environment.a.template: 'mine' is not a template .*",
         ),
         (
             '[environment.a]\nname = "calculator"',
@@ -119,6 +119,7 @@ def test_derived_numbers(write):
         ),
         ("[environment.a]\nformat_weight = 3", "environment.a.format_weight: input should be less than or .* 1, got 3"),
         ('[environment."a b"]', "environment.a b.[key]: must be letters, digits, .*, got 'a b'"),
+        ('[environment."a.b"]', "environment.a.b.[key]: must be letters, digits, .*, got 'a.b'"),
         ("environment = {}", "environment: .* at least 1 item.*, got {}"),
         ('[eval]\nenvironment = "b"', "eval.environment 'b' must be one of the run's: search"),
         (

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from cusearch_async.config import EnvironmentConfig, EpisodeConfig, load_config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
-from cusearch_async.environments import NoSearch
+from cusearch_async.environments import NoSearch, Observation, Quoted
 from cusearch_async.errors import ConfigError, EpisodeFailed, InvalidTrajectory
 from cusearch_async.rollout.episode import Player
 from cusearch_async.types import Question
@@ -151,6 +151,16 @@ async def test_a_long_observation_is_cut_and_its_frame_kept():
     assert said(trajectory).endswith(">")
 
 
+async def test_a_frame_that_leaves_no_room_fails_the_episode():
+    class Wordy(Echo):
+        async def step(self, episode, turn):
+            return Observation(said=Quoted("many words " * 100, "x", ""))
+
+    wordy = Wordy(Wordy.Settings(), EnvironmentConfig(template="{question}").prompt, NoSearch())
+    with pytest.raises(EpisodeFailed, match=r"takes \d+ tokens, more than episode.max_observation_tokens \(20\)"):
+        await play(["a", "end"], wordy, max_observation_tokens=20)
+
+
 async def test_episodes_of_one_environment_do_not_share_their_memory():
     environment = echo()
     players = [player_of(["a"] * n + ["end"], {"e": environment})[0] for n in (0, 1, 2)]
@@ -193,10 +203,17 @@ def test_an_environment_may_have_a_source_of_its_own(two, tmp_path):
     assert [q.text for q in load_run_questions(config).all if q.environment == "b"] == ["who?"]
 
 
-def test_held_out_questions_are_played_in_the_environment_that_the_config_names(two):
+@pytest.mark.parametrize("text", ['[environment.a]\nsource = "x.jsonl"\n', f'[environment.a]\nname = "{CALCULATOR}"\n'])
+def test_an_environment_of_other_questions_has_no_held_out_ones_of_atlas(two, text):
+    with pytest.raises(ConfigError, match=r"eval\.suite must name benchmarks"):
+        load_eval_questions(two(text))
+
+
+def test_held_out_questions_are_played_in_the_environment_that_the_config_names(two, tmp_path):
     assert {q.environment for q in load_eval_questions(two(SEVERAL))} == {"search"}
-    named = two(SEVERAL + '[eval]\nenvironment = "calculator"\n')
-    assert {q.environment for q in load_eval_questions(named)} == {"calculator"}
+    (tmp_path / "held.jsonl").write_text('{"question": "who", "golden_answers": ["me"]}\n', encoding="utf-8")
+    named = two(SEVERAL + f'[eval]\nenvironment = "calculator"\nsuite = ["{tmp_path}/held.jsonl"]\n')
+    assert [(q.environment, q.text) for q in load_eval_questions(named)] == [("calculator", "who?")]
 
 
 def test_only_a_run_that_searches_needs_a_retriever(two):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cusearch_async.environments.templates import ATLAS, PAPER, Quoted, load_template
+from cusearch_async.environments.templates import ATLAS, PAPER, Quoted, template_of, template_text
 from cusearch_async.errors import ConfigError
 
 
@@ -17,18 +17,18 @@ def test_the_papers_prompt_holds_the_instructions_and_the_question():
 
 
 def test_a_template_is_known_by_its_name():
-    assert load_template("template", "paper") is PAPER
-    assert load_template("template", "atlas") is ATLAS
+    assert template_of(template_text("paper")) is PAPER
+    assert template_of(template_text("atlas")) is ATLAS
 
 
 def test_a_text_with_a_place_for_the_question_is_a_template():
-    assert load_template("template", "Q: {question} A:").prompt("Why?") == Quoted("Q: ", "Why?", " A:")
+    assert template_of(template_text("Q: {question} A:")).prompt("Why?") == Quoted("Q: ", "Why?", " A:")
 
 
 def test_a_file_holds_a_template(tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("Ask\n{question}\n", encoding="utf-8")
-    assert load_template("template", str(path)).prompt("Why?") == Quoted("Ask\n", "Why?", "\n")
+    assert template_of(template_text(str(path))).prompt("Why?") == Quoted("Ask\n", "Why?", "\n")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_file_holds_a_template(tmp_path):
     [
         (
             "mine",
-            r"template: 'mine' is not a template \(paper, atlas\), not a text with \{question\}, and not a file",
+            r"'mine' is not a template \(paper, atlas\), not a text with \{question\}, and not a file",
         ),
         ("{question} {question}", r"must contain \{question\} once, '.*' contains it 2 times"),
         ("nul\0", "not a file that can be read"),
@@ -44,11 +44,11 @@ def test_a_file_holds_a_template(tmp_path):
 )
 def test_what_is_no_template_is_refused(value, message):
     with pytest.raises(ConfigError, match=message):
-        load_template("template", value)
+        template_text(value)
 
 
 def test_a_file_without_a_place_for_the_question_is_refused(tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("Ask", encoding="utf-8")
     with pytest.raises(ConfigError, match="contains it 0 times"):
-        load_template("environment.search.template", str(path))
+        template_text(str(path))

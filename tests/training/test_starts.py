@@ -109,7 +109,8 @@ def test_a_torn_start_is_named_and_the_one_before_is_compared_with(config_of, ca
         (config_of().folder / "starts" / name).write_text('[run]\nname = "at')
     with pytest.raises(ConfigError, match=r"run\.seed: 0 -> 3"):
         refuse_changes(config_of("--run.seed", "3"), accept=False)
-    assert "0002.toml is not a config of this version" in caplog.text
+    assert "0002.toml is not a config that can be used now" in caplog.text
+    assert "0002.toml cannot be read" in caplog.text
     assert [start.epoch for start in read_starts(config_of().folder)] == [1]
 
 
@@ -257,3 +258,13 @@ def test_a_learner_that_sleeps_before_it_writes_config_toml_looks_once_more(conf
     monkeypatch.setattr(starts, "write_whole", write_late)
     record_start(config_of(), epoch=1, step=0)
     assert load_config(config_of().folder / "config.toml") == config_of("--run.steps", "30")
+
+
+def test_settings_of_the_last_start_that_cannot_be_used_any_more_are_compared_all_the_same(config_of, tmp_path):
+    """The module of its method is gone: what else has changed is not overlooked."""
+    record_start(config_of(), epoch=1, step=0)
+    settings = tmp_path / "run" / "starts" / "0001.toml"
+    assert settings.exists()
+    settings.write_text(settings.read_text().replace('name = "sdga_phase"', 'name = "gone_module:Method"'))
+    with pytest.raises(ConfigError, match=r"method.name: 'gone_module:Method' -> 'sdga_phase'.*learner.lr"):
+        refuse_changes(config_of("--learner.lr", "0.5"), accept=False)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from cusearch_async.config import Config, known_keys, load_config
+from cusearch_async.environments.templates import ATLAS
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.models import load_tokenizer
 from cusearch_async.training.starts import OPERATIONAL
@@ -145,6 +146,8 @@ def test_a_template_is_its_text_wherever_a_process_has_it(tmp_path):
     first, copy, other = (contract("--environment.search.template", str(tmp_path / name)) for name in "abc")
     assert first == copy
     assert first.differences(other)
+    named, spelled = contract("--environment.search.template", "atlas"), ATLAS.text
+    assert named.differences(contract("--environment.search.template", spelled)), "the notices differ"
 
 
 def test_another_vocabulary_is_another_model(tmp_path):

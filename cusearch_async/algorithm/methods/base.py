@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from cusearch_async.errors import InvalidTrajectory
+from cusearch_async.extensions import OwnSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,8 @@ class Candidates:
             raise InvalidTrajectory(f"trajectory {self.tickets[i]}:{self.rollouts[i]}: {rule}, got {values[i]}")
 
 
-class MethodSettings(BaseModel):
-    """A method's own settings: keys of the config's [method], beside those that all methods share."""
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+class MethodSettings(OwnSettings):
+    """A method's own settings: keys of the config's [method], beside the shared ones."""
 
 
 class NoMemory(msgspec.Struct, frozen=True):

@@ -11,11 +11,12 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from cusearch_async.cli.preflight.finding import Finding
-from cusearch_async.config import Config, RetrieverConfig
+from cusearch_async.config import BACKENDS, Config, RetrieverConfig
 from cusearch_async.data.questions import file_of, load_questions
 from cusearch_async.data.rows import HUB, hub_place
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
+from cusearch_async.extensions import load_function
 from cusearch_async.retrieval.corpus import read_start
 from cusearch_async.retrieval.websearch import key_variable
 from cusearch_async.rollout.prompting import check_lengths
@@ -29,7 +30,7 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
     """Files on this machine are opened and read. Files on the Hub are only looked up in the local cache."""
     for label, environment in config.environment.items():
         key = f"environment.{label}.source" if environment.source else "data.source"
-        for source in () if environment.has_own_questions else environment.source or config.data.source:
+        for source in config.sources_of(label):
             yield _questions(key, source, label, config, tokenizer)
     for source in config.eval.suite:
         yield _questions("eval.suite", file_of(source, config.eval.folder), config.evaluated_in, config, tokenizer)
@@ -96,8 +97,26 @@ def _hub_file(key: str, name: str) -> Finding:
     return Finding("not reachable", key, f"{name} is not on this machine; it will be downloaded at the start")
 
 
+def own_code(config: Config) -> Iterator[Finding]:
+    """What is not imported when the config is read."""
+    for key, name, built_in in (
+        ("loss.objective", config.loss.objective, ("clip",)),
+        ("redis.transport", config.redis.transport, ("redis",)),
+        ("retriever.backend", config.retriever.backend, BACKENDS),
+    ):
+        if name in built_in:
+            continue
+        try:
+            load_function(key, name, built_in)
+        except ConfigError as error:
+            yield Finding("error", key, str(error))
+        else:
+            yield Finding("ok", key, f"{name} can be imported")
+
+
 def services(config: Config) -> Iterator[Finding]:
-    yield _service("redis.url", config.redis.url)
+    if config.redis.transport == "redis":
+        yield _service("redis.url", config.redis.url)
     retriever = config.retriever
     if not config.uses_retriever:
         return
