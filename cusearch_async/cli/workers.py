@@ -25,6 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     found, agreed = asyncio.run(read(load_config(arguments.config, overrides)))
     Console().print(view.workers(found))
+    Console().print()
     Console().print(contract(agreed))
 
 
@@ -35,7 +36,7 @@ async def read(config: Config) -> tuple[dict[str, WorkerStatus], RunContract]:
 
 def contract(agreed: RunContract) -> Table:
     """The keys and values of the run contract."""
-    shown = Table("contract", "", box=None, pad_edge=False, padding=(1, 1, 0, 0), show_header=True)
+    shown = Table("contract", "", box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=True)
     for key, text in sorted(agreed.terms.items()):
         shown.add_row(plain(key), plain(text))
     return shown
