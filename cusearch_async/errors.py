@@ -9,6 +9,7 @@ CusearchError
 ├── Fenced                 another learner has taken over this run
 ├── CorruptPayload         bytes from Redis are not a valid trajectory
 ├── Stalled                no progress for run.stall_s
+├── RanksFailed            the learner's ranks wait for one that does not arrive
 ├── InvalidTrajectory      a trajectory that must not be trained on; also a ValueError
 ├── NonFiniteUpdate        the update of a step contains NaN or infinity; it was not applied
 ├── RetrievalUnavailable   the retriever failed; different from a search without results
@@ -48,6 +49,10 @@ class BufferLost(CusearchError):
 
 
 class Stalled(CusearchError):
+    pass
+
+
+class RanksFailed(CusearchError):
     pass
 
 

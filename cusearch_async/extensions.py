@@ -15,24 +15,20 @@ from cusearch_async.errors import ConfigError
 T = TypeVar("T")
 
 
-class OwnSettings(BaseModel):
-    """Settings of a method or an environment: keys of its section in the config, beside the shared ones."""
+class Settings(BaseModel):
+    """Settings from a config, ours or a user's own."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `true` where a number is wanted: for Python it is one."""
-        return refuse_boolean(value, cls.model_fields[info.field_name or ""].annotation)
-
-
-def refuse_boolean(value: Any, kind: Any) -> Any:
-    """`value`. Raises: ValueError for a boolean, or a list with one, where `kind` is not bool."""
-    parts = value if isinstance(value, list | tuple) else [value]
-    if kind is not bool and any(isinstance(part, bool) for part in parts):
-        raise ValueError(f"must not be true or false, got {str(value).lower()}")
-    return value
+        """Refuse `true` for a number: Python's True is an integer, but in a config it is a mistake."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        parts = value if isinstance(value, list | tuple) else [value]
+        if kind is not bool and any(isinstance(part, bool) for part in parts):
+            raise ValueError(f"must not be true or false, got {str(value).lower()}")
+        return value
 
 
 def load(key: str, reference: str, kind: type[T], known: Collection[str]) -> type[T]:

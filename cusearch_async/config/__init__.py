@@ -5,6 +5,7 @@ not fit are errors that name the key, the value and the fix. Secrets are not set
 comes from CUSEARCH_REDIS_PASSWORD, or from a private file of the Redis that was started for the run.
 """
 
+from cusearch_async.config.engines import DeepSpeedConfig, VllmConfig, refuse_unknown
 from cusearch_async.config.episode import EnvironmentConfig, EpisodeConfig
 from cusearch_async.config.messages import explain_unknown, known_keys, section_of
 from cusearch_async.config.method import MethodConfig, PoolConfig
@@ -24,10 +25,10 @@ from cusearch_async.config.retriever import (
     ZeroSearchConfig,
 )
 from cusearch_async.config.rollout import RolloutConfig
-from cusearch_async.config.run import STARTER, DataConfig, EvalConfig, ModelConfig, RunConfig
+from cusearch_async.config.run import STARTER, DataConfig, EvalConfig, ModelConfig, RunConfig, WeightsConfig
 from cusearch_async.config.secrets import LOOPBACK, redis_password, redis_password_file
 from cusearch_async.config.section import Extensible
-from cusearch_async.config.training import LearnerConfig, LossConfig
+from cusearch_async.config.training import LearnerConfig, LoraConfig, LossConfig
 from cusearch_async.config.whole import Config
 
 __all__ = [
@@ -37,12 +38,14 @@ __all__ = [
     "STARTER",
     "Config",
     "DataConfig",
+    "DeepSpeedConfig",
     "DenseConfig",
     "EnvironmentConfig",
     "EpisodeConfig",
     "EvalConfig",
     "Extensible",
     "LearnerConfig",
+    "LoraConfig",
     "LossConfig",
     "MethodConfig",
     "ModelConfig",
@@ -52,13 +55,16 @@ __all__ = [
     "RetrieverConfig",
     "RolloutConfig",
     "RunConfig",
+    "VllmConfig",
     "WebConfig",
+    "WeightsConfig",
     "ZeroSearchConfig",
     "explain_unknown",
     "known_keys",
     "load_config",
     "redis_password",
     "redis_password_file",
+    "refuse_unknown",
     "save_config",
     "section_of",
     "shipped_configs",

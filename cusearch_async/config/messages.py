@@ -30,6 +30,7 @@ _OTHER_NAMES = {
     "output_dir": "run.folder",
     "model_name_or_path": "model.path",
     "train_files": "data.source",
+    "kv_cache_mib": "rollout.vllm.kv_cache_memory_bytes",
 }
 """Name of a key in other trainers -> its name here."""
 _SIMILARITY = 0.75
@@ -69,7 +70,7 @@ def _unknown(section: str, name: str) -> str:
 def explain_unknown(arguments: Sequence[str]) -> str:
     """The error message for arguments that are neither options of the command nor overrides."""
     for argument in arguments:
-        if re.match(r"\w+\.[\w.]+=", argument):
+        if re.match(r"\w+\.[\w.-]+=", argument):
             return f"{argument!r} is not an option; write settings as --section.key value, here --{argument}"
     name = arguments[0].removeprefix("--").partition("=")[0].replace("-", "_")
     return f"{arguments[0]!r} is not an option; write settings as --section.key value{_hint('', name, '--')}"

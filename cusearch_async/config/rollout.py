@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from cusearch_async.config.engines import VllmConfig
 from cusearch_async.config.section import Section
 
 
@@ -16,15 +17,15 @@ class RolloutConfig(Section):
     """
     max_sequences: int = Field(128, ge=1)
     """Maximum number of sequences that the engine decodes at once."""
-    kv_cache_mib: int | None = Field(None, ge=16)
-    """Size of the KV cache; None uses vLLM's share of the device memory."""
-    block_size: int | None = None
-    """Tokens in a block of vLLM's KV cache; None for vLLM's default."""
-    enforce_eager: bool = False
-    """Do not compile the model: it starts faster, and decodes more slowly on a GPU."""
+    recompute_kv: bool = True
+    """After new weights are loaded, compute the KV cache of the turns in flight again. Without it they end on that of
+    older weights: a shorter pause, and the importance ratio has more to correct. New turns never use it."""
     canary_every: int = Field(10, ge=1)
-    """The engine's log-probabilities are compared with the learner's after every so many loaded versions."""
+    """After every so many loaded versions, the engine's log-probabilities are compared with the learner's, and the
+    checksums of its tensors with those of the last time: all that the learner has changed must have changed."""
     cores: tuple[int, ...] = ()
     """CPU cores of the workers, divided among them; empty for all."""
     gpus: tuple[int, ...] = ()
-    """CUDA devices of the workers, one each, in order; empty for all."""
+    """CUDA devices of the workers, `vllm.tensor_parallel_size` for each. A worker takes a group that no other worker of
+    this machine has. Empty: those that the learner leaves free."""
+    vllm: VllmConfig = VllmConfig()

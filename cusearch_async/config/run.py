@@ -40,6 +40,12 @@ class ModelConfig(Section):
         return str(STARTER) if self.path == "atlas" else self.path
 
 
+class WeightsConfig(Section):
+    folder: Path | None = None
+    """Folder for the published weights, of this run only and shared by all its processes; None for the run's. On one
+    machine, one in /dev/shm keeps them off the disk."""
+
+
 class DataConfig(Section):
     source: Sources = Field(("atlas",), min_length=1)
     """One or more of: `atlas`, a .parquet file in the schema of Search-R1 or VERL, a .jsonl file of {"question",

@@ -13,14 +13,12 @@ from pydantic import (
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_serializer,
 )
 from pydantic_core import PydanticCustomError
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.extensions import refuse_boolean
+from cusearch_async.extensions import Settings
 
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must be letters, digits, '_', '.' and '-', the first a letter or digit",
@@ -41,16 +39,8 @@ Sources = Annotated[tuple[str, ...], BeforeValidator(_as_tuple, json_schema_inpu
 """A list of texts; a single text counts as a list of one."""
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, coerce_numbers_to_str=True, use_attribute_docstrings=True
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `true` for a number: Python's True is an integer, but in a config it is a mistake."""
-        return refuse_boolean(value, cls.model_fields[info.field_name or ""].annotation)
+class Section(Settings):
+    model_config = ConfigDict(extra="forbid", validate_default=True, coerce_numbers_to_str=True)
 
 
 def check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
@@ -91,9 +81,9 @@ class Extensible(Section):
 
     def _refuse_taken_names(self, kind: type[BaseModel]) -> None:
         """Raises: ConfigError for an own setting with the name of a shared one, or of a member of this class."""
-        shared = type(self).model_fields.keys() - self.registered()
-        for name in kind.model_fields:
-            if name in shared or (name not in self.registered() and hasattr(type(self), name)):
+        own = type(self)
+        for name in kind.model_fields.keys() - self.registered():
+            if name in own.model_fields or hasattr(own, name):
                 raise ConfigError(f"{kind.__qualname__} must not have a setting {name!r}: the config uses this name")
 
     @model_serializer(mode="wrap")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from cusearch_async.config.section import Section
+from cusearch_async.config.engines import DeepSpeedConfig
+from cusearch_async.config.section import Section, Sources
 from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel
 
 
@@ -52,6 +53,34 @@ class LossConfig(Section):
         return 5.0 if self.correction == "mask" else 2.0
 
 
+ALL_LINEAR = "all-linear"
+
+
+class LoraConfig(Section):
+    rank: int = Field(0, ge=0, le=512)
+    """Rank of the adapter that is trained in place of the model's own weights, which stay as they are (LoRA); 0 trains
+    the model itself. The adapter alone is published; the reference policy is the model without it."""
+    alpha: int = Field(32, ge=1)
+    """What the adapter computes is multiplied by alpha / rank."""
+    targets: Sources = Field((ALL_LINEAR,), min_length=1)
+    """Layers that have an adapter, by their names in the model, like q_proj; `all-linear` is all but the LM head."""
+
+    @field_validator("targets")
+    @classmethod
+    def _are_layers(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        if ALL_LINEAR in targets and len(targets) > 1:
+            raise ValueError(f"{ALL_LINEAR!r} stands alone, got {list(targets)}")
+        outside = sorted({"lm_head", "embed_tokens"}.intersection(targets))
+        if outside:
+            raise ValueError(f"{outside[0]} cannot have an adapter; name layers of the model's blocks, like q_proj")
+        return targets
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The targets by name; empty for all linear layers."""
+        return () if self.targets == (ALL_LINEAR,) else self.targets
+
+
 class LearnerConfig(Section):
     lr: float = Field(1e-6, gt=0)
     """Learning rate of AdamW."""
@@ -64,17 +93,31 @@ class LearnerConfig(Section):
     micro_batch_tokens: int = Field(16384, ge=1)
     """Tokens per forward pass and rank, padding included."""
     ranks: int = Field(1, ge=1)
-    """Number of learner processes, one GPU each; the trajectories of each step are divided among them."""
+    """Number of learner processes on all nodes, one GPU each; the trajectories of each step are divided among them. If
+    it is not given, a launcher's WORLD_SIZE is used."""
+    nodes: int = Field(1, ge=1)
+    """Number of machines that the ranks are on, equally many on each; with more than one a launcher starts them. If it
+    is not given, a launcher's WORLD_SIZE / LOCAL_WORLD_SIZE is used."""
+    collective_timeout_s: float = Field(600.0, ge=1)
+    """Seconds that a rank waits for the others, when they start and in each collective; then it ends, and says which
+    rank did not arrive."""
     zero_stage: int = Field(1, ge=0, le=3)
     """DeepSpeed's ZeRO stage: 0 divides nothing among the ranks, 1 the optimizer state, 2 also gradients, 3 also
     weights."""
     packing: bool = False
-    """Concatenate the trajectories of a forward pass instead of padding them. Intended for flash_attention_2, which
-    skips attention between trajectories; `sdpa` builds the whole mask (0.66 times as fast as padding on a CPU)."""
-    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
-    """Attention kernel of the learner; flash_attention_2 needs the flash-attn package and a GPU."""
+    """Concatenate the trajectories of a forward pass instead of padding them. Use it with attention `varlen`: `sdpa`
+    computes the attention between trajectories too, and then masks it."""
+    attention: Literal["sdpa", "varlen", "flash_attention_2"] = "sdpa"
+    """Attention kernel of the learner. `varlen` is torch's own for packed trajectories (in bfloat16 on a GPU; elsewhere
+    one call of sdpa for each trajectory); flash_attention_2 needs the flash-attn package and a GPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them: less memory, a third more time."""
+    logits_at_once: int = Field(1024, ge=1)
+    """Sampled tokens whose logits are held at a time, two float32 numbers for each token of the vocabulary: with
+    150,000 of them logits dwarf the model."""
+    reference: Literal["device", "cpu"] = "device"
+    """Where the reference policy waits for its forward pass: on the learner's GPU, or in the host's memory. With ZeRO
+    stage 3 it is divided among the ranks, as the policy is."""
     checkpoint_every: int = Field(10, ge=1)
     """Learner steps between checkpoints; a run that was killed continues from the newest checkpoint."""
     keep_checkpoints: int = Field(2, ge=1)
@@ -82,6 +125,12 @@ class LearnerConfig(Section):
     publish_every: int = Field(1, ge=1)
     """Learner steps between published weight versions."""
     cores: tuple[int, ...] = ()
-    """CPU cores of the learner, divided among its ranks; empty for all."""
+    """CPU cores of the learner on each node, divided among its ranks; empty for all."""
     gpus: tuple[int, ...] = ()
-    """CUDA devices of the learner, one per rank; empty for all."""
+    """CUDA devices of the learner on each node, one per rank; empty: the last ones of the machine."""
+    lora: LoraConfig = LoraConfig()
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.ranks // self.nodes

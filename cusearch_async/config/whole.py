@@ -13,7 +13,7 @@ from cusearch_async.config.method import MethodConfig, PoolConfig
 from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import RetrieverConfig
 from cusearch_async.config.rollout import RolloutConfig
-from cusearch_async.config.run import DataConfig, EvalConfig, ModelConfig, RunConfig
+from cusearch_async.config.run import DataConfig, EvalConfig, ModelConfig, RunConfig, WeightsConfig
 from cusearch_async.config.section import LABEL, Section
 from cusearch_async.config.training import LearnerConfig, LossConfig
 from cusearch_async.environments import Environment, Search
@@ -32,6 +32,7 @@ class Config(Section):
     loss: LossConfig = LossConfig()
     learner: LearnerConfig = LearnerConfig()
     rollout: RolloutConfig = RolloutConfig()
+    weights: WeightsConfig = WeightsConfig()
     redis: RedisConfig = RedisConfig()
     retriever: RetrieverConfig = RetrieverConfig()
     eval: EvalConfig = EvalConfig()
@@ -39,6 +40,16 @@ class Config(Section):
     @property
     def folder(self) -> Path:
         return self.run.folder or Path("runs") / self.run.name
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """What the run writes into: its folder, and that of the weights if it is another."""
+        return (self.folder,) if self.weights.folder is None else (self.folder, self.weights.folder)
+
+    @property
+    def weights_folder(self) -> Path:
+        """Where the weight versions are."""
+        return (self.weights.folder or self.folder) / "weights"
 
     @property
     def uses_retriever(self) -> bool:
@@ -98,12 +109,6 @@ class Config(Section):
                 f"rollout.max_episodes ({self.rollout.max_episodes}) must be >= {self.largest_group}, the largest "
                 f"group that {self.method.name} makes: a worker plays whole groups"
             )
-        for name, gpus, processes in (
-            ("learner.gpus", self.learner.gpus, self.learner.ranks),
-            ("rollout.gpus", self.rollout.gpus, self.rollout.workers),
-        ):
-            if gpus and len(gpus) < processes:
-                raise ValueError(f"{name} {list(gpus)} must name at least {processes}, one for each process")
         needed = self.learner.publish_every - 1
         if self.pool.max_staleness < needed:
             raise ValueError(
@@ -120,5 +125,41 @@ class Config(Section):
             raise ValueError(
                 f"loss.correction_low ({self.loss.correction_low}) must be <= "
                 f"loss.correction_high ({self.loss.correction_bound})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engines_fit(self) -> Config:
+        if self.learner.ranks % self.learner.nodes:
+            raise ValueError(
+                f"learner.ranks ({self.learner.ranks}) must be a multiple of learner.nodes ({self.learner.nodes}): "
+                "each node has equally many"
+            )
+        for name, gpus, processes in (
+            ("learner.gpus", self.learner.gpus, self.learner.ranks_per_node),
+            ("rollout.gpus", self.rollout.gpus, self.rollout.workers * self.rollout.vllm.tensor_parallel_size),
+        ):
+            if len(set(gpus)) < len(gpus):
+                raise ValueError(f"{name} {list(gpus)} names a GPU twice")
+            if gpus and len(gpus) < processes:
+                raise ValueError(
+                    f"{name} {list(gpus)} must name at least {processes}: one for each rank of the learner, and "
+                    "rollout.vllm.tensor_parallel_size for each worker"
+                )
+        if self.rollout.vllm.is_quantised and self.loss.correction == "none":
+            raise ValueError(
+                "loss.correction is 'none', but rollout.vllm quantises the engines, which then sample from another "
+                "policy than the learner's; choose a correction"
+            )
+        if self.learner.lora.rank and self.rollout.vllm.quantization:
+            raise ValueError(
+                f"learner.lora.rank is {self.learner.lora.rank}, but rollout.vllm.quantization = "
+                f"{self.rollout.vllm.quantization!r}: the engine would add the adapter to other weights than the "
+                "learner does; remove one of them"
+            )
+        if self.learner.deepspeed.offload("offload_param") and self.learner.zero_stage != 3:
+            raise ValueError(
+                "learner.deepspeed.zero_optimization.offload_param needs learner.zero_stage = 3, got "
+                f"{self.learner.zero_stage}"
             )
         return self

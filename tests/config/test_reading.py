@@ -238,7 +238,7 @@ def test_a_saved_config_holds_the_settings_of_its_method_alone(write, name):
         (["--steps=7"], ("run", "steps"), 7),
         (["--run.steps", "7"], ("run", "steps"), 7),
         (["--learner.cores", "[0, 1]"], ("learner", "cores"), (0, 1)),
-        (["--rollout.enforce_eager", "true"], ("rollout", "enforce_eager"), True),
+        (["--rollout.max_episodes", "200"], ("rollout", "max_episodes"), 200),
         (["--model.path", "Qwen/Qwen2.5-3B"], ("model", "path"), "Qwen/Qwen2.5-3B"),
         (["--model.path", '"quoted"'], ("model", "path"), "quoted"),
         (["--data.source=a={text}"], ("data", "source"), ("a={text}",)),

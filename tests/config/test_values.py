@@ -88,6 +88,44 @@ def test_derived_numbers(write):
         ("[learner]\nlr = nan", "learner.lr: .* got nan"),
         ('[learner]\nlr = "fast"', "learner.lr: .*number.*, got 'fast'"),
         ("[learner]\nzero_stage = 4", "learner.zero_stage: input should be less than or equal to 3, got 4"),
+        ("[learner]\nranks = 2\ngpus = [0, 0]", "learner.gpus [0, 0] names a GPU twice"),
+        (
+            "[rollout]\nworkers = 2\ngpus = [0, 1, 2]\nvllm.tensor_parallel_size = 2",
+            "rollout.gpus [0, 1, 2] must name at least 4: one for each rank .*",
+        ),
+        ("[rollout]\nkv_cache_mib = 1", ".*; did you mean rollout.vllm.kv_cache_memory_bytes?"),
+        ("[rollout]\nenforce_eager = true", ".*unknown key; did you mean rollout.vllm.enforce_eager?"),
+        (
+            "[rollout.vllm]\nspeculative_config = {}",
+            "rollout.vllm: speculative_config cannot be passed on to vLLM: drafted tokens .*",
+        ),
+        ('[rollout.vllm]\ndtype = "half"', "rollout.vllm: dtype cannot be passed on to vLLM: use model.dtype"),
+        ("[rollout.vllm]\ngpu_memory_utilization = 1.5", "rollout.vllm.gpu_memory_utilization: .* equal to 1, got 1.5"),
+        (
+            '[learner.lora]\nrank = 8\n[rollout.vllm]\nquantization = "fp8"',
+            "learner.lora.rank is 8, but rollout.vllm.quantization = 'fp8': .*; remove one of them",
+        ),
+        ("[learner.lora]\nrank = 1024", "learner.lora.rank: .* equal to 512, got 1024"),
+        ('[learner.lora]\ntargets = ["all-linear", "q_proj"]', "learner.lora.targets: 'all-linear' stands alone, .*"),
+        ('[learner.lora]\ntargets = "lm_head"', "learner.lora.targets: lm_head cannot have an adapter; .*"),
+        ("[rollout.vllm]\nmax_loras = 2", "rollout.vllm: max_loras cannot be passed on to vLLM: .*use learner.lora"),
+        (
+            '[rollout.vllm]\nquantization = "fp8"\n[loss]\ncorrection = "none"',
+            "loss.correction is 'none', but rollout.vllm quantises .*",
+        ),
+        (
+            "[learner.deepspeed]\nzero_optimization.stage = 3",
+            "learner.deepspeed: stage cannot be passed on to DeepSpeed's zero_optimization: use learner.zero_stage",
+        ),
+        (
+            "[learner.deepspeed]\nzero_optimization.offload_optimizer = {device = 'gpu'}",
+            "learner.deepspeed: zero_optimization.offload_optimizer needs device = 'cpu' or 'nvme', got 'gpu'",
+        ),
+        (
+            "[learner.deepspeed]\nzero_optimization.offload_param = {device = 'cpu'}",
+            "learner.deepspeed.zero_optimization.offload_param needs learner.zero_stage = 3, got 1",
+        ),
+        ("[learner.deepspeed]\nfp16 = {enabled = true}", "learner.deepspeed.fp16: unknown key; .*"),
         ("[episode]\ns_max = 0", "episode.s_max: input should be greater than or equal to 1, got 0"),
         ('[episode]\ntemplate = "mine"', "episode.template: unknown key; did you mean environment.LABEL.template?"),
         (
@@ -283,7 +321,13 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
     config = load_config(write(), ["--learner.lr", "5e-5"])
     save_config(config, path)
     saved = tomllib.loads(path.read_text(encoding="utf-8"))
-    unset = {"run.folder", "loss.dual_clip", "rollout.kv_cache_mib", "rollout.block_size", "redis.max_trajectories"}
+    unset = {"run.folder", "weights.folder", "loss.dual_clip", "redis.max_trajectories"}
+    unset |= {f"learner.deepspeed.{key}" for key in ("grad_accum_dtype", "communication_data_type")}
+    unset |= {
+        f"rollout.vllm.{key}"
+        for key in ("gpu_memory_utilization", "kv_cache_memory_bytes", "block_size", "max_num_batched_tokens")
+    }
+    unset |= {"rollout.vllm.enable_chunked_prefill", "rollout.vllm.quantization"}
     unset |= {
         "loss.correction_high",
         "retriever.index",
