@@ -13,6 +13,7 @@ from rich.table import Table
 from cusearch_async.cli.playing import play_with
 from cusearch_async.config import CONFIG_HELP, STARTER, load_config
 from cusearch_async.http_server import serve
+from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
 
 
@@ -57,6 +58,7 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
 def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     configure_process([])
+    refuse_idle_cuda()
     from cusearch_async.atlas.check import LocalSearch, skills  # noqa: PLC0415
     from cusearch_async.atlas.questions import test_chains  # noqa: PLC0415
     from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415

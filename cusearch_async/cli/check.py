@@ -1,4 +1,4 @@
-"""`cusearch check CONFIG`: checks a config before anything is started: lengths, memory, staleness, files, services.
+"""`cusearch check CONFIG`: checks a config before anything is started: lengths, memory, time, files, services.
 
 An error is a setting that can never work. A download or a service that is missing now is reported, but is not an error.
 """
@@ -11,15 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from cusearch_async.cli.preflight import gpus, sizing, sources, workload
-from cusearch_async.cli.preflight.finding import Finding, Status
-from cusearch_async.cli.preflight.sizing import GIB, ModelShape
+from cusearch_async.cli.preflight import costs, gpus, sources, workload
+from cusearch_async.cli.preflight.finding import Finding, table
+from cusearch_async.cli.preflight.shapes import ModelShape, shape_of
+from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-
-STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "error": "bold red", "not reachable": "cyan"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +38,7 @@ def _gib(text: str) -> float:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     gpu_bytes = int(arguments.gpu_gib * GIB)
-    shape = _known_shape(config)
+    shape = shape_of(config.model)
     findings = list(check(config, shape, gpu_bytes))
     console = Console()
     console.print(table(findings))
@@ -51,10 +48,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         sys.exit(1)
 
 
-def _known_shape(config: Config) -> ModelShape | None:
-    return sizing.shape_of(config.model.location) or sizing.PUBLISHED.get(config.model.path)
-
-
 def check(config: Config, shape: ModelShape | None, gpu_bytes: int) -> Iterator[Finding]:
     """All findings, in the order of the table."""
     yield workload.lengths(config, shape)
@@ -62,20 +55,17 @@ def check(config: Config, shape: ModelShape | None, gpu_bytes: int) -> Iterator[
     yield found
     yield from workload.batch(config)
     if shape is not None:
+        if config.learner.lora.rank:
+            yield gpus.adapter(config, shape)
         yield gpus.learner_memory(config, shape, gpu_bytes)
         yield gpus.worker_memory(config, shape, gpu_bytes)
+        yield costs.host_memory(config, shape)
+        yield costs.publishing(config, shape)
+        yield from costs.step_time(config, shape)
+        yield costs.disk(config)
     yield workload.staleness(config)
     yield gpus.named_gpus(config)
     yield from gpus.gpus_here(config)
     yield from sources.files(config, tokenizer)
     yield from sources.own_code(config)
     yield from sources.services(config)
-
-
-def table(findings: list[Finding]) -> Table:
-    shown = Table(box=None, pad_edge=False)
-    for name in ("", "what", "finding"):
-        shown.add_column(name, overflow="fold")
-    for finding in findings:
-        shown.add_row(Text(finding.status, style=STYLES[finding.status]), Text(finding.what), Text(finding.text))
-    return shown

@@ -21,6 +21,7 @@ from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
+from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.output:
         prepare(arguments.output)
     configure_process([])
+    refuse_idle_cuda()
     model = arguments.checkpoint or config.model.location
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 

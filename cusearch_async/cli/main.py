@@ -19,6 +19,7 @@ COMMANDS = {
     "demo": ("demo", "train a small search agent on the embedded atlas world"),
     "launch": ("launch", "start all processes of a run and watch them"),
     "check": ("check", "check a config: lengths, memory, staleness, files, services"),
+    "doctor": ("doctor", "look at this machine: packages, GPUs, driver, Redis, ports, disk, Hub"),
     "config": ("config", "list every setting with its value and meaning, as Markdown"),
     "schema": ("schema", "print the JSON schema of a config, for editors"),
     "eval": ("evaluate", "score a policy on held-out questions"),

@@ -32,9 +32,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
     folder = config.folder
     with contextlib.ExitStack() as held:
+        for own in config.folders:
+            if own.exists():
+                run_folder.check_deletable(own)
+                run_folder.refuse_others(own, config.run.name)
         if folder.exists():
-            run_folder.check_deletable(folder)
-            run_folder.refuse_others(folder, config.run.name)
             held.enter_context(run_folder.hold(folder))
         # The run's own Redis is not running: its keys are in the folder.
         is_in_folder = (folder / "redis").exists() and not is_listening(config.redis.url)
@@ -50,18 +52,21 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             return
         if not is_in_folder:
             asyncio.run(forget_keys(config))
-        run_folder.forget(folder, keep=() if is_in_folder else ("redis",))
+        for own in config.folders:
+            run_folder.forget(own, keep=() if is_in_folder else ("redis",))
     log.info("deleted run %s: %s", config.run.name, what)
 
 
 def _describe(config: Config, keys: int, is_in_folder: bool) -> str | None:
     """What will be deleted, in words; None when there is nothing."""
-    files = sum(path.is_file() for path in config.folder.rglob("*"))
+    files = {folder: sum(path.is_file() for path in folder.rglob("*")) for folder in config.folders}
     parts = [f"{keys} keys in Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]}"] if keys else []
     if keys and not config.folder.exists():
         parts[0] += f" (but there is no folder {config.folder}: is this your run?)"
-    if files:
-        parts.append(f"{files} files in {config.folder}{' (its Redis, which is not running, too)' * is_in_folder}")
+    for folder, count in files.items():
+        with_redis = " (its Redis, which is not running, too)" if is_in_folder and folder == config.folder else ""
+        if count:
+            parts.append(f"{count} files in {folder}{with_redis}")
     return ", ".join(parts) or None
 
 

@@ -131,7 +131,8 @@ def complete(atlas_config, tmp_path):
     checkpoints = Checkpoints(config.folder, 2)
     checkpoints.begin(3, 0)
     for step in (6, 8):
-        with checkpoints.write(state_at(step, MethodState(), config)) as folder:
+        folder = checkpoints.begin_write(step)
+        with checkpoints.write(state_at(step, MethodState(), config)):
             (folder / "model").mkdir(parents=True)
             (folder / "model" / "model.safetensors").write_bytes(b"weights")
         checkpoints.finish(step)

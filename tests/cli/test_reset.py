@@ -72,6 +72,21 @@ def test_with_yes_keys_and_known_children_go_and_the_rest_stays(config, atlas_co
     assert [path.name for path in config.folder.iterdir()] == ["thesis.txt"]
 
 
+def test_weights_in_a_folder_of_their_own_go_too_and_a_strange_folder_does_not(
+    config, atlas_config, overrides, tmp_path
+):
+    weights, strange = tmp_path / "shm", tmp_path / "strange"
+    run_folder.mark(weights, config.run.name)
+    (weights / "weights" / "v000001-e1").mkdir(parents=True)
+    (strange / "weights").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"strange holds no run\.json"):
+        run_reset(atlas_config, [*overrides, "--weights.folder", str(strange)], yes=True)
+    assert keys_of(config)
+    run_reset(atlas_config, [*overrides, "--weights.folder", str(weights)], yes=True)
+    assert not weights.exists()
+    assert (strange / "weights").exists()
+
+
 def test_without_yes_and_without_a_terminal_it_says_what_it_would_delete(config, atlas_config, overrides):
     here, command = config.folder, ["-m", "cusearch_async.cli.main", "reset", str(atlas_config), *overrides]
     done = subprocess.run(

@@ -7,15 +7,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
+from torch.profiler import ProfilerActivity, profile
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    T5Config,
+)
 
 from cusearch_async.cli.preflight import sizing
-from cusearch_async.cli.preflight.sizing import GIB, PUBLISHED, ModelShape
-from cusearch_async.config import STARTER
-from cusearch_async.training import model as model_module
+from cusearch_async.cli.preflight.activations import passes
+from cusearch_async.cli.preflight.shapes import PUBLISHED, ModelShape, published, read_shape
+from cusearch_async.cli.preflight.sizing import GIB
+from cusearch_async.config import STARTER, Config, load_config
+from cusearch_async.training.model import SampledLogprobs, recompute_layers
 
-QWEN_3B = PUBLISHED["Qwen/Qwen2.5-3B"]
-QWEN_7B = PUBLISHED["Qwen/Qwen2.5-7B"]
+CONFIGS = Path(__file__).parents[2] / "configs"
+QWEN_3B = published("Qwen/Qwen2.5-3B")
+QWEN_7B = published("Qwen/Qwen2.5-7B")
 TINY = {
     "hidden_size": 256,
     "intermediate_size": 700,
@@ -24,20 +36,22 @@ TINY = {
     "num_hidden_layers": 4,
     "vocab_size": 300,
     "max_position_embeddings": 640,
+    "pad_token_id": None,
 }
+MOE = {"num_experts": 4, "moe_intermediate_size": 64, "num_experts_per_tok": 2, "head_dim": 32}
 
 
 def written(config, folder: Path) -> ModelShape:
     """The shape that is read back from a config's folder."""
     config.save_pretrained(folder)
-    shape = sizing.shape_of(str(folder))
+    shape = read_shape(str(folder))
     assert shape is not None
     return shape
 
 
 def real_model(config, dtype: str = "float32"):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="sdpa").train()
+    return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
 
 
 # Shapes.
@@ -51,60 +65,83 @@ def real_model(config, dtype: str = "float32"):
         LlamaConfig(**TINY),
         LlamaConfig(**TINY, head_dim=48),
         LlamaConfig(**TINY, attention_bias=True, mlp_bias=True),
+        Qwen3Config(**TINY, head_dim=32),
+        MistralConfig(**TINY),
+        Qwen3MoeConfig(**TINY, **MOE),
     ],
-    ids=["qwen2", "llama", "llama with wide heads", "llama with biases"],
+    ids=["qwen2", "llama", "llama with wide heads", "llama with biases", "qwen3", "mistral", "experts"],
 )
 def test_parameters_are_those_of_a_real_model(config, tied, tmp_path):
     config.tie_word_embeddings = tied
     shape = written(config, tmp_path)
-    assert (shape.tied, shape.context) == (tied, 640)
+    assert (shape.tied, shape.context, shape.layers, shape.kv_heads) == (tied, 640, 4, 2)
     assert shape.parameters == real_model(config).num_parameters()
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("Qwen/Qwen2.5-3B", 3.09), ("Qwen/Qwen2.5-7B", 7.62), ("meta-llama/Llama-3.2-3B", 3.21)]
+    ("name", "millions"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 494.0),
+        ("Qwen/Qwen2.5-1.5B", 1543.7),
+        ("Qwen/Qwen2.5-3B", 3085.9),
+        ("Qwen/Qwen2.5-7B", 7615.6),
+        ("Qwen/Qwen3-0.6B", 596.0),
+        ("Qwen/Qwen3-1.7B", 1720.6),
+        ("Qwen/Qwen3-4B", 4022.5),
+        ("Qwen/Qwen3-8B", 8190.7),
+        ("meta-llama/Llama-3.2-3B", 3212.7),
+    ],
 )
-def test_parameters_are_the_published_totals(name, billions):
-    assert PUBLISHED[name].parameters == pytest.approx(billions * 1e9, rel=0.01)
+def test_parameters_are_the_published_totals(name, millions):
+    assert published(name).parameters == pytest.approx(millions * 1e6, rel=1e-4)
+    assert name in PUBLISHED
 
 
 def test_the_starters_shape_is_read_from_its_folder():
-    shape = sizing.shape_of(str(STARTER))
+    shape = read_shape(str(STARTER))
     assert shape is not None
     assert (shape.layers, shape.hidden, shape.kv_heads, shape.head_dim, shape.context) == (4, 128, 4, 32, 1024)
 
 
 @pytest.mark.parametrize("path", ["nobody/has-this-model", "/no/such/folder", "not a name at all", ""])
 def test_a_model_that_is_not_here_has_no_shape(path):
-    assert sizing.shape_of(path) is None
+    assert read_shape(path) is None
+    assert published(path) is None
 
 
-def test_a_model_whose_parameters_are_counted_otherwise_has_no_shape(tmp_path):
-    MistralConfig(**TINY).save_pretrained(tmp_path)
-    assert sizing.shape_of(str(tmp_path)) is None
+def test_a_model_that_is_no_causal_lm_has_no_shape(tmp_path):
+    T5Config().save_pretrained(tmp_path)
+    assert read_shape(str(tmp_path)) is None
 
 
 def test_a_folder_without_a_config_has_no_shape(tmp_path):
-    assert sizing.shape_of(str(tmp_path)) is None
+    assert read_shape(str(tmp_path)) is None
 
 
 # The learner.
 
 
-def memory(shape=QWEN_3B, dtype="bfloat16", stage=1, ranks=4, has_reference=True, tokens=1000, checkpointing=True):
-    return sizing.learner_memory(shape, dtype, stage, ranks, has_reference, tokens, checkpointing)
+def config_of(*overrides: str, dtype: str = "bfloat16", ranks: int = 4) -> Config:
+    changes = ("--model.dtype", dtype, "--learner.ranks", str(ranks), "--learner.gpus", "[]")
+    return load_config(CONFIGS / "paper" / "base.toml", [*changes, *overrides])
+
+
+def memory(*overrides: str, shape=QWEN_3B, stage=1, tokens=1000, **changes):
+    return sizing.learner_memory(shape, config_of(*overrides, **changes), tokens, stage)
 
 
 @pytest.mark.parametrize(
-    ("stage", "weights", "optimizer", "gradients"), [(0, 2, 12, 2), (1, 2, 3, 2), (2, 2, 3, 0.5), (3, 0.5, 3, 0.5)]
+    ("stage", "weights", "optimizer", "gradients", "reference"),
+    [(0, 2, 12, 2, 2), (1, 2, 3, 2, 2), (2, 2, 3, 0.5, 2), (3, 0.5, 3, 0.5, 0.5)],
 )
-def test_each_zero_stage_divides_one_thing_more(stage, weights, optimizer, gradients):
+def test_each_zero_stage_divides_one_thing_more(stage, weights, optimizer, gradients, reference):
     """In bytes per parameter, bfloat16 on 4 ranks."""
     found, parameters = memory(stage=stage), QWEN_3B.parameters
     assert found.weights / parameters == pytest.approx(weights)
     assert found.optimizer / parameters == pytest.approx(optimizer)
     assert found.gradients / parameters == pytest.approx(gradients)
-    assert found.reference == 2 * parameters
+    assert found.reference / parameters == pytest.approx(reference)
+    assert found.host == 0
 
 
 @pytest.mark.parametrize(("stage", "optimizer", "step"), [(0, 8, 4), (1, 12, 8)])
@@ -114,76 +151,142 @@ def test_plain_adamw_in_float32_needs_no_masters(stage, optimizer, step):
 
 
 def test_a_reference_is_there_only_for_a_kl_term():
-    assert memory().held - memory(has_reference=False).held == 2 * QWEN_3B.parameters
-    assert memory(has_reference=False).reference == 0
+    without = memory("--loss.kl_coef", "0")
+    assert memory().held - without.held == 2 * QWEN_3B.parameters
+    assert without.reference == 0
 
 
-def test_the_peak_has_the_step_or_the_activations_but_not_both():
-    found = memory(tokens=16384, checkpointing=False)
+OFFLOAD = "--learner.deepspeed.zero_optimization.offload_"
+
+
+def test_what_is_offloaded_is_in_the_hosts_memory():
+    """In bytes per parameter, one rank."""
+    parameters = QWEN_3B.parameters
+    found = memory(f"{OFFLOAD}optimizer.device", "cpu", ranks=1)
+    assert (found.optimizer, found.step, found.host) == (0, 0, 12 * parameters)
+    found = memory(f"{OFFLOAD}param.device", "cpu", "--learner.zero_stage", "3", stage=3, ranks=1)
+    assert (found.weights, found.host) == (0, 2 * parameters)
+
+
+def test_a_reference_that_waits_on_the_host_comes_for_its_pass():
+    here, waits = memory(), memory("--learner.reference", "cpu")
+    assert (waits.reference, waits.host) == (0, 2 * QWEN_3B.parameters)
+    assert waits.scoring - here.scoring == 2 * QWEN_3B.parameters
+    divided = memory("--learner.reference", "cpu", stage=3)
+    assert (divided.reference, divided.host) == (0, QWEN_3B.parameters // 2)
+    assert divided.scoring == here.scoring, "it comes layer by layer, as the policy does"
+
+
+def test_deepspeeds_options_are_read():
+    parameters = QWEN_3B.parameters
+    assert memory("--learner.deepspeed.grad_accum_dtype", "fp32").gradients == 4 * parameters
+    bucket = "--learner.deepspeed.zero_optimization.reduce_bucket_size"
+    assert memory().buffers - memory(bucket, "100000000").buffers == 2 * 400_000_000
+
+
+def test_the_peak_has_the_step_or_a_pass_but_not_both():
+    found = memory("--learner.gradient_checkpointing", "false", tokens=16384)
     assert found.activations > found.step
     assert found.peak == found.held + found.activations + sizing.DEVICE_ALLOWANCE
-    found = memory(QWEN_7B, tokens=100)
+    found = memory(shape=QWEN_7B, tokens=100)
     assert found.step > found.activations
     assert found.peak == found.held + found.step + sizing.DEVICE_ALLOWANCE
 
 
 def test_each_zero_stage_takes_less_than_the_one_before():
-    peaks = [memory(QWEN_7B, stage=stage).peak for stage in range(4)]
+    peaks = [memory(shape=QWEN_7B, stage=stage).peak for stage in range(4)]
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == 4
 
 
-def saved_bytes(model, tokens: int) -> int:
-    """What autograd really keeps of the decoder's forward pass, parameters left out."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage  # held, so that its address is not used again
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model.base_model(input_ids=torch.zeros(2, tokens // 2, dtype=torch.long), use_cache=False)
-    return sum(storage.nbytes() for storage in kept.values())
+def allocated_peak(run) -> int:
+    """Most bytes that torch's allocator on the CPU has given out at a time while `run` ran."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return int(np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]).max())
 
 
+SHAPES = {
+    "wide": Qwen2Config(**TINY | {"vocab_size": 9000}, tie_word_embeddings=True),
+    "deep": Qwen3Config(**TINY | {"num_hidden_layers": 9}, head_dim=32, tie_word_embeddings=False),
+    "heavy": LlamaConfig(**TINY | {"hidden_size": 512, "intermediate_size": 1800}, tie_word_embeddings=True),
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("config", [Qwen2Config(**TINY), LlamaConfig(**TINY)], ids=["qwen2", "llama"])
-def test_a_layers_activations_are_what_autograd_keeps(config, dtype, tmp_path):
-    shape = written(config, tmp_path)
-    measured = saved_bytes(real_model(config, dtype), tokens=512)
-    assert shape.layers * 512 * sizing.layer_bytes_per_token(shape, dtype) == pytest.approx(measured, rel=0.1)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_pass_takes_what_the_allocator_gives(name, dtype, checkpointing, tmp_path):
+    tokens, at_once = 512, 200
+    expected = passes(written(SHAPES[name], tmp_path), dtype, tokens, checkpointing, at_once)
+    model = real_model(SHAPES[name], dtype)
+    if checkpointing:
+        recompute_layers(model)
+    module = SampledLogprobs(model, at_once)
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    token_ids, sampled = torch.zeros(2, tokens // 2, dtype=torch.long), torch.arange(1, tokens)
+
+    def train() -> None:
+        module(token_ids, sampled, 1.0)[0].sum().backward()
+
+    def score() -> None:
+        with torch.no_grad():
+            module(token_ids, sampled, 1.0)
+
+    assert expected.training == pytest.approx(allocated_peak(train), rel=0.1)
+    assert expected.scoring == pytest.approx(allocated_peak(score), rel=0.1)
 
 
-def test_with_checkpointing_only_the_layers_inputs_wait(tmp_path):
-    config = Qwen2Config(**TINY)
-    shape = written(config, tmp_path)
-    model = real_model(config, "bfloat16")
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    inputs = 512 * 2 * shape.hidden
-    measured = saved_bytes(model, tokens=512) - inputs * 3  # the last norm's: float32 input, normalised value
-    assert shape.layers * inputs == pytest.approx(measured, rel=0.1)
-    head = 16 * shape.vocab * 512
-    layer = 512 * sizing.layer_bytes_per_token(shape, "bfloat16")
-    assert sizing.activation_bytes(shape, "bfloat16", 512, True) == shape.layers * inputs + max(head, 2 * layer)
+def test_layers_that_are_alike_are_counted_from_a_few(tmp_path):
+    """Nine layers, from two and three of them, and one by one."""
+    shape = written(SHAPES["deep"], tmp_path)
+    mixed = Qwen3Config(**SHAPES["deep"].to_dict() | {"layer_types": ["full_attention"] * 8 + ["sliding_attention"]})
+    mixed.use_sliding_window = True
+    whole = written(mixed, tmp_path)
+    for checkpointing in (True, False):
+        settings = ("bfloat16", 512, checkpointing, 200)
+        assert passes(shape, *settings) == passes(whole, *settings)
 
 
-def test_logits_are_counted_as_the_learner_holds_them():
-    assert sizing.LOGITS_AT_ONCE == model_module.LOGITS_AT_ONCE
-    few, many = (sizing.activation_bytes(QWEN_3B, "bfloat16", n, True) for n in (4096, 5096))
-    assert few - 4096 * 36 * 2048 * 2 == 4 * 4 * 151936 * 4096
-    assert many - few == 1000 * 36 * 2048 * 2
+def test_a_bonus_on_the_entropy_takes_no_more_logits():
+    few, many = (passes(QWEN_3B, "bfloat16", 4096, True, at_once) for at_once in (1024, 2048))
+    assert many.scoring - few.scoring == pytest.approx(2 * 4 * 151936 * 1024, rel=0.01), "two float32 tensors"
+    assert passes(QWEN_3B, "bfloat16", 4096, True, 1024, bonus=True).training == pytest.approx(few.training, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("micro", "longest", "minibatch", "ranks", "expected"),
-    [(16384, 7548, 32, 4, 16384), (1024, 7548, 32, 4, 7548), (10**6, 100, 32, 4, 800), (10**6, 100, 5, 4, 200)],
+    ("micro", "minibatch", "ranks", "expected"),
+    [(16384, 32, 4, 16384), (1024, 32, 4, 8548), (10**6, 32, 4, 8 * 8548), (10**6, 96, 5, 20 * 8548)],
     ids=["full micro-batch", "one long trajectory", "a rank's share", "an uneven share"],
 )
-def test_the_largest_forward_pass(micro, longest, minibatch, ranks, expected):
-    assert sizing.forward_tokens(micro, longest, minibatch, ranks) == expected
+def test_the_largest_forward_pass(micro, minibatch, ranks, expected):
+    changes = ("--learner.micro_batch_tokens", str(micro), "--loss.minibatch", str(minibatch))
+    assert sizing.forward_tokens(config_of(*changes, ranks=ranks)) == expected
+
+
+# The host, and time.
+
+
+def test_the_hosts_memory_is_that_of_all_ranks():
+    """Qwen2.5-3B in bfloat16: two models a rank while they load; a checkpoint is copied before it is written."""
+    parameters = QWEN_3B.parameters
+    loading, held, writing = sizing.host_bytes(QWEN_3B, config_of())
+    assert (loading, held) == (4 * 2 * 2 * parameters, 0)
+    assert writing == sizing.checkpoint_bytes(QWEN_3B, "bfloat16", 1)
+    offloaded = sizing.host_bytes(QWEN_3B, config_of(f"{OFFLOAD}optimizer.device", "cpu", ranks=1))
+    assert offloaded[1:] == (12 * parameters, 12 * parameters + writing)
+    divided, _, _ = sizing.host_bytes(QWEN_3B, config_of("--learner.zero_stage", "3"))
+    assert divided == 2 * 2 * (parameters + 4 * 151936 * 2048), "the embedding is the largest parameter"
+
+
+def test_a_step_is_six_flops_per_weight_and_token_and_the_passes_beside():
+    settings = ("--loss.kl_coef", "0", "--loss.proximal", "loglinear", "--learner.gradient_checkpointing", "false")
+    plain = sizing.step_flops(QWEN_3B, config_of(*settings), 1000, 10)
+    assert plain == pytest.approx(6 * QWEN_3B.parameters * 10_000 + 6 * 36 * 2048 * 1000**2 * 10)
+    assert sizing.step_flops(QWEN_3B, config_of(), 1000, 10) == pytest.approx(2 * plain), "π_prox, π_ref, recomputing"
 
 
 # Rollout workers.
@@ -195,8 +298,8 @@ def test_the_largest_forward_pass(micro, longest, minibatch, ranks, expected):
 )
 def test_kv_bytes_per_token(name, expected):
     """Keys and values x layers x kv heads x 128 x 2 bytes, as 2 x 36 x 2 x 128 x 2."""
-    assert sizing.kv_bytes_per_token(PUBLISHED[name], "bfloat16") == expected
-    assert sizing.kv_bytes_per_token(PUBLISHED[name], "float32") == 2 * expected
+    assert sizing.kv_bytes_per_token(published(name), "bfloat16") == expected
+    assert sizing.kv_bytes_per_token(published(name), "float32") == 2 * expected
 
 
 def test_the_kv_cache_gets_what_weights_leave_of_vllms_share():

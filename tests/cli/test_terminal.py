@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 
 from cusearch_async.cli import buffer, evaluate, view
 from cusearch_async.cli.preflight.gpus import stages
-from cusearch_async.cli.preflight.sizing import GIB, PUBLISHED
+from cusearch_async.cli.preflight.shapes import published
+from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.cli.terminal import visible
 from cusearch_async.config import load_config
 from cusearch_async.transport.interface import Ledger, Queues, RunState, TrajectoryRow, WorkerStatus
@@ -91,7 +92,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
         Queues(ready_of_pool=64, ready=1234, leased=123, requeued=12, incomplete=3),
         {(depth, 203 - age): 1234 for depth in range(6) for age in range(3)}, {WORKER: status_of_a_worker()},
     )  # fmt: skip
-    shape = PUBLISHED["Qwen/Qwen2.5-7B"]
+    shape = published("Qwen/Qwen2.5-7B")
     return {
         "eval": evaluate.table(
             {"2wikimultihopqa": score, "a/folder/my_questions.jsonl": score, "all": score}, "greedy"

@@ -1,11 +1,17 @@
-"""The result of one check, in one line."""
+"""The result of one check, in one line, and the table of all."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rich.table import Table
+from rich.text import Text
+
 Status = Literal["ok", "warning", "error", "not reachable"]
+
+STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "error": "bold red", "not reachable": "cyan"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +19,12 @@ class Finding:
     status: Status
     what: str
     text: str
+
+
+def table(findings: Sequence[Finding]) -> Table:
+    shown = Table(box=None, pad_edge=False)
+    for name in ("", "what", "finding"):
+        shown.add_column(name, overflow="fold")
+    for finding in findings:
+        shown.add_row(Text(finding.status, style=STYLES[finding.status]), Text(finding.what), Text(finding.text))
+    return shown

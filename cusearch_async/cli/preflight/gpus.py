@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from cusearch_async.cli.preflight import sizing
+from cusearch_async.cli.preflight import adapters, sizing
 from cusearch_async.cli.preflight.finding import Finding, Status
-from cusearch_async.cli.preflight.sizing import GIB, LearnerMemory, ModelShape
+from cusearch_async.cli.preflight.shapes import ModelShape
+from cusearch_async.cli.preflight.sizing import GIB, LearnerMemory
 from cusearch_async.config import Config
-from cusearch_async.lifecycle.placement import count_gpus
+from cusearch_async.lifecycle.cuda import count_gpus
 
 TIGHT = 0.9
 """An estimate above this share of a GPU gives a warning: the real use may be larger."""
@@ -21,7 +22,7 @@ MEAN_LENGTH = 0.5
 def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
     """A learner rank's memory in GiB, one column per ZeRO stage; the chosen one is marked."""
     shown = Table(title=f"GiB per learner GPU, {config.learner.ranks} ranks", title_justify="left", pad_edge=False)
-    parts = ("weights", "reference", "optimizer", "gradients", "buffers", "step", "activations", "peak")
+    parts = ("weights", "reference", "optimizer", "gradients", "buffers", "step", "activations", "scoring", "peak")
     memories = [_memory(config, shape, stage) for stage in range(4)]
     shown.add_column("ZeRO stage")
     for stage in range(4):
@@ -30,55 +31,101 @@ def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
         shown.add_column(name, justify="right", style="bold" if is_chosen else "")
     for part in parts:
         shown.add_row(part, *(f"{getattr(memory, part) / GIB:.1f}" for memory in memories))
-    fits = ("yes" if memory.peak <= gpu_bytes else "no" for memory in memories)
-    shown.add_row(f"fits {gpu_bytes / GIB:g}", *fits)
+    room = learner_room(config, gpu_bytes)
+    fits = ("yes" if memory.peak <= room else "no" for memory in memories)
+    shown.add_row(f"fits {room / GIB:.4g}", *fits)
     return shown
 
 
 def _memory(config: Config, shape: ModelShape, stage: int) -> LearnerMemory:
     learner = config.learner
-    tokens = sizing.forward_tokens(
-        learner.micro_batch_tokens, config.episode.max_tokens, config.loss.minibatch, learner.ranks
-    )
-    has_reference = config.loss.kl_coef > 0
-    return sizing.learner_memory(
-        shape, config.model.dtype, stage, learner.ranks, has_reference, tokens, learner.gradient_checkpointing
-    )
+    memory = sizing.learner_memory(shape, config, sizing.forward_tokens(config), stage)
+    if not learner.lora.rank:
+        return memory
+    trained = adapters.adapter_parameters(shape, learner.lora.rank, learner.lora.names)
+    return adapters.with_adapter(memory, config.model.dtype, stage, learner.ranks, trained)
+
+
+def shared_gpus(config: Config) -> list[int]:
+    """GPUs that the learner and a worker both use."""
+    return sorted({*_of_learner(config)} & {*_of_rollout(config)})
+
+
+def _of_learner(config: Config) -> tuple[int, ...]:
+    return config.learner.gpus[: config.learner.ranks_per_node]
+
+
+def _of_rollout(config: Config) -> tuple[int, ...]:
+    return config.rollout.gpus[: config.rollout.workers * config.rollout.vllm.tensor_parallel_size]
+
+
+def learner_room(config: Config, gpu_bytes: int) -> int:
+    """What an engine on the same GPU leaves to the learner."""
+    share = config.rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
+    return gpu_bytes - int(share * gpu_bytes) if shared_gpus(config) else gpu_bytes
 
 
 def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     """Whether a rank of the learner fits into a GPU."""
-    stage = config.learner.zero_stage
+    stage, room = config.learner.zero_stage, learner_room(config, gpu_bytes)
     memory = _memory(config, shape, stage)
     text = (
-        f"ZeRO stage {stage} of {config.learner.ranks} ranks takes {memory.peak / GIB:.1f} of {gpu_bytes / GIB:g} GiB "
+        f"ZeRO stage {stage} of {config.learner.ranks} ranks takes {memory.peak / GIB:.1f} of {room / GIB:.4g} GiB "
         f"per GPU, {memory.held / GIB:.1f} GiB of it permanently"
     )
-    if memory.peak <= TIGHT * gpu_bytes:
+    if room < gpu_bytes:
+        text += f"; an engine has the other {(gpu_bytes - room) / GIB:.1f} GiB (rollout.vllm.gpu_memory_utilization)"
+    if memory.peak <= TIGHT * room:
         return Finding("ok", "learner memory", text)
-    fitting = [s for s in range(4) if _memory(config, shape, s).peak <= TIGHT * gpu_bytes]
+    fitting = [s for s in range(4) if _memory(config, shape, s).peak <= TIGHT * room]
     if fitting:
         advice = f"learner.zero_stage = {fitting[0]} fits"
     else:
-        advice = "use more learner.ranks, learner.gradient_checkpointing or a smaller learner.micro_batch_tokens"
-    status: Status = "error" if memory.peak > gpu_bytes else "warning"
+        advice = (
+            "use more learner.ranks, learner.gradient_checkpointing, a smaller learner.micro_batch_tokens, "
+            "learner.reference = 'cpu' or learner.deepspeed.zero_optimization.offload_optimizer"
+        )
+    status: Status = "error" if memory.peak > room else "warning"
     return Finding(status, "learner memory", f"{text}; {advice}")
 
 
+def adapter(config: Config, shape: ModelShape) -> Finding:
+    """What of the model is trained and published where learner.lora is set."""
+    lora = config.learner.lora
+    trained = adapters.adapter_parameters(shape, lora.rank, lora.names)
+    unknown = [name for name in lora.names if name not in adapters.linear_layers(shape)]
+    if unknown:
+        known = ", ".join(adapters.linear_layers(shape))
+        return Finding("error", "adapter", f"learner.lora.targets: {unknown[0]!r} is none of the layers {known}")
+    megabytes = trained * sizing.DTYPE_BYTES[config.model.dtype] / 1e6
+    text = (
+        f"of rank {lora.rank}: {trained:,} parameters are trained; a version is {megabytes:.1f} MB, "
+        f"{adapters.version_share(shape, trained):.2%} of the whole model"
+    )
+    return Finding("ok", "adapter", text)
+
+
 def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
-    """Whether a worker's weights and KV cache fit into a GPU."""
+    """Whether a worker's weights and KV cache fit into its GPUs."""
     rollout, dtype, longest = config.rollout, config.model.dtype, config.episode.max_tokens
-    weights = shape.parameters * sizing.DTYPE_BYTES[dtype]
-    room = sizing.kv_room(shape, dtype, gpu_bytes)
-    if rollout.kv_cache_mib is not None:
-        room = rollout.kv_cache_mib << 20
+    split, share = rollout.vllm.tensor_parallel_size, rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
+    if not sizing.splits_evenly(shape, split):
+        text = (
+            f"rollout.vllm.tensor_parallel_size = {split} does not divide the {shape.heads} attention heads and "
+            f"{shape.kv_heads} key heads of {config.model.path!r}"
+        )
+        return Finding("error", "KV cache", text)
+    weights = shape.parameters * sizing.DTYPE_BYTES[dtype] // split
+    room = sizing.kv_room(shape, dtype, gpu_bytes, share, split)
+    if rollout.vllm.kv_cache_memory_bytes is not None:
+        room = rollout.vllm.kv_cache_memory_bytes
         if weights + room > gpu_bytes:
             text = (
-                f"weights ({weights / GIB:.1f} GiB) and rollout.kv_cache_mib ({room / GIB:.1f} GiB) are more than a "
-                f"GPU of {gpu_bytes / GIB:g} GiB holds"
+                f"weights ({weights / GIB:.1f} GiB) and rollout.vllm.kv_cache_memory_bytes ({room / GIB:.1f} GiB) are "
+                f"more than a GPU of {gpu_bytes / GIB:g} GiB holds"
             )
             return Finding("error", "KV cache", text)
-    per_token = sizing.kv_bytes_per_token(shape, dtype)
+    per_token = sizing.kv_bytes_per_token(shape, dtype, split)
     fitting = max(0, room) // (per_token * longest)
     at_once = min(rollout.max_sequences, rollout.max_episodes)
     text = (
@@ -93,16 +140,19 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
 
 
 def named_gpus(config: Config) -> Finding:
-    """Whether no GPU is assigned to two processes."""
-    learner = config.learner.gpus[: config.learner.ranks]
-    rollout = config.rollout.gpus[: config.rollout.workers]
+    """Whether no GPU is two processes', except the learner's and a worker's whose engine has a share of it."""
+    learner, rollout = _of_learner(config), _of_rollout(config)
     evaluator = config.eval.gpus if config.eval.every else ()
-    named = [*learner, *rollout, *evaluator]
-    twice = sorted({gpu for gpu in named if named.count(gpu) > 1})
+    named, shared = [*learner, *rollout, *evaluator], shared_gpus(config)
+    twice = sorted({gpu for gpu in named if named.count(gpu) > (2 if gpu in shared else 1)})
+    both = f"learner.gpus {list(learner)}, rollout.gpus {list(rollout)} and eval.gpus {list(evaluator)}"
     if twice:
+        text = f"{', '.join(map(str, twice))} more than once in {both}; give each process its own GPU"
+        return Finding("error", "GPUs", text)
+    if shared and config.rollout.vllm.gpu_memory_utilization is None:
         text = (
-            f"{', '.join(map(str, twice))} twice in learner.gpus {list(learner)}, rollout.gpus {list(rollout)} and "
-            f"eval.gpus {list(evaluator)}; each process needs its own GPU"
+            f"{', '.join(map(str, shared))} twice in {both}; set rollout.vllm.gpu_memory_utilization to the share of "
+            "the GPU that the engine may take, or give each process its own GPU"
         )
         return Finding("error", "GPUs", text)
     if bool(learner) != bool(rollout):
@@ -112,7 +162,11 @@ def named_gpus(config: Config) -> Finding:
         return Finding("warning", "GPUs", "eval.gpus is empty, which means all GPUs, also those that the others name")
     if not named:
         return Finding("ok", "GPUs", "none named: every process sees all GPUs of the machine")
-    return Finding("ok", "GPUs", f"learner {list(learner)}, rollout {list(rollout)}, evaluator {list(evaluator)}")
+    text = f"learner {list(learner)}, rollout {list(rollout)}, evaluator {list(evaluator)}"
+    if shared:
+        share = config.rollout.vllm.gpu_memory_utilization
+        text += f"; {', '.join(map(str, shared))} shared, {share:.0%} for the engine"
+    return Finding("ok", "GPUs", text)
 
 
 def gpus_here(config: Config) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from cusearch_async.extensions import load_function
 from cusearch_async.retrieval.corpus import read_start
 from cusearch_async.retrieval.websearch import key_variable
 from cusearch_async.rollout.prompting import check_lengths
+from cusearch_async.transport.buffer import TRANSPORTS
 from cusearch_async.transport.server import is_listening
 
 PASSAGES = 10_000
@@ -101,7 +102,7 @@ def own_code(config: Config) -> Iterator[Finding]:
     """What is not imported when the config is read."""
     for key, name, built_in in (
         ("loss.objective", config.loss.objective, ("clip",)),
-        ("redis.transport", config.redis.transport, ("redis",)),
+        ("redis.transport", config.redis.transport, TRANSPORTS),
         ("retriever.backend", config.retriever.backend, BACKENDS),
     ):
         if name in built_in:

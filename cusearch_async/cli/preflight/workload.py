@@ -10,7 +10,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from cusearch_async.cli.preflight import sizing
 from cusearch_async.cli.preflight.finding import Finding
-from cusearch_async.cli.preflight.sizing import ModelShape
+from cusearch_async.cli.preflight.shapes import ModelShape
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
 
@@ -21,7 +21,7 @@ def lengths(config: Config, shape: ModelShape | None) -> Finding:
     if shape is None:
         text = (
             f"an episode can take {longest} tokens; the context and the memory of {config.model.path!r} are not known "
-            "here, because its config is not on this machine, or is of a kind other than qwen2 and llama"
+            "here, because its config is not on this machine, or not one of a text model"
         )
         return Finding("not reachable", "longest episode", text)
     text = (

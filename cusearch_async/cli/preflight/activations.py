@@ -1,0 +1,144 @@
+"""What a pass of any model takes beside its parameters: the learner's own module is run on torch's meta device, whose
+tensors have shapes and no memory, and the bytes that live at a time are counted."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from transformers import AttentionInterface
+
+from cusearch_async.cli.preflight.shapes import ModelShape, layers_of, on_meta
+from cusearch_async.training.model import SampledLogprobs, recompute_layers
+
+COUNTED = "counted"
+ROWS = 2
+FEW = 2
+"""Layers of a model whose layers are alike; what the others take is extrapolated from one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Peaks in bytes, beside the parameters and their gradients."""
+
+    training: int
+    """Of forward and backward, with the gradient of one parameter."""
+    scoring: int
+    """Of a forward pass alone."""
+
+
+@functools.cache
+def passes(
+    shape: ModelShape, dtype: str, tokens: int, checkpointing: bool, logits_at_once: int, bonus: bool = False
+) -> Passes:
+    """Of `tokens` in a forward pass, all of which may be sampled. `bonus`: the entropy has a gradient."""
+    settings = (dtype, tokens, checkpointing, logits_at_once, bonus)
+    few, more = (_cut(shape.config, layers) for layers in (FEW, FEW + 1))
+    if shape.layers <= FEW + 1 or not _are_alike(shape.config):
+        return _count(shape.config, *settings)
+    first, second = _count(few, *settings), _count(more, *settings)
+    rest = shape.layers - FEW
+    return Passes(
+        first.training + rest * (second.training - first.training),
+        first.scoring + rest * (second.scoring - first.scoring),
+    )
+
+
+def _are_alike(config: Any) -> bool:
+    """Whether the layers have the same parameters, and attend alike."""
+    layers = layers_of(on_meta(config))
+    parameters = {tuple((name, tuple(p.shape)) for name, p in layer.named_parameters()) for layer in layers}
+    return len(parameters) == 1 and len(set(getattr(config, "layer_types", None) or [""])) == 1
+
+
+def _cut(config: Any, layers: int) -> Any:
+    """The config of the same model with so many layers."""
+    cut = copy.deepcopy(config)
+    cut.num_hidden_layers = layers
+    if getattr(cut, "layer_types", None):
+        cut.layer_types = cut.layer_types[:layers]
+    return cut
+
+
+def _count(config: Any, dtype: str, tokens: int, checkpointing: bool, logits_at_once: int, bonus: bool) -> Passes:
+    model = on_meta(config, dtype=getattr(torch, dtype), attn_implementation=COUNTED).eval()
+    if checkpointing:
+        recompute_layers(model)
+    module = SampledLogprobs(model, logits_at_once, bonus)
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
+    token_ids = torch.zeros(ROWS, -(-tokens // ROWS), dtype=torch.long, device="meta")
+    sampled = torch.zeros(tokens, dtype=torch.long, device="meta")
+    with LiveBytes() as scoring, torch.no_grad():
+        module(token_ids, sampled, 1.0)
+    with LiveBytes() as training:
+        log_policy, entropy = module(token_ids, sampled, 1.0)
+        (log_policy + entropy if bonus else log_policy).sum().backward()
+    return Passes(training.peak, scoring.peak)
+
+
+def _drop_gradient(parameter: torch.Tensor) -> None:
+    """It is counted with all gradients, which wait for the optimizer."""
+    parameter.grad = None
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the tensors that operations have made and that still live: now, and at most."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {_address(tensor) for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_iter(made):
+            if isinstance(tensor, torch.Tensor) and _address(tensor) not in given | self._known:
+                self._add(tensor.untyped_storage())
+        return made
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        self._known.add(address)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._remove, address, size)
+
+    def _remove(self, address: int, size: int) -> None:
+        self._known.discard(address)
+        self.live -= size
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+class _Attended(torch.autograd.Function):
+    """Keeps what attention kernels keep: query, key, value, the result and one float32 per head and token."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        result = query.new_empty(*query.shape[:3], value.shape[-1])
+        ctx.save_for_backward(query, key, value, result, query.new_empty(query.shape[:3], dtype=torch.float32))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(map(torch.empty_like, ctx.saved_tensors[:3]))
+
+
+def _attend(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **_: Any
+) -> tuple[torch.Tensor, None]:
+    """[B, L, H, D]; transformers builds no mask for it."""
+    return _Attended.apply(query, key, value).transpose(1, 2).contiguous(), None  # type: ignore[no-untyped-call]
+
+
+AttentionInterface.register(COUNTED, _attend)

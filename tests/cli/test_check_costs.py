@@ -1,0 +1,42 @@
+"""`cusearch check`: a GPU for learner and engine, the host's memory, disk and time."""
+
+from __future__ import annotations
+
+import pytest
+
+from cusearch_async.config import load_config
+from tests.cli.test_check import CONFIGS, findings
+
+
+@pytest.mark.parametrize(("share", "status", "room"), [("0.3", "ok", "16.8"), ("0.5", "error", "12")])
+def test_on_a_shared_gpu_the_learner_has_what_the_engine_leaves(share, status, room):
+    overrides = ("--rollout.vllm.gpu_memory_utilization", share)
+    found = findings(*overrides, path=CONFIGS / "one-gpu-24gb.toml", gib=24)
+    assert "0 shared" in found["GPUs"].text
+    assert found["learner memory"].status == status
+    assert f"takes 14.9 of {room} GiB per GPU" in found["learner memory"].text
+    assert "the other" in found["learner memory"].text
+
+
+def test_every_config_for_one_gpu_has_a_card_in_its_name():
+    assert {path.stem for path in CONFIGS.glob("one-gpu-*")} == {f"one-gpu-{gib}gb" for gib in (24, 48, 80)}
+    for gib in (24, 48, 80):
+        config = load_config(CONFIGS / f"one-gpu-{gib}gb.toml")
+        assert config.learner.gpus == config.rollout.gpus == (0,)
+        assert findings(path=CONFIGS / f"one-gpu-{gib}gb.toml", gib=gib / 2)["learner memory"].status == "error"
+
+
+def test_the_host_the_disk_and_the_time_are_said():
+    found = findings()
+    assert "4 ranks on one machine take 46.0 GiB while they load, 0.0 GiB permanently" in found["host memory"].text
+    assert "46.0 GiB while a checkpoint is written" in found["host memory"].text
+    assert "a version has 6.3 GiB and is written in 3.4 s at an assumed 2 GB/s" in found["publishing"].text
+    assert "s on 4 H100 at an assumed 40% of 989 TFLOP/s" in found["step time"].text
+    assert "163.3 GiB needed for 3 checkpoints" in found["disk"].text
+    assert {found[what].status for what in ("host memory", "disk")} <= {"ok", "not reachable"}
+
+
+def test_a_host_that_is_too_small_is_said_and_no_error(monkeypatch):
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}[name])
+    found = findings()["host memory"]
+    assert (found.status, "this machine has 4.0 GiB" in found.text) == ("not reachable", True)

