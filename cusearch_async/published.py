@@ -1,8 +1,8 @@
 """Publishes files and folders so that they are complete or absent.
 
-They are written next to the target under a temporary name, synced to disk, and renamed. The manifest is the last file
-that is written in a folder and the first that is deleted. So a folder without its manifest is only partly written, or
-partly deleted.
+They are written next to the target under a temporary name, synced to disk (unless they need not outlive a crash of the
+machine), and renamed. The manifest is the last file that is written in a folder and the first that is deleted. So a
+folder without its manifest is only partly written, or partly deleted.
 """
 
 from __future__ import annotations
@@ -38,27 +38,37 @@ def unfinished(target: Path) -> Path:
 
 
 @contextmanager
-def writing(target: Path) -> Iterator[Path]:
+def writing(target: Path, durable: bool = True) -> Iterator[Path]:
     """Yields the path at which to write the folder or file `target`. The path does not exist yet, its parent does. At
-    the end everything is synced to disk.
+    the end everything is synced to disk if it is to be `durable`.
 
     Raises: WriteFailed in one line when the write fails; then nothing of it is left."""
+    with files.writing(unfinished(target)):
+        remove(unfinished(target))
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with filling(target, durable) as path:
+        yield path
+
+
+@contextmanager
+def filling(target: Path, durable: bool = True) -> Iterator[Path]:
+    """As `writing`, where the path may exist already: several processes write into a folder."""
     path = unfinished(target)
     with files.writing(path):
-        remove(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         yield path
-        sync_tree(path)
+        if durable:
+            sync_tree(path)
 
 
-def publish(target: Path) -> None:
+def publish(target: Path, durable: bool = True) -> None:
     """Rename what was written to `target`. A file replaces an earlier file; a folder must not exist yet.
 
     Raises: WriteFailed; then what was written is deleted."""
     path = unfinished(target)
     with files.writing(path):
         path.rename(target)
-        sync(target.parent)
+        if durable:
+            sync(target.parent)
 
 
 def delete(folder: Path, manifest: str) -> None:

@@ -25,6 +25,7 @@ from cusearch_async.types import Question
 SETTINGS = (
     "run.seed",
     "model.dtype",
+    "learner.lora",
     "environment",
     "episode",
     "pool",

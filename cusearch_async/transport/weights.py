@@ -3,6 +3,10 @@
     <store>/v000012-e3/model.safetensors   the policy's parameters, by Hugging Face names
     <store>/v000012-e3/manifest.json       shape, dtype and checksum of every tensor, and a canary
 
+or, where an adapter is trained, the adapter alone, as peft and vLLM read it:
+
+    <store>/v000012-e3/adapter_model.safetensors, adapter_config.json, manifest.json
+
 A version is written under a temporary name and renamed; only then is it announced in Redis. The name holds the
 version (learner steps) and the epoch of the learner, so no name is ever used twice.
 """
@@ -10,23 +14,24 @@ version (learner steps) and the epoch of the learner, so no name is ever used tw
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
-import xxhash
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from cusearch_async import published
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.files import remove
+from cusearch_async.transport.tensor_file import BadTensorFile, TensorRecord, records_of, write_tensors
 
 _NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-(\d+))?", re.ASCII)
 """Valid names of versions. Names come from Redis, and must not lead out of the store."""
 
 TENSORS = "model.safetensors"
+ADAPTER_TENSORS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 MANIFEST = "manifest.json"
 
 
@@ -39,17 +44,18 @@ class Canary(msgspec.Struct):
     """Largest mean absolute difference that rounding can explain."""
 
 
-class TensorRecord(msgspec.Struct):
-    shape: list[int]
-    dtype: str
-    xxh3: str
-
-
 class Manifest(msgspec.Struct):
     version: int
     epoch: int
     tensors: dict[str, TensorRecord]
     canary: Canary
+    adapter: dict[str, Any] | None = None
+    """peft's config, when the tensors are those of an adapter; None for a whole model."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file that holds the tensors."""
+        return TENSORS if self.adapter is None else ADAPTER_TENSORS
 
 
 class WeightStore:
@@ -69,21 +75,37 @@ class WeightStore:
             if published.is_half_done(path, MANIFEST) and int(name[2]) < epoch:
                 remove(path)
 
-    def publish(self, version: int, epoch: int, tensors: Mapping[str, torch.Tensor], canary: Canary) -> str:
-        """Write a version; returns its directory name. A version that is published again gets a new name. The last
-        `keep` versions stay on disk, and all versions of later learners. Raises: WriteFailed."""
+    def publish(
+        self,
+        version: int,
+        epoch: int,
+        tensors: Mapping[str, torch.Tensor],
+        canary: Canary,
+        copied: Callable[[], None] = lambda: None,
+        adapter: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Write a version, or with peft's config `adapter` an adapter; returns its directory name. A version that is
+        published again gets a new name. The last `keep` versions stay on disk, and all versions of later learners.
+        `copied` is called as soon as the tensors may change. Nothing is synced to disk: after a crash of the machine a
+        learner publishes its weights anew, and what it finds torn is refused by its checksums.
+
+        Raises: WriteFailed."""
         name = f"v{version:06d}-e{epoch}"
         before = [number for *of_one, number, _ in self._written() if of_one == [epoch, version]]
         if before:
             name += f"-{max(before) + 1}"
-        with published.writing(self.folder / name) as folder:
+        with published.writing(self.folder / name, durable=False) as folder:
             folder.mkdir()
-            held = {key: tensor.detach().to("cpu").contiguous() for key, tensor in tensors.items()}
-            save_file(held, folder / TENSORS, metadata={"format": "pt"})
-            records = {key: _record_of(tensor) for key, tensor in held.items()}
-            manifest = Manifest(version, epoch, records, canary)
+            manifest = Manifest(version, epoch, {}, canary, None if adapter is None else dict(adapter))
+            try:
+                write_tensors(folder / manifest.file, tensors)
+            finally:
+                copied()
+            manifest.tensors = records_of(folder / manifest.file)
+            if adapter is not None:
+                (folder / ADAPTER_CONFIG).write_bytes(msgspec.json.encode(adapter))
             (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        published.publish(self.folder / name)
+        published.publish(self.folder / name, durable=False)
         self._remove_old(epoch)
         return name
 
@@ -96,14 +118,17 @@ class WeightStore:
             manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
             if name.split("-")[:2] != [f"v{manifest.version:06d}", f"e{manifest.epoch}"]:
                 raise WeightsUnavailable(f"{directory} has the manifest of v{manifest.version:06d}-e{manifest.epoch}")
-            with safe_open(directory / TENSORS, framework="pt") as file:
-                if set(file.keys()) != set(manifest.tensors):
-                    raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
-                for key, expected in manifest.tensors.items():
-                    if _record_of(file.get_tensor(key)) != expected:
-                        raise WeightsUnavailable(f"{directory}: tensor {key} does not match its checksum")
-        except (OSError, msgspec.MsgspecError, SafetensorError) as error:
+            found = records_of(directory / manifest.file)
+            adapter = manifest.adapter and msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes())
+        except (OSError, msgspec.MsgspecError, BadTensorFile) as error:
             raise WeightsUnavailable(f"{directory} is missing or damaged: {error}") from error
+        if found.keys() != manifest.tensors.keys():
+            raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
+        for key, expected in manifest.tensors.items():
+            if found[key] != expected:
+                raise WeightsUnavailable(f"{directory}: tensor {key} does not match its checksum")
+        if adapter != manifest.adapter:
+            raise WeightsUnavailable(f"{directory}: {ADAPTER_CONFIG} is not what the manifest says")
         return manifest
 
     def directory(self, name: str) -> Path:
@@ -133,8 +158,3 @@ def epoch_of(name: str) -> int:
     """Epoch of the learner that published the version of this name; 0 for a name that is not a version's."""
     match = _NAME.fullmatch(name)
     return int(match[2]) if match else 0
-
-
-def _record_of(tensor: torch.Tensor) -> TensorRecord:
-    content = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    return TensorRecord(list(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_hexdigest(content))

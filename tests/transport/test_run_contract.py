@@ -36,6 +36,9 @@ OURS = contract()
 CHANGES = {
     "run.seed": "7",
     "model.dtype": "bfloat16",
+    "learner.lora.rank": "8",
+    "learner.lora.alpha": "8",
+    "learner.lora.targets": "q_proj",
     "environment.search.name": "docs.examples.calculator:Calculator",
     "environment.search.share": "2",
     "environment.search.template": "paper",
@@ -96,7 +99,7 @@ def test_every_name_in_its_lists_is_a_setting_and_none_is_one_that_may_change_un
         ("episode.timeout_s", "7"),
         ("rollout.max_episodes", "200"),
         ("rollout.cores", "[0]"),
-        ("rollout.kv_cache_mib", "64"),
+        ("rollout.vllm.kv_cache_memory_bytes", "67108864"),
         ("redis.url", "redis://elsewhere:1/0"),
         ("redis.lease_s", "7"),
         ("redis.max_mib", "7"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors import safe_open
 
 from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.transport import weights
-from cusearch_async.transport.weights import MANIFEST, TENSORS, Canary, WeightStore
+from cusearch_async.transport.weights import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS, Canary, WeightStore
 
 CANARY = Canary([1, 2, 3], [-0.5, -1.5], 1e-3)
 
@@ -29,6 +33,54 @@ def test_a_published_version_is_verified_with_its_canary(tmp_path):
     assert name == "v000012-e3"
     assert (manifest.version, manifest.epoch, manifest.canary) == (12, 3, CANARY)
     assert manifest.tensors["b.weight"].shape == [5]
+
+
+ADAPTER = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+
+
+def test_an_adapter_is_published_as_peft_writes_one(tmp_path):
+    store = WeightStore(tmp_path)
+    name = store.publish(12, 3, tensors(), CANARY, adapter=ADAPTER)
+    files = sorted(path.name for path in (tmp_path / name).iterdir())
+    assert files == [ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST]
+    assert json.loads((tmp_path / name / ADAPTER_CONFIG).read_text()) == ADAPTER
+    manifest = store.verify(name)
+    assert (manifest.adapter, manifest.file) == (ADAPTER, ADAPTER_TENSORS)
+    assert manifest.tensors.keys() == tensors().keys()
+    whole = store.verify(store.publish(13, 3, tensors(), CANARY))
+    assert (whole.adapter, whole.file) == (None, TENSORS)
+
+
+@pytest.mark.parametrize("content", ['{"r": 8}', "{", ""])
+def test_an_adapter_with_another_config_than_its_manifest_says_is_refused(tmp_path, content):
+    store = WeightStore(tmp_path)
+    name = store.publish(0, 1, tensors(), CANARY, adapter=ADAPTER)
+    (tmp_path / name / ADAPTER_CONFIG).write_text(content)
+    with pytest.raises(WeightsUnavailable, match="v000000-e1"):
+        store.verify(name)
+    (tmp_path / name / ADAPTER_CONFIG).unlink()
+    with pytest.raises(WeightsUnavailable, match="v000000-e1 is missing or damaged"):
+        store.verify(name)
+
+
+def test_tensors_may_change_as_soon_as_they_are_copied_and_after_a_failure(tmp_path, monkeypatch):
+    store, held = WeightStore(tmp_path), tensors()
+
+    def change():
+        for tensor in held.values():
+            tensor.fill_(7)
+
+    name = store.publish(1, 1, held, CANARY, copied=change)
+    with safe_open(store.directory(name) / TENSORS, framework="pt") as file:
+        assert {key: file.get_tensor(key).tolist() for key in file.keys()} == {  # noqa: SIM118  (not a dict)
+            key: tensor.tolist() for key, tensor in tensors().items()
+        }
+    store.verify(name)
+    monkeypatch.setattr(weights, "write_tensors", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+    told = []
+    with pytest.raises(WriteFailed, match="broken"):
+        store.publish(2, 1, held, CANARY, copied=lambda: told.append("copied"))
+    assert told == ["copied"], "an update that waits for the copy must not wait for ever"
 
 
 def test_old_versions_are_removed_but_not_the_newest(tmp_path):
@@ -94,10 +146,10 @@ def test_what_earlier_learners_left_half_done_is_cleared_at_the_start(tmp_path):
 
 
 def test_a_full_disk_is_one_line_and_its_space_is_free_again(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(weights, "save_file", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(WriteFailed, match=r"^cannot write .*/\.unfinished-v000003-e1: .*No space left on device"):
         WeightStore(tmp_path).publish(3, 1, tensors(), CANARY)
     assert list(tmp_path.iterdir()) == []
