@@ -82,13 +82,17 @@ def describe_ledger(ledger: Ledger) -> Metrics:
     return {f"buffer/{name}": float(getattr(ledger, name)) for name in names}
 
 
-def describe_times(wait_s: float, update_s: float, publish_s: float, checkpoint_s: float, tokens: int) -> Metrics:
-    """How long the parts of a step took; `checkpoint_s` is of the checkpoint before it, `tokens` were trained on."""
+def describe_times(
+    wait_s: float, update_s: float, publish_s: float, checkpoint_s: float, publishing_s: float, tokens: int
+) -> Metrics:
+    """How long the parts of a step took; `checkpoint_s` is of the checkpoint before it, `publishing_s` went on beside
+    it, `tokens` were trained on."""
     step_s = checkpoint_s + wait_s + update_s + publish_s
     return {
         "time/wait_s": wait_s,
         "time/update_s": update_s,
         "time/publish_s": publish_s,
+        "time/publishing_s": publishing_s,
         "time/checkpoint_s": checkpoint_s,
         "time/step_s": step_s,
         "learner/idle_share": wait_s / step_s,

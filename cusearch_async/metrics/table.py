@@ -165,8 +165,14 @@ FAMILIES = (
         (
             Metric("time/wait_s", "s", "waiting for the pool"),
             Metric("time/update_s", "s", "from the pool to the commit"),
-            Metric("time/publish_s", "s", "publishing the weights"),
-            Metric("time/checkpoint_s", "s", "the checkpoint before the step, if there was one"),
+            Metric("time/publish_s", "s", "stopped for publishing the weights"),
+            Metric(
+                "time/publishing_s",
+                "s",
+                "the newest version that was announced: from its commit to that, beside the next update",
+                "above `time/step_s`: the learner waits for it",
+            ),
+            Metric("time/checkpoint_s", "s", "stopped for the checkpoint before the step, if there was one"),
             Metric("time/step_s", "s", "all of these"),
             Metric("learner/idle_share", "share", "waiting / step", "high: more workers, or staleness"),
             Metric("learner/tokens_per_s", "tokens/s", "trained tokens, prompts and passages included, of the update"),

@@ -59,7 +59,7 @@ async def score_versions(
     stop: asyncio.Event,
 ) -> None:
     """Score versions until the run is over, or `stop` is set."""
-    loader = PatientLoader(engine, WeightStore(config.folder / "weights"), config.redis.outage_s)
+    loader = PatientLoader(engine, WeightStore(config.weights_folder), config.redis.outage_s)
     done = Done(config.folder)
     await wait_until_announced(buffer, stop.is_set)
     while not stop.is_set() and not is_over(done, config):
@@ -89,7 +89,5 @@ async def load_due(
     if not is_due(state, done.version, config):
         return None
     await buffer.check_contract()
-    is_last = (
-        state.published == config.run.steps
-    )  # for any other version a newer one may come, so failing to load it is no reason to exit
+    is_last = state.published == config.run.steps  # any other one may be replaced by a newer one before it is loaded
     return engine.version if await loader.load(state.weights, check=False, idle=is_last) else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 from cusearch_async import run_folder
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
-from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.children import die_with_parent
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.models import check_model
@@ -23,22 +23,24 @@ def run(config: Config, accept_changes: bool = False) -> None:
     """Run one rank of the learner until the end of the run. With `accept_changes`, settings that change what the run
     means may differ from the last start."""
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
-    ranks = Ranks()
-    if ranks.size != config.learner.ranks:
-        raise ConfigError(
-            f"learner.ranks = {config.learner.ranks}, but WORLD_SIZE is {ranks.size}; set both to the same number"
-        )
-    if not ranks.is_leader:
-        follow(config, ranks)
-        return
+    ranks = Ranks(config.learner.collective_timeout_s)
+    with ranks.meeting():
+        if ranks.is_leader:
+            _lead(config, ranks, tokenizer, accept_changes)
+        else:
+            _follow(config, ranks)
+
+
+def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) -> None:
     questions = load_run_questions(config)
-    run_folder.mark(config.folder, config.run.name)
+    for folder in config.folders:
+        run_folder.mark(folder, config.run.name)
     contract = contract_of(config, questions.all, tokenizer)
     with run_folder.hold_as_learner(config.folder):
         lead(Learner, open_buffer, ranks, questions, contract, config, accept_changes)
 
 
-def follow(config: Config, ranks: Ranks) -> None:
+def _follow(config: Config, ranks: Ranks) -> None:
     """Run a rank other than 0. It ignores signals: rank 0 stops the other ranks after it has saved."""
     die_with_parent(signal.SIGKILL)
     for number in stop_signals():

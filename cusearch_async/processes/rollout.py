@@ -38,7 +38,7 @@ async def run(config: Config, name: str) -> None:
         if not await reach_retriever(search, config, stop):
             return
         with open_player(config, config.model.location, tokenizer, search) as (engine, player):
-            store = WeightStore(config.folder / "weights")
+            store = WeightStore(config.weights_folder)
             log.info("ready")
             await RolloutLoop(name, config, buffer, engine, store, player, search, questions).run(stop)
             log.info("stopped; its tickets are released")

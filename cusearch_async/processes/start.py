@@ -6,18 +6,27 @@ This is a separate module because no large library may be imported before `confi
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import functools
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.children import other_ranks
 from cusearch_async.lifecycle.entry import Parser, exit_with_one_line, log_to_stderr
-from cusearch_async.lifecycle.placement import configure_process, lower_priority, require_gpus, share_of
+from cusearch_async.lifecycle.gpus import claim, engine_groups, evaluator_gpus, learner_gpus, list_gpus
+from cusearch_async.lifecycle.launcher import launched_ranks
+from cusearch_async.lifecycle.placement import (
+    configure_process,
+    count_sharers,
+    lower_priority,
+    require_gpus,
+    share_of,
+)
 from cusearch_async.lifecycle.spawned import die_with_worker
 
 MODULE = "cusearch_async.processes.start"
@@ -28,20 +37,26 @@ die_with_worker()
 def learner(config: Config, accept_changes: bool = False) -> None:
     """Claims pools, selects, trains, publishes weights.
 
-    With learner.ranks > 1 it starts the other ranks itself; under torchrun it is the rank in RANK."""
+    With learner.ranks > 1 it starts the other ranks itself; under a launcher it is the rank in RANK."""
+    gpus = learner_gpus(config, list_gpus())  # before this process sets what a launcher does
     with other_ranks(MODULE, config.learner.ranks) as rank:
-        configure_process(share_of(config.learner.cores, rank, config.learner.ranks), config.learner.gpus)
-        require_gpus("learner.gpus", config.learner.gpus)
+        here = config.learner.ranks_per_node
+        configure_process(share_of(config.learner.cores, rank % here, here), gpus, count_sharers(config))
+        # Batches of many shapes fragment a GPU's memory. Not for vLLM's processes: its sleep mode has to switch this
+        # off, and its transfers between processes refuse it or get slower.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        require_gpus("learner.gpus", gpus)
         from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
 
         learner.run(config, accept_changes)
 
 
-def rollout(config: Config) -> None:
-    """Plays episodes with the newest weights, and puts the trajectories into the buffer."""
+def rollout(config: Config, gpu: Sequence[str] = ()) -> None:
+    """Plays episodes with the newest weights, and puts the trajectories into the buffer. With `gpu` it takes these
+    GPUs, else a group that is free."""
     index = int(os.environ.get("CUSEARCH_WORKER_INDEX", "0"))
-    gpus = config.rollout.gpus[index : index + 1]
-    configure_process(share_of(config.rollout.cores, index, config.rollout.workers), gpus)
+    gpus = claim([tuple(gpu)] if gpu else engine_groups(config, list_gpus()), "rollout.gpus", config.run.name)
+    configure_process(share_of(config.rollout.cores, index, config.rollout.workers), gpus, count_sharers(config))
     require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 
@@ -53,8 +68,9 @@ def evaluator(config: Config) -> None:
     if not config.eval.every:
         raise ConfigError("eval.every is 0, so no version is scored during the run; set it to a number of steps")
     lower_priority()
-    configure_process(config.eval.cores, config.eval.gpus)
-    require_gpus("eval.gpus", config.eval.gpus)
+    gpus = evaluator_gpus(config, list_gpus())
+    configure_process(config.eval.cores, gpus, count_sharers(config))
+    require_gpus("eval.gpus", gpus)
     from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)
 
     asyncio.run(evaluator.run(config))
@@ -62,7 +78,7 @@ def evaluator(config: Config) -> None:
 
 def retriever(config: Config) -> None:
     """Serves searches over a corpus, `POST /retrieve`."""
-    configure_process([])
+    configure_process([], sharers=count_sharers(config))
     from cusearch_async.processes import retriever  # noqa: PLC0415  (libraries read the settings above when loaded)
 
     asyncio.run(retriever.run(config))
@@ -76,6 +92,10 @@ PROCESSES: dict[str, Callable[[Config], None]] = {
 }
 
 
+def _gpus(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
 def main() -> None:
     parser = Parser(
         prog=f"python -m {MODULE}",
@@ -85,15 +105,24 @@ def main() -> None:
     parser.add_argument("name", choices=PROCESSES, help="which process")
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument(
+        "--gpu", type=_gpus, default=(), metavar="0,1", help="rollout: use these GPUs, not a free group of the config's"
+    )
+    parser.add_argument(
         "--accept-changes", action="store_true", help="learner: continue with settings that change what the run means"
     )
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # DeepSpeed's launcher; as LOCAL_RANK
     arguments, overrides = parser.parse()
     log_to_stderr(arguments.name)
     process = PROCESSES[arguments.name]
     if arguments.name == "learner":
         process = functools.partial(learner, accept_changes=arguments.accept_changes)
+    if arguments.name == "rollout":
+        process = functools.partial(rollout, gpu=arguments.gpu)
     with exit_with_one_line(arguments.name):
-        process(load_config(arguments.config, overrides))
+        config = load_config(arguments.config, overrides)
+        if arguments.name == "learner":
+            config = load_config(arguments.config, [*overrides, *launched_ranks(config.learner)])
+        process(config)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,17 +42,29 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, packing: bool) -> lis
     return groups
 
 
+class Packed(NamedTuple):
+    """How trajectories lie end to end in one row of L tokens. A tuple, in which DeepSpeed looks for tensors."""
+
+    positions: torch.Tensor  # [1, L] int64, from 0 in each trajectory
+    bounds: torch.Tensor  # [N + 1] int32, where each trajectory begins in the row, and L
+    lengths: tuple[int, ...]  # [N] their tokens, known without asking the device
+
+    def to(self, device: torch.device) -> Packed:
+        return Packed(self.positions.to(device), self.bounds.to(device), self.lengths)
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """The trajectories of one forward pass, padded on the right, or packed into one row."""
 
     token_ids: torch.Tensor  # [B, L] int64
     sampled: torch.Tensor  # [T] int64, places of the sampled tokens in the flattened token_ids, in order
-    positions: torch.Tensor | None  # [1, L] int64, from 0 in each trajectory; None where rows are padded
+    packed: Packed | None
+    """None where rows are padded."""
 
     def to(self, device: torch.device) -> Inputs:
-        positions = None if self.positions is None else self.positions.to(device)
-        return Inputs(self.token_ids.to(device), self.sampled.to(device), positions)
+        packed = None if self.packed is None else self.packed.to(device)
+        return Inputs(self.token_ids.to(device), self.sampled.to(device), packed)
 
 
 def collate(trajectories: Sequence[Trajectory], packing: bool) -> Inputs:
@@ -60,8 +73,7 @@ def collate(trajectories: Sequence[Trajectory], packing: bool) -> Inputs:
     if packing:
         token_ids = np.concatenate([t.token_ids for t in trajectories], dtype=np.int64)[None]
         sampled = np.concatenate([t.sampled for t in trajectories])
-        positions = np.concatenate([np.arange(len(t.token_ids)) for t in trajectories])[None]
-        return Inputs(torch.from_numpy(token_ids), _places(sampled), torch.from_numpy(positions))
+        return Inputs(torch.from_numpy(token_ids), _places(sampled), _pack([len(t.token_ids) for t in trajectories]))
     longest = max(len(t.token_ids) for t in trajectories)
     token_ids = np.zeros((len(trajectories), longest), dtype=np.int64)
     sampled = np.zeros((len(trajectories), longest), dtype=np.bool_)
@@ -70,6 +82,12 @@ def collate(trajectories: Sequence[Trajectory], packing: bool) -> Inputs:
         token_ids[row, :length] = trajectory.token_ids
         sampled[row, :length] = trajectory.sampled
     return Inputs(torch.from_numpy(token_ids), _places(sampled), None)
+
+
+def _pack(lengths: list[int]) -> Packed:
+    positions = np.concatenate([np.arange(length) for length in lengths])[None]
+    bounds = np.cumsum([0, *lengths], dtype=np.int32)
+    return Packed(torch.from_numpy(positions), torch.from_numpy(bounds), tuple(lengths))
 
 
 def _places(sampled: NDArray[np.bool_]) -> torch.Tensor:

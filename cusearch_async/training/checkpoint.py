@@ -2,6 +2,7 @@
 
     <run folder>/checkpoints/step000010-e3/deepspeed/   optimizer and masters
     <run folder>/checkpoints/step000010-e3/model/       the policy as a Hugging Face folder
+    <run folder>/checkpoints/step000010-e3/adapter/     the adapter alone, as peft writes it, if one is trained
     <run folder>/checkpoints/step000010-e3/state.json   step, what the method remembers, size and checksum of every file
 
 The name holds the learner's fencing epoch, so two learners never write to one folder. A checkpoint is written as
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -45,6 +47,8 @@ class CheckpointState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     zero_stage: int
     dtype: str = ""
     """How the optimizer's state is divided, and of what it is; it can only be loaded so."""
+    lora: dict[str, Any] = {}
+    """learner.lora; empty where the whole model was trained."""
     questions: int
     rollouts: int
     """N (or K/G) and G: which tickets make a pool."""
@@ -127,13 +131,18 @@ class Checkpoints:
     def epoch(self) -> int:
         return self._starts[-1][0]
 
-    @contextmanager
-    def write(self, state: CheckpointState) -> Iterator[Path]:
-        """A folder for the checkpoint of `state.step`, at the end sealed with checksums and safe on disk; `finish` then
-        makes it count. Raises: WriteFailed, and leaves nothing of it."""
-        with published.writing(self._path(state.step)) as folder:
+    def begin_write(self, step: int) -> Path:
+        """A new folder in which to write the checkpoint of `step`. Raises: WriteFailed."""
+        with published.writing(self._path(step), durable=False) as folder:
             folder.mkdir()
-            yield folder
+        return folder
+
+    @contextmanager
+    def write(self, state: CheckpointState) -> Iterator[None]:
+        """Fill the folder of `begin_write` inside. At the end it is sealed with checksums and safe on disk; `finish`
+        then makes it count. Raises: WriteFailed, and leaves nothing of it."""
+        with published.filling(self._path(state.step)) as folder:
+            yield
             state_json, files_json = (
                 msgspec.Raw(msgspec.json.encode(part)) for part in (state, published.list_files(folder))
             )

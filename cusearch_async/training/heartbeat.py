@@ -25,7 +25,7 @@ WARN_SILENT_EVERY_S = 30.0
 
 class Heartbeat:
     """A thread with its own connection. It also checks the other ranks, for which rank 0 may wait in a collective: if a
-    rank does not report for run.stall_s, the learner ends."""
+    rank is silent for run.stall_s or learner.collective_timeout_s, the learner ends."""
 
     def __init__(self, config: Config, epoch: int, ranks: Ranks) -> None:
         self.step = 0
@@ -78,15 +78,17 @@ class Heartbeat:
             log.debug("no heartbeat: %s", error)
 
     def _watch_ranks(self) -> None:
-        stall_s = self._config.run.stall_s
-        named_s = min(WARN_SILENT_EVERY_S, stall_s / 2)
+        limits = {"run.stall_s": self._config.run.stall_s}
+        limits["learner.collective_timeout_s"] = self._config.learner.collective_timeout_s
+        key, limit_s = min(limits.items(), key=lambda limit: limit[1])
+        named_s = min(WARN_SILENT_EVERY_S, limit_s / 2)
         silent = self._ranks.silent(named_s)
         if not silent:
             return
         names = ", ".join(f"rank {rank}" for rank in silent)
-        if self._ranks.silent(stall_s):
+        if self._ranks.silent(limit_s):
             log.error(
-                "%s has not reported for %.0f s (run.stall_s) in step %d; the learner ends", names, stall_s, self.step
+                "%s has not reported for %.0f s (%s) in step %d; the learner ends", names, limit_s, key, self.step
             )
             os._exit(1)  # rank 0 itself may be waiting for it where nothing can wake it
         if time.monotonic() - self._named_at >= named_s:

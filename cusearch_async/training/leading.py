@@ -17,7 +17,8 @@ from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
-from cusearch_async.training.loop import Trains, train
+from cusearch_async.training.in_thread import Trains, in_thread
+from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.selecting import initial_method_state
@@ -68,8 +69,7 @@ def lead(
     Raises: ConfigError when the run's folder or Redis does not fit this config; Fenced, which names the new learner;
     and all errors of training."""
     refuse_changes(config, accept_changes, contract)
-    if not accept_changes:
-        asyncio.run(refuse_another_contract(open_buffer, contract, config))
+    asyncio.run(refuse_another_run(open_buffer, contract, config, accept_changes))
     checkpoints = checkpoints_of(config)
     newest = asyncio.run(find_checkpoint(open_buffer, checkpoints, config))
     with log_waiting(log, f"waiting for {config.model.location} to be loaded"):
@@ -90,22 +90,22 @@ def lead(
     ranks.close()
 
 
-async def refuse_another_contract(open_buffer: OpensBuffer, contract: RunContract, config: Config) -> None:
-    """Before anything large is loaded; `recover` looks again.
+async def refuse_another_run(
+    open_buffer: OpensBuffer, contract: RunContract, config: Config, accept_changes: bool
+) -> None:
+    """Before anything large is loaded; `recover` looks at the contract again.
 
     Raises: BufferUnavailable; ConfigError, also when Redis holds another run of this name."""
     async with open_buffer(config, config.run.wait_s, contract=contract) as buffer:
         refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
-        await buffer.check_contract()
+        if not accept_changes:
+            await buffer.check_contract()
 
 
 async def find_checkpoint(open_buffer: OpensBuffer, checkpoints: Checkpoints, config: Config) -> Checkpoint | None:
-    """What to go on from.
-
-    Raises: BufferUnavailable, ConfigError, also when Redis holds another run of this name."""
+    """What to go on from. Raises: BufferUnavailable, ConfigError."""
     async with open_buffer(config, config.run.wait_s) as buffer:
         state = await buffer.state()
-    refuse_another(config.run.name, state.origin, config.folder)
     with log_waiting(log, "waiting for the newest checkpoint to be verified"):
         newest = checkpoints.newest(state)
     if newest is None:
@@ -128,12 +128,12 @@ async def _train(
     accept_changes: bool,
 ) -> None:
     stop = stop_on_signals()
-    store = WeightStore(config.folder / "weights")
+    store = WeightStore(config.weights_folder)
     async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, contract) as buffer:
         await take_over(buffer, store, checkpoints, start, contract, config, accept_changes)
         try:
-            with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat:
-                await train(learner, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
+            with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat, in_thread(learner) as trainer:
+                await train(trainer, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
         except (Fenced, WriteFailed) as error:
             raise await explain(buffer, error) from error
 

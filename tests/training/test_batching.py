@@ -97,7 +97,7 @@ def mask(inputs):
 def test_collated_rows_are_padded_on_the_right_and_padding_is_never_sampled():
     trajectories = [make_trajectory(prompt=1, sampled=2), make_trajectory(1), make_trajectory(2, prompt=2, sampled=2)]
     batch = collate([trajectories[2], trajectories[0]], packing=False)
-    assert batch.positions is None
+    assert batch.packed is None
     assert batch.token_ids.tolist() == [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 0]]
     assert mask(batch) == [[0, 0, 1, 0, 0, 1], [0, 1, 0, 0, 1, 0]]
     assert batch.token_ids.dtype == batch.sampled.dtype == torch.int64
@@ -108,8 +108,10 @@ def test_packed_trajectories_lie_end_to_end_each_counting_its_own_positions():
     batch = collate([trajectories[2], trajectories[0]], packing=True)
     assert batch.token_ids.tolist() == [[5, 6, 7, 8, 9, 10, 5, 6, 7, 8, 9]]
     assert mask(batch) == [[0, 0, 1, 0, 0, 1, 0, 1, 0, 0, 1]]
-    assert batch.positions is not None
-    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]]
+    assert batch.packed is not None
+    assert batch.packed.bounds.tolist() == [0, 6, 11]
+    assert batch.packed.lengths == (6, 5)
+    assert batch.packed.positions.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6), st.randoms(), st.booleans())

@@ -31,7 +31,8 @@ def learner(tmp_path, keep=3, epoch=1, step=0, starts=()) -> Checkpoints:
 
 
 def write(checkpoints: Checkpoints, step: int) -> None:
-    with checkpoints.write(state_at(step)) as folder:
+    folder = checkpoints.begin_write(step)
+    with checkpoints.write(state_at(step)):
         (folder / "deepspeed").mkdir(parents=True)
         (folder / "deepspeed" / "weights").write_text(str(step))
 

@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 from cusearch_async.algorithm.methods.ar3po import Ar3poMemory
 from cusearch_async.algorithm.methods.sdga import SdgaMemory
@@ -15,12 +14,14 @@ from cusearch_async.algorithm.tickets import RunQuestions, question_index
 from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.metrics.step import describe_step
+from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.publishing import Publisher
 from cusearch_async.training.selecting import advantages_of, plan_groups, select
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-from cusearch_async.transport.weights import Canary, WeightStore
+from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool, Question
 from tests.strategies import make_trajectory
+from tests.training.learners import Learner
 from tests.transport.conftest import make_limits
 
 SMALL = ("--pool.questions", "4", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4")
@@ -155,21 +156,16 @@ def test_an_empty_pool_trains_nothing_is_said_and_leaves_the_state(config_of, ca
     assert not any(isinstance(value, float) and np.isnan(value) for value in said.values())
 
 
-class Published:
-    """What `republish` asks of a learner."""
-
-    def tensors(self):
-        return {"w": torch.ones(2)}
-
-    def canary(self):
-        return Canary([1], [], 0.1)
-
-
 async def test_announced_weights_that_are_torn_are_published_again_under_a_new_name(config_of, tmp_path):
-    buffer, store, learner = MemoryBuffer(MemoryRun(), make_limits()), WeightStore(tmp_path), Published()
+    buffer, store = MemoryBuffer(MemoryRun(), make_limits()), WeightStore(tmp_path)
     await buffer.recover(0)
-    publisher = Publisher(learner, buffer, store, config_of())
+    with in_thread(Learner([])) as learner:
+        await check_republishing(Publisher(learner, buffer, store, config_of()), buffer, store)
+
+
+async def check_republishing(publisher, buffer, store):
     await publisher.publish(0)
+    await publisher.finish()
     verify, verified_in = store.verify, []
 
     def verify_somewhere(name):
@@ -180,7 +176,8 @@ async def test_announced_weights_that_are_torn_are_published_again_under_a_new_n
     await publisher.republish(0)
     assert (await buffer.state()).weights == "v000000-e1", "whole weights are left alone"
     assert verified_in[0] is not threading.main_thread(), "the loop goes on meanwhile"
-    (tmp_path / "v000000-e1" / "model.safetensors").write_bytes(b"torn")
+    (store.folder / "v000000-e1" / "model.safetensors").write_bytes(b"torn")
     await publisher.republish(0)
+    await publisher.finish()
     assert (await buffer.state()).weights == "v000000-e1-2"
     assert store.verify("v000000-e1-2").version == 0

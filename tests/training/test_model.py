@@ -11,7 +11,6 @@ import torch
 from cusearch_async.config import STARTER
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import check_context, load_tokenizer
-from cusearch_async.training import model as model_module
 from cusearch_async.training.batching import collate
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm
 from tests.strategies import make_trajectory
@@ -19,7 +18,14 @@ from tests.strategies import make_trajectory
 
 @pytest.fixture(scope="module")
 def policy() -> SampledLogprobs:
-    return SampledLogprobs(load_causal_lm(str(STARTER), "float32").eval())
+    return SampledLogprobs(load_causal_lm(str(STARTER), "float32").eval(), 4096)
+
+
+@pytest.fixture
+def attending(policy):
+    """Switch the attention of the policy."""
+    yield policy.model.set_attn_implementation
+    policy.model.set_attn_implementation("sdpa")
 
 
 def trajectories():
@@ -40,11 +46,13 @@ def expected(policy: SampledLogprobs, trajectory, temperature: float = 1.0) -> t
 
 
 @pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("attention", ["sdpa", "varlen"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_the_definition_in_row_major_order(policy, temperature, packing):
+def test_logprobs_are_those_of_the_definition_in_row_major_order(policy, attending, temperature, attention, packing):
+    attending(attention)
     batch = collate([trajectories()[i] for i in (2, 0, 1)], packing)
     with torch.no_grad():
-        found, _ = policy(batch.token_ids, batch.sampled, temperature, batch.positions)
+        found, _ = policy(batch.token_ids, batch.sampled, temperature, batch.packed)
         wanted = torch.cat([expected(policy, trajectories()[i], temperature) for i in (2, 0, 1)])
     torch.testing.assert_close(found.double(), wanted, atol=2e-5, rtol=0)
 
@@ -59,10 +67,9 @@ def test_entropy_is_that_of_the_whole_distribution(policy):
 
 
 @pytest.mark.parametrize("at_once", [4096, 5])
-def test_the_gradient_of_the_entropy_is_that_of_finite_differences(policy, monkeypatch, at_once):
+def test_the_gradient_of_the_entropy_is_that_of_finite_differences(policy, at_once):
     """Of the sum of all entropies, in ten weights of the LM head, by central differences in float64."""
-    monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", at_once)
-    with_gradient = SampledLogprobs(policy.model, entropy_has_gradient=True)
+    with_gradient = SampledLogprobs(policy.model, at_once, entropy_has_gradient=True)
     batch = collate(trajectories()[:2], packing=False)
     policy.zero_grad()
     _, entropy = with_gradient(batch.token_ids, batch.sampled, 0.7)
@@ -83,13 +90,12 @@ def test_the_gradient_of_the_entropy_is_that_of_finite_differences(policy, monke
         assert head.grad[row, column].item() == pytest.approx(slope.item(), rel=1e-3)
 
 
-def test_logits_in_small_pieces_give_the_same_gradient(policy, monkeypatch):
+def test_logits_in_small_pieces_give_the_same_gradient(policy):
     batch = collate(trajectories(), packing=False)
     gradients = []
     for at_once in (4096, 5):
-        monkeypatch.setattr(model_module, "LOGITS_AT_ONCE", at_once)
         policy.zero_grad()
-        logprobs, _ = policy(batch.token_ids, batch.sampled, 1.0)
+        logprobs, _ = SampledLogprobs(policy.model, at_once)(batch.token_ids, batch.sampled, 1.0)
         logprobs.sum().backward()
         gradients.append(policy.model.lm_head.weight.grad.clone())
     torch.testing.assert_close(*gradients)

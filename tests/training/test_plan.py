@@ -92,7 +92,7 @@ def test_a_micro_batch_keeps_the_token_limit_or_is_one_trajectory(shapes, miniba
     for plan in plans_of(shapes, config_of(minibatch, tokens, packing), ranks):
         for micro in plan.micro_batches:
             assert micro.inputs.token_ids.numel() <= tokens or len(micro.rows) == 1
-            assert (micro.inputs.positions is not None) == packing
+            assert (micro.inputs.packed is not None) == packing
 
 
 @PLANS
@@ -178,6 +178,7 @@ def test_a_plan_moves_to_a_device_whole():
         tensors = [
             value for record in (micro, micro.inputs) for value in map(record.__getattribute__, record.__slots__)
         ]
+        tensors += micro.inputs.packed
         found = [value for value in tensors if isinstance(value, torch.Tensor)]
-        assert len(found) == 9
+        assert len(found) == 10
         assert all(tensor.device.type == "meta" for tensor in found)

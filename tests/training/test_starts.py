@@ -16,6 +16,7 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.models import load_tokenizer
 from cusearch_async.training import starts
 from cusearch_async.training.checkpoint import CheckpointState
+from cusearch_async.training.publishing import state_at
 from cusearch_async.training.starts import (
     OPERATIONAL,
     changed_settings,
@@ -65,6 +66,7 @@ def test_a_start_keeps_its_settings_and_what_it_was_made_with(config_of):
         ("loss.correction", "none", "loss.correction: 'tis' -> 'none'"),
         ("retriever.backend", "dense", "retriever.backend: 'bm25' -> 'dense'"),
         ("loss.dual_clip", "3.0", "loss.dual_clip: none -> 3.0"),
+        ("learner.lora.rank", "8", "learner.lora.rank: 0 -> 8"),
     ],
 )
 def test_what_changes_the_meaning_of_a_run_is_refused_in_one_line_unless_accepted(config_of, caplog, key, value, said):
@@ -200,6 +202,27 @@ def test_a_folder_that_cannot_be_written_is_one_line(config_of):
         record_start(config_of(), epoch=1, step=0)
 
 
+SAVED = CheckpointState(
+    step=10,
+    method=MethodState(memory='{"phase": 3}'),
+    ranks=1,
+    zero_stage=1,
+    dtype="float32",
+    questions=64,
+    rollouts=3,
+)
+
+
+@pytest.mark.parametrize("changes", [("--learner.ranks", "2"), ("--learner.zero_stage", "3")])
+def test_other_ranks_and_another_zero_stage_go_on_and_are_logged(config_of, tmp_path, caplog, changes):
+    with caplog.at_level(logging.INFO):
+        check_same_run(tmp_path, SAVED, config_of("--run.steps", "10"))
+        assert not caplog.records
+        check_same_run(tmp_path, SAVED, config_of("--run.steps", "10", *changes))
+    [record] = caplog.records
+    assert "was saved by 1 ranks with ZeRO stage 1; its state is divided anew, for " in record.message
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -207,35 +230,46 @@ def test_a_folder_that_cannot_be_written_is_one_line(config_of):
         (("--episode.s_max", "3"), "episode.s_max = 3, but X has reached phase 3; set it to 4 or more"),
         (
             ("--model.dtype", "bfloat16"),
-            "X was saved with model.dtype = float32, and the run can only continue with that, got bfloat16",
+            "X was saved with model.dtype = float32, and the run can only continue with that, got bfloat16; "
+            "set it back, or `cusearch reset` the run",
         ),
         (
-            ("--learner.ranks", "2"),
-            "X was saved with learner.ranks = 1, and the run can only continue with that, got 2",
-        ),
-        (
-            ("--learner.zero_stage", "3"),
-            "X was saved with learner.zero_stage = 1, and the run can only continue with that, got 3",
+            ("--learner.lora.rank", "8"),
+            "X was saved with learner.lora.rank = 0, and the run can only continue with that, got 8; "
+            "set it back, or `cusearch reset` the run",
         ),
         (
             ("--pool.rollouts", "4"),
-            "X was saved with pool.rollouts = 3, and the run can only continue with that, got 4",
+            "X was saved with pool.rollouts = 3, and the run can only continue with that, got 4; set it "
+            "back, or `cusearch reset` the run",
         ),
     ],
 )
 def test_what_cannot_go_on_is_refused_in_one_line(config_of, tmp_path, changes, said):
-    saved = CheckpointState(
-        step=10,
-        method=MethodState(memory='{"phase": 3}'),
-        ranks=1,
-        zero_stage=1,
-        dtype="float32",
-        questions=64,
-        rollouts=3,
-    )
     with pytest.raises(ConfigError) as refused:
-        check_same_run(tmp_path, saved, config_of(*changes))
+        check_same_run(tmp_path, SAVED, config_of(*changes))
     assert str(refused.value) == said.replace("X", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("--learner.lora.rank", "0"), "rank = 8, and the run can only continue with that, got 0"),
+        (("--learner.lora.rank", "16"), "rank = 8, and the run can only continue with that, got 16"),
+        (("--learner.lora.alpha", "8"), "alpha = 32, and the run can only continue with that, got 8"),
+        (
+            ("--learner.lora.targets", "q_proj"),
+            "targets = ['all-linear'], and the run can only continue with that, got ['q_proj']",
+        ),
+    ],
+)
+def test_another_adapter_is_refused_by_name_even_if_changes_are_accepted(config_of, tmp_path, changes, said):
+    lora = ("--learner.lora.rank", "8")
+    saved = state_at(0, MethodState(memory='{"phase": 0}'), config_of(*lora))
+    check_same_run(tmp_path, saved, config_of(*lora))
+    with pytest.raises(ConfigError) as refused:
+        check_same_run(tmp_path, saved, config_of(*lora, *changes))
+    assert str(refused.value).startswith(f"{tmp_path} was saved with learner.lora.{said}; set it back, ")
 
 
 def test_a_learner_that_wakes_after_its_successor_leaves_the_successors_settings_in_place(config_of):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from cusearch_async.algorithm.methods.sdga import SdgaMemory
 from cusearch_async.config import load_config
-from cusearch_async.errors import Fenced, NonFiniteUpdate
+from cusearch_async.errors import Fenced, NonFiniteUpdate, WriteFailed
 from cusearch_async.metrics.files import read_metrics
+from cusearch_async.training import watchdog
 from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import initial_method_state, method_state, select
@@ -20,6 +23,7 @@ from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool
+from tests.conftest import SLOW
 from tests.training.learners import QUESTIONS, Learner, Recorded, at_once
 
 
@@ -40,6 +44,7 @@ def setting(atlas_config, tmp_path):
             checkpoints=Checkpoints(config.folder, config.learner.keep_checkpoints),
             stop=asyncio.Event(),
             heartbeat=SimpleNamespace(step=-1),
+            store=WeightStore(config.folder / "weights"),
             depth_of=lambda ticket, rollout: 1 + (ticket + rollout) % 3,
         )
 
@@ -48,13 +53,15 @@ def setting(atlas_config, tmp_path):
 
 async def start(s, step=0, method=None):
     """The learner takes the run over at `step`, as `processes.learner` does, and trains."""
+    s.loop = asyncio.get_running_loop()
     method = method or initial_method_state(s.config)
     s.buffer = Recorded(s.run, s.config, s.events, s.depth_of)
     await s.buffer.recover(step, method)
     s.checkpoints.begin(s.buffer.epoch, step)
-    store = WeightStore(s.config.folder / "weights")
+    store = s.store
     began = state_at(step, method, s.config)
-    await train(s.learner, s.buffer, store, s.checkpoints, began, QUESTIONS, s.config, s.heartbeat, s.stop)
+    with in_thread(s.learner) as learner:
+        await train(learner, s.buffer, store, s.checkpoints, began, QUESTIONS, s.config, s.heartbeat, s.stop)
 
 
 def rows(s):
@@ -62,23 +69,98 @@ def rows(s):
 
 
 async def test_a_step_is_claimed_trained_on_committed_published_and_only_then_saved(setting, caplog):
-    s = setting()
+    s = setting("--pool.max_staleness", "0")
     with caplog.at_level(logging.INFO):
         await start(s)
-    assert s.events == [
+    of_steps = ("claim", "update", "commit", "announce")
+    assert [event for event in s.events if event.startswith(of_steps)] == [
         "announce v000000-e1",
         *("claim 0", "update 0", "commit 0", "announce v000001-e1"),
         *("claim 1", "update 1", "commit 1", "announce v000002-e1"),
-        *("save .unfinished-step000002-e1", "forget 0", "forget 0"),
         *("claim 2", "update 2", "commit 2", "announce v000003-e1"),
-        *("save .unfinished-step000003-e1", "forget 0", "forget 2"),
     ]
+    assert [event for event in s.events if not event.startswith(of_steps)] == [
+        *("capture .unfinished-step000002-e1", "write .unfinished-step000002-e1", "forget 0", "forget 0"),
+        *("capture .unfinished-step000003-e1", "write .unfinished-step000003-e1", "forget 0", "forget 2"),
+    ]
+    assert s.events.index("commit 1") < s.events.index("capture .unfinished-step000002-e1") < s.events.index("update 2")
     assert rows(s) == [0, 1, 2]
     assert s.heartbeat.step == 2
     assert "finished at step 3; checkpoint saved" in caplog.text
     ledger = await s.buffer.ledger()
     assert (ledger.trained, ledger.unselected, ledger.closes) == (6, 6, True)
     assert s.checkpoints.latest().state.step == 3
+
+
+async def test_the_learner_is_called_in_one_thread_that_is_not_the_event_loops(setting):
+    s = setting()
+    threads = set()
+    s.learner.at_update = lambda step: threads.add(threading.current_thread())
+    await start(s)
+    assert threads == {s.learner.thread} != {threading.current_thread()}
+
+
+async def test_weights_are_written_while_the_next_step_is_trained_on(setting):
+    s = setting("--pool.max_staleness", "1")
+    publish, may_write = s.store.publish, threading.Event()
+
+    def publish_late(version, *arguments):
+        if version == 1:
+            assert may_write.wait(10 * SLOW)
+        return publish(version, *arguments)
+
+    s.store.publish = publish_late
+    s.learner.at_update = lambda step: may_write.set() if step == 1 else None
+    await start(s)
+    assert s.events.index("update 1") < s.events.index("announce v000001-e1") < s.events.index("announce v000002-e1")
+    assert rows(s) == [0, 1, 2]
+    assert not s.learner.is_lent
+
+
+async def test_a_canary_that_fails_ends_the_run_and_gives_the_weights_back(setting):
+    s = setting()
+
+    def fail():
+        raise RuntimeError("out of memory")
+
+    s.learner.canary = fail
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await asyncio.wait_for(start(s), 20 * SLOW)
+    assert not s.learner.is_lent
+
+
+async def test_a_checkpoint_is_written_while_the_next_step_is_trained_on(setting):
+    s = setting()
+    capture, may_write = s.learner.capture, threading.Event()
+
+    def capture_and_write_late(folder):
+        write = capture(folder)
+        return lambda: (may_write.wait(10 * SLOW), write())
+
+    s.learner.capture = capture_and_write_late
+    s.learner.at_update = lambda step: may_write.set() if step == 2 else None
+    await start(s)
+    assert s.events.index("commit 1") < s.events.index("update 2") < s.events.index("write .unfinished-step000002-e1")
+    assert s.checkpoints.latest().state.step == 3
+    assert (s.config.folder / "checkpoints" / "step000002-e1" / "model" / "weights").read_text() == "2"
+
+
+@pytest.mark.parametrize("what", ["weights", "checkpoint"])
+async def test_what_cannot_be_written_ends_a_run_that_waits_for_its_pool(setting, what, monkeypatch):
+    monkeypatch.setattr(watchdog, "REPUBLISH_S", 1e9)
+    s = setting("--pool.max_staleness", "0")
+
+    def fail(*_):
+        raise WriteFailed("cannot write it: no space left on device")
+
+    if what == "weights":
+        publish = s.store.publish
+        s.store.publish = lambda version, *rest: fail() if version == 1 else publish(version, *rest)
+    else:
+        s.learner.capture = lambda folder: fail
+    with pytest.raises(WriteFailed, match="no space left"):
+        await asyncio.wait_for(start(s), 20 * SLOW)
+    assert s.checkpoints.latest() is None
 
 
 async def test_what_is_trained_on_is_the_methods_selection_with_its_advantages(setting):
@@ -103,11 +185,12 @@ async def test_weights_are_published_as_often_as_asked_and_after_the_last_step(s
 
 async def test_a_stop_ends_the_run_behind_its_step_with_a_checkpoint(setting, caplog):
     s = setting()
-    s.learner.at_update = lambda step: s.stop.set()
+    s.learner.at_update = lambda step: s.loop.call_soon_threadsafe(s.stop.set)
     with caplog.at_level(logging.INFO):
         await start(s)
     assert s.events[-6:] == [
-        *("update 0", "commit 0", "announce v000001-e1", "save .unfinished-step000001-e1", "forget 0", "forget 0")
+        *("commit 0", "announce v000001-e1", "capture .unfinished-step000001-e1"),
+        *("write .unfinished-step000001-e1", "forget 0", "forget 0"),
     ]
     assert rows(s) == [0]
     assert "stopped at step 1; checkpoint saved" in caplog.text

@@ -138,13 +138,15 @@ def test_many_faults_are_named_in_part(config_of):
 
 class Layerless(torch.nn.Module):
     """A language model without layers, as `SampledLogprobs` wraps one: transformers' own waits for the device where
-    trajectories are packed."""
+    trajectories are packed, except with attention `varlen`."""
+
+    config = SimpleNamespace(_attn_implementation="varlen")
 
     def __init__(self):
         super().__init__()
         self.embedding, self.head = torch.nn.Embedding(400, 8), torch.nn.Linear(8, 400)
 
-    def base_model(self, input_ids, position_ids, use_cache):
+    def base_model(self, input_ids, use_cache, position_ids=None, packed=None):
         return SimpleNamespace(last_hidden_state=self.embedding(input_ids))
 
     def get_output_embeddings(self):
@@ -164,10 +166,10 @@ def test_nothing_of_a_micro_batch_waits_for_the_device(config_of, correction, pr
     config, device = config_of(*settings), torch.device("meta")
     plan = plan_update(trajectories(), np.zeros(2), 7, config).to(device)
     update, report = Update(plan, config.loss, device), UpdateReport(config.episode.s_max, device)
-    policy = SampledLogprobs(Layerless(), entropy_has_gradient=True).to(device)
+    policy = SampledLogprobs(Layerless(), 4, entropy_has_gradient=True).to(device)
 
     def forward(micro):
-        return policy(micro.inputs.token_ids, micro.inputs.sampled, 0.7, micro.inputs.positions)
+        return policy(micro.inputs.token_ids, micro.inputs.sampled, 0.7, micro.inputs.packed)
 
     with torch.no_grad():
         update.set_reference({micro: forward(micro)[0] for micro in plan.micro_batches})

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.errors import InvalidTrajectory
-from cusearch_async.extensions import OwnSettings
+from cusearch_async.extensions import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Candidates:
             raise InvalidTrajectory(f"trajectory {self.tickets[i]}:{self.rollouts[i]}: {rule}, got {values[i]}")
 
 
-class MethodSettings(OwnSettings):
+class MethodSettings(Settings):
     """A method's own settings: keys of the config's [method], beside the shared ones."""
 
 

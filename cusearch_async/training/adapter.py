@@ -1,0 +1,126 @@
+"""LoRA: an adapter of low rank that is trained in place of the model's own weights. The only module that imports peft.
+
+Every adapted layer computes W x + (alpha / rank) B A x. A is drawn from run.seed and B is zero, so version 0 is the
+model itself. The layers are put into the model in place: it keeps its class, and its other parameters their names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cusearch_async.config import LoraConfig
+from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.transport.tensor_file import write_tensors
+from cusearch_async.transport.weights import ADAPTER_CONFIG, ADAPTER_TENSORS
+
+_OWN = ".lora_"
+"""In the names of an adapter's parameters, and in no other's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The adapter in a model."""
+
+    config: dict[str, Any]
+    """adapter_config.json, as peft and vLLM read it."""
+    layers: list[Any]
+    """peft's layers, in place of those that they adapt."""
+
+    @classmethod
+    def into(cls, model: Any, settings: LoraConfig, base: str, seed: int) -> Adapter:
+        """A new adapter in `model`, which was loaded from `base`; only the adapter's parameters want a gradient.
+
+        Raises: ConfigError for a target that the model has no layer of."""
+        import peft  # noqa: PLC0415  (takes a second, and is needed only here)
+        from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: PLC0415
+
+        lora = peft.LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            lora_dropout=0.0,
+            target_modules=list(settings.names) or "all-linear",
+            task_type="CAUSAL_LM",
+        )
+        _refuse_unknown(settings, model)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                peft.inject_adapter_in_model(lora, model)
+        except ValueError as error:
+            raise ConfigError(f"learner.lora cannot be used with {base!r}: {first_line(error)}") from error
+        adapted = {n: m for n, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": settings.rank,
+            "lora_alpha": settings.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": sorted({name.rpartition(".")[2] for name in adapted}),
+            "inference_mode": True,
+        }
+        return cls(config, list(adapted.values()))
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """The model is the one that it was before training."""
+        for layer in self.layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.enable_adapters(True)
+
+    @staticmethod
+    def owns(name: str) -> bool:
+        """Whether a parameter of this name is the adapter's."""
+        return _OWN in name
+
+    @staticmethod
+    def by_peft_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The adapter's parameters among `tensors`, by their names in adapter_model.safetensors."""
+        return {
+            f"base_model.model.{name.replace('.default.', '.')}": tensor
+            for name, tensor in tensors.items()
+            if _OWN in name
+        }
+
+    def merged(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The parameters of the model with W + (alpha / rank) B A in place of W, by Hugging Face names, on the CPU."""
+        scale = self.config["lora_alpha"] / self.config["r"]
+        result = {}
+        for name, tensor in tensors.items():
+            if _OWN in name:
+                continue
+            weight = tensor.to("cpu")
+            layer, _, kind = name.rpartition(".base_layer.")
+            if kind == "weight":
+                a, b = (tensors[f"{layer}.lora_{side}.default.weight"].float() for side in "AB")
+                weight = (weight.float() + scale * (b @ a)).to(weight.dtype)
+            result[name.replace(".base_layer.", ".")] = weight
+        return result
+
+
+def save_adapter(adapter: Adapter, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write peft's folder of an adapter."""
+    folder.mkdir(parents=True)
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(adapter.config, indent=1), encoding="utf-8")
+    write_tensors(folder / ADAPTER_TENSORS, adapter.by_peft_names(tensors))
+
+
+def _refuse_unknown(settings: LoraConfig, model: Any) -> None:
+    """Raises: ConfigError for a target that is no linear layer of the model; peft wants only one of them to be."""
+    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    for name in settings.names:
+        if name not in linear:
+            known = ", ".join(sorted(linear - {"lm_head"}))
+            raise ConfigError(f"learner.lora.targets: the model has no linear layer {name!r}; it has {known}")

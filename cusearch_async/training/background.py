@@ -1,0 +1,43 @@
+"""What goes on behind the training loop: a weight version is published, a checkpoint is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+from cusearch_async.lifecycle.signals import end_tasks
+
+
+class Background:
+    """One piece of work at a time. An error of it is raised by whatever is called next. Work that is not finished at
+    the end of the context is cancelled; what it does in a thread is waited for when the event loop ends."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._task is not None:
+            await end_tasks([self._task])
+
+    @property
+    def is_busy(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin `work`; call `finish` before."""
+        self._task = asyncio.create_task(work)
+
+    def check(self) -> None:
+        """Raises: the error of work that has failed."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+
+    async def finish(self) -> None:
+        """Wait until the work is done. Raises: its error."""
+        if self._task is not None:
+            await asyncio.shield(self._task)

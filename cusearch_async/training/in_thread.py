@@ -1,0 +1,80 @@
+"""A learner that works in a thread of its own, so that the event loop goes on while it trains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cusearch_async.metrics.table import Metrics
+from cusearch_async.transport.weights import Canary
+from cusearch_async.types import Trajectory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """The policy's parameters by their Hugging Face names, or its adapter's by peft's. They do not change until
+    `release` is called: the next optimizer step waits for that."""
+
+    tensors: Mapping[str, torch.Tensor]
+    release: Callable[[], None]
+    adapter: Mapping[str, Any] | None = None
+    """peft's config of the adapter; None for a whole model."""
+
+
+class Trains(Protocol):
+    """A learner. All calls are made in one thread, the first of them is `enter_thread`."""
+
+    def enter_thread(self) -> None: ...
+
+    def update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics: ...
+
+    def lend(self) -> Lent: ...
+
+    def canary(self) -> Canary: ...
+
+    def capture(self, folder: Path) -> Callable[[], None]:
+        """Copies all that a checkpoint needs; what is returned writes it into `folder`, in any thread."""
+        ...
+
+
+class InThread:
+    """The same learner with calls to await. They are made in the order of these calls, awaited or not."""
+
+    def __init__(self, learner: Trains, executor: ThreadPoolExecutor) -> None:
+        self._learner = learner
+        self._executor = executor
+
+    def update(
+        self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int
+    ) -> asyncio.Future[Metrics]:
+        return self._call(self._learner.update, selected, advantages, step)
+
+    def lend(self) -> asyncio.Future[Lent]:
+        return self._call(self._learner.lend)
+
+    def canary(self) -> asyncio.Future[Canary]:
+        return self._call(self._learner.canary)
+
+    def capture(self, folder: Path) -> asyncio.Future[Callable[[], None]]:
+        return self._call(self._learner.capture, folder)
+
+    def _call(self, method: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, method, *arguments)
+
+
+@contextmanager
+def in_thread(learner: Trains) -> Iterator[InThread]:
+    """`learner` in a new thread, which ends with the context."""
+    with ThreadPoolExecutor(1, "learner", learner.enter_thread) as executor:
+        yield InThread(learner, executor)
