@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from cusearch_async.environments.templates import Quoted, Template
-from cusearch_async.extensions import OwnSettings
+from cusearch_async.extensions import Settings
 from cusearch_async.types import Question, Segment
 
 
@@ -91,7 +91,7 @@ class NoSearch:
         raise RuntimeError("this process has no retriever")
 
 
-class EnvironmentSettings(OwnSettings):
+class EnvironmentSettings(Settings):
     """An environment's own settings: keys of the config's [environment.LABEL], beside the shared ones."""
 
 
@@ -106,8 +106,6 @@ class Environment:
     """Whether its episodes search. A run without such an environment needs no retriever."""
     stops: ClassVar[tuple[str, ...]] = ()
     """A turn ends with the first of these texts that the policy writes, or with the end-of-text token."""
-    frames: ClassVar[tuple[Quoted, ...]] = ()
-    """Its fixed text around observations, so that the length can be checked before any episode is played."""
 
     def __init__(self, settings: Any, template: Template, search: Search, reward: Reward | None = None) -> None:
         self.settings = settings
@@ -119,6 +117,11 @@ class Environment:
     def questions(cls) -> Sequence[Question] | None:
         """Its own questions; None when the config's `source` names them."""
         return None
+
+    @property
+    def frames(self) -> tuple[Quoted, ...]:
+        """Its fixed text around observations, so that the length can be checked before any episode is played."""
+        return ()
 
     def prompt(self, question: Question) -> Quoted:
         """The first message of an episode."""

@@ -49,7 +49,7 @@ class SearchEnvironment(Environment):
     stops: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
 
     @property
-    def frames(self) -> tuple[Quoted, ...]:  # type: ignore[override]
+    def frames(self) -> tuple[Quoted, ...]:
         return (INFORMATION, Quoted(before=self.template.notice))
 
     async def step(self, episode: Episode, turn: str) -> Observation:

@@ -2,12 +2,14 @@
 
 Every sampled token has its log-probability under the sampling policy (after temperature) and the weight version that
 sampled it. Weights are replaced while episodes are in flight: the engine is paused between two decoding steps, running
-requests keep their tokens, and their KV cache is computed again with the new weights.
+requests keep their tokens, and their KV cache is computed again with the new weights, unless rollout.recompute_kv is
+switched off.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import itertools
 import logging
@@ -19,23 +21,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import vllm
 from numpy.typing import NDArray
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from cusearch_async.config import Config
-from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable, first_line
+from cusearch_async.config import Config, refuse_unknown
+from cusearch_async.errors import ConfigError, EngineDied, WeightsMismatch, WeightsUnavailable, first_line
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.rollout.engine_output import EngineOutput
-from cusearch_async.transport.weights import TENSORS, Canary, WeightStore
+from cusearch_async.rollout.freshness import Loaded, digests_of, stale_tensors
+from cusearch_async.transport.weights import Manifest, WeightStore
 
 log = logging.getLogger(__name__)
 
 CPU_BATCH_TOKENS = 4096
 """Maximum number of tokens of one engine step on CPU; prompts that do not fit wait for the next step."""
+
+ADAPTER = "policy", 1
+"""Name and number of the only adapter. All versions have the same, so that requests in flight go on with the newest."""
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as max_lora_rank."""
 
 
 @dataclass(slots=True)
@@ -66,8 +76,9 @@ class Turn:
 
 
 class Engine:
-    def __init__(self, llm: AsyncLLM, tokenizer: Any, engine_output: EngineOutput) -> None:
+    def __init__(self, llm: AsyncLLM, tokenizer: Any, engine_output: EngineOutput, recomputes_kv: bool = True) -> None:
         self._llm = llm
+        self._recomputes_kv = recomputes_kv
         self._engine_output = engine_output
         self._tokenizer = tokenizer
         self._stop_settings: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -77,6 +88,8 @@ class Engine:
         """Version of the loaded weights, in learner steps; -1 before any published weights are loaded."""
         self.loaded = ""
         """Directory of the loaded weights in the weight store."""
+        self._adapter: LoRARequest | None = None
+        """The loaded adapter; None for the model alone."""
         self.sampled_tokens = 0
         self._running = 0
         self._busy_s = 0.0
@@ -84,33 +97,15 @@ class Engine:
         self._pulse = _Pulse()
         self._pulse.listen(llm)
         self._is_paused = False
+        self._checked: Loaded | None = None
+        """The engine at the last check of its weights."""
 
     @classmethod
     def start(cls, model: str, tokenizer: Any, config: Config) -> Engine:
         """Load `model` (a local folder or a Hub id) into a new engine. Takes seconds to minutes.
 
-        Raises: EngineDied with the engine's last error."""
-        rollout = config.rollout
-        optional: dict[str, Any] = {"block_size": rollout.block_size}
-        if current_platform.is_cpu():
-            # A seeded request whose prefill is cut in pieces kills the engine ("CPU Generator does not use offset").
-            optional["enable_chunked_prefill"] = False
-            optional["max_num_batched_tokens"] = max(config.episode.max_tokens, CPU_BATCH_TOKENS)
-        if rollout.kv_cache_mib:
-            optional["kv_cache_memory_bytes"] = rollout.kv_cache_mib << 20
-        arguments = AsyncEngineArgs(
-            model=model,
-            dtype=config.model.dtype,
-            max_model_len=config.episode.max_tokens,
-            max_num_seqs=rollout.max_sequences,
-            enforce_eager=rollout.enforce_eager,
-            enable_prefix_caching=True,
-            logprobs_mode="processed_logprobs",
-            generation_config="vllm",
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
-            **{name: value for name, value in optional.items() if value is not None},
-        )
+        Raises: ConfigError for an option that vLLM does not know; EngineDied with the engine's last error."""
+        arguments = AsyncEngineArgs(**engine_arguments(model, config, current_platform.is_cpu()))
         engine_output = EngineOutput()
         try:
             with log_waiting(log, f"waiting for vLLM to load {model}"), engine_output.listening():
@@ -119,7 +114,7 @@ class Engine:
             raise EngineDied(
                 f"vLLM cannot start with {model!r}: {engine_output.last_error() or first_line(error)}"
             ) from error
-        return cls(llm, tokenizer, engine_output)
+        return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv)
 
     @property
     def busy_s(self) -> float:
@@ -180,20 +175,26 @@ class Engine:
         directory = store.directory(name)
         try:
             async with self._paused():
-                if is_there := (directory / TENSORS).exists():
-                    await self._swap(directory, manifest.version)
+                if is_there := (directory / manifest.file).exists():
+                    await self._swap(directory, manifest)
         except EngineDeadError as error:
             raise await self._died(error) from error
         if not is_there:
             raise WeightsUnavailable(f"{directory} was removed before it was loaded")
         self.version, self.loaded = manifest.version, name
         if check:
-            await self.check(manifest.canary, name)
+            await self.check(manifest, name)
 
-    async def _swap(self, directory: Path, version: int) -> None:
+    async def _swap(self, directory: Path, manifest: Manifest) -> None:
         try:
-            await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
-            await self._llm.update_weight_version(str(version))
+            if manifest.adapter is None:
+                await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
+            else:
+                if not await self._llm.add_lora(LoRARequest(*ADAPTER, str(directory), load_inplace=True)):
+                    raise RuntimeError("vLLM has not taken the adapter")
+                # Without load_inplace: vLLM would load the file again at every step of a request that has it.
+                self._adapter = LoRARequest(*ADAPTER, str(directory))
+            await self._llm.update_weight_version(str(manifest.version))
         except EngineDeadError:
             raise
         except Exception as error:
@@ -204,7 +205,7 @@ class Engine:
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
         """The engine is paused inside. After an error it stays paused, because it cannot be used any more."""
-        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        await self._llm.pause_generation(mode="keep", clear_cache=self._recomputes_kv)
         self._is_paused = True
         try:
             yield
@@ -213,16 +214,25 @@ class Engine:
             self._is_paused = False
             self._pulse.at = time.monotonic()
 
-    async def check(self, canary: Canary, name: str) -> None:
-        """Raises: WeightsMismatch when the engine's log-probabilities of the canary differ from the learner's."""
-        computed = await self.score(canary.token_ids)
-        difference = float(np.abs(computed - np.asarray(canary.logprobs)).mean())
-        if not difference <= canary.tolerance:
+    async def check(self, manifest: Manifest, name: str) -> None:
+        """Raises: WeightsMismatch when the engine's log-probabilities of the canary differ from the learner's, or when
+        a tensor that has changed since the last check has not changed in the engine."""
+        computed = await self.score(manifest.canary.token_ids)
+        difference = float(np.abs(computed - np.asarray(manifest.canary.logprobs)).mean())
+        if not difference <= manifest.canary.tolerance:
             raise WeightsMismatch(
                 f"after loading {name} the engine's log-probabilities differ from the learner's by {difference:.4g} "
                 "on average "
-                f"(allowed {canary.tolerance:g}): it does not have the published weights"
+                f"(allowed {manifest.canary.tolerance:g}): it does not have the published weights"
             )
+        now = Loaded(manifest.tensors, digests_of(await self._llm.compute_weight_checksums()))
+        stale = stale_tensors(self._checked, now) if self._checked else []
+        if stale:
+            raise WeightsMismatch(
+                f"after loading {name} {len(stale)} of the engine's {len(now.digests)} tensors are still those of an "
+                f"older version, such as {stale[0]}: it does not have the published weights; restart the worker"
+            )
+        self._checked = now
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
         """Log-probabilities [C - 1] of tokens 1.. of a text under the loaded weights, temperature 1."""
@@ -234,7 +244,10 @@ class Engine:
 
     async def _run(self, prompt: Sequence[int], params: SamplingParams) -> Any:
         """The final output of one request. Raises: EngineDied."""
-        request = self._llm.generate({"prompt_token_ids": list(prompt)}, params, f"request-{next(self._ids)}")
+        tokens: dict[str, Any] = {"prompt_token_ids": list(prompt)}
+        if not self._recomputes_kv:
+            tokens["cache_salt"] = self.loaded or "base"  # what an older version has cached is not used for new turns
+        request = self._llm.generate(tokens, params, f"request-{next(self._ids)}", lora_request=self._adapter)
         try:
             outputs = [output async for output in request]
         except (EngineDeadError, EngineGenerateError) as error:  # after the latter vLLM reads no output any more
@@ -262,6 +275,41 @@ class Engine:
             self._running -= 1
             if self._running == 0:
                 self._busy_s += time.monotonic() - self._busy_since
+
+
+def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]:
+    """Arguments of AsyncEngineArgs. Raises: ConfigError for an option that vLLM does not know."""
+    options = config.rollout.vllm.model_dump(exclude_none=True)
+    extra = config.rollout.vllm.model_extra or {}
+    known = [option.name for option in dataclasses.fields(AsyncEngineArgs)]
+    refuse_unknown("rollout.vllm", extra, known, f"vLLM {vllm.__version__}")
+    if is_cpu:
+        # A seeded request whose prefill is cut in pieces kills the engine ("CPU Generator does not use offset").
+        options["enable_chunked_prefill"] = False
+        options.setdefault("max_num_batched_tokens", max(config.episode.max_tokens, CPU_BATCH_TOKENS))
+    return (
+        {"enable_prefix_caching": True, "use_tqdm_on_load": False}
+        | options
+        | _adapter_arguments(config, is_cpu)
+        | {
+            "model": model,
+            "dtype": config.model.dtype,
+            "max_model_len": config.episode.max_tokens,
+            "max_num_seqs": config.rollout.max_sequences,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "disable_log_stats": True,
+        }
+    )
+
+
+def _adapter_arguments(config: Config, is_cpu: bool) -> dict[str, Any]:
+    rank = config.learner.lora.rank
+    if not rank:
+        return {}
+    if not is_cpu and config.model.dtype == "float32":
+        raise ConfigError("learner.lora needs model.dtype = 'bfloat16' on a GPU: vLLM's kernels have no float32")
+    return {"enable_lora": True, "max_lora_rank": min(r for r in ADAPTER_RANKS if r >= rank), "max_loras": 1}
 
 
 def _version_number(label: str) -> int:

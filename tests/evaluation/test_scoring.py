@@ -205,7 +205,8 @@ def test_an_evaluator_stays_until_no_learner_can_go_back_behind_the_last_version
     checkpoints.begin(1, 0)
 
     def save(step: int) -> None:
-        with checkpoints.write(state_at(step, MethodState(), config)) as folder:
+        folder = checkpoints.begin_write(step)
+        with checkpoints.write(state_at(step, MethodState(), config)):
             (folder / "model").mkdir(parents=True)
         checkpoints.finish(step)
 
