@@ -31,7 +31,7 @@ SETTINGS = {
     "model.path": "atlas",
     "pool.max_staleness": 2,
     "learner.checkpoint_every": 10,
-    "rollout.kv_cache_mib": 64,  # filled early on, as vLLM touches every block once
+    "rollout.vllm.kv_cache_memory_bytes": 64 << 20,  # filled early on, as vLLM touches every block once
     "rollout.max_episodes": 8,
     "redis.lease_s": 30,
     "redis.timeout_s": 10,

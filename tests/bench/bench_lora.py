@@ -1,0 +1,107 @@
+"""LoRA against full fine-tuning: the demo with both, one seed after the other, scored on held-out cities; and the bytes
+of a version of both, of a model of 55 million parameters.
+
+    python -m tests.bench.bench_lora [--seeds 5] [--section.key value]...
+
+Settings go to both kinds of run, except that LoRA has its own rank, alpha and learning rate. Figures go to
+runs/bench/lora.json after every run; runs that are in it already, with the same settings, are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cusearch_async.lifecycle.entry import split_overrides
+from cusearch_async.lifecycle.ports import free_port
+
+FOLDER = Path("runs/bench")
+FIGURES = FOLDER / "lora.json"
+KINDS = {"full": [], "lora": ["--learner.lora.rank", "16", "--learner.lora.alpha", "32", "--learner.lr", "5e-4"]}
+STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Seeds -> the 97.5 % quantile of Student's t with one degree of freedom less."""
+
+
+def held_out_em(kind: str, seed: int, overrides: list[str]) -> float:
+    """Run the demo once."""
+    folder = FOLDER / f"lora-{kind}-{seed}"
+    ports = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
+    ports += ["--retriever.url", f"http://127.0.0.1:{free_port()}"]
+    settings = ["--run.seed", str(seed), "--run.folder", str(folder), *ports, *overrides, *KINDS[kind]]
+    subprocess.run([sys.executable, "-m", "cusearch_async.cli.main", "demo", *settings], check=True)
+    return float(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["em_after"])
+
+
+def version_bytes() -> dict[str, float]:
+    """Bytes of a published version of a model of 55 million parameters in bfloat16, whole and as an adapter."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from cusearch_async.config import LoraConfig
+    from cusearch_async.training.adapter import Adapter
+    from cusearch_async.transport.weights import Canary, WeightStore
+
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    shape = Qwen2Config(vocab_size=32_000, hidden_size=512, intermediate_size=2048, num_hidden_layers=10, **heads)
+    model = Qwen2ForCausalLM(shape).to(torch.bfloat16)
+    store, found = WeightStore(FOLDER / "lora-versions", keep=9), {}
+    found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    found["full_bytes"] = _size(store, store.publish(0, 1, whole, Canary([1], [], 0)))
+    adapter = Adapter.into(model, LoraConfig(rank=8), "random", 0)
+    own = adapter.by_peft_names({name: parameter.detach() for name, parameter in model.named_parameters()})
+    found["adapter_bytes"] = _size(store, store.publish(1, 1, own, Canary([1], [], 0), adapter=adapter.config))
+    return found | {"rank": 8, "adapter_share": found["adapter_bytes"] / found["full_bytes"]}
+
+
+def _size(store: Any, name: str) -> int:
+    return sum(path.stat().st_size for path in store.directory(name).iterdir())
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """95 % interval of the mean over seeds."""
+    half = STUDENT_T[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    return statistics.mean(values) - half, statistics.mean(values) + half
+
+
+def conclude(figures: dict[str, Any]) -> str:
+    """Compares the seeds that both kinds have run with."""
+    seeds = sorted(figures["em"]["full"].keys() & figures["em"]["lora"].keys())
+    if len(seeds) < 2:
+        return f"{len(seeds)} seeds have run with both; an interval needs two"
+    full, lora = ([figures["em"][kind][seed] for seed in seeds] for kind in KINDS)
+    low, high = interval(full)
+    mean = statistics.mean(lora)
+    where = "within" if low <= mean <= high else "above" if mean > high else "below"
+    return (
+        f"held-out EM over {len(seeds)} seeds: full {statistics.mean(full):.3f} [{low:.3f}, {high:.3f}], "
+        f"LoRA {mean:.3f}, which is {where} the interval"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=5, choices=range(1, 11))
+    own, overrides = split_overrides(sys.argv[1:])
+    seeds = parser.parse_args(own).seeds
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    figures = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
+    if figures.get("settings") != [overrides, KINDS]:
+        figures = {"settings": [overrides, KINDS], "em": {kind: {} for kind in KINDS}}
+    figures["version"] = version_bytes()
+    for seed in map(str, range(seeds)):
+        for kind in KINDS:
+            if seed not in figures["em"][kind]:
+                figures["em"][kind][seed] = held_out_em(kind, int(seed), overrides)
+            FIGURES.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    print(f"a version: {figures['version']}")
+    print(conclude(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What our code expects of vLLM, by name, and what a folder of vLLM's Python sources has of it. Nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+ENGINE = Path(__file__).parents[2] / "cusearch_async" / "rollout" / "engine.py"
+"""The one module that imports vLLM."""
+
+CONTRACT: dict[str, set[str]] = {
+    # what engine.py imports and calls
+    "__init__.py:MODULE_ATTRS": {"AsyncEngineArgs", "SamplingParams"},
+    "platforms/__init__.py:__getattr__": {"current_platform"},
+    "platforms/interface.py:Platform": {"is_cpu"},
+    "engine/arg_utils.py:AsyncEngineArgs": {
+        *("model", "dtype", "max_model_len", "max_num_seqs", "enforce_eager", "enable_prefix_caching", "logprobs_mode"),
+        *("generation_config", "disable_log_stats", "use_tqdm_on_load", "block_size", "enable_chunked_prefill"),
+        *("max_num_batched_tokens", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank"),
+    },
+    "config/model.py:LogprobsMode": {"processed_logprobs"},
+    "sampling_params.py:SamplingParams": {
+        *("max_tokens", "temperature", "seed", "logprobs", "flat_logprobs", "output_kind", "stop_token_ids", "stop"),
+        *("detokenize", "include_stop_str_in_output", "prompt_logprobs"),
+    },
+    "sampling_params.py:RequestOutputKind": {"FINAL_ONLY"},
+    "v1/engine/exceptions.py:EngineDeadError": set(),
+    "v1/engine/exceptions.py:EngineGenerateError": set(),
+    "v1/engine/async_llm.py:AsyncLLM": {
+        *("from_engine_args", "generate", "pause_generation", "resume_generation", "collective_rpc"),
+        *("update_weight_version", "compute_weight_checksums", "shutdown", "output_processor", "add_lora"),
+    },
+    "v1/engine/async_llm.py:AsyncLLM.from_engine_args": {"engine_args"},
+    "v1/engine/async_llm.py:AsyncLLM.generate": {"prompt", "sampling_params", "request_id", "lora_request"},
+    "v1/engine/async_llm.py:AsyncLLM.add_lora": {"lora_request"},
+    "lora/request.py:LoRARequest": {"lora_name", "lora_int_id", "lora_path", "load_inplace"},
+    "config/lora.py:MaxLoRARanks": set(),
+    "v1/engine/async_llm.py:AsyncLLM.pause_generation": {"mode", "clear_cache"},
+    "v1/engine/async_llm.py:AsyncLLM.collective_rpc": {"method", "kwargs"},
+    "v1/engine/async_llm.py:AsyncLLM.update_weight_version": {"new_version"},
+    "v1/engine/__init__.py:PauseMode": {"keep"},
+    "v1/engine/output_processor.py:OutputProcessor": {"process_outputs"},
+    # what comes back
+    "outputs.py:RequestOutput": {"outputs", "prompt_logprobs"},
+    "outputs.py:CompletionOutput": {"token_ids", "logprobs", "weight_versions"},
+    "outputs.py:WeightVersionSpan": {"start", "end", "version"},
+    "logprobs.py:FlatLogprobs": {"logprobs"},
+    "logprobs.py:Logprob": {"logprob"},
+    # what the engine's process is asked to do, on a GPU
+    "v1/worker/gpu_worker.py:Worker": {"reload_weights"},
+    "v1/worker/gpu/model_runner.py:GPUModelRunner.reload_weights": {"weights_path"},
+    "v1/worker/gpu_model_runner.py:GPUModelRunner.reload_weights": {"weights_path"},
+    # what configure_process sets
+    "envs.py:environment_variables": {
+        *("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_OMP_THREADS_BIND"),
+        "VLLM_LOGGING_LEVEL",
+    },
+}
+"""File:name, or file:name.method -> what that must have: attributes of a class, parameters of a function, texts of a
+constant."""
+
+OPTIONS: dict[str, set[str]] = {
+    "engine/arg_utils.py:AsyncEngineArgs": {
+        *("gpu_memory_utilization", "tensor_parallel_size", "quantization", "kv_cache_dtype", "async_scheduling"),
+        *("compilation_config", "enable_sleep_mode", "weight_transfer_config", "worker_extension_cls"),
+    },
+    "v1/engine/async_llm.py:AsyncLLM": {"is_sleeping"},
+    "v1/engine/async_llm.py:AsyncLLM.sleep": {"level", "mode"},
+    "v1/engine/async_llm.py:AsyncLLM.wake_up": {"tags"},
+    "v1/engine/async_llm.py:AsyncLLM.init_weight_transfer_engine": {"request"},
+    "v1/engine/async_llm.py:AsyncLLM.start_weight_update": set(),
+    "v1/engine/async_llm.py:AsyncLLM.update_weights": {"request"},
+    "v1/engine/async_llm.py:AsyncLLM.finish_weight_update": {"weight_version"},
+    "v1/engine/async_llm.py:AsyncLLM.shutdown_weight_transfer_engine": set(),
+    "config/weight_transfer.py:WeightTransferConfig": {"backend"},
+    "distributed/weight_transfer/base.py:WeightTransferInitRequest": {"init_info"},
+    "distributed/weight_transfer/base.py:WeightTransferUpdateRequest": {"update_info"},
+    "distributed/weight_transfer/base.py:WeightTransferEngine": {
+        *("init_transfer_engine", "start_weight_update", "receive_weights", "finish_weight_update", "shutdown"),
+    },
+    "distributed/weight_transfer/factory.py:WeightTransferEngineFactory.register_engine": {
+        *("name", "module_path_or_cls", "class_name"),
+    },
+}
+"""As CONTRACT, of what a setting may ask for: taking turns on a GPU, adapters, weights without files, checksums."""
+
+
+def missing(vllm: Path, contract: dict[str, set[str]]) -> list[str]:
+    """What the sources in the folder `vllm` lack of the contract, in words."""
+    found = []
+    for place, names in contract.items():
+        offered = offers(vllm, place)
+        if offered is None:
+            found.append(f"{place} is not there")
+        elif lacking := sorted(names - offered):
+            found.append(f"{place} has no {', '.join(lacking)}")
+    return found
+
+
+def offers(vllm: Path, place: str) -> set[str] | None:
+    """The names that a place of the contract has, those of a class's bases in the same file included; None if the place
+    does not exist."""
+    file, _, path = place.partition(":")
+    if not (vllm / file).exists():
+        return None
+    tree = _parse(vllm / file)
+    node: ast.AST | None = tree
+    for name in path.split("."):
+        node = next((child for child in ast.iter_child_nodes(node) if name in _defined(child)), None)
+        if node is None:
+            return None
+    if isinstance(node, ast.ClassDef):
+        bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+        inherited = [offers(vllm, f"{file}:{base}") or set() for base in bases if base != node.name]
+        return _attributes(node).union(*inherited)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return _parameters(node) | _texts(node)
+    return _texts(node)
+
+
+def called() -> set[str]:
+    """Every name that engine.py imports from vLLM, gives to it as an argument, or asks of its engine."""
+    tree = _parse(ENGINE)
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and str(n.module).split(".")[0] == "vllm"]
+    found = {alias.name for node in imports for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in found:
+            found |= {keyword.arg for keyword in node.keywords if keyword.arg}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self._llm", "llm", *found):
+            found.add(node.attr)
+        elif isinstance(node, ast.FunctionDef) and node.name.endswith("_arguments"):
+            keys = [key for inner in ast.walk(node) if isinstance(inner, ast.Dict) for key in inner.keys]
+            found |= {key.value for key in keys if isinstance(key, ast.Constant)}
+    return found
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _defined(node: ast.AST) -> set[str]:
+    """The names that a statement defines."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {node.name}
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    """Of the class itself, and what its methods set on `self`."""
+    own = {name for child in node.body for name in _defined(child)}
+    stored = [n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+    return own | {n.attr for n in stored if isinstance(n.value, ast.Name) and n.value.id == "self"}
+
+
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    arguments = node.args
+    return {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+
+
+def _texts(node: ast.AST) -> set[str]:
+    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
