@@ -26,8 +26,12 @@ PLAYER, OWN = ("rollout/episode.py", "test_episode.py"), ("environments/base.py"
 TICKETS = ("algorithm/tickets.py", "test_tickets.py")
 PLAN, UPDATE = (("training/plan.py", "test_plan.py"), ("training/update.py", "test_update.py"))
 MODEL = ("training/model.py", "test_model.py")
+ATTENTION = ("training/attention.py", "test_attention.py")
 
 LEADING = ("training/leading.py", "test_leading.py")
+LOOP, PUBLISHING = (("training/loop.py", "test_train.py"), ("training/publishing.py", "test_train.py"))
+TENSORS, WEIGHTS = ("transport/tensor_file.py", "test_tensor_file.py"), ("transport/weights.py", "test_weights.py")
+FRESHNESS, GPUS = ("rollout/freshness.py", "test_freshness.py"), ("lifecycle/gpus.py", "test_gpus.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 TERMS = ("transport/run_contract.py", "test_run_contract.py")
 
@@ -37,6 +41,10 @@ def lua(name: str, tests: str = "interface") -> tuple[str, str]:
 
 
 MUTANTS = {
+    "packed trajectories see each other": (ATTENTION, "if packed is None else list(packed.lengths)", "or []"),
+    "the kernel sees the future": (ATTENTION, "window_size=(-1, 0)", "window_size=(-1, -1)"),
+    "a sliding window is not seen": (ATTENTION, 'if getattr(config, "sliding_window", None)', "if False"),
+    "padded rows see the future": (ATTENTION, "is_causal=True", "is_causal=False"),
     "spare is not guarded": (SDGA, "if spare > 0:", "if spare != 0:"),
     "overflow goes back to the farthest": (SDGA, "order[:place][::-1]", "order[:place]"),
     "overflow goes only to later buckets": (SDGA, "order[place + 1 :] + order[:place][::-1]", "order[place + 1 :]"),
@@ -187,11 +195,20 @@ MUTANTS = {
     "an environment gets the tickets of another": (TICKETS, "self._shares[part] + earlier", "self._shares[part]"),
     "environments come in blocks": (TICKETS, "(2 * n + 1) / (2 * share), part, n", "part, part, n"),
     "a checkpoint that is deleted meanwhile is loaded": (LEADING, "not is_sealed(newest.path)", "False"),
-    "another run is taken over": (LEADING, "    refuse_another(config.run.name, state.origin, config.folder)\n", ""),
+    "another run is taken over": (LEADING, "        refuse_another(", "        str("),
     "the folder's epochs are not asked for": (LEADING, "start.method, least_epoch,", "start.method, 0,"),
     "the run is nobody's": (LEADING, "least_epoch, origin_of(config.folder),", "least_epoch, None,"),
     "the other ranks are left waiting": (LEADING, "    finally:\n        learner.stop()", "    finally:\n        pass"),
     "a cleared checkpoint is a full disk": (LEADING, "if isinstance(error, WriteFailed):", "if False:"),
+    "what fails behind the loop is not noticed": (LOOP, "            work.check()\n", "            pass\n"),
+    "weights stay lent after a failure": (PUBLISHING, "            lent.release()\n", ""),
+    "weights stay lent when the disk is full": (WEIGHTS, "                copied()\n", "                pass\n"),
+    "tensors are not aligned": (TENSORS, "(-tensors[name].element_size(), name)", "name"),
+    "a tensor may lie beyond its file": (TENSORS, "<= place.end <= len(content)", "<= place.end"),
+    "stale weights are fresh": (FRESHNESS, "if digests == before.digests.get(name)", "if False"),
+    "a fused tensor is not judged": (FRESHNESS, "if module else [name]", "if False else [name]"),
+    "half a group is taken": (GPUS, "            if not owners:", "            if len(owners) < len(group):"),
+    "the learner's GPUs are the engines'": (GPUS, "= (*learner_gpus(config, there), *eval", "= (*(), *eval"),
 }  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), 1, 5).keys()
     names |= UpdateReport(5, torch.device("cpu")).metrics(1).keys()
     names |= WorkerRates().since_last({}).keys() | describe_ledger(Ledger()).keys()
-    names |= describe_times(1, 1, 1, 1, 1).keys()
+    names |= describe_times(1, 1, 1, 1, 1, 1).keys()
     names |= {name.replace("/a/", "/LABEL/") for name in describe_environments(pool, [], ["a", "b"]) if "/a/" in name}
     for method in METHODS:
         names |= {f"selection/{name}" for name in select(method, pool_of(np.zeros(60), np.ones(60, np.int64))).metrics}

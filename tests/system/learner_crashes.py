@@ -7,10 +7,12 @@ needed and every life of the learner meets the same trajectories."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 from cusearch_async.config import Config, load_config
 from cusearch_async.lifecycle.entry import exit_with_one_line, log_to_stderr
 from cusearch_async.lifecycle.placement import configure_process
+from tests.conftest import SLOW
 
 POINTS = (
     "before claim",
@@ -25,9 +28,13 @@ POINTS = (
     "mid-update",
     "after update",
     "after commit",
+    "mid-copy",
     "mid-publish",
     "after publish",
+    "mid-update, publishing",
+    "after capture",
     "mid-checkpoint",
+    "mid-update, saving",
     "after checkpoint",
 )
 
@@ -36,8 +43,9 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def feed(config: Config, steps: int) -> None:
-    """Put the pools of the first `steps` steps: trajectories that depend on their ticket and rollout only."""
+async def feed(config: Config, steps: int, most: int = 10_000) -> None:
+    """Put the pools of the next `steps` steps, and of later ones up to `most` trajectories, which depend on their
+    ticket and rollout only."""
     import numpy as np
 
     from cusearch_async.data.questions import load_run_questions
@@ -50,9 +58,10 @@ async def feed(config: Config, steps: int) -> None:
     question_of = questions.id_of
     contract = contract_of(config, questions.all, load_tokenizer(config.model.location))
     async with open_buffer(config, 30, contract=contract) as buffer:
-        while (await buffer.state()).published < 0:
-            pass
-        slots = await buffer.admit("feeder", 0, 10_000)
+        async with asyncio.timeout(240 * SLOW):  # a learner that cannot start would be waited for without end
+            while (await buffer.state()).published < 0:
+                await asyncio.sleep(0.01)
+        slots = await buffer.admit("feeder", 0, most)
         assert len(slots) >= steps * config.pool.size
         for slot in slots:
             rng = np.random.default_rng([slot.ticket, slot.rollout])
@@ -71,7 +80,34 @@ async def feed(config: Config, steps: int) -> None:
             assert await buffer.put(trajectory) == "stored"
 
 
-def arm(point: str, step: int) -> None:  # noqa: PLR0915  (one branch a point)
+def in_the_middle_of_update(step: int, then: Callable[[], None]) -> None:
+    """Call `then` after the first optimizer step of learner step `step`."""
+    from cusearch_async.training.learner import Learner
+
+    mini_batches = {"done": 0}
+    accumulate = Learner._accumulate
+
+    def counted(self: Any, minibatch: Any, update: Any, report: Any) -> None:
+        accumulate(self, minibatch, update, report)
+        mini_batches["done"] += update.plan.step == step
+        if mini_batches["done"] == 2:
+            then()
+
+    Learner._accumulate = counted  # type: ignore[method-assign]
+
+
+def hanging(is_now: Callable[[Any], bool], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which never returns where `is_now` says so."""
+
+    def hangs(argument: Any) -> Any:
+        if is_now(argument):
+            threading.Event().wait()
+        return function(argument)
+
+    return hangs
+
+
+def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a point)
     """Make the process kill itself at `point` of learner step `step`."""
     from cusearch_async.training.checkpoint import Checkpoints
     from cusearch_async.training.learner import Learner
@@ -106,16 +142,30 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0915  (one branch a point)
     elif point == "after claim":
         around(RedisBuffer, "_payloads", lambda ids: int(ids[0].split(":")[0]) // 4, is_async=True)
     elif point == "mid-update":
-        mini_batches = {"done": 0}
-        accumulate = Learner._accumulate
+        in_the_middle_of_update(step, die)
+    elif point == "mid-update, publishing":  # the version before is copied, and not yet announced
+        from cusearch_async.transport import weights
 
-        def counted(self: Any, minibatch: Any, update: Any, report: Any) -> None:
-            accumulate(self, minibatch, update, report)
-            mini_batches["done"] += update.plan.step == step
-            if mini_batches["done"] == 2:  # the first optimizer step of this learner step has been made
+        records_of = weights.records_of
+        weights.records_of = hanging(lambda path: f"v{step:06d}" in str(path), records_of)
+        in_the_middle_of_update(step, die)
+    elif point == "mid-update, saving":  # the newest checkpoint is captured, and not yet written
+        from cusearch_async.training import deepspeed_engine
+
+        deepspeed_engine.write = hanging(lambda captured: True, deepspeed_engine.write)
+        in_the_middle_of_update(step, die)
+    elif point == "mid-copy":
+        from cusearch_async.transport import weights
+
+        write_tensors = weights.write_tensors
+
+        def write_half(path: Path, tensors: Any) -> None:
+            if f"v{step + 1:06d}" in str(path):
+                write_tensors(path, dict(list(tensors.items())[: len(tensors) // 2]))
                 die()
+            write_tensors(path, tensors)
 
-        Learner._accumulate = counted  # type: ignore[method-assign]
+        weights.write_tensors = write_half
     elif point == "after update":
         around(Learner, "update", lambda selected, advantages, s: s, is_async=False)
     elif point == "after commit":
@@ -131,14 +181,26 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0915  (one branch a point)
         Path.rename = torn  # type: ignore[method-assign]
     elif point == "after publish":
         around(WeightStore, "publish", lambda version, *_: version - 1, is_async=False)
+    elif point == "after capture":
+        around(Learner, "capture", lambda folder: int(folder.name.split("-")[1][4:]) - 1, is_async=False)
     elif point == "mid-checkpoint":
-        around(Learner, "save", lambda folder: int(folder.name.split("-")[1][4:]) - 1, is_async=False)
+        from cusearch_async.training import deepspeed_engine
+
+        write = deepspeed_engine.write
+
+        def write_part(captured: Any) -> None:
+            is_now = f"step{step + 1:06d}" in str(next(iter(captured)))
+            write(dict(list(captured.items())[:1]) if is_now else captured)
+            if is_now:
+                die()
+
+        deepspeed_engine.write = write_part
     elif point == "frozen":
         finish = Checkpoints.finish
 
         def freezing(self: Any, finished: int) -> None:
             if finished == step + 1:
-                os.kill(os.getpid(), signal.SIGSTOP)
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before this very thread goes on
             finish(self, finished)
 
         Checkpoints.finish = freezing  # type: ignore[method-assign]
@@ -152,13 +214,13 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0915  (one branch a point)
 
         Learner._update = asked  # type: ignore[method-assign]
     elif point == "full":
-        save = Learner.save
+        capture = Learner.capture
 
-        def refused(self: Any, folder: Path) -> None:
+        def refused(self: Any, folder: Path) -> Any:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
-            save(self, folder)
+            return capture(self, folder)
 
-        Learner.save = refused  # type: ignore[method-assign]
+        Learner.capture = refused  # type: ignore[method-assign]
     elif point == "after checkpoint":
         around(Checkpoints, "finish", lambda step: step - 1, is_async=False)
 

@@ -6,8 +6,10 @@ the gradient of the first mini-batch, before clipping, as FOLDER/gradient-NAME.s
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +53,8 @@ def record_first_gradient(engine: Any) -> dict[str, Any]:
     def recording_step(*arguments: Any, **named: Any) -> Any:
         if not gradients:
             for name, parameter in engine.module.named_parameters():
-                gradients[name] = safe_get_full_grad(parameter).clone()
+                if parameter.requires_grad:
+                    gradients[name] = safe_get_full_grad(parameter).clone()
         return step(*arguments, **named)
 
     engine.optimizer.step = recording_step
@@ -73,7 +76,51 @@ def count_forwards(model: Any) -> list[int]:
     return counts
 
 
-def main() -> None:
+def update_while_lent(learner: Any, *arguments: Any) -> Any:
+    """An update that begins while the weights are lent. They must not change before they are given back."""
+    import torch
+
+    lent = learner.lend()
+    before = {name: tensor.clone() for name, tensor in lent.tensors.items()}
+    has_gradient = threading.Event()
+    refuse_faults, reports = learner._refuse_faults, []
+
+    def noting(update: Any) -> None:
+        refuse_faults(update)
+        has_gradient.set()
+
+    learner._refuse_faults = noting
+    thread = threading.Thread(target=lambda: reports.append(learner.update(*arguments)))
+    thread.start()
+    assert has_gradient.wait(120)
+    thread.join(0.5)
+    assert thread.is_alive(), "the optimizer step waits"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in lent.tensors.items())
+    lent.release()
+    thread.join()
+    assert not all(torch.equal(tensor, before[name]) for name, tensor in lent.tensors.items())
+    return reports[0]
+
+
+SHAKEN = 0.002
+"""Size of an adapter's B, with which its policy is near its reference, but not the same."""
+
+
+def shake(model: Any) -> None:
+    """Give the adapter of `model` a B that is not zero, the same on all ranks; where B is zero, A has no gradient."""
+    import deepspeed
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+                values = torch.randn(parameter.shape, generator=generator) * SHAKEN
+                parameter.copy_(values)
+
+
+def options() -> tuple[argparse.Namespace, list[str]]:
+    """The command line, and the settings in it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")
@@ -81,10 +128,17 @@ def main() -> None:
     parser.add_argument("--to-step", type=int, default=2)
     parser.add_argument("--load", type=Path)
     parser.add_argument("--save", type=Path)
+    parser.add_argument("--save-loaded", type=Path)
     parser.add_argument("--trajectories", type=int, nargs=2, default=(10, 60))
+    parser.add_argument("--lend", action="store_true")
+    parser.add_argument("--shake", action="store_true", help="begin with an adapter whose B is not zero")
     parser.add_argument("--poison", choices=("weight", "gradient"))
     own, overrides = split_overrides(sys.argv[1:])
-    arguments = parser.parse_args(own)
+    return parser.parse_args(own), overrides
+
+
+def main() -> None:
+    arguments, overrides = options()
     configure_process([])
 
     import torch
@@ -99,11 +153,13 @@ def main() -> None:
     selected, advantages = fixed_trajectories(*arguments.trajectories)
     if arguments.poison == "gradient":
         advantages *= 1e38  # the loss is finite, what flows back through the network is not
-    ranks = Ranks()
+    ranks = Ranks(config.learner.collective_timeout_s)
     learner = Learner(config, ranks)
     if arguments.poison == "weight":
         with torch.no_grad():
             learner._module.model.lm_head.weight[int(selected[3].token_ids[-1])] = float("nan")
+    if arguments.shake:
+        shake(learner._module.model)
     forwards = count_forwards(learner._module.model)
     gradients = record_first_gradient(learner._engine.deepspeed)
     if arguments.load:
@@ -111,15 +167,20 @@ def main() -> None:
     if not ranks.is_leader:
         learner.follow()
         return
+    if arguments.save_loaded:
+        learner.capture(arguments.save_loaded)()
+    report: dict[str, Any] = {}
     try:
         for step in range(arguments.from_step, arguments.to_step):
-            report = learner.update(selected, advantages, step)
+            update = functools.partial(update_while_lent, learner) if arguments.lend else learner.update
+            report = update(selected, advantages, step)
     except NonFiniteUpdate as error:
         report = {"refused": str(error)}
     if arguments.save:
-        learner.save(arguments.save)
+        learner.capture(arguments.save)()
     if ranks.size == 1 or "refused" not in report:  # a refusal ends the other ranks
-        save_file(learner.tensors(), arguments.folder / f"weights-{arguments.name}.safetensors")
+        weights = {name: tensor.clone() for name, tensor in learner.lend().tensors.items()}
+        save_file(weights, arguments.folder / f"weights-{arguments.name}.safetensors")
         learner.stop()
     (arguments.folder / f"forwards-{arguments.name}.json").write_text(json.dumps(forwards))
     save_file(gradients, arguments.folder / f"gradient-{arguments.name}.safetensors")

@@ -36,13 +36,15 @@ def logprobs_of(model: Any, token_ids: list[int]) -> list[float]:
     return [float(log_all[i, token]) for i, token in enumerate(token_ids[1:])]
 
 
-def publish(store: WeightStore, model: Any, version: int, text: list[int], shift: float = 0.0) -> str:
+def publish(
+    store: WeightStore, model: Any, version: int, text: list[int], shift: float = 0.0, tolerance: float = 1e-3
+) -> str:
     """Publish as the learner does; with `shift` the canary is wrong by as much."""
     tensors = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     if model.config.tie_word_embeddings:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     logprobs = [value + shift for value in logprobs_of(model, text)]
-    return store.publish(version, 1, tensors, Canary(text, logprobs, 1e-3))
+    return store.publish(version, 1, tensors, Canary(text, logprobs, tolerance))
 
 
 def small_model(tied: bool, seed: int) -> Any:
@@ -55,7 +57,9 @@ def small_model(tied: bool, seed: int) -> Any:
     return model.eval()
 
 
-def with_engine(config_path: Path, folder: Path, model: Any, body: Callable[[Any, Any], Awaitable[None]]) -> None:
+def with_engine(
+    config_path: Path, folder: Path, model: Any, body: Callable[[Any, Any], Awaitable[None]], *overrides: str
+) -> None:
     """Run `body(engine, tokenizer)` on an engine that starts with `model`."""
     configure_process([])
     from cusearch_async.rollout.engine import Engine
@@ -63,7 +67,7 @@ def with_engine(config_path: Path, folder: Path, model: Any, body: Callable[[Any
     tokenizer = AutoTokenizer.from_pretrained(STARTER)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    config = load_config(config_path)
+    config = load_config(config_path, list(overrides))
 
     async def session() -> None:
         engine = Engine.start(str(folder / "model"), tokenizer, config)
@@ -235,6 +239,59 @@ def test_wrong_or_torn_weights_never_go_unnoticed(atlas_config, tmp_path):
             await engine.load(store, publish(store, model, 1, text, shift=0.01), check=True)
 
     with_engine(atlas_config, tmp_path, model, body)
+
+
+def test_an_engine_that_keeps_old_weights_is_found_at_the_first_check(atlas_config, tmp_path):
+    """In bfloat16 at a learning rate of 1e-6 a step changes about one weight in a hundred, by its last bit; the canary
+    cannot see that."""
+    store = WeightStore(tmp_path / "store")
+    torch.manual_seed(0)
+    model = small_model(False, 0).to(torch.bfloat16)
+
+    def step() -> None:
+        for parameter in model.parameters():
+            bits = parameter.data.view(torch.int16)
+            bits += (torch.rand(bits.shape) < 0.01).to(torch.int16)
+
+    async def body(engine, tokenizer):
+        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+        for version in range(3):
+            await engine.load(store, publish(store, model, version, text, tolerance=0.1), check=True)
+            step()
+
+        async def keep(*_):
+            pass
+
+        engine._swap = keep
+        with pytest.raises(WeightsMismatch, match="tensors are still those of an older version, such as "):
+            await engine.load(store, publish(store, model, 3, text, tolerance=0.1), check=True)
+
+    with_engine(atlas_config, tmp_path, model, body, "--model.dtype", "bfloat16")
+
+
+def test_without_recomputing_turns_in_flight_keep_their_cache_and_new_ones_never_use_it(atlas_config, tmp_path):
+    store = WeightStore(tmp_path / "store")
+    old, new = small_model(False, 0), small_model(False, 1)
+
+    async def body(engine, tokenizer):
+        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"] * 6
+        await engine.load(store, publish(store, old, 0, text), check=True)
+        newer = publish(store, new, 1, text)
+        turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(64)]
+        await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+        await engine.load(store, newer, check=True)
+        apart = []
+        for number, turn in enumerate([await turn for turn in turns]):
+            own = turn.versions == 1
+            if own.any() and not own.all():
+                expected = np.array(logprobs_of(new, [*text, number, *turn.token_ids]))[len(text) :]
+                apart.append(float(np.abs(turn.logprobs[own] - expected[own]).max()))
+        assert max(apart) > 0.1, "the keys and values of the old weights are still used"
+        turn = await engine.generate([*text, 0], 30, 1.0, 7, STOPS)
+        expected = np.array(logprobs_of(new, [*text, 0, *turn.token_ids]))[len(text) :]
+        np.testing.assert_allclose(turn.logprobs, expected, atol=1e-3)
+
+    with_engine(atlas_config, tmp_path, old, body, "--rollout.recompute_kv", "false")
 
 
 class StandingLLM:

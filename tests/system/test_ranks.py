@@ -24,15 +24,16 @@ pytestmark = pytest.mark.system
 
 MESSAGES = 200
 RANK = f"""
-import json, logging, sys
+import json, logging, os, sys
 from cusearch_async.lifecycle.placement import configure_process
 
 configure_process([])
 import torch
+from cusearch_async.errors import RanksFailed
 from cusearch_async.training.ranks import Ranks
 
 logging.basicConfig(level=logging.WARNING)
-ranks = Ranks()
+ranks = Ranks(float(os.environ.get("TIMEOUT_S", "60")))
 
 
 def said(**facts):  # in one piece: ranks under torchrun share what they write to
@@ -54,6 +55,14 @@ for line in sys.stdin:  # rank 0 is told by the test what to do, the others by r
             heard.append(ranks.listen().decode())
             ranks.sum(torch.ones(1))
         said(heard=heard)
+    elif word == "life":
+        said(life=ranks._life)
+    elif word == "meet":
+        try:
+            with ranks.meeting():
+                ranks.sum(torch.ones(1))
+        except RanksFailed as error:
+            said(failed=str(error))
     elif word == "silent":
         said(silent=ranks.silent(1.5))
     elif word == "wait":
@@ -175,8 +184,10 @@ def test_who_does_not_know_the_secret_is_not_obeyed_and_ends_nothing(start_ranks
 def test_a_message_that_is_forged_under_its_true_name_is_not_obeyed(start_ranks):
     ranks = start_ranks(2)
     store = TCPStore("127.0.0.1", ranks.port, 2, is_master=False)
+    ranks.say(0, "life")
+    life = ranks.answer(0, "life")
     for number in range(2 * MESSAGES):
-        name = hmac.new(b"s", f"message/{number}".encode(), "sha256").hexdigest()
+        name = hmac.new(b"s", f"{life}/message/{number}".encode(), "sha256").hexdigest()
         store.set(name, b"\0" * 32 + b"message to stop")
     ranks.say(1, "listen")
     ranks.say(0, "tell")
@@ -198,6 +209,106 @@ def test_a_rank_that_hangs_is_named_and_one_that_waits_is_not(start_ranks):
     wait_until(lambda: silent() == [2], 60)
     ranks.processes[2].send_signal(signal.SIGCONT)
     wait_until(lambda: silent() == [], 60)
+
+
+def test_a_rank_that_is_stopped_is_named_by_all_that_wait_for_it(start_ranks):
+    ranks = start_ranks(3, TIMEOUT_S="3")
+    ranks.processes[2].send_signal(signal.SIGSTOP)
+    for rank in (0, 1):
+        ranks.say(rank, "meet")
+    said = (
+        "rank 2 (stopped or gone) did not arrive at a collective, or left it; see the log of that rank. "
+        "If it was only slow, raise learner.collective_timeout_s, which is 3 s"
+    )
+    assert [ranks.answer(rank, "failed") for rank in (0, 1)] == [said, said]
+
+
+def test_a_rank_that_is_busy_is_named(start_ranks):
+    ranks = start_ranks(2, TIMEOUT_S="3")
+    ranks.say(0, "meet")
+    said = ranks.answer(0, "failed")
+    assert said.startswith("rank 1 (alive, but busy) did not arrive at a collective, or left it; see the log")
+
+
+def test_a_rank_that_dies_is_named_at_once(start_ranks):
+    ranks = start_ranks(3)
+    ranks.say(0, "meet")
+    ranks.say(1, "meet")
+    ranks.processes[2].kill()
+    for rank in (0, 1):
+        said = ranks.answer(rank, "failed", 30)
+        assert said.startswith("rank 2 (stopped or gone) did not arrive at a collective, or left it; see the log")
+
+
+@pytest.mark.parametrize(("rank", "absent"), [("0", "rank 1, rank 2"), ("1", "rank 0")])
+def test_ranks_that_do_not_come_are_named(rank, absent):
+    port = free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    env = {"WORLD_SIZE": "3", "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TIMEOUT_S": "2"}
+    env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    done = subprocess.run(
+        [sys.executable, "-c", RANK],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=90 * SLOW,
+        check=False,
+    )
+    assert f"RanksFailed: {absent} of 3 did not come within learner.collective_timeout_s = 2 s" in done.stderr
+    del store
+
+
+BACKWARD = """
+import os, signal, sys, time
+from cusearch_async.lifecycle.placement import configure_process
+
+configure_process([])
+import torch
+from cusearch_async.config import load_config
+from cusearch_async.training.deepspeed_engine import DeepSpeedEngine
+from cusearch_async.training.ranks import Ranks
+from pathlib import Path
+
+config = load_config(Path("atlas"), sys.argv[1:])
+ranks = Ranks(config.learner.collective_timeout_s)
+engine = DeepSpeedEngine(torch.nn.Linear(4, 1), config)
+if ranks.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+began = time.monotonic()
+try:
+    with ranks.meeting():
+        engine.backward(engine(torch.ones(2, 4)).sum())
+        engine.step(0.1)
+finally:
+    print(time.monotonic() - began)
+"""
+
+
+@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
+def test_the_collectives_of_deepspeed_have_the_same_time_out(tmp_path, stage):
+    """Its group is one of its own; by torch's default a rank would wait for half an hour."""
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    settings = ["--learner.collective_timeout_s", "3", "--learner.zero_stage", stage, "--learner.ranks", "2"]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", BACKWARD, *settings],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        waited, errors = running[0].communicate(timeout=120 * SLOW)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    last = errors.strip().splitlines()[-1]
+    assert "RanksFailed: rank 1 (stopped or gone) did not arrive at a collective, or left it" in last, errors
+    assert last.endswith("raise learner.collective_timeout_s, which is 3 s")
+    assert 2.5 < float(waited.splitlines()[-1]) < 30 * SLOW
 
 
 @pytest.mark.parametrize("store", ["--standalone", "--master_addr=127.0.0.1"])

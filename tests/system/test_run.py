@@ -36,9 +36,9 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     assert 0 < max(row["staleness/max"] for row in rows) <= 2
     assert all(sum(row["depth/generated"]) == 16 and sum(row["depth/selected"]) == 8 for row in rows)
 
-    status, output = finish(run.cusearch("launch", run__steps=6, learner__ranks=2, learner__zero_stage=1))
+    status, output = finish(run.cusearch("launch", "--accept-changes", run__steps=6, model__dtype="bfloat16"))
     assert status == 1
-    assert "was saved with learner.ranks = 1, and the run can only continue with that, got 2" in output
+    assert "was saved with model.dtype = float32, and the run can only continue with that, got bfloat16" in output
     before = (run.folder / "config.toml").read_text()
     status, output = finish(run.cusearch("launch", run__steps=6, learner__lr=1e-4))
     assert status == 1
