@@ -38,7 +38,7 @@ class Calculator(SearchEnvironment):
     stops = (*SearchEnvironment.stops, "</calculate>")
 
     @property
-    def frames(self) -> tuple[Quoted, ...]:  # type: ignore[override]
+    def frames(self) -> tuple[Quoted, ...]:
         return (*super().frames, RESULT)
 
     @classmethod

@@ -1,0 +1,44 @@
+#!/bin/bash
+#SBATCH --job-name=cusearch
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --requeue
+# Nodes 1 and 2: the learner; nodes 3 and 4: a retriever and eight workers each; Redis on node 1.
+# Before: export CUSEARCH_REDIS_PASSWORD and CUSEARCH_RANKS_SECRET, each to a random text of your own.
+set -euo pipefail
+: "${CUSEARCH_REDIS_PASSWORD:?export a password for Redis}" "${CUSEARCH_RANKS_SECRET:?export a secret for the ranks}"
+
+mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+HEAD=${NODES[0]}
+START="python -m cusearch_async.processes.start"
+SETTINGS="/shared/cluster.toml --redis.url redis://$HEAD:6379/0"
+export START SETTINGS
+
+on() { # on NODES COUNT COMMAND: once per node
+    srun --overlap --nodelist="$1" --nodes="$2" --ntasks="$2" --ntasks-per-node=1 --gpus-per-node=8 bash -c "$3" &
+}
+
+mkdir -p /shared/redis
+# The settings come through a pipe, so that the password is in no list of processes.
+on "$HEAD" 1 'printf "%s\n" "requirepass $CUSEARCH_REDIS_PASSWORD" "bind * -::*" "dir /shared/redis" "appendonly yes" \
+    "maxmemory-policy noeviction" | redis-server -'
+REDIS=$!
+
+on "${NODES[2]},${NODES[3]}" 2 '
+$START retriever $SETTINGS &
+for gpu in 0 1 2 3 4 5 6 7; do CUDA_VISIBLE_DEVICES=$gpu $START rollout $SETTINGS & done
+wait'
+WORKERS=$!
+
+# torchrun starts all ranks anew when one fails; they go on from the newest checkpoint.
+on "$HEAD,${NODES[1]}" 2 "torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 --rdzv-backend=c10d \
+    --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$HEAD:29500 -m cusearch_async.processes.start learner $SETTINGS"
+LEARNER=$!
+
+STATUS=0
+wait $LEARNER || STATUS=$?
+kill $WORKERS $REDIS
+wait
+exit $STATUS
