@@ -14,6 +14,7 @@ can delete messages, and so block the ranks; and collectives are not signed.
 
 from __future__ import annotations
 
+import atexit
 import hmac
 import logging
 import os
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 SECRET = "CUSEARCH_RANKS_SECRET"  # noqa: S105  (the variable's name)
 _POLL_S = 0.01
 _REPORT_S = 1.0
+_LEAVE_S = 30.0
+"""How long rank 0 waits for the others at its end."""
 _MESSAGES_KEPT = 4
 _LONGEST = 512
 _SIGNED = 32
@@ -70,7 +73,9 @@ class Ranks:
         self._count = 0
         self._heard: dict[int, tuple[bytes, float]] = {}
         self._ended = threading.Event()
-        threading.Thread(target=self._report, name="rank", daemon=True).start()
+        self._reporter = threading.Thread(target=self._report, name="rank", daemon=True)
+        self._reporter.start()
+        atexit.register(self._end_reports)  # a thread that is in the store when the interpreter ends would abort it
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         timeout = group_timeout(timeout_s)
         group_store = PrefixStore(self._name("group"), store)
@@ -183,8 +188,21 @@ class Ranks:
         return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in self.sum(rows)]
 
     def close(self) -> None:
-        self._ended.set()
+        """The end of all ranks. Rank 0, with which the store may end, waits for the others."""
+        if self.is_leader:
+            deadline = time.monotonic() + _LEAVE_S
+            left = list(range(1, self.size))
+            while left and time.monotonic() < deadline:
+                left = [rank for rank in left if self._read(f"left/{rank}") is None]
+                time.sleep(_POLL_S)
+        else:
+            self.answer("left", "")
+        self._end_reports()
         dist.destroy_process_group()
+
+    def _end_reports(self) -> None:
+        self._ended.set()
+        self._reporter.join()
 
     def _agree(self) -> str:
         """A name for this life of the ranks. Rank 0 invents it, and writes it down together with what it has heard the
