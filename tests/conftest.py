@@ -23,6 +23,16 @@ settings.register_profile("cusearch", deadline=None)  # a busy machine is no bug
 settings.load_profile("cusearch")
 
 
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Libraries that a test loads into this process set variables, DeepSpeed WORLD_SIZE for one: they are not for the
+    processes that the next test starts."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Redis server of our own; stopped when the tests end, however they end."""

@@ -166,6 +166,7 @@ def main() -> None:
         learner.load(arguments.load)
     if not ranks.is_leader:
         learner.follow()
+        ranks.close()
         return
     if arguments.save_loaded:
         learner.capture(arguments.save_loaded)()
@@ -182,6 +183,7 @@ def main() -> None:
         weights = {name: tensor.clone() for name, tensor in learner.lend().tensors.items()}
         save_file(weights, arguments.folder / f"weights-{arguments.name}.safetensors")
         learner.stop()
+        ranks.close()
     (arguments.folder / f"forwards-{arguments.name}.json").write_text(json.dumps(forwards))
     save_file(gradients, arguments.folder / f"gradient-{arguments.name}.safetensors")
     (arguments.folder / f"report-{arguments.name}.json").write_text(json.dumps(report))

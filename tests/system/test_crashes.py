@@ -27,6 +27,7 @@ from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training.starts import read_starts
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import SLOW, wait_until
+from tests.system.forked import Forked
 from tests.system.learner_crashes import POINTS, feed
 
 pytestmark = pytest.mark.system
@@ -51,6 +52,7 @@ class Lives:
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
+        self._started = 0
         url = f"redis://127.0.0.1:{self.port}/0"
         self.folder = folder / "run"
         settings = SETTINGS | {"run.folder": self.folder, "redis.url": url}
@@ -58,11 +60,11 @@ class Lives:
         self.server = start_child(server_command(url, folder / "redis", None), log_file=folder / "redis.log")
         wait_until(lambda: is_listening(url), 20)
 
-    def start(self, point: str, step: int, *overrides: str) -> subprocess.Popen[str]:
-        script = [sys.executable, "-m", "tests.system.learner_crashes", point, str(step)]
-        command = [*script, str(ATLAS), *self.overrides, *overrides]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    def start(self, point: str, step: int, *overrides: str) -> Forked:
+        self._started += 1
+        script = ["tests.system.learner_crashes", point, str(step)]
+        log = self.folder.parent / f"life-{self._started}.log"
+        return Forked([*script, str(ATLAS), *self.overrides, *overrides], log, {})
 
     def feed(self, steps: int = STEPS, most: int = 10_000) -> None:
         asyncio.run(feed(load_config(ATLAS, self.overrides), steps, most))
@@ -87,7 +89,7 @@ def lives(tmp_path: Path) -> Iterator[Lives]:
     lives.end()
 
 
-def finish(process: subprocess.Popen[str], status: int) -> str:
+def finish(process: subprocess.Popen[str] | Forked, status: int) -> str:
     output, _ = process.communicate(timeout=120 * SLOW)
     assert process.returncode == status, output
     return output
@@ -161,8 +163,8 @@ def test_a_living_learners_folder_is_kept_though_its_redis_is_down(lives: Lives)
     arguments = Namespace(config=ATLAS, yes=True)
     with pytest.raises(RunInUse, match="a learner runs in it; stop that first"):
         reset.run(arguments, lives.overrides)
-    learner.kill()
-    learner.wait()
+    learner.send_signal(signal.SIGKILL)
+    learner.communicate(60)
     reset.run(arguments, lives.overrides)
     assert not lives.folder.exists()
 

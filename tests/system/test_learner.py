@@ -20,6 +20,7 @@ from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training.batching import share_of_rank
 from cusearch_async.training.model import load_causal_lm
 from tests.conftest import SLOW
+from tests.system.forked import Forked
 from tests.system.learner_script import fixed_trajectories
 
 pytestmark = pytest.mark.system
@@ -41,17 +42,11 @@ def train(
 ) -> Any:
     """Run learner_script.py; returns the weights it ends with, or its output if it is to end with another `status`.
     `refused`: other ranks than 0 end with an error."""
-    script = [sys.executable, "-m", "tests.system.learner_script", str(folder), name, *arguments]
+    script = ["tests.system.learner_script", str(folder), name, *arguments]
     command = [*script, *SETTINGS, "--learner.ranks", str(ranks), *settings]
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     running = [
-        subprocess.Popen(
-            command,
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        Forked(command, folder / f"{name}-{rank}.log", shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(ranks)
     ]
     for rank, process in enumerate(running):

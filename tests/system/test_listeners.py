@@ -22,6 +22,7 @@ def test_no_process_of_a_run_listens_beyond_this_machine(run: Run):
     learner = {"learner__ranks": 2, "learner__zero_stage": 3, "loss__kl_coef": 0}
     launched = run.cusearch("launch", run__steps=6, pool__max_staleness=0, **learner)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, 300)
+    assert launched.poll() is None, finish(launched)
     run.redis().hset("cusearch:{atlas}:state", "paused", 1)
     places = listening(*family(launched.pid))
     served = {int(str(run.overrides[key]).split(":")[2].split("/")[0]) for key in run.overrides if key.endswith("url")}

@@ -19,6 +19,7 @@ from torch.distributed import TCPStore
 from cusearch_async.lifecycle.ports import free_port
 from tests.conftest import SLOW, wait_until
 from tests.sockets import ANYWHERE, listening
+from tests.system.forked import Forked
 
 pytestmark = pytest.mark.system
 
@@ -49,6 +50,8 @@ for line in sys.stdin:  # rank 0 is told by the test what to do, the others by r
             ranks.tell(b"message %d" % number)
             ranks.sum(torch.ones(1))  # as after each command of the learner
         said(told={MESSAGES})
+    elif word == "tell one":
+        ranks.tell(b"message")
     elif word == "listen":
         heard = []
         for _ in range({MESSAGES}):
@@ -67,6 +70,8 @@ for line in sys.stdin:  # rank 0 is told by the test what to do, the others by r
         said(silent=ranks.silent(1.5))
     elif word == "wait":
         ranks.listen()
+    elif word == "die":
+        os._exit(0)
     else:
         break
 ranks.close()
@@ -231,13 +236,23 @@ def test_a_rank_that_is_busy_is_named(start_ranks):
 
 
 def test_a_rank_that_dies_is_named_at_once(start_ranks):
-    ranks = start_ranks(3)
-    ranks.say(0, "meet")
-    ranks.say(1, "meet")
+    """By the ranks that are connected with it, and these end; so whoever waits for them learns of it too."""
+    ranks = start_ranks(3, TIMEOUT_S="600")
+    ranks.say(0, "meet", "die")
+    ranks.say(1, "meet", "die")
     ranks.processes[2].kill()
-    for rank in (0, 1):
-        said = ranks.answer(rank, "failed", 30)
-        assert said.startswith("rank 2 (stopped or gone) did not arrive at a collective, or left it; see the log")
+    said = [ranks.answer(rank, "failed", 30) for rank in (0, 1)]
+    assert all("(stopped or gone) did not arrive at a collective, or left it; see the log" in each for each in said)
+    assert any(each.startswith("rank 2 (stopped or gone)") for each in said)
+
+
+def test_the_first_rank_ends_last_because_the_store_ends_with_it(start_ranks):
+    ranks = start_ranks(2)
+    ranks.say(0, "tell one", "end")
+    with pytest.raises(subprocess.TimeoutExpired):
+        ranks.processes[0].wait(1)
+    ranks.say(1, "wait", "end")
+    assert [process.wait(60 * SLOW) for process in ranks.processes] == [0, 0]
 
 
 @pytest.mark.parametrize(("rank", "absent"), [("0", "rank 1, rank 2"), ("1", "rank 0")])
@@ -258,57 +273,24 @@ def test_ranks_that_do_not_come_are_named(rank, absent):
     del store
 
 
-BACKWARD = """
-import os, signal, sys, time
-from cusearch_async.lifecycle.placement import configure_process
-
-configure_process([])
-import torch
-from cusearch_async.config import load_config
-from cusearch_async.training.deepspeed_engine import DeepSpeedEngine
-from cusearch_async.training.ranks import Ranks
-from pathlib import Path
-
-config = load_config(Path("atlas"), sys.argv[1:])
-ranks = Ranks(config.learner.collective_timeout_s)
-engine = DeepSpeedEngine(torch.nn.Linear(4, 1), config)
-if ranks.rank == 1:
-    os.kill(os.getpid(), signal.SIGSTOP)
-began = time.monotonic()
-try:
-    with ranks.meeting():
-        engine.backward(engine(torch.ones(2, 4)).sum())
-        engine.step(0.1)
-finally:
-    print(time.monotonic() - began)
-"""
-
-
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 def test_the_collectives_of_deepspeed_have_the_same_time_out(tmp_path, stage):
     """Its group is one of its own; by torch's default a rank would wait for half an hour."""
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     settings = ["--learner.collective_timeout_s", "3", "--learner.zero_stage", stage, "--learner.ranks", "2"]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", BACKWARD, *settings],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    command = ["tests.system.half_a_meeting", *settings]
+    first, second = (
+        Forked(command, tmp_path / f"log{rank}", shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(2)
-    ]
+    )
     try:
-        waited, errors = running[0].communicate(timeout=120 * SLOW)
+        said, _ = first.communicate(timeout=120 * SLOW)
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    last = errors.strip().splitlines()[-1]
-    assert "RanksFailed: rank 1 (stopped or gone) did not arrive at a collective, or left it" in last, errors
+        second.send_signal(signal.SIGKILL)
+    *_, waited, last = said.strip().splitlines()
+    assert last.startswith("rank: rank 1 (stopped or gone) did not arrive at a collective, or left it"), said
     assert last.endswith("raise learner.collective_timeout_s, which is 3 s")
-    assert 2.5 < float(waited.splitlines()[-1]) < 30 * SLOW
+    assert 2.5 < float(waited) < 30 * SLOW
 
 
 @pytest.mark.parametrize("store", ["--standalone", "--master_addr=127.0.0.1"])
