@@ -44,7 +44,7 @@ demo: setup
 	$(BIN)/cusearch demo $(ARGS)
 
 test: test-fast lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "system or gpu"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "system or gpu"
 
 test-fast: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu"

@@ -23,6 +23,8 @@ class Background:
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self._task is not None:
             await end_tasks([self._task])
+            if not self._task.cancelled():
+                self._task.exception()  # what ends the context is said already; asyncio would add a stack trace
 
     @property
     def is_busy(self) -> bool:
