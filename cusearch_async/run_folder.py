@@ -2,6 +2,7 @@
 
     <folder>/run.json      the marker: the run of this folder, and its creation time; launch and demo lock it
     <folder>/learner.lock  every learner locks it while it runs, so that the folder is not deleted meanwhile
+    <folder>/gpus.lock     whoever has the GPUs locks it, where learner and engines take turns
     <folder>/...           the children named in CHILDREN; we write nothing else
 
 We delete only what we made: a folder without a marker is not touched, and in a folder with a marker only known children
@@ -29,12 +30,14 @@ log = logging.getLogger(__name__)
 
 MARKER = "run.json"
 LEARNER = "learner.lock"
+GPUS = "gpus.lock"
 METRICS = "metrics.jsonl"
 SCORES = "eval.jsonl"
 CHILDREN = (
     "config.toml",
     "launch.toml",
     LEARNER,
+    GPUS,
     "starts",
     "checkpoints",
     "weights",

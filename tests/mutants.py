@@ -32,6 +32,7 @@ LEADING = ("training/leading.py", "test_leading.py")
 LOOP, PUBLISHING = (("training/loop.py", "test_train.py"), ("training/publishing.py", "test_train.py"))
 TENSORS, WEIGHTS = ("transport/tensor_file.py", "test_tensor_file.py"), ("transport/weights.py", "test_weights.py")
 FRESHNESS, GPUS = ("rollout/freshness.py", "test_freshness.py"), ("lifecycle/gpus.py", "test_gpus.py")
+TURNS = ("lifecycle/turns.py", "test_turns.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 TERMS = ("transport/run_contract.py", "test_run_contract.py")
 
@@ -208,7 +209,9 @@ MUTANTS = {
     "stale weights are fresh": (FRESHNESS, "if digests == before.digests.get(name)", "if False"),
     "a fused tensor is not judged": (FRESHNESS, "if module else [name]", "if False else [name]"),
     "half a group is taken": (GPUS, "            if not owners:", "            if len(owners) < len(group):"),
-    "the learner's GPUs are the engines'": (GPUS, "= (*learner_gpus(config, there), *eval", "= (*(), *eval"),
+    "the learner's GPUs are the engines'": (GPUS, "= (*_of_the_learner(config, there), *eval", "= (*(), *eval"),
+    "the learner has the GPUs beside the engines": (TURNS, "fcntl.LOCK_EX if role", "fcntl.LOCK_SH if role"),
+    "who sleeps keeps the GPUs": (TURNS, "                lock.give_back()\n", ""),
 }  # fmt: skip
 
 

@@ -21,6 +21,10 @@ class RunConfig(Section):
     """Seed of the order of the questions, of all draws of a method and of all sampled tokens."""
     folder: Path | None = None
     """Folder for checkpoints, weights, logs and metrics; None for runs/{name}."""
+    take_turns: bool = False
+    """Learner and engines have the same GPUs in turn, all on one machine: the engines sleep while the learner trains,
+    and its weights and optimizer wait in the host's memory while they play. Otherwise each needs GPUs of its own, or a
+    share of them (rollout.vllm.gpu_memory_utilization)."""
     wait_s: float = Field(60.0, gt=0)
     """How long a process waits at its start for Redis and the retriever."""
     stall_s: float = Field(1800.0, gt=0)

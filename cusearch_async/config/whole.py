@@ -129,6 +129,24 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _can_take_turns(self) -> Config:
+        learner = self.learner
+        has_reference = self.loss.kl_coef > 0 and not learner.lora.rank
+        for is_wrong, needed in (
+            (learner.nodes > 1, f"learner.nodes = 1, got {learner.nodes}: the GPUs are locked on one machine"),
+            (
+                learner.zero_stage not in (1, 2),
+                f"learner.zero_stage = 1 or 2, got {learner.zero_stage}: DeepSpeed moves no other's optimizer",
+            ),
+            (has_reference and learner.reference != "cpu", "learner.reference = 'cpu': it would stay on the GPU"),
+            (learner.deepspeed.offload("offload_optimizer"), "no zero_optimization.offload_optimizer: all is moved"),
+            (learner.deepspeed.offload("offload_param"), "no zero_optimization.offload_param: all is moved"),
+        ):
+            if self.run.take_turns and is_wrong:
+                raise ValueError(f"run.take_turns needs {needed}")
+        return self
+
+    @model_validator(mode="after")
     def _engines_fit(self) -> Config:
         if self.learner.ranks % self.learner.nodes:
             raise ValueError(

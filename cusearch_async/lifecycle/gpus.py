@@ -46,7 +46,8 @@ def learner_gpus(config: Config, there: Gpus) -> Gpus:
         return _names(config.learner.gpus)
     if {"WORLD_SIZE", "CUDA_VISIBLE_DEVICES"} <= os.environ.keys() and len(there) == config.learner.ranks_per_node:
         return there
-    free = [gpu for gpu in there if gpu not in _names((*config.rollout.gpus, *config.eval.gpus))]
+    of_engines = () if config.run.take_turns else _names((*config.rollout.gpus, *config.eval.gpus))
+    free = [gpu for gpu in there if gpu not in of_engines]
     wanted = config.learner.ranks_per_node
     if len(free) < wanted or (not config.rollout.gpus and len(free) < wanted + _of_engines(config)):
         raise ConfigError(_too_few(config, there))
@@ -60,7 +61,7 @@ def engine_groups(config: Config, there: Gpus) -> list[Gpus]:
     if config.rollout.gpus or not there:
         named = _names(config.rollout.gpus)
         return [named[i : i + size] for i in range(0, len(named) - size + 1, size)]
-    taken = (*learner_gpus(config, there), *evaluator_gpus(config, there))
+    taken = (*_of_the_learner(config, there), *evaluator_gpus(config, there))
     free = [gpu for gpu in there if gpu not in taken]
     if len(free) < size:
         raise ConfigError(_too_few(config, there))
@@ -71,7 +72,7 @@ def evaluator_gpus(config: Config, there: Gpus) -> Gpus:
     """The evaluator's GPUs: the last ones that the learner leaves. Raises: ConfigError when too few are left."""
     if config.eval.gpus or not there or not config.eval.every:
         return _names(config.eval.gpus)
-    taken = (*learner_gpus(config, there), *_names(config.rollout.gpus))
+    taken = (*_of_the_learner(config, there), *_names(config.rollout.gpus))
     free = [gpu for gpu in there if gpu not in taken]
     size = config.rollout.vllm.tensor_parallel_size
     if len(free) < size:
@@ -114,14 +115,20 @@ def _lock(gpu: str, run: str, locks: ExitStack) -> str:
     return ""
 
 
+def _of_the_learner(config: Config, there: Gpus) -> Gpus:
+    """What engines must leave to the learner."""
+    return () if config.run.take_turns else learner_gpus(config, there)
+
+
 def _names(gpus: Sequence[int]) -> Gpus:
     return tuple(map(str, gpus))
 
 
 def _of_engines(config: Config) -> int:
-    """GPUs that the engines of this machine need, where the learner is on no other."""
+    """GPUs that the engines of this machine need and cannot have in turn with the learner or on another machine."""
     engines = config.rollout.workers + (1 if config.eval.every and not config.eval.gpus else 0)
-    return engines * config.rollout.vllm.tensor_parallel_size if config.learner.nodes == 1 else 0
+    has_others = config.learner.nodes > 1 or config.run.take_turns
+    return 0 if has_others else engines * config.rollout.vllm.tensor_parallel_size
 
 
 def _too_few(config: Config, there: Gpus) -> str:

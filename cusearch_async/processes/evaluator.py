@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
 from cusearch_async.evaluation.scores import Done, is_over, record
-from cusearch_async.evaluation.scoring import is_due, score
+from cusearch_async.evaluation.scoring import Scores, is_due, score
 from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
 from cusearch_async.models import check_model
-from cusearch_async.processes.playing import open_player, reach_retriever
+from cusearch_async.processes.playing import open_player, reach_retriever, take_gpus
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
@@ -45,7 +45,10 @@ async def run(config: Config) -> None:
         await buffer.check_contract()
         if not await reach_retriever(search, config, stop):
             return
-        with open_player(config, config.model.location, tokenizer, search) as (engine, player):
+        lock = await take_gpus(config, stop)
+        if stop.is_set():
+            return
+        with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
             log.info("ready")
             await score_versions(buffer, engine, player, questions, config, stop)
 
@@ -68,7 +71,7 @@ async def score_versions(
             await asyncio.sleep(POLL_S)
             continue
         started = time.monotonic()
-        scoring = asyncio.ensure_future(score(player, questions, version, config.eval.at_once))
+        scoring = asyncio.ensure_future(_score(engine, player, questions, version, config))
         if not await unless_stopped(scoring, stop):
             break
         done.version, scores = version, scoring.result()
@@ -76,6 +79,13 @@ async def score_versions(
             continue
         record(config.folder, version, engine.loaded, time.monotonic() - started, scores)
         log.info("version %d: EM %.3f, depth %.2f", version, scores["all"]["em"], scores["all"]["depth"])
+
+
+async def _score(
+    engine: Engine, player: Player, questions: Sequence[Question], version: int, config: Config
+) -> Scores | None:
+    async with engine.awake():
+        return await score(player, questions, version, config.eval.at_once)
 
 
 async def load_due(

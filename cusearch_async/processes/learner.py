@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.lifecycle.children import die_with_parent
 from cusearch_async.lifecycle.signals import stop_signals
+from cusearch_async.lifecycle.turns import GpuLock, gpu_lock
 from cusearch_async.models import check_model
 from cusearch_async.training.leading import lead
 from cusearch_async.training.learner import Learner
@@ -25,19 +27,23 @@ def run(config: Config, accept_changes: bool = False) -> None:
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
     ranks = Ranks(config.learner.collective_timeout_s)
     with ranks.meeting():
+        lock = gpu_lock(config, "learner") if ranks.is_leader else None
+        if lock is not None:
+            asyncio.run(lock.take())
+        ranks.gather("")  # no rank loads anything before
         if ranks.is_leader:
-            _lead(config, ranks, tokenizer, accept_changes)
+            _lead(config, ranks, lock, tokenizer, accept_changes)
         else:
             _follow(config, ranks)
 
 
-def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) -> None:
+def _lead(config: Config, ranks: Ranks, lock: GpuLock | None, tokenizer: Any, accept_changes: bool) -> None:
     questions = load_run_questions(config)
     for folder in config.folders:
         run_folder.mark(folder, config.run.name)
     contract = contract_of(config, questions.all, tokenizer)
     with run_folder.hold_as_learner(config.folder):
-        lead(Learner, open_buffer, ranks, questions, contract, config, accept_changes)
+        lead(Learner, open_buffer, ranks, questions, contract, config, accept_changes, lock)
 
 
 def _follow(config: Config, ranks: Ranks) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from cusearch_async.config import Config
 from cusearch_async.environments import Search
 from cusearch_async.lifecycle.signals import unless_stopped
+from cusearch_async.lifecycle.turns import GpuLock, gpu_lock
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
@@ -28,10 +29,24 @@ async def reach_retriever(search: SearchClient, config: Config, stop: asyncio.Ev
     return True
 
 
+async def take_gpus(config: Config, stop: asyncio.Event) -> GpuLock | None:
+    """Wait until the GPUs are free for an engine to start, where learner and engines take turns; or until `stop` is
+    set. Raises: Stalled."""
+    lock = gpu_lock(config, "engine")
+    if lock is not None:
+        taking = asyncio.ensure_future(lock.take())
+        if await unless_stopped(taking, stop):
+            taking.result()
+    return lock
+
+
 @contextmanager
-def open_player(config: Config, model: str, tokenizer: Any, search: Search) -> Iterator[tuple[Engine, Player]]:
-    """An engine that has loaded `model`, and a player that uses it in the config's environments. Raises: EngineDied."""
-    engine = Engine.start(model, tokenizer, config)
+def open_player(
+    config: Config, model: str, tokenizer: Any, search: Search, lock: GpuLock | None = None
+) -> Iterator[tuple[Engine, Player]]:
+    """An engine that has loaded `model`, and a player that uses it in the config's environments. `lock` is taken, if
+    the engine takes turns. Raises: EngineDied."""
+    engine = Engine.start(model, tokenizer, config, lock)
     try:
         yield engine, Player(engine, config.environments(search), tokenizer, config.episode, config.run.seed)
     finally:

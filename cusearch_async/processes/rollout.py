@@ -10,7 +10,7 @@ from cusearch_async.environments import NoSearch
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.models import check_model, vocab_size
-from cusearch_async.processes.playing import open_player, reach_retriever
+from cusearch_async.processes.playing import open_player, reach_retriever, take_gpus
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.prompting import check_lengths
@@ -37,7 +37,10 @@ async def run(config: Config, name: str) -> None:
     ):
         if not await reach_retriever(search, config, stop):
             return
-        with open_player(config, config.model.location, tokenizer, search) as (engine, player):
+        lock = await take_gpus(config, stop)
+        if stop.is_set():
+            return
+        with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
             store = WeightStore(config.weights_folder)
             log.info("ready")
             await RolloutLoop(name, config, buffer, engine, store, player, search, questions).run(stop)

@@ -14,8 +14,8 @@ import gc
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from cusearch_async.config import Config, refuse_unknown
 from cusearch_async.errors import ConfigError, EngineDied, WeightsMismatch, WeightsUnavailable, first_line
 from cusearch_async.lifecycle.progress import log_waiting
+from cusearch_async.lifecycle.turns import GpuLock, Turns
 from cusearch_async.rollout.engine_output import EngineOutput
 from cusearch_async.rollout.freshness import Loaded, digests_of, stale_tensors
 from cusearch_async.transport.weights import Manifest, WeightStore
@@ -76,7 +77,14 @@ class Turn:
 
 
 class Engine:
-    def __init__(self, llm: AsyncLLM, tokenizer: Any, engine_output: EngineOutput, recomputes_kv: bool = True) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        tokenizer: Any,
+        engine_output: EngineOutput,
+        recomputes_kv: bool = True,
+        lock: GpuLock | None = None,
+    ) -> None:
         self._llm = llm
         self._recomputes_kv = recomputes_kv
         self._engine_output = engine_output
@@ -99,10 +107,12 @@ class Engine:
         self._is_paused = False
         self._checked: Loaded | None = None
         """The engine at the last check of its weights."""
+        self._turns = Turns(lock, self._wake_up, self._sleep)
 
     @classmethod
-    def start(cls, model: str, tokenizer: Any, config: Config) -> Engine:
-        """Load `model` (a local folder or a Hub id) into a new engine. Takes seconds to minutes.
+    def start(cls, model: str, tokenizer: Any, config: Config, lock: GpuLock | None = None) -> Engine:
+        """Load `model` (a local folder or a Hub id) into a new engine. Takes seconds to minutes. With a `lock`, which
+        is taken, the engine sleeps and gives the GPUs back whenever nobody needs it `awake`.
 
         Raises: ConfigError for an option that vLLM does not know; EngineDied with the engine's last error."""
         arguments = AsyncEngineArgs(**engine_arguments(model, config, current_platform.is_cpu()))
@@ -114,7 +124,7 @@ class Engine:
             raise EngineDied(
                 f"vLLM cannot start with {model!r}: {engine_output.last_error() or first_line(error)}"
             ) from error
-        return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv)
+        return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv, lock)
 
     @property
     def busy_s(self) -> float:
@@ -128,6 +138,23 @@ class Engine:
         if self._is_paused or not self._running:
             return 0.0
         return time.monotonic() - max(self._pulse.at, self._busy_since)
+
+    def awake(self) -> AbstractAsyncContextManager[None]:
+        """For all that needs the engine: it does not sleep inside. Raises: Stalled when the learner keeps the GPUs."""
+        return self._turns.awake()
+
+    async def _sleep(self) -> None:
+        """Its weights wait in the host's memory, the KV cache is dropped. Raises: EngineDied."""
+        await self._unless_dead(self._llm.sleep(level=1))
+
+    async def _wake_up(self) -> None:
+        await self._unless_dead(self._llm.wake_up())
+
+    async def _unless_dead(self, call: Awaitable[Any]) -> None:
+        try:
+            await call
+        except EngineDeadError as error:
+            raise await self._died(error) from error
 
     async def generate(
         self, prompt: Sequence[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
@@ -173,17 +200,18 @@ class Engine:
         EngineDied."""
         manifest = await asyncio.to_thread(store.verify, name)
         directory = store.directory(name)
-        try:
-            async with self._paused():
-                if is_there := (directory / manifest.file).exists():
-                    await self._swap(directory, manifest)
-        except EngineDeadError as error:
-            raise await self._died(error) from error
+        async with self.awake():
+            await self._unless_dead(self._load(directory, manifest, check))
+
+    async def _load(self, directory: Path, manifest: Manifest, check: bool) -> None:
+        async with self._paused():
+            if is_there := (directory / manifest.file).exists():
+                await self._swap(directory, manifest)
         if not is_there:
             raise WeightsUnavailable(f"{directory} was removed before it was loaded")
-        self.version, self.loaded = manifest.version, name
+        self.version, self.loaded = manifest.version, directory.name
         if check:
-            await self.check(manifest, name)
+            await self.check(manifest, directory.name)
 
     async def _swap(self, directory: Path, manifest: Manifest) -> None:
         try:
@@ -299,6 +327,7 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
             "disable_log_stats": True,
+            "enable_sleep_mode": config.run.take_turns and not is_cpu,  # a CPU engine sleeps too, and frees nothing
         }
     )
 

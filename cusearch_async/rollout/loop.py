@@ -198,7 +198,7 @@ class RolloutLoop:
     async def _play(self, slot: RolloutSlot, grant: _Grant) -> None:
         question = self._questions.of(slot.ticket)
         try:
-            async with asyncio.timeout(self._config.episode.timeout_s):
+            async with self._engine.awake(), asyncio.timeout(self._config.episode.timeout_s):
                 trajectory = await self._player.play(question, slot.ticket, slot.rollout, self._name)
             await self._put(trajectory)
         except tuple(_FAILED) as error:

@@ -78,7 +78,7 @@ class DeepSpeedEngine:
         if self._is_sharded:
             divide(module, settings_of(config))
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._has_frozen = len(self._trained) < len(list(module.parameters()))
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self.deepspeed, *_ = deepspeed.initialize(
             model=module, model_parameters=self._trained.values(), config=settings_of(config)
         )
@@ -125,6 +125,20 @@ class DeepSpeedEngine:
                     tensors[name] = live.to("cpu", copy=True) if self._is_sharded else live
         return tensors
 
+    def offload(self) -> None:
+        """Move weights, optimizer and gradients into the host's memory, until `reload`. For ZeRO stages 1 and 2."""
+        self.deepspeed.offload_states(pin_memory=self.device.type == "cuda")
+        for parameter in self._frozen:
+            parameter.data = parameter.data.to("cpu")
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def reload(self) -> None:
+        """Undo `offload`."""
+        for parameter in self._frozen:
+            parameter.data = parameter.data.to(self.device)
+        self.deepspeed.reload_states()
+
     def capture(self, folder: Path) -> Callable[[], None]:
         """Copies all that a checkpoint in `folder` needs of this rank. What is returned writes it, in any thread."""
         captured: dict[Path, Any] = {}
@@ -134,7 +148,7 @@ class DeepSpeedEngine:
 
         self.deepspeed.checkpoint_engine.save = keep
         self.deepspeed.save_checkpoint(
-            str(folder), tag="deepspeed", save_latest=False, exclude_frozen_parameters=self._has_frozen
+            str(folder), tag="deepspeed", save_latest=False, exclude_frozen_parameters=bool(self._frozen)
         )
         return lambda: write(captured)
 
@@ -147,7 +161,7 @@ class DeepSpeedEngine:
         saved = SavedState(folder / "deepspeed", _map_tensors, shapes)
         try:
             if saved.stage == self._stage and saved.ranks == (self._ranks if self._stage else 1):
-                strict = not self._has_frozen  # what is frozen is in no checkpoint
+                strict = not self._frozen  # what is frozen is in no checkpoint
                 self.deepspeed.load_checkpoint(str(folder), tag="deepspeed", load_module_strict=strict)
             else:
                 self._divide_anew(saved)

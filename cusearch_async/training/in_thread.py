@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cusearch_async.lifecycle.turns import GpuLock, Turns
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
@@ -47,13 +48,25 @@ class Trains(Protocol):
         """Copies all that a checkpoint needs; what is returned writes it into `folder`, in any thread."""
         ...
 
+    def offload(self) -> None:
+        """Moves everything from the GPUs to the host's memory."""
+        ...
+
+    def reload(self) -> None: ...
+
 
 class InThread:
     """The same learner with calls to await. They are made in the order of these calls, awaited or not."""
 
-    def __init__(self, learner: Trains, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, learner: Trains, executor: ThreadPoolExecutor, lock: GpuLock | None) -> None:
         self._learner = learner
         self._executor = executor
+        self._turns = Turns(lock, lambda: self._call(learner.reload), lambda: self._call(learner.offload))
+
+    def awake(self) -> AbstractAsyncContextManager[None]:
+        """For all other calls, where learner and engines take turns: the learner has the GPUs inside. Raises: Stalled
+        when the engines keep them."""
+        return self._turns.awake()
 
     def update(
         self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int
@@ -74,7 +87,7 @@ class InThread:
 
 
 @contextmanager
-def in_thread(learner: Trains) -> Iterator[InThread]:
-    """`learner` in a new thread, which ends with the context."""
+def in_thread(learner: Trains, lock: GpuLock | None = None) -> Iterator[InThread]:
+    """`learner` in a new thread, which ends with the context. `lock` is taken, if the learner takes turns."""
     with ThreadPoolExecutor(1, "learner", learner.enter_thread) as executor:
-        yield InThread(learner, executor)
+        yield InThread(learner, executor, lock)

@@ -15,6 +15,7 @@ from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced, WriteFailed
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
+from cusearch_async.lifecycle.turns import GpuLock
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.in_thread import Trains, in_thread
@@ -63,8 +64,10 @@ def lead(
     contract: RunContract,
     config: Config,
     accept_changes: bool,
+    lock: GpuLock | None = None,
 ) -> None:
     """Run rank 0 until the run is done, or a signal arrives. The checkpoint is verified before the model is loaded.
+    `lock` is taken, if learner and engines take turns.
 
     Raises: ConfigError when the run's folder or Redis does not fit this config; Fenced, which names the new learner;
     and all errors of training."""
@@ -83,7 +86,7 @@ def lead(
     start = newest.state if newest else state_at(0, initial_method_state(config), config)
     try:
         asyncio.run(
-            _train(learner, open_buffer, ranks, checkpoints, start, questions, contract, config, accept_changes)
+            _train(learner, open_buffer, ranks, checkpoints, start, questions, contract, config, accept_changes, lock)
         )
     finally:
         learner.stop()
@@ -126,13 +129,14 @@ async def _train(
     contract: RunContract,
     config: Config,
     accept_changes: bool,
+    lock: GpuLock | None,
 ) -> None:
     stop = stop_on_signals()
     store = WeightStore(config.weights_folder)
     async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, contract) as buffer:
         await take_over(buffer, store, checkpoints, start, contract, config, accept_changes)
         try:
-            with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat, in_thread(learner) as trainer:
+            with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat, in_thread(learner, lock) as trainer:
                 await train(trainer, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
         except (Fenced, WriteFailed) as error:
             raise await explain(buffer, error) from error

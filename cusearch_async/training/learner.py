@@ -49,7 +49,7 @@ CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 class Command(msgspec.Struct):
     """A command of rank 0 that all ranks execute together."""
 
-    do: Literal["update", "lend", "canary", "capture", "stop"]
+    do: Literal["update", "lend", "canary", "capture", "offload", "reload", "stop"]
     step: int = 0
     payloads: list[bytes] = []
     advantages: list[float] = []
@@ -139,6 +139,16 @@ class Learner:
 
         return write_on_all_ranks
 
+    def offload(self) -> None:
+        """Move what is on the GPUs into the host's memory, on every rank: engines have the GPUs until `reload`."""
+        self._tell(Command("offload"))
+        self._offload()
+
+    def reload(self) -> None:
+        """Undo `offload`."""
+        self._tell(Command("reload"))
+        self._engine.reload()
+
     def stop(self) -> None:
         """End `follow` on the other ranks."""
         self._tell(Command("stop"))
@@ -170,6 +180,10 @@ class Learner:
                 self._published()
             elif command.do == "canary":
                 self._canary()
+            elif command.do == "offload":
+                self._offload()
+            elif command.do == "reload":
+                self._engine.reload()
             elif command.do == "capture":
                 self._captures += 1
                 writer = threading.Thread(
@@ -178,6 +192,10 @@ class Learner:
                 writer.start()
             else:
                 return
+
+    def _offload(self) -> None:
+        self._engine.offload()
+        self._ranks.gather("")  # rank 0 gives the GPUs of all back
 
     def _write_and_answer(self, write: Callable[[], None], number: int) -> None:
         failure = ""

@@ -65,18 +65,19 @@ async def train(
             pool = await wait_for_pool(buffer, step, watchdog, stop, selector.question_of, (publisher, saver))
             if pool is None:
                 break
-            report.done("wait")
-            chosen = selector.choose(pool)
-            update = await learner.update(chosen.trajectories, chosen.advantages.values, step)
-            remembered = chosen.remembered
-            await buffer.commit(pool, chosen.trajectories, remembered)
-            report.done("update")
-            step += 1
-            await publisher.publish_if_due(step)
-            report.done("publish")
-            await report.write(chosen, update, publisher.took_s)
-            await saver.save_if_due(step, remembered)  # behind the row, which a learner that dies now could not redo
-            report.done("checkpoint")
+            async with learner.awake():
+                report.done("wait")
+                chosen = selector.choose(pool)
+                update = await learner.update(chosen.trajectories, chosen.advantages.values, step)
+                remembered = chosen.remembered
+                await buffer.commit(pool, chosen.trajectories, remembered)
+                report.done("update")
+                step += 1
+                await publisher.publish_if_due(step)
+                report.done("publish")
+                await report.write(chosen, update, publisher.took_s)
+                await saver.save_if_due(step, remembered)  # behind the row, which a learner that dies now cannot redo
+                report.done("checkpoint")
         await publisher.finish()
         await saver.save(step, remembered)
         await saver.finish()

@@ -38,8 +38,9 @@ class Publisher(Background):
         is finished first. Raises: what that one failed with."""
         await self.finish()
         began = time.monotonic()
-        lent = await self._learner.lend()
-        self.start(self._publish(version, lent, self._learner.canary(), began))  # the next update comes behind both
+        async with self._learner.awake():
+            lent = await self._learner.lend()
+            self.start(self._publish(version, lent, self._learner.canary(), began))  # the next update comes behind both
 
     async def publish_if_due(self, version: int) -> None:
         if version % self._config.learner.publish_every == 0 or version == self._config.run.steps:
@@ -55,16 +56,17 @@ class Publisher(Background):
             await self.publish(version)
 
     async def _publish(self, version: int, lent: Lent, canary: asyncio.Future[Canary], began: float) -> None:
-        try:
-            computed = await canary
-        except BaseException:
-            lent.release()
-            raise
-        name = await asyncio.to_thread(
-            self._store.publish, version, self._buffer.epoch, lent.tensors, computed, lent.release, lent.adapter
-        )
-        await self._buffer.announce(version, name)
-        self.took_s = time.monotonic() - began
+        async with self._learner.awake():
+            try:
+                computed = await canary
+            except BaseException:
+                lent.release()
+                raise
+            name = await asyncio.to_thread(
+                self._store.publish, version, self._buffer.epoch, lent.tensors, computed, lent.release, lent.adapter
+            )
+            await self._buffer.announce(version, name)
+            self.took_s = time.monotonic() - began
 
 
 class Saver(Background):
@@ -91,7 +93,8 @@ class Saver(Background):
         await self.finish()
         if step != self._saved:
             folder = self._checkpoints.begin_write(step)
-            write = await self._learner.capture(folder)
+            async with self._learner.awake():
+                write = await self._learner.capture(folder)
             self.start(self._save(state_at(step, method, self._config), write))
 
     async def _save(self, state: CheckpointState, write: Callable[[], None]) -> None:

@@ -18,6 +18,17 @@ def test_on_a_shared_gpu_the_learner_has_what_the_engine_leaves(share, status, r
     assert "the other" in found["learner memory"].text
 
 
+def test_where_learner_and_engine_take_turns_each_has_the_whole_gpu():
+    turns = ("--run.take_turns", "true", "--learner.reference", "cpu", "--learner.deepspeed.zero_optimization", "{}")
+    found = findings(*turns, path=CONFIGS / "one-gpu-48gb.toml", gib=48)
+    assert "0 in turn" in found["GPUs"].text
+    assert found["learner memory"].status == "ok"
+    assert "of 46.5 GiB per GPU" in found["learner memory"].text
+    assert "a sleeping engine is assumed to keep 1.5 GiB" in found["learner memory"].text
+    alone = findings(*turns[2:], path=CONFIGS / "one-gpu-48gb.toml", gib=48)
+    assert alone["learner memory"].status == "error", "half of the GPU is too little for the optimizer"
+
+
 def test_every_config_for_one_gpu_has_a_card_in_its_name():
     assert {path.stem for path in CONFIGS.glob("one-gpu-*")} == {f"one-gpu-{gib}gb" for gib in (24, 48, 80)}
     for gib in (24, 48, 80):

@@ -22,6 +22,7 @@ from cusearch_async.config import (
     redis_password,
     save_config,
 )
+from cusearch_async.errors import ConfigError
 from tests.config.lines import error_of, pattern_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -353,3 +354,29 @@ def test_the_password_comes_from_the_environment_and_is_not_saved(write, tmp_pat
     path = tmp_path / "resolved.toml"
     save_config(config, path)
     assert "hunter2" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        ((), "learner.reference = 'cpu': it would stay on the GPU"),
+        (("--learner.zero_stage", "3"), "learner.zero_stage = 1 or 2, got 3: .*"),
+        (("--learner.nodes", "2", "--learner.ranks", "2"), "learner.nodes = 1, got 2: .*"),
+        (
+            (
+                "--learner.reference",
+                "cpu",
+                "--learner.deepspeed.zero_optimization.offload_optimizer",
+                "{device = 'cpu'}",
+            ),
+            "no zero_optimization.offload_optimizer: all is moved",
+        ),
+    ],
+)
+def test_who_takes_turns_must_be_able_to_leave_the_gpu(atlas_config, overrides, needed):
+    with pytest.raises(ConfigError, match=f"run.take_turns needs {needed}"):
+        load_config(atlas_config, ["--run.take_turns", "true", *overrides])
+
+
+def test_an_adapter_needs_no_reference_in_the_hosts_memory_to_take_turns(atlas_config):
+    assert load_config(atlas_config, ["--run.take_turns", "true", "--learner.lora.rank", "8"]).run.take_turns

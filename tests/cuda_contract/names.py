@@ -17,7 +17,14 @@ CONTRACT: dict[str, set[str]] = {
     "engine/arg_utils.py:AsyncEngineArgs": {
         *("model", "dtype", "max_model_len", "max_num_seqs", "enforce_eager", "enable_prefix_caching", "logprobs_mode"),
         *("generation_config", "disable_log_stats", "use_tqdm_on_load", "block_size", "enable_chunked_prefill"),
-        *("max_num_batched_tokens", "kv_cache_memory_bytes", "enable_lora", "max_loras", "max_lora_rank"),
+        *(
+            "max_num_batched_tokens",
+            "kv_cache_memory_bytes",
+            "enable_lora",
+            "max_loras",
+            "max_lora_rank",
+            "enable_sleep_mode",
+        ),
     },
     "config/model.py:LogprobsMode": {"processed_logprobs"},
     "sampling_params.py:SamplingParams": {
@@ -30,12 +37,14 @@ CONTRACT: dict[str, set[str]] = {
     "v1/engine/async_llm.py:AsyncLLM": {
         *("from_engine_args", "generate", "pause_generation", "resume_generation", "collective_rpc"),
         *("update_weight_version", "compute_weight_checksums", "shutdown", "output_processor", "add_lora"),
+        *("sleep", "wake_up"),
     },
     "v1/engine/async_llm.py:AsyncLLM.from_engine_args": {"engine_args"},
     "v1/engine/async_llm.py:AsyncLLM.generate": {"prompt", "sampling_params", "request_id", "lora_request"},
     "v1/engine/async_llm.py:AsyncLLM.add_lora": {"lora_request"},
     "lora/request.py:LoRARequest": {"lora_name", "lora_int_id", "lora_path", "load_inplace"},
     "config/lora.py:MaxLoRARanks": set(),
+    "v1/engine/async_llm.py:AsyncLLM.sleep": {"level"},
     "v1/engine/async_llm.py:AsyncLLM.pause_generation": {"mode", "clear_cache"},
     "v1/engine/async_llm.py:AsyncLLM.collective_rpc": {"method", "kwargs"},
     "v1/engine/async_llm.py:AsyncLLM.update_weight_version": {"new_version"},
@@ -48,7 +57,7 @@ CONTRACT: dict[str, set[str]] = {
     "logprobs.py:FlatLogprobs": {"logprobs"},
     "logprobs.py:Logprob": {"logprob"},
     # what the engine's process is asked to do, on a GPU
-    "v1/worker/gpu_worker.py:Worker": {"reload_weights"},
+    "v1/worker/gpu_worker.py:Worker": {"reload_weights", "sleep", "wake_up"},
     "v1/worker/gpu/model_runner.py:GPUModelRunner.reload_weights": {"weights_path"},
     "v1/worker/gpu_model_runner.py:GPUModelRunner.reload_weights": {"weights_path"},
     # what configure_process sets

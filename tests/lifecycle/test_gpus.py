@@ -51,6 +51,13 @@ def test_what_is_not_named_is_divided_and_never_all_on_the_first(config_of):
     assert split(pairs, EIGHT) == (("6", "7"), [("0", "1"), ("2", "3")], ("4", "5"))
 
 
+def test_who_takes_turns_leaves_nothing_to_the_other(config_of):
+    turns = config_of("--run.take_turns", "true", "--learner.reference", "cpu")
+    assert split(turns, ("0",)) == (("0",), [("0",)], ())
+    both = config_of("--run.take_turns", "true", "--learner.reference", "cpu", "--learner.ranks", "8")
+    assert split(both, EIGHT) == (EIGHT, [(gpu,) for gpu in EIGHT], ())
+
+
 def test_what_is_named_is_taken_and_the_rest_keeps_away_from_it(config_of):
     assert split(config_of("--learner.gpus", "[0]"), ("0", "1")) == (("0",), [("1",)], ())
     assert split(config_of("--rollout.gpus", "[1]"), ("0", "1")) == (("0",), [("1",)], ())

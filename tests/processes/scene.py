@@ -114,7 +114,7 @@ class Scene:
         if event not in self.events:
             self.events.append(event)
 
-    def _start_engine(self, model: str, tokenizer: Any, config: Config) -> Engine:
+    def _start_engine(self, model: str, tokenizer: Any, config: Config, lock: object) -> Engine:
         self.events.append(STARTED)
         return Engine(self, tokenizer)
 

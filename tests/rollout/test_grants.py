@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -30,11 +31,23 @@ from tests.transport.filling import start
 
 @pytest.fixture
 def make_loop(atlas_config):
-    def make(buffer, player, *options: str) -> RolloutLoop:
+    def make(buffer, player, *options: str, engine: FakeEngine | None = None) -> RolloutLoop:
         config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", *options])
-        return RolloutLoop("w", config, buffer, FakeEngine(), None, player, FakeSearch(), QUESTIONS)
+        return RolloutLoop("w", config, buffer, engine or FakeEngine(), None, player, FakeSearch(), QUESTIONS)
 
     return make
+
+
+class CountingEngine(FakeEngine):
+    users = 0
+
+    @contextlib.asynccontextmanager
+    async def awake(self):
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
 
 
 class RefusedAtFirst(HeldPlayer):
@@ -182,3 +195,25 @@ async def test_a_worker_whose_episodes_all_wait_for_room_plays_what_a_dead_one_h
         assert loop._status().in_flight >= 4, "the buffer is full"
         run.leases[0] = ("dead", run.now)
         await until(lambda: let_go() or run.ready == {0, 1, 2, 3})
+
+
+async def test_the_engine_is_awake_while_episodes_are_played_and_not_while_they_wait_for_room(make_loop):
+    """Or a learner that takes turns with it would wait for room in the buffer, which only the learner makes."""
+    run = MemoryRun()
+    limits = make_limits(limit=6)
+    buffer, dead, player = MemoryBuffer(run, limits), MemoryBuffer(run, limits), HeldPlayer()
+    engine = CountingEngine()
+    loop = make_loop(buffer, player, "--rollout.max_episodes", "4", engine=engine)
+    await start(buffer)
+    assert len(await dead.admit("dead", 0, 2)) == 2
+
+    def let_go():
+        for go in list(player.playing.values()):
+            go.set()
+
+    async with running(loop):
+        await until(lambda: len(player.playing) == 4)
+        assert engine.users == 4
+        await until(lambda: let_go() or (5 in run.leases and not player.playing))
+        await until(lambda: not engine.users)
+        assert loop._status().in_flight >= 4, "the buffer is full"

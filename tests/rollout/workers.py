@@ -26,6 +26,9 @@ class FakeEngine:
     async def load(self, store: object, name: str, check: bool) -> None:
         self.loaded, self.version = name, int(name[1:].split("-", maxsplit=1)[0])
 
+    def awake(self):
+        return contextlib.nullcontext()
+
 
 class HeldPlayer:
     """Episodes end when they are let go."""

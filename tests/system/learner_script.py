@@ -102,6 +102,17 @@ def update_while_lent(learner: Any, *arguments: Any) -> Any:
     return reports[0]
 
 
+def offload_and_reload(learner: Any) -> None:
+    """As a learner that takes turns; its policy is the same afterwards."""
+    before = {name: tensor.clone() for name, tensor in learner.lend().tensors.items()}
+    learner._lent.release()
+    learner.offload()
+    learner.reload()
+    after = learner.lend()
+    after.release()
+    assert all(tensor.equal(after.tensors[name]) for name, tensor in before.items())
+
+
 SHAKEN = 0.002
 """Size of an adapter's B, with which its policy is near its reference, but not the same."""
 
@@ -131,6 +142,7 @@ def options() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--save-loaded", type=Path)
     parser.add_argument("--trajectories", type=int, nargs=2, default=(10, 60))
     parser.add_argument("--lend", action="store_true")
+    parser.add_argument("--offload", action="store_true", help="before every step")
     parser.add_argument("--shake", action="store_true", help="begin with an adapter whose B is not zero")
     parser.add_argument("--poison", choices=("weight", "gradient"))
     own, overrides = split_overrides(sys.argv[1:])
@@ -174,6 +186,8 @@ def main() -> None:
     try:
         for step in range(arguments.from_step, arguments.to_step):
             update = functools.partial(update_while_lent, learner) if arguments.lend else learner.update
+            if arguments.offload:
+                offload_and_reload(learner)
             report = update(selected, advantages, step)
     except NonFiniteUpdate as error:
         report = {"refused": str(error)}

@@ -27,8 +27,10 @@ class Learner:
         self.events = events
         self.updates = 0
         self.at_update = lambda step: None
+        self.is_offloaded = False
 
     def update(self, selected, advantages, step):
+        assert not self.is_offloaded
         self.events.append(f"update {step}")
         self.updates += 1
         self.selected = list(selected)
@@ -40,6 +42,7 @@ class Learner:
         self.thread = threading.current_thread()
 
     def lend(self):
+        assert not self.is_offloaded
         self.is_lent = True
         return Lent({"w": torch.full((2,), float(self.updates))}, self.take_back)
 
@@ -47,9 +50,20 @@ class Learner:
         self.is_lent = False
 
     def canary(self):
+        assert not self.is_offloaded
         return Canary([1], [], 0.1)
 
+    def offload(self):
+        assert not self.is_lent
+        self.events.append("offload")
+        self.is_offloaded = True
+
+    def reload(self):
+        self.events.append("reload")
+        self.is_offloaded = False
+
     def capture(self, folder):
+        assert not self.is_offloaded
         self.events.append(f"capture {folder.name}")
         updates = self.updates
 
@@ -68,10 +82,17 @@ class Recorded(MemoryBuffer):
         super().__init__(run, limits_of(config), contract)
         self.events, self.depth_of = events, depth_of
         self.question_of = QUESTIONS.id_of
+        self.gpus = None
+        """The engines' lock, where they take turns."""
 
     async def claim(self, step, question_of=None):
         pool = await super().claim(step, question_of)
-        if pool is None:
+        if pool is None and self.gpus:
+            await self.gpus.take()
+            self.events.append("play")
+            await self.play()
+            self.gpus.give_back()
+        elif pool is None:
             await self.play()
         else:
             self.events.append(f"claim {step}")

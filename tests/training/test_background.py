@@ -26,12 +26,15 @@ async def test_what_has_failed_is_raised_by_the_next_call():
 
 async def test_what_has_failed_beside_the_error_that_ends_the_loop_is_not_said_again(caplog):
     """Asyncio would log it with a stack trace, behind the learner's last line."""
-    with pytest.raises(ValueError, match="the loop failed too"):
+
+    async def loop() -> None:
         async with Background() as background:
             background.start(fail())
             await asyncio.sleep(0)
             raise ValueError("the loop failed too")
-    del background
+
+    with pytest.raises(ValueError, match="the loop failed too"):
+        await loop()
     gc.collect()
     assert not caplog.records
 
@@ -46,9 +49,12 @@ async def test_what_is_not_finished_is_cancelled():
         finally:
             ended.set()
 
-    with pytest.raises(ValueError, match="the loop failed"):
+    async def loop() -> None:
         async with Background() as background:
             background.start(work())
             await begun.wait()
             raise ValueError("the loop failed")
+
+    with pytest.raises(ValueError, match="the loop failed"):
+        await loop()
     assert ended.is_set()

@@ -12,6 +12,7 @@ import pytest
 from cusearch_async.algorithm.methods.sdga import SdgaMemory
 from cusearch_async.config import load_config
 from cusearch_async.errors import Fenced, NonFiniteUpdate, WriteFailed
+from cusearch_async.lifecycle.turns import gpu_lock
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import watchdog
 from cusearch_async.training.checkpoint import Checkpoints
@@ -60,7 +61,11 @@ async def start(s, step=0, method=None):
     s.checkpoints.begin(s.buffer.epoch, step)
     store = s.store
     began = state_at(step, method, s.config)
-    with in_thread(s.learner) as learner:
+    lock = gpu_lock(s.config, "learner")
+    if lock is not None:
+        await lock.take()
+        s.buffer.gpus = gpu_lock(s.config, "engine")
+    with in_thread(s.learner, lock) as learner:
         await train(learner, s.buffer, store, s.checkpoints, began, QUESTIONS, s.config, s.heartbeat, s.stop)
 
 
@@ -90,6 +95,23 @@ async def test_a_step_is_claimed_trained_on_committed_published_and_only_then_sa
     ledger = await s.buffer.ledger()
     assert (ledger.trained, ledger.unselected, ledger.closes) == (6, 6, True)
     assert s.checkpoints.latest().state.step == 3
+
+
+@pytest.mark.parametrize("staleness", ["0", "1"])
+async def test_where_it_takes_turns_the_learner_has_the_gpus_from_an_update_until_its_weights_are_written(
+    setting, staleness
+):
+    s = setting("--run.take_turns", "true", "--learner.reference", "cpu", "--pool.max_staleness", staleness)
+    await start(s)
+    whole = ("update", "announce", "capture", "play", "offload", "reload")
+    turns = " ".join(event.split()[0] for event in s.events if event.startswith(whole)).split("offload")
+    at_first, *steps, at_last = [turn.split() for turn in turns]
+    assert at_first == ["announce"], "it is awake when it starts"
+    assert all(turn.count("play") >= 1 and turn.index("play") == 0 for turn in steps[: 2 - int(staleness)]), turns
+    learners = [[event for event in turn if event != "play"] for turn in steps]
+    made = ["reload", "update", "announce"]
+    assert learners == [made, ["reload", "update", "capture", "announce"], made, ["reload", "capture"]]
+    assert at_last == []
 
 
 async def test_the_learner_is_called_in_one_thread_that_is_not_the_event_loops(setting):

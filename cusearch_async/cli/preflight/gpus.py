@@ -15,6 +15,8 @@ from cusearch_async.lifecycle.cuda import count_gpus
 
 TIGHT = 0.9
 """An estimate above this share of a GPU gives a warning: the real use may be larger."""
+ASLEEP = int(1.5 * GIB)
+"""Assumed for a process that waits for its turn on a GPU: CUDA's context and compiled kernels. Not measured."""
 MEAN_LENGTH = 0.5
 """Assumed mean length of an episode, as a share of the longest: most end with an answer much earlier."""
 
@@ -61,6 +63,8 @@ def _of_rollout(config: Config) -> tuple[int, ...]:
 
 def learner_room(config: Config, gpu_bytes: int) -> int:
     """What an engine on the same GPU leaves to the learner."""
+    if config.run.take_turns:
+        return gpu_bytes - ASLEEP
     share = config.rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
     return gpu_bytes - int(share * gpu_bytes) if shared_gpus(config) else gpu_bytes
 
@@ -73,7 +77,9 @@ def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding
         f"ZeRO stage {stage} of {config.learner.ranks} ranks takes {memory.peak / GIB:.1f} of {room / GIB:.4g} GiB "
         f"per GPU, {memory.held / GIB:.1f} GiB of it permanently"
     )
-    if room < gpu_bytes:
+    if config.run.take_turns:
+        text += f"; a sleeping engine is assumed to keep {ASLEEP / GIB:.1f} GiB (run.take_turns)"
+    elif room < gpu_bytes:
         text += f"; an engine has the other {(gpu_bytes - room) / GIB:.1f} GiB (rollout.vllm.gpu_memory_utilization)"
     if memory.peak <= TIGHT * room:
         return Finding("ok", "learner memory", text)
@@ -149,7 +155,8 @@ def named_gpus(config: Config) -> Finding:
     if twice:
         text = f"{', '.join(map(str, twice))} more than once in {both}; give each process its own GPU"
         return Finding("error", "GPUs", text)
-    if shared and config.rollout.vllm.gpu_memory_utilization is None:
+    has_share = config.run.take_turns or config.rollout.vllm.gpu_memory_utilization is not None
+    if shared and not has_share:
         text = (
             f"{', '.join(map(str, shared))} twice in {both}; set rollout.vllm.gpu_memory_utilization to the share of "
             "the GPU that the engine may take, or give each process its own GPU"
@@ -163,7 +170,9 @@ def named_gpus(config: Config) -> Finding:
     if not named:
         return Finding("ok", "GPUs", "none named: every process sees all GPUs of the machine")
     text = f"learner {list(learner)}, rollout {list(rollout)}, evaluator {list(evaluator)}"
-    if shared:
+    if shared and config.run.take_turns:
+        text += f"; {', '.join(map(str, shared))} in turn"
+    elif shared:
         share = config.rollout.vllm.gpu_memory_utilization
         text += f"; {', '.join(map(str, shared))} shared, {share:.0%} for the engine"
     return Finding("ok", "GPUs", text)

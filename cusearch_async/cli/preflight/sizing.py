@@ -133,13 +133,16 @@ def version_bytes(shape: ModelShape, dtype: str) -> int:
 def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
     """Host memory of a node's ranks: while they load, permanently, and while a checkpoint is copied and written.
 
-    Each rank loads the model, and then copies it for π_ref; with ZeRO-3 it loads its share, and one parameter more."""
+    Each rank loads the model, and then copies it for π_ref; with ZeRO-3 it loads its share, and one parameter more.
+    Where learner and engines take turns, what waits there counts as permanent, the engines' weights too."""
     ranks, stage, dtype = config.learner.ranks_per_node, config.learner.zero_stage, config.model.dtype
     memory = learner_memory(shape, config, forward_tokens(config))
     copies = 2 if config.loss.kl_coef > 0 else 1
     share = -(-shape.parameters // config.learner.ranks) + shape.largest_layer
     elements = ranks * (share if stage == 3 else shape.parameters)
     held = ranks * memory.host
+    if config.run.take_turns:
+        held += ranks * memory.held + config.rollout.workers * shape.parameters * DTYPE_BYTES[dtype]
     collected = version_bytes(shape, dtype) if stage == 3 else 0  # a version is published at the same time
     return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, dtype, stage) + collected
 

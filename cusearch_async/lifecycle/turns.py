@@ -1,0 +1,130 @@
+"""Learner and engines that have the same GPUs in turn.
+
+A file in the run's folder is locked by whoever has the GPUs: the learner alone, or any number of engines together. The
+kernel releases the lock when its process ends for any reason, so a killed process keeps nobody waiting.
+
+Every turn ends: engines have nothing to play any more once the staleness bound is reached or the buffer is full, and
+the learner gives the GPUs back after every step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from cusearch_async import run_folder
+from cusearch_async.config import Config
+from cusearch_async.errors import Stalled
+from cusearch_async.lifecycle.progress import log_waiting
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02
+
+
+class GpuLock:
+    """This process's claim to the GPUs of the run in `folder`."""
+
+    def __init__(self, folder: Path, role: Literal["learner", "engine"], patience_s: float) -> None:
+        self._path = folder / run_folder.GPUS
+        self._file = self._path.open("a")
+        self._kind = fcntl.LOCK_EX if role == "learner" else fcntl.LOCK_SH
+        self._others = ("the engines", "have") if role == "learner" else ("the learner", "has")
+        self._patience_s = patience_s
+
+    async def take(self) -> None:
+        """Wait for the others to give the GPUs back. Raises: Stalled when they do not."""
+        if self._is_taken():
+            return
+        others, have = self._others
+        with log_waiting(log, f"waiting for {others} to give back the GPUs"):
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    while not self._is_taken():
+                        await asyncio.sleep(POLL_S)
+            except TimeoutError:
+                raise Stalled(
+                    f"{others} {have} not given back the GPUs for {self._patience_s:g} s (run.stall_s); whoever "
+                    f"has {self._path} open has them (lsof, fuser)"
+                ) from None
+
+    def _is_taken(self) -> bool:
+        """Whether the lock is ours now."""
+        try:
+            fcntl.flock(self._file, self._kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def give_back(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def gpu_lock(config: Config, role: Literal["learner", "engine"]) -> GpuLock | None:
+    """The lock of a run whose processes take turns; None where each has GPUs, or a share of them, for itself.
+
+    Raises: ConfigError when the run's folder is another's, or cannot be written."""
+    if not config.run.take_turns:
+        return None
+    run_folder.mark(config.folder, config.run.name)
+    return GpuLock(config.folder, role, config.run.stall_s)
+
+
+class Turns:
+    """Has the GPUs, and is awake on them, while anybody is inside `awake`. Without a lock it always is."""
+
+    def __init__(
+        self, lock: GpuLock | None, wake_up: Callable[[], Awaitable[None]], sleep: Callable[[], Awaitable[None]]
+    ) -> None:
+        """With a lock, which is taken: to be made in an event loop. It falls asleep unless somebody needs it."""
+        self._lock = lock
+        self._wake_up = wake_up
+        self._sleep = sleep
+        self._users = 0
+        self._is_awake = True
+        self._change: asyncio.Task[None] | None = None
+        if lock is not None:
+            self._changing(lock)
+
+    @asynccontextmanager
+    async def awake(self) -> AsyncIterator[None]:
+        """Waits for the GPUs. Raises: Stalled; what waking up or falling asleep has failed with."""
+        if self._lock is None:
+            yield
+            return
+        self._users += 1
+        try:
+            while not self._is_awake or self._is_changing:
+                await asyncio.shield(self._changing(self._lock))
+            yield
+        finally:
+            self._users -= 1
+            self._changing(self._lock)
+
+    @property
+    def _is_changing(self) -> bool:
+        return self._change is not None and not self._change.done()
+
+    def _changing(self, lock: GpuLock) -> asyncio.Task[None]:
+        """The task that wakes up and falls asleep as is needed: a new one, unless one runs or has failed."""
+        has_ended = self._change is None or self._change.done()
+        has_failed = has_ended and self._change is not None and (self._change.cancelled() or self._change.exception())
+        if self._change is None or (has_ended and not has_failed):
+            self._change = asyncio.create_task(self._follow_users(lock))
+        return self._change
+
+    async def _follow_users(self, lock: GpuLock) -> None:
+        while self._is_awake != bool(self._users):
+            if self._users:
+                await lock.take()
+                await self._wake_up()
+                self._is_awake = True
+            else:
+                self._is_awake = False
+                await self._sleep()
+                lock.give_back()
