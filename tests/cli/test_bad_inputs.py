@@ -100,7 +100,14 @@ def test_there_are_a_hundred_and_each_has_a_name() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 99
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+LOADS_VLLM = "a long question for a worker"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.system if case.name == LOADS_VLLM else ()) for case in CASES],
+    ids=lambda case: case.name,
+)
 def test_bad_input(
     case: Case,
     places: dict[str, str],
