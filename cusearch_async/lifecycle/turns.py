@@ -116,6 +116,8 @@ class Turns:
         has_failed = has_ended and self._change is not None and (self._change.cancelled() or self._change.exception())
         if self._change is None or (has_ended and not has_failed):
             self._change = asyncio.create_task(self._follow_users(lock))
+            # an error that nobody waits for any more, because the process ends for another, is not logged by asyncio
+            self._change.add_done_callback(lambda change: change.cancelled() or change.exception())
         return self._change
 
     async def _follow_users(self, lock: GpuLock) -> None:
