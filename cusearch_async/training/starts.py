@@ -272,7 +272,7 @@ def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None
     now = config.learner.ranks, config.learner.zero_stage
     if (saved.ranks, saved.zero_stage) != now:
         log.info(
-            "%s was saved by %d ranks with ZeRO stage %d; its state is divided anew, for %d ranks with stage %d",
+            "%s was saved by %d ranks with ZeRO stage %d; its state is divided again, for %d ranks with stage %d",
             *(folder, saved.ranks, saved.zero_stage, *now),
         )
     method = config.method.make()

@@ -87,7 +87,7 @@ class WeightStore:
         """Write a version, or with peft's config `adapter` an adapter; returns its directory name. A version that is
         published again gets a new name. The last `keep` versions stay on disk, and all versions of later learners.
         `copied` is called as soon as the tensors may change. Nothing is synced to disk: after a crash of the machine a
-        learner publishes its weights anew, and what it finds torn is refused by its checksums.
+        learner publishes its weights again, and what it finds torn is refused by its checksums.
 
         Raises: WriteFailed."""
         name = f"v{version:06d}-e{epoch}"

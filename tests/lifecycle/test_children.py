@@ -29,7 +29,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_ranks_of_a_learner_share_a_secret_that_each_start_makes_anew(tmp_path: Path):
+def test_the_ranks_of_a_learner_share_a_secret_that_is_new_at_each_start(tmp_path: Path):
     (tmp_path / "rank_probe.py").write_text(PROBE)
     path = f"{tmp_path}:{ROOT}"
     secrets = set()

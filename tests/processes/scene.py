@@ -149,7 +149,7 @@ class Scene:
 
 
 def _load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of a process, loaded anew beside what stands in for vLLM, until the end of the test."""
+    """The module of a process, loaded again beside what stands in for vLLM, until the end of the test."""
     package = importlib.import_module("cusearch_async.processes")
     spec = importlib.util.find_spec(f"cusearch_async.processes.{name}")
     assert spec is not None

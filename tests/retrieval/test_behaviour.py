@@ -166,7 +166,7 @@ async def test_a_server_whose_health_goes_on_failing_is_named_with_that(failure,
 # Another server at the same address.
 
 
-async def test_after_an_outage_the_retriever_is_asked_anew():
+async def test_after_an_outage_the_retriever_is_asked_again():
     service, health = Service(finds("Lima"), hangs_up, finds("Lima")), Service(says(DRAWS), says(REPEATS))
     async with client_of(service, health, outage_s=60) as client:
         for draw in (3, 4):

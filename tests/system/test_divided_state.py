@@ -60,7 +60,7 @@ def state_of(checkpoint: Path) -> SavedState:
         ((1, 0), (2, 3), "bfloat16"),
     ],
 )
-def test_the_state_is_divided_anew_and_the_next_update_is_the_same(tmp_path, saved, was, now, dtype):
+def test_the_state_is_divided_again_and_the_next_update_is_the_same(tmp_path, saved, was, now, dtype):
     source, (ranks, stage) = saved(*was, dtype), now
     arguments = (*NEXT, "--load", str(source / "ck"), "--save-loaded", str(tmp_path / "ck"))
     after = train(tmp_path, "next", *arguments, ranks=ranks, settings=settings(stage, dtype))

@@ -150,7 +150,7 @@ def test_checkpoints_are_verified_before_the_learner_is_made(scene, caplog):
     assert s.events == []
 
 
-def test_a_checkpoint_that_is_deleted_while_the_learner_is_made_is_looked_up_anew(scene):
+def test_a_checkpoint_that_is_deleted_while_the_learner_is_made_is_looked_up_again(scene):
     s = scene()
     s.lead()
     s.at_make = (s.config.folder / "checkpoints" / "step000002-e1" / "state.json").unlink

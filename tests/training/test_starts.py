@@ -220,7 +220,7 @@ def test_other_ranks_and_another_zero_stage_go_on_and_are_logged(config_of, tmp_
         assert not caplog.records
         check_same_run(tmp_path, SAVED, config_of("--run.steps", "10", *changes))
     [record] = caplog.records
-    assert "was saved by 1 ranks with ZeRO stage 1; its state is divided anew, for " in record.message
+    assert "was saved by 1 ranks with ZeRO stage 1; its state is divided again, for " in record.message
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ for gpu in 0 1 2 3 4 5 6 7; do CUDA_VISIBLE_DEVICES=$gpu $START rollout $SETTING
 wait'
 WORKERS=$!
 
-# torchrun starts all ranks anew when one fails; they go on from the newest checkpoint.
+# torchrun starts all ranks again when one fails; they go on from the newest checkpoint.
 on "$HEAD,${NODES[1]}" 2 "torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 --rdzv-backend=c10d \
     --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$HEAD:29500 -m cusearch_async.processes.start learner $SETTINGS"
 LEARNER=$!
