@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +47,11 @@ class Engine:
         self.last_token_age_s = 0.0
 
     @classmethod
-    def start(cls, model: str, tokenizer: Any, config: Config) -> Engine:
+    def start(cls, model: str, tokenizer: Any, config: Config, lock: object) -> Engine:
         return cls(tokenizer)
+
+    def awake(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def generate(
         self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
