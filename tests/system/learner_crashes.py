@@ -2,7 +2,7 @@
 
 At one of POINTS the process ends by SIGKILL; at `frozen` it stops itself (SIGSTOP) between the last question whether it
 is fenced and the renaming of its checkpoint; at `asked` it is asked to stop (SIGTERM) in the middle of an update; at
-`full` its disk takes no file of 1 MiB any more once the weights of step 2 are published; at `none` nothing happens.
+`full` its disk takes no file of 1 MiB any more from its first checkpoint on; at `none` nothing happens.
 Pools come from `feed`, so that no engine is needed and every life of the learner meets the same trajectories."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from cusearch_async.config import Config, load_config
 from cusearch_async.lifecycle.entry import exit_with_one_line, log_to_stderr
 from cusearch_async.lifecycle.placement import configure_process
-from tests.conftest import SLOW, wait_until
+from tests.conftest import SLOW
 
 POINTS = (
     "before claim",
@@ -217,8 +217,6 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
         capture = Learner.capture
 
         def refused(self: Any, folder: Path) -> Any:
-            weights = folder.parent.parent / "weights"  # of the same step, written by another thread: not refused
-            wait_until(lambda: any(weights.glob("v000002-*")), 60)
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
             return capture(self, folder)
 
