@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import hmac
 import logging
+import math
 import os
 import secrets
 import socket
@@ -109,14 +110,16 @@ class Ranks:
         """Another rank than 0, from any thread: what `wait_for_answers` of this name waits for."""
         self._write(f"{name}/{self.rank}", text.encode())
 
-    def wait_for_answers(self, name: str) -> list[str]:
-        """Rank 0, from any thread: the texts of all other ranks, in their order, as soon as all have answered."""
-        texts = []
+    def wait_for_answers(self, name: str, within_s: float = math.inf) -> list[str]:
+        """Rank 0, from any thread: the texts of all other ranks, in their order, as soon as all have answered; after
+        `within_s` of those that have."""
+        texts, deadline = [], time.monotonic() + within_s
         for rank in range(1, self.size):
-            while (said := self._read(f"{name}/{rank}")) is None:
+            while (said := self._read(f"{name}/{rank}")) is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            self._store.delete_key(self._name(f"{name}/{rank}"))
-            texts.append(said.decode())
+            if said is not None:
+                self._store.delete_key(self._name(f"{name}/{rank}"))
+                texts.append(said.decode())
         return texts
 
     def silent(self, after_s: float) -> list[int]:
@@ -190,11 +193,7 @@ class Ranks:
     def close(self) -> None:
         """The end of all ranks. Rank 0, with which the store may end, waits for the others."""
         if self.is_leader:
-            deadline = time.monotonic() + _LEAVE_S
-            left = list(range(1, self.size))
-            while left and time.monotonic() < deadline:
-                left = [rank for rank in left if self._read(f"left/{rank}") is None]
-                time.sleep(_POLL_S)
+            self.wait_for_answers("left", _LEAVE_S)
         else:
             self.answer("left", "")
         self._end_reports()

@@ -104,8 +104,9 @@ def update_while_lent(learner: Any, *arguments: Any) -> Any:
 
 def offload_and_reload(learner: Any) -> None:
     """As a learner that takes turns; its policy is the same afterwards."""
-    before = {name: tensor.clone() for name, tensor in learner.lend().tensors.items()}
-    learner._lent.release()
+    lent = learner.lend()
+    before = {name: tensor.clone() for name, tensor in lent.tensors.items()}
+    lent.release()
     learner.offload()
     learner.reload()
     after = learner.lend()
