@@ -255,21 +255,21 @@ def test_the_first_rank_ends_last_because_the_store_ends_with_it(start_ranks):
     assert [process.wait(60 * SLOW) for process in ranks.processes] == [0, 0]
 
 
+def errors_of_a_rank(env: dict[str, str]) -> str:
+    """What a rank that cannot start says."""
+    command = [sys.executable, "-c", RANK]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=90 * SLOW, check=False)
+    return done.stderr
+
+
 @pytest.mark.parametrize(("rank", "absent"), [("0", "rank 1, rank 2"), ("1", "rank 0")])
 def test_ranks_that_do_not_come_are_named(rank, absent):
     port = free_port()
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     env = {"WORLD_SIZE": "3", "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TIMEOUT_S": "2"}
     env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    done = subprocess.run(
-        [sys.executable, "-c", RANK],
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=90 * SLOW,
-        check=False,
-    )
-    assert f"RanksFailed: {absent} of 3 did not come within learner.collective_timeout_s = 2 s" in done.stderr
+    said = errors_of_a_rank(env)
+    assert f"RanksFailed: {absent} of 3 did not come within learner.collective_timeout_s = 2 s" in said
     del store
 
 
@@ -315,12 +315,4 @@ def test_torchrun_starts_the_ranks_too(tmp_path, store):
 
 def test_an_address_that_is_not_this_machines_is_refused_in_one_line(tmp_path):
     env = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "29511"}
-    done = subprocess.run(
-        [sys.executable, "-c", RANK],
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=120 * SLOW,
-        check=False,
-    )
-    assert "ConfigError: rank 0 cannot listen at MASTER_ADDR 203.0.113.1, MASTER_PORT 29511" in done.stderr
+    assert "ConfigError: rank 0 cannot listen at MASTER_ADDR 203.0.113.1, MASTER_PORT 29511" in errors_of_a_rank(env)
