@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
@@ -18,7 +19,6 @@ from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
 from cusearch_async.models import check_model
 from cusearch_async.processes.playing import open_player, reach_retriever, take_gpus
 from cusearch_async.retrieval.client import SearchClient
-from cusearch_async.rollout.engine import Engine
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.transport.buffer import open_buffer
@@ -26,6 +26,9 @@ from cusearch_async.transport.interface import WorkerBuffer
 from cusearch_async.transport.run_contract import contract_of
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question
+
+if TYPE_CHECKING:
+    from cusearch_async.rollout.engine import Engine
 
 log = logging.getLogger(__name__)
 

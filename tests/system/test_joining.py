@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cusearch_async.transport.run_contract import RunContract, contract_of
 from cusearch_async.transport.server import is_listening
 from tests.conftest import SLOW, wait_until
 from tests.system.conftest import ATLAS, Run
+from tests.system.forked import Process
 from tests.transport.conftest import make_limits
 
 pytestmark = pytest.mark.system
@@ -61,7 +63,7 @@ def begun(run: Run) -> Run:
     return run
 
 
-def last_line(process: subprocess.Popen[str]) -> str:
+def last_line(process: Process) -> str:
     """Of a process that has ended with status 1 and without a traceback."""
     output, _ = process.communicate(timeout=120 * SLOW)
     assert process.returncode == 1, output
@@ -84,6 +86,15 @@ def test_a_process_with_another_value_exits_with_status_1_and_one_line(begun: Ru
     line = last_line(begun.worker(process, **changes))
     assert line.startswith(f"{process}: this process does not match run 'atlas': {said}; start it with")
     assert as_learner(begun, look) == before, "nobody was fenced off, and no ticket was taken"
+
+
+def test_a_process_that_cannot_join_says_so_before_it_loads_vllm():
+    """Which takes 8 s of a core."""
+    what = (
+        "import sys, cusearch_async.processes.rollout, cusearch_async.processes.evaluator; print('vllm' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", what], capture_output=True, text=True, check=True, timeout=60 * SLOW)
+    assert done.stdout == "False\n"
 
 
 def test_a_worker_with_other_questions_exits_with_status_1_and_one_line(begun: Run, tmp_path: Path):
