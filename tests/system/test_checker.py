@@ -20,6 +20,8 @@ from tests.system.chaos.faults import KINDS
 from tests.system.chaos.proxy import end_of_commands
 from tests.system.chaos.scene import fresh_folder
 
+pytestmark = pytest.mark.system
+
 N, G, STEPS = 2, 2, 3
 EXPECTED = Expected(
     questions=N, rollouts=G, max_staleness=1, vocabulary=384, question_of=lambda ticket: f"question {ticket}"
