@@ -57,7 +57,7 @@ def test_a_killed_learner_goes_on_with_the_same_adapter_bit_for_bit(lives: Lives
     try:
         for life in (whole, lives):
             life.overrides += ["--learner.lora.rank", str(RANK), "--learner.lr", "1e-3"]
-        first, dying = whole.start("none", 0), lives.start(point, 3)
+        first, dying = whole.start("none", 0), lives.start(point, 3, "--learner.checkpoint_every", "1")
         whole.feed()
         lives.feed()
         finish(first, 0)
