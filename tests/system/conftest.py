@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +15,7 @@ import redis
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.metrics.files import read_metrics
 from tests.conftest import SLOW
+from tests.system.forked import Command, Forked, Process
 
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
 SMALL = {
@@ -34,18 +32,16 @@ SMALL = {
 }
 
 
-def heed_hangup() -> None:
-    """These tests may run under nohup, which children inherit."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 @dataclass
 class Run:
     """A run on private ports and a private folder."""
 
     folder: Path
     overrides: dict[str, Any]
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    forks: bool = True
+    """Its processes have all they import from the start (`forked`). False for a test of how they start, listen or end:
+    they are commands then, as users give them."""
+    started: list[Process] = field(default_factory=list)
 
     def redis(self) -> redis.Redis[str]:
         """A client of the Redis that was started for this run."""
@@ -56,26 +52,17 @@ class Run:
         values = self.overrides | {key.replace("__", "."): value for key, value in changes.items()}
         return [part for key, value in values.items() for part in (f"--{key}", str(value))]
 
-    def cusearch(self, command: str, *flags: str, **changes: Any) -> subprocess.Popen[str]:
+    def cusearch(self, command: str, *flags: str, **changes: Any) -> Process:
         """Start `cusearch COMMAND configs/atlas.toml` with flags and this run's overrides."""
-        program = [sys.executable, "-m", "cusearch_async.cli.main"]
-        return self.start([*program, command, str(ATLAS), *flags, *self.arguments(**changes)])
+        return self._start("cusearch_async.cli.main", command, str(ATLAS), *flags, *self.arguments(**changes))
 
-    def worker(self, name: str, stdout: Path | None = None, **changes: Any) -> subprocess.Popen[str]:
-        """Start `python -m workers.NAME`; its output goes to a file if one is given."""
-        command = [sys.executable, "-m", f"workers.{name}", str(ATLAS), *self.arguments(**changes)]
-        return self.start(command, stdout)
+    def worker(self, name: str, **changes: Any) -> Process:
+        """Start `python -m workers.NAME`."""
+        return self._start(f"workers.{name}", str(ATLAS), *self.arguments(**changes))
 
-    def start(self, command: list[str], stdout: Path | None = None) -> subprocess.Popen[str]:
-        output = stdout.open("w") if stdout else subprocess.PIPE
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            preexec_fn=heed_hangup,  # noqa: PLW1509
-        )
+    def _start(self, *command: str) -> Process:
+        log = self.folder.parent / f"{len(self.started)}-{command[0]}.log"
+        process = (Forked if self.forks else Command)(command, log, {"OMP_NUM_THREADS": "1"})
         self.started.append(process)
         return process
 
@@ -94,6 +81,9 @@ class Run:
             if str(self.folder) in words and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         return found
+
+    def process(self, name: str) -> psutil.Process:
+        return next(p for p in self.processes() if f".start {name} " in " ".join(p.cmdline()))
 
 
 @pytest.fixture
@@ -118,6 +108,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
         left.kill()
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> tuple[int, str]:
+def finish(process: Process, timeout_s: float = 300) -> tuple[int, str]:
     output, _ = process.communicate(timeout=timeout_s * SLOW)
     return process.returncode, output

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from cusearch_async.lifecycle import progress
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.transport.weights import Canary, WeightStore
 from tests.conftest import SLOW
+from tests.system.forked import forked_engines
 
 pytestmark = pytest.mark.system
 
@@ -58,9 +60,14 @@ def small_model(tied: bool, seed: int) -> Any:
 
 
 def with_engine(
-    config_path: Path, folder: Path, model: Any, body: Callable[[Any, Any], Awaitable[None]], *overrides: str
+    config_path: Path,
+    folder: Path,
+    model: Any,
+    body: Callable[[Any, Any], Awaitable[None]],
+    *overrides: str,
+    forks: bool = True,
 ) -> None:
-    """Run `body(engine, tokenizer)` on an engine that starts with `model`."""
+    """Run `body(engine, tokenizer)` on an engine that starts with `model`; a new process unless it `forks`."""
     configure_process([])
     from cusearch_async.rollout.engine import Engine
 
@@ -70,7 +77,8 @@ def with_engine(
     config = load_config(config_path, list(overrides))
 
     async def session() -> None:
-        engine = Engine.start(str(folder / "model"), tokenizer, config)
+        with forked_engines() if forks else nullcontext():
+            engine = Engine.start(str(folder / "model"), tokenizer, config)
         try:
             await body(engine, tokenizer)
         finally:
@@ -109,7 +117,7 @@ def test_published_weights_are_computed_with_and_tokens_know_their_version(tied,
 def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_config, tmp_path):
     async def body(engine, tokenizer):
         text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
-        alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+        alive = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
         process = next(p for p in alive if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
         turn = asyncio.create_task(engine.generate(text, 800, 1.0, 1, STOPS))
         async with asyncio.timeout(60 * SLOW):
@@ -208,7 +216,7 @@ def test_an_engine_that_fails_is_quoted(atlas_config, tmp_path):
         await engine.generate(tokenizer("Where?")["input_ids"], 8, 1.0, 1, STOPS)
 
     with pytest.raises(EngineDied, match=r"the vLLM engine died: RuntimeError: .*head_dim=16"):
-        with_engine(atlas_config, tmp_path, Qwen2ForCausalLM(shape), body)
+        with_engine(atlas_config, tmp_path, Qwen2ForCausalLM(shape), body, forks=False)
 
 
 def test_wrong_or_torn_weights_never_go_unnoticed(atlas_config, tmp_path):

@@ -92,7 +92,7 @@ def test_an_index_that_the_command_makes_is_served(run: Run, tmp_path: Path, bac
     status, output = finish(run.cusearch("index"), 120)
     assert status == 0, output
     assert "300 passages indexed" in output
-    retriever = run.worker("retriever", tmp_path / "log")
+    retriever = run.worker("retriever")
     wait_until(lambda: is_listening(run.overrides["retriever.url"]) or retriever.poll() is not None, 60)
     body = json.dumps({"queries": [f'"City"\n{texts[7]}', "", "zzz"], "topk": 2, "return_scores": False}).encode()
     request = Request(f"{run.overrides['retriever.url']}/retrieve", body, {"Content-Type": "application/json"})

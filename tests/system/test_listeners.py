@@ -17,6 +17,7 @@ pytestmark = pytest.mark.system
 def test_no_process_of_a_run_listens_beyond_this_machine(run: Run):
     """Redis, retriever, simulator, vLLM, and a learner of two ranks (ZeRO-3) with their rendezvous. The run is held
     while the listeners are looked at, and then goes on to its end."""
+    run.forks = False
     run.overrides["retriever.backend"] = "zerosearch"
     run.overrides["retriever.zerosearch.url"] = f"http://127.0.0.1:{free_port()}/v1"
     learner = {"learner__ranks": 2, "learner__zero_stage": 3, "loss__kl_coef": 0}

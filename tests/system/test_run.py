@@ -61,6 +61,7 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
 
 def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
     """Rollout worker and learner first, then Redis, then the retriever; SIGTERM and SIGINT end each cleanly."""
+    run.forks = False
     rollout = run.worker("rollout")
     learner = run.worker("learner", run__steps=50)
     server = run.cusearch("redis")
@@ -87,7 +88,7 @@ def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
 def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(run: Run):
     launched = run.cusearch("launch", run__steps=50)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
-    worker = next(p for p in run.processes() if "rollout" in p.cmdline())
+    worker = run.process("rollout")
     family = psutil.Process(launched.pid).children(recursive=True)
     assert any("VLLM" in process.name() for process in family)
     worker.kill()
@@ -100,16 +101,17 @@ def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(r
 
 @pytest.mark.parametrize("when", ["while the engine starts", "when it is ready"])
 def test_an_engine_does_not_outlive_its_worker(run: Run, when: str):
+    run.forks = False
     services = [run.cusearch("redis"), run.worker("retriever")]
-    log = run.folder.parent / "rollout.log"
-    rollout = run.worker("rollout", stdout=log)
+    rollout = run.worker("rollout")
 
     def engines() -> list[psutil.Process]:
         return [p for p in psutil.Process(rollout.pid).children(recursive=True) if "VLLM" in p.name()]
 
-    wait_until(
-        engines if when == "while the engine starts" else lambda: "ready" in log.read_text(errors="replace"), START_S
-    )
+    def is_ready() -> bool:
+        return "ready" in rollout.log.read_text(errors="replace")
+
+    wait_until(engines if when == "while the engine starts" else is_ready, START_S)
     assert [service.poll() for service in services] == [None, None]
     assert engines()
     family = psutil.Process(rollout.pid).children(recursive=True)
@@ -147,7 +149,7 @@ def test_a_launch_that_is_stopped_ends_its_workers_first_and_redis_last(run: Run
 def test_a_launch_ends_when_its_learner_alone_is_stopped(run: Run):
     launched = run.cusearch("launch", run__steps=50, eval__every=50)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
-    next(p for p in run.processes() if "learner" in p.cmdline()).terminate()
+    run.process("learner").terminate()
     status, output = finish(launched, 120)
     assert status == 1, output
     assert (

@@ -14,6 +14,7 @@ from cusearch_async.config import STARTER, load_config
 from cusearch_async.lifecycle.turns import GpuLock
 from tests.conftest import wait_until
 from tests.system.conftest import Run, finish
+from tests.system.forked import forked_engines
 from tests.system.test_learner import train
 
 pytestmark = pytest.mark.system
@@ -61,7 +62,8 @@ async def test_an_engine_sleeps_until_it_is_needed_and_the_gpus_are_free(tmp_pat
     prompt = tokenizer("Which river", add_special_tokens=False)["input_ids"]
     lock, learner = GpuLock(tmp_path, "engine", 60), GpuLock(tmp_path, "learner", 60)
     await lock.take()
-    engine = Engine.start(str(STARTER), tokenizer, config, lock)
+    with forked_engines():
+        engine = Engine.start(str(STARTER), tokenizer, config, lock)
     try:
 
         async def play():

@@ -33,6 +33,7 @@ from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import SLOW
 from tests.system.chaos.gateway import Gateway
 from tests.system.chaos.proxy import Link
+from tests.system.forked import Forked
 
 ATLAS = Path(__file__).parents[3] / "configs" / "atlas.toml"
 RUN = "chaos"
@@ -66,6 +67,9 @@ SETTINGS: dict[str, Any] = {
 SERVERS = ("redis", "retriever")
 
 
+Started = Forked | subprocess.Popen[bytes]
+
+
 class Stuck(Exception):
     """The run has stopped moving."""
 
@@ -86,8 +90,8 @@ class Scene:
         self.workers = [f"worker-{i}" for i in range(len(engines))]
         self._engines = dict(zip(self.workers, engines, strict=True))
         self.settings = SETTINGS | {"run.folder": self.run_folder} | changes
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.guests: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Started] = {}
+        self.guests: dict[str, Started] = {}
         """Processes that are not started again: an old learner, a worker with another config."""
         self.stopped: Counter[str] = Counter()
         """How many faults hold a process by SIGSTOP now."""
@@ -131,26 +135,28 @@ class Scene:
         return load_config(ATLAS, self.arguments("learner")[1:])
 
     def command(self, name: str, **changes: Any) -> list[str]:
-        python = [sys.executable, "-m"]
-        if name == "redis":
-            return server_command(f"redis://127.0.0.1:{self.redis_port}/0", self.folder / "redis", None)
+        """Module and arguments of a process."""
         if name == "retriever":
-            return [*python, "cusearch_async.processes.start", "retriever", *self.arguments(name)]
+            return ["cusearch_async.processes.start", "retriever", *self.arguments(name)]
         if name.startswith("learner"):
-            return [*python, "tests.system.chaos.record", "learner", *self.arguments(name, **changes)]
+            return ["tests.system.chaos.record", "learner", *self.arguments(name, **changes)]
         if self._engines.get(name, "light") == "light":
-            return [*python, "tests.system.light_worker", *self.arguments(name, **changes)]
-        return [*python, "tests.system.chaos.record", "rollout", *self.arguments(name, **changes)]
+            return ["tests.system.light_worker", *self.arguments(name, **changes)]
+        return ["tests.system.chaos.record", "rollout", *self.arguments(name, **changes)]
 
-    def spawn(self, name: str, **changes: Any) -> subprocess.Popen[bytes]:
+    def spawn(self, name: str, **changes: Any) -> Started:
+        log = self.logs / f"{name}.log"
+        if name == "redis":
+            command = server_command(f"redis://127.0.0.1:{self.redis_port}/0", self.folder / "redis", None)
+            return start_child(command, log_file=log)
         environment = {"CHAOS_RECORD": str(self.record), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        return start_child(self.command(name, **changes), environment, self.logs / f"{name}.log")
+        return Forked(self.command(name, **changes), log, environment)
 
     def launch(self, name: str) -> None:
         self.processes[name] = self.spawn(name)
         self._born[name] = time.monotonic()
 
-    def end(self, process: subprocess.Popen[bytes]) -> None:
+    def end(self, process: Started) -> None:
         """kill -9, children and all."""
         self._expected.add(process.pid)
         process.kill()
@@ -196,7 +202,7 @@ class Scene:
         await self.gateway.stop()
         await self._client.aclose()
 
-    async def _terminate(self, name: str, process: subprocess.Popen[bytes]) -> int | None:
+    async def _terminate(self, name: str, process: Started) -> int | None:
         self._expected.add(process.pid)
         if process.poll() is None:
             process.terminate()
