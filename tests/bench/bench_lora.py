@@ -1,5 +1,4 @@
-"""LoRA against full fine-tuning: the demo with both, one seed after the other, scored on held-out cities; and the bytes
-of a version of both, of a model of 55 million parameters.
+"""LoRA against full fine-tuning: the demo with both, one seed after the other, scored on held-out cities.
 
     python -m tests.bench.bench_lora [--seeds 5] [--section.key value]...
 
@@ -37,32 +36,6 @@ def held_out_em(kind: str, seed: int, overrides: list[str]) -> float:
     return float(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["em_after"])
 
 
-def version_bytes() -> dict[str, float]:
-    """Bytes of a published version of a model of 55 million parameters in bfloat16, whole and as an adapter."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from cusearch_async.config import LoraConfig
-    from cusearch_async.training.adapter import Adapter
-    from cusearch_async.transport.weights import Canary, WeightStore
-
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True}
-    shape = Qwen2Config(vocab_size=32_000, hidden_size=512, intermediate_size=2048, num_hidden_layers=10, **heads)
-    model = Qwen2ForCausalLM(shape).to(torch.bfloat16)
-    store, found = WeightStore(FOLDER / "lora-versions", keep=9), {}
-    found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-    whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    found["full_bytes"] = _size(store, store.publish(0, 1, whole, Canary([1], [], 0)))
-    adapter = Adapter.into(model, LoraConfig(rank=8), "random", 0)
-    own = adapter.by_peft_names({name: parameter.detach() for name, parameter in model.named_parameters()})
-    found["adapter_bytes"] = _size(store, store.publish(1, 1, own, Canary([1], [], 0), adapter=adapter.config))
-    return found | {"rank": 8, "adapter_share": found["adapter_bytes"] / found["full_bytes"]}
-
-
-def _size(store: Any, name: str) -> int:
-    return sum(path.stat().st_size for path in store.directory(name).iterdir())
-
-
 def interval(values: list[float]) -> tuple[float, float]:
     """95 % interval of the mean over seeds."""
     half = STUDENT_T[len(values)] * statistics.stdev(values) / len(values) ** 0.5
@@ -93,13 +66,11 @@ def main() -> None:
     figures = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
     if figures.get("settings") != [overrides, KINDS]:
         figures = {"settings": [overrides, KINDS], "em": {kind: {} for kind in KINDS}}
-    figures["version"] = version_bytes()
     for seed in map(str, range(seeds)):
         for kind in KINDS:
             if seed not in figures["em"][kind]:
                 figures["em"][kind][seed] = held_out_em(kind, int(seed), overrides)
             FIGURES.write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    print(f"a version: {figures['version']}")
     print(conclude(figures))
 
 

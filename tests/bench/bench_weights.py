@@ -5,7 +5,8 @@
 The model is random. The learner is the real one on DeepSpeed, with updates of a few short trajectories; its stop is
 what it waits for the publication: to lend its weights, and before its next optimizer step until they are copied. Beside
 it the same weights are written as this project did before, in the same run: copied, `save_file`, hashed, synced. The
-engine is vLLM's. All figures are medians of VERSIONS versions, and go to runs/bench/weights.json.
+engine is vLLM's. These figures are medians of VERSIONS versions. The bytes of an adapter are compared with those of its
+model, of 55 million parameters. All go to runs/bench/weights.json.
 """
 
 from __future__ import annotations
@@ -212,11 +213,43 @@ async def measure_engine(config: Config, newest: str) -> dict[str, Any]:
     }
 
 
-# --- both ---------------------------------------------------------------------------------------------
+# --- an adapter ---------------------------------------------------------------------------------------
+
+
+def measure_adapter(folder: Path) -> dict[str, Any]:
+    """Bytes of a published version of a model of 55 million parameters in bfloat16: files and manifest, of the whole
+    model and of an adapter of rank 8."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from cusearch_async.config import LoraConfig
+    from cusearch_async.training.adapter import Adapter
+    from cusearch_async.transport.weights import Canary, WeightStore
+
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    shape = Qwen2Config(vocab_size=32_000, hidden_size=512, intermediate_size=2048, num_hidden_layers=10, **heads)
+    model = Qwen2ForCausalLM(shape).to(torch.bfloat16)
+    store, canary = WeightStore(folder / "adapter"), Canary([1], [], 0)
+
+    def size(name: str) -> int:
+        return sum(path.stat().st_size for path in store.directory(name).iterdir())
+
+    def tensors() -> dict[str, Any]:
+        return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    whole = size(store.publish(0, 1, tensors(), canary))
+    adapter = Adapter.into(model, LoraConfig(rank=8), "random", 0)
+    alone = size(store.publish(1, 1, adapter.by_peft_names(tensors()), canary, adapter=adapter.config))
+    return {"adapter_bytes": alone, "adapter_share": alone / whole}
+
+
+# --- all ---------------------------------------------------------------------------------------------
 
 
 def measure(part: str, folder: Path, newest: str) -> dict[str, Any]:
     configure_process([])
+    if part == "adapter":
+        return measure_adapter(folder)
     config = settings(folder)
     return asyncio.run(measure_learner(config) if part == "learner" else measure_engine(config, newest))
 
@@ -242,6 +275,8 @@ def table_of(found: dict[str, Any]) -> Table:
     table.add_row(
         "the engine pauses", f"{pause:.2f} s", f"copying {copying:.2f} s: {found['pause_over_copy']:.1f} times"
     )
+    megabytes = found["adapter_bytes"] / 1e6
+    table.add_row("an adapter of 55 M parameters", f"{megabytes:.1f} MB", f"{found['adapter_share']:.2%} of the model")
     return table
 
 
@@ -259,6 +294,7 @@ def main() -> None:
         make_model(Path(name), TINY if arguments.smoke else SHAPE)
         found = in_a_process("learner", Path(name))
         found |= in_a_process("engine", Path(name), found["newest"])
+        found |= in_a_process("adapter", Path(name))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
     console = Console(width=120)
