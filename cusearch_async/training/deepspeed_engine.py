@@ -236,7 +236,13 @@ def write(captured: Mapping[Path, Any]) -> None:
     """Write every state to its file. Raises: OSError, RuntimeError."""
     for path, state in captured.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, path)
+        with path.open("wb") as file:
+            try:
+                torch.save(state, file)
+            except RuntimeError as error:  # closing the archive fails too, and tells of a wrong position
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
 
 def _to_cpu(value: Any, copies: dict[Any, torch.Tensor]) -> Any:
