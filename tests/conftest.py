@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,17 @@ that is three times slower. CUSEARCH_SLOW=10 for one that is busier still."""
 
 settings.register_profile("cusearch", deadline=None)  # a busy machine is no bug
 settings.load_profile("cusearch")
+
+
+def pytest_configure() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What the tests have imported stays: the garbage collector need not look at it again and again."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

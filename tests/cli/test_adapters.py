@@ -11,6 +11,8 @@ from cusearch_async.cli.preflight.shapes import described, published
 from cusearch_async.cli.preflight.sizing import GIB, learner_memory
 from cusearch_async.config import load_config
 
+pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
+
 PAPERS = ("Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.2-3B")
 
 

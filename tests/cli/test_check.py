@@ -20,6 +20,8 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.ports import free_port
 from tests.fakes import STARTER
 
+pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER = CONFIGS / "paper"
 BASE = PAPER / "base.toml"

@@ -7,6 +7,8 @@ import pytest
 from cusearch_async.config import load_config
 from tests.cli.test_check import CONFIGS, findings
 
+pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
+
 
 @pytest.mark.parametrize(("share", "status", "room"), [("0.3", "ok", "16.8"), ("0.5", "error", "12")])
 def test_on_a_shared_gpu_the_learner_has_what_the_engine_leaves(share, status, room):

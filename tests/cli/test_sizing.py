@@ -25,6 +25,8 @@ from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import STARTER, Config, load_config
 from cusearch_async.training.model import SampledLogprobs, recompute_layers
 
+pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 QWEN_3B = published("Qwen/Qwen2.5-3B")
 QWEN_7B = published("Qwen/Qwen2.5-7B")

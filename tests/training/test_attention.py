@@ -19,6 +19,8 @@ from cusearch_async.training.batching import Packed, collate
 from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers
 from tests.strategies import make_trajectory
 
+pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
+
 LENGTHS = (4, 31, 12, 1, 60)
 SMALL = {"vocab_size": 380, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
