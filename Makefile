@@ -47,7 +47,7 @@ test: test-fast lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "system or gpu"
 
 test-fast: setup
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu" --ignore tests/system --ignore tests/gpu
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu"
 
 # The pinned lists are whole, and what their .in files and pyproject.toml ask for; downloads no package.
 check-locks: setup

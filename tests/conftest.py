@@ -20,12 +20,26 @@ SLOW = float(os.environ.get("CUSEARCH_SLOW", "3"))
 """Deadlines that wait for other processes are multiplied by this: they are meant for an idle machine, and hold on one
 that is three times slower. CUSEARCH_SLOW=10 for one that is busier still."""
 
+SYSTEM_TESTS = "\npytestmark = pytest.mark.system"
+
 settings.register_profile("cusearch", deadline=None)  # a busy machine is no bug
 settings.load_profile("cusearch")
 
 
 def pytest_configure() -> None:
     gc.disable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that has system tests alone is not even imported where none is asked for."""
+    asks_for_none = config.option.markexpr.startswith("not system")
+    if (
+        asks_for_none
+        and collection_path.suffix == ".py"
+        and SYSTEM_TESTS in collection_path.read_text(encoding="utf-8")
+    ):
+        return True
+    return None
 
 
 def pytest_collection_finish() -> None:
