@@ -107,7 +107,7 @@ class Command(subprocess.Popen[bytes]):
                 preexec_fn=_heed_hangup,
             )
 
-    def communicate(self, timeout: float) -> tuple[str, None]:  # type: ignore[override]
+    def communicate(self, timeout: float) -> tuple[str, None]:
         self.wait(timeout)
         return self.log.read_text(errors="replace"), None
 
@@ -130,7 +130,7 @@ def _context() -> multiprocessing.context.ForkServerContext:
 
 def _begin(module: str, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> NoReturn:
     assert PRELOADED in sys.modules
-    multiprocessing.current_process()._config["daemon"] = False  # it may have children  # type: ignore[attr-defined]
+    multiprocessing.current_process()._config["daemon"] = False  # it may have children
     os.setsid()
     die_with_parent(signal.SIGKILL)
     _heed_hangup()
@@ -160,7 +160,7 @@ def be_main(module: str, arguments: Sequence[str], env: Mapping[str, str]) -> No
     except BaseException:
         traceback.print_exc()
     finally:
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

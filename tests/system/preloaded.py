@@ -57,7 +57,7 @@ class ForkingPopen(subprocess.Popen[Any]):
     ) -> None:
         if preexec_fn is not die_with_parent or list(args[:2]) != [sys.executable, "-m"]:
             passed = (close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell)
-            super()._execute_child(args, executable, preexec_fn, *passed, *rest)  # type: ignore[misc]
+            super()._execute_child(args, executable, preexec_fn, *passed, *rest)
             return
         assert env is not None
         pipes = rest[:6]
@@ -66,7 +66,7 @@ class ForkingPopen(subprocess.Popen[Any]):
             _begin_like_a_new_process(stdin=pipes[0], stdout=pipes[3], stderr=pipes[5])
             be_main(args[2], args[3:], env)
         self._child_created = True
-        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+        self._close_pipe_fds(*pipes)
 
 
 def _begin_like_a_new_process(stdin: int, stdout: int, stderr: int) -> None:
@@ -99,5 +99,5 @@ class _EngineContext(ForkContext):
     Process = _Engine
 
 
-subprocess.Popen = ForkingPopen  # type: ignore[misc]
+subprocess.Popen = ForkingPopen
 utils.get_mp_context = _EngineContext
