@@ -43,11 +43,13 @@ $(GPU_VENV)/.complete: requirements/gpu.txt pyproject.toml
 demo: setup
 	$(BIN)/cusearch demo $(ARGS)
 
-test: test-fast lint
+test: setup lint
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu"
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "system or gpu"
 
+# the same tests as the first half of `make test`, with a quarter of the examples where they are drawn
 test-fast: setup
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist worksteal --hypothesis-profile fast -m "not system and not gpu"
 
 # The pinned lists are whole, and what their .in files and pyproject.toml ask for; downloads no package.
 check-locks: setup

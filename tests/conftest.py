@@ -22,7 +22,9 @@ that is three times slower. CUSEARCH_SLOW=10 for one that is busier still."""
 
 SYSTEM_TESTS = "\npytestmark = pytest.mark.system"
 
-settings.register_profile("cusearch", deadline=None)  # a busy machine is no bug
+# A busy machine is no bug.
+settings.register_profile("cusearch", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=25)  # of `make test-fast`; `make test` takes all 100
 settings.load_profile("cusearch")
 
 
