@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -39,10 +40,20 @@ LAYERS = [
 ]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(parsed(path)))
+
+
 def imported_parts(path: Path) -> set[str]:
     """Second components of the cusearch_async imports of a module, wherever in it they stand."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cusearch_async"):
             parts = node.module.split(".")
             found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
@@ -65,7 +76,7 @@ def test_there_is_no_import_circle():
     names = {".".join(part).removesuffix(".__init__"): path for path, part in parts.items()}
     graph: dict[str, set[str]] = {name: set() for name in names}
     for name, path in names.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 imported = {f"{node.module}.{alias.name}" for alias in node.names}
                 graph[name] |= (imported & names.keys()) or ({node.module} & names.keys())
@@ -87,7 +98,7 @@ def test_no_file_is_longer_than_a_reader_can_hold():
 def test_vllm_and_deepspeed_are_known_to_one_module_each():
     users: dict[str, set[str]] = {"vllm": set(), "deepspeed": set()}
     for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
@@ -101,7 +112,7 @@ def test_few_modules_open_sockets_that_others_can_connect_to():
     opening = {"bind", "TCPSite", "SockSite", "start_server", "create_server", "run_app", "HTTPServer", "TCPServer"}
     found = set()
     for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
             if name in opening:
                 found.add(str(path.relative_to(ROOT)))
@@ -111,9 +122,8 @@ def test_few_modules_open_sockets_that_others_can_connect_to():
 def test_no_message_names_a_page_that_is_not_installed():
     """A wheel has no docs folder; docstrings are for those who read the source."""
     for path in ROOT.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        comments = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        comments = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}
+        for node in nodes_of(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in comments:
                 assert "docs/" not in node.value, f"{path.relative_to(ROOT)}:{node.lineno}"
 
@@ -124,7 +134,7 @@ def test_no_module_of_tests_loads_vllm_or_deepspeed_for_all_the_others():
     heavy |= {"processes.learner", "processes.rollout", "processes.evaluator"}
     names = {f"cusearch_async.{name}" for name in heavy} | {"vllm", "deepspeed"}
     for path in Path(__file__).parent.rglob("test_*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in parsed(path).body:
             loaded = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 loaded = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
@@ -135,7 +145,7 @@ def test_deadlines_of_tests_grow_with_the_machines_slowness():
     """What waits for a process or a task is given SLOW times as long, see conftest."""
     place = {"wait_for": 1, "timeout": 0}  # of the seconds among the positional arguments
     for path in Path(__file__).parent.rglob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
             if name in {"wait", "run", "communicate", "create_connection", "wait_for", "timeout"}:
                 given = [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]

@@ -77,6 +77,7 @@ async def test_a_demo_has_a_redis_of_its_own_beside_one_that_is_in_use(atlas_con
             await asyncio.to_thread(demo.with_own_redis, config)
 
 
+@pytest.mark.system  # a second for matplotlib
 def test_plot_draws_each_run_and_names_one_without_steps(tmp_path, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

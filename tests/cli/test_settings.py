@@ -15,9 +15,20 @@ from cusearch_async.config import load_config
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
+@pytest.fixture(scope="module")
+def validate():
+    """Raises: ValidationError."""
+    return jsonschema.Draft202012Validator(schema()).validate
+
+
+def test_the_schema_is_one():
+    assert schema()["$schema"] == jsonschema.Draft202012Validator.META_SCHEMA["$id"]
+    jsonschema.Draft202012Validator.check_schema(schema())
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: path.stem)
-def test_the_shipped_configs_keep_to_the_schema(path):
-    jsonschema.validate(tomllib.loads(path.read_text(encoding="utf-8")), schema())
+def test_the_shipped_configs_keep_to_the_schema(validate, path):
+    validate(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize(
@@ -30,9 +41,9 @@ def test_the_shipped_configs_keep_to_the_schema(path):
         ("[run]\nsteps = 1", "'name' is a required property"),
     ],
 )
-def test_what_a_config_must_not_hold_the_schema_refuses(text, where):
+def test_what_a_config_must_not_hold_the_schema_refuses(validate, text, where):
     with pytest.raises(jsonschema.ValidationError, match=where):
-        jsonschema.validate(tomllib.loads(text), schema())
+        validate(tomllib.loads(text))
 
 
 def test_every_setting_of_the_schema_has_a_meaning_for_the_editor_to_show():

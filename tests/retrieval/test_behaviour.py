@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,10 +37,19 @@ KINDS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """Ten passages, which are indexed at once."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    rows = [{"id": str(row), "contents": f'"Peru {row}"\nThe capital of Peru is {row}.'} for row in range(10)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
 @asynccontextmanager
-async def retriever_of(atlas_config, *overrides: str) -> AsyncIterator[TestClient[Any, Any]]:
+async def retriever_of(atlas_config, corpus, *overrides: str) -> AsyncIterator[TestClient[Any, Any]]:
     """The retriever process's application, on loopback."""
-    backend = make_backend(load_config(atlas_config, list(overrides)))
+    backend = make_backend(load_config(atlas_config, ["--retriever.corpus", str(corpus), *overrides]))
     try:
         async with TestClient(TestServer(Retriever(backend).application())) as http:
             yield http
@@ -63,17 +74,17 @@ async def search_together(client: SearchClient, count: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("overrides", "behaviour"), KINDS)
-async def test_every_backend_says_how_it_behaves(atlas_config, monkeypatch, overrides, behaviour):
+async def test_every_backend_says_how_it_behaves(atlas_config, corpus, monkeypatch, overrides, behaviour):
     for variable in ("SERPER_API_KEY", "SERPAPI_API_KEY"):
         monkeypatch.setenv(variable, "key")
-    async with retriever_of(atlas_config, *overrides) as http, http.get("/health") as response:
+    async with retriever_of(atlas_config, corpus, *overrides) as http, http.get("/health") as response:
         said = await response.json()
     assert {key: said[key] for key in behaviour} == behaviour
 
 
 @pytest.mark.parametrize(("overrides", "behaviour"), KINDS[:4])
-async def test_what_a_backend_says_is_true(atlas_config, overrides, behaviour):
-    async with retriever_of(atlas_config, *overrides) as http:
+async def test_what_a_backend_says_is_true(atlas_config, corpus, overrides, behaviour):
+    async with retriever_of(atlas_config, corpus, *overrides) as http:
         body = {"queries": ["the capital of Peru"] * 20, "draws": list(range(20)), "topk": 5}
         async with http.post("/retrieve", json=body) as response:
             found = {str(documents) for documents in (await response.json())["result"]}
@@ -86,9 +97,12 @@ async def test_what_a_backend_says_is_true(atlas_config, overrides, behaviour):
 @pytest.mark.parametrize(("overrides", "shared"), [((), 4), (LATENCY, 4), (("--retriever.noise", "0.5"), 0)])
 @pytest.mark.parametrize("own", [{}, {"noise": 0.5}, {"backend": "dense"}, {"deterministic": True}])
 async def test_the_server_decides_whether_searches_are_shared_and_not_the_workers_config(
-    atlas_config, overrides, shared, own
+    atlas_config, corpus, overrides, shared, own
 ):
-    async with retriever_of(atlas_config, *overrides) as http, client_at(str(http.make_url("/")), **own) as client:
+    async with (
+        retriever_of(atlas_config, corpus, *overrides) as http,
+        client_at(str(http.make_url("/")), **own) as client,
+    ):
         await search_together(client, 5)
         assert client.shared == shared
 
