@@ -1,9 +1,9 @@
-"""The adapter to vLLM: token ids in, token ids out. No other module imports vLLM.
+"""The adapter to vLLM: token ids in, token ids out. No other module of this process imports vLLM.
 
 Every sampled token has its log-probability under the sampling policy (after temperature) and the weight version that
 sampled it. Weights are replaced while episodes are in flight: the engine is paused between two decoding steps, running
 requests keep their tokens, and their KV cache is computed again with the new weights, unless rollout.recompute_kv is
-switched off.
+switched off. On a CPU they are made ready before that pause, see staging.py.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 
 CPU_BATCH_TOKENS = 4096
 """Maximum number of tokens of one engine step on CPU; prompts that do not fit wait for the next step."""
+
+STAGING = "cusearch_async.rollout.staging.StagesWeights"
+STAGED_POLL_S = 0.01
 
 ADAPTER = "policy", 1
 """Name and number of the only adapter. All versions have the same, so that requests in flight go on with the newest."""
@@ -84,8 +87,11 @@ class Engine:
         engine_output: EngineOutput,
         recomputes_kv: bool = True,
         lock: GpuLock | None = None,
+        stages: bool = False,
     ) -> None:
         self._llm = llm
+        self._stages = stages
+        """Whether vLLM's worker has the extension STAGING."""
         self._recomputes_kv = recomputes_kv
         self._engine_output = engine_output
         self._tokenizer = tokenizer
@@ -116,6 +122,7 @@ class Engine:
 
         Raises: ConfigError for an option that vLLM does not know; EngineDied with the engine's last error."""
         arguments = AsyncEngineArgs(**engine_arguments(model, config, current_platform.is_cpu()))
+        stages = arguments.worker_extension_cls == STAGING
         engine_output = EngineOutput()
         try:
             with log_waiting(log, f"waiting for vLLM to load {model}"), engine_output.listening():
@@ -124,7 +131,7 @@ class Engine:
             raise EngineDied(
                 f"vLLM cannot start with {model!r}: {engine_output.last_error() or first_line(error)}"
             ) from error
-        return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv, lock)
+        return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv, lock, stages)
 
     @property
     def busy_s(self) -> float:
@@ -204,6 +211,8 @@ class Engine:
             await self._unless_dead(self._load(directory, manifest, check))
 
     async def _load(self, directory: Path, manifest: Manifest, check: bool) -> None:
+        if self._stages:
+            await self._stage(directory / manifest.file)
         async with self._paused():
             if is_there := (directory / manifest.file).exists():
                 await self._swap(directory, manifest)
@@ -213,9 +222,24 @@ class Engine:
         if check:
             await self.check(manifest, directory.name)
 
+    async def _stage(self, file: Path) -> None:
+        """Returns when the weights of a file are ready to be taken over."""
+        try:
+            await self._llm.collective_rpc("stage_weights", kwargs={"file": str(file)})
+            while not all(await self._llm.collective_rpc("is_staged")):
+                await asyncio.sleep(STAGED_POLL_S)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            if not await asyncio.to_thread(file.exists):
+                raise WeightsUnavailable(f"{file.parent} was removed before it was loaded") from error
+            raise WeightsMismatch(f"{file} cannot be loaded: {error}; are these the weights of this model?") from error
+
     async def _swap(self, directory: Path, manifest: Manifest) -> None:
         try:
-            if manifest.adapter is None:
+            if self._stages:
+                await self._llm.collective_rpc("take_staged")
+            elif manifest.adapter is None:
                 await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
             else:
                 if not await self._llm.add_lora(LoRARequest(*ADAPTER, str(directory), load_inplace=True)):
@@ -315,6 +339,8 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
         # A seeded request whose prefill is cut in pieces kills the engine ("CPU Generator does not use offset").
         options["enable_chunked_prefill"] = False
         options.setdefault("max_num_batched_tokens", max(config.episode.max_tokens, CPU_BATCH_TOKENS))
+        if not config.learner.lora.rank and not config.rollout.vllm.is_quantised:
+            options["worker_extension_cls"] = STAGING
     return (
         {"enable_prefix_caching": True, "use_tqdm_on_load": False}
         | options

@@ -6,8 +6,9 @@ import ast
 from functools import cache
 from pathlib import Path
 
-ENGINE = Path(__file__).parents[2] / "cusearch_async" / "rollout" / "engine.py"
-"""The one module that imports vLLM."""
+ROLLOUT = Path(__file__).parents[2] / "cusearch_async" / "rollout"
+MODULES = [ROLLOUT / "engine.py", ROLLOUT / "staging.py"]
+"""Those that import vLLM: in a worker, and in its engine's process."""
 
 CONTRACT: dict[str, set[str]] = {
     # what engine.py imports and calls
@@ -24,6 +25,7 @@ CONTRACT: dict[str, set[str]] = {
             "max_loras",
             "max_lora_rank",
             "enable_sleep_mode",
+            "worker_extension_cls",
         ),
     },
     "config/model.py:LogprobsMode": {"processed_logprobs"},
@@ -47,6 +49,11 @@ CONTRACT: dict[str, set[str]] = {
     "v1/engine/async_llm.py:AsyncLLM.sleep": {"level"},
     "v1/engine/async_llm.py:AsyncLLM.pause_generation": {"mode", "clear_cache"},
     "v1/engine/async_llm.py:AsyncLLM.collective_rpc": {"method", "kwargs"},
+    # what staging.py has vLLM's loader do
+    "model_executor/model_loader/reload/layerwise.py:get_layerwise_info": {"layer"},
+    "model_executor/model_loader/reload/layerwise.py:initialize_layerwise_reload": {"model"},
+    "model_executor/model_loader/reload/layerwise.py:finalize_layerwise_reload": set(),
+    "model_executor/model_loader/reload/types.py:LayerReloadingInfo": {"restore_metadata", "restore_device"},
     "v1/engine/async_llm.py:AsyncLLM.update_weight_version": {"new_version"},
     "v1/engine/__init__.py:PauseMode": {"keep"},
     "v1/engine/output_processor.py:OutputProcessor": {"process_outputs"},
@@ -129,14 +136,15 @@ def offers(vllm: Path, place: str) -> set[str] | None:
 
 
 def called() -> set[str]:
-    """Every name that engine.py imports from vLLM, gives to it as an argument, or asks of its engine."""
-    tree = _parse(ENGINE)
-    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and str(n.module).split(".")[0] == "vllm"]
-    found = {alias.name for node in imports for alias in node.names}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in found:
+    """Every name that our modules import from vLLM, give to it as an argument, or ask of its engine."""
+    nodes = [node for module in MODULES for node in ast.walk(_parse(module))]
+    imports = [n for n in nodes if isinstance(n, ast.ImportFrom) and str(n.module).split(".")[0] == "vllm"]
+    imported = {alias.name for node in imports for alias in node.names}
+    found = set(imported)
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in imported:
             found |= {keyword.arg for keyword in node.keywords if keyword.arg}
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self._llm", "llm", *found):
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self._llm", "llm", *imported):
             found.add(node.attr)
         elif isinstance(node, ast.FunctionDef) and node.name.endswith("_arguments"):
             keys = [key for inner in ast.walk(node) if isinstance(inner, ast.Dict) for key in inner.keys]

@@ -87,6 +87,11 @@ def with_engine(
     asyncio.run(session())
 
 
+def engine_process() -> psutil.Process:
+    alive = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return next(p for p in alive if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_published_weights_are_computed_with_and_tokens_know_their_version(tied, atlas_config, tmp_path):
     store = WeightStore(tmp_path / "store")
@@ -117,8 +122,7 @@ def test_published_weights_are_computed_with_and_tokens_know_their_version(tied,
 def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_config, tmp_path):
     async def body(engine, tokenizer):
         text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
-        alive = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-        process = next(p for p in alive if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
+        process = engine_process()
         turn = asyncio.create_task(engine.generate(text, 800, 1.0, 1, STOPS))
         async with asyncio.timeout(60 * SLOW):
             while not engine._pulse.at:
@@ -275,6 +279,66 @@ def test_an_engine_that_keeps_old_weights_is_found_at_the_first_check(atlas_conf
             await engine.load(store, publish(store, model, 3, text, tolerance=0.1), check=True)
 
     with_engine(atlas_config, tmp_path, model, body, "--model.dtype", "bfloat16")
+
+
+def wide_model(hidden_size: int) -> Any:
+    """A model whose weights take about 60 MB at 512."""
+    shape = Qwen2Config.from_pretrained(STARTER)
+    shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads = hidden_size, 8, 2
+    shape.intermediate_size, shape.tie_word_embeddings = 4 * hidden_size, True
+    torch.manual_seed(hidden_size)
+    return Qwen2ForCausalLM(shape).eval()
+
+
+def test_what_is_staged_is_not_computed_with_before_the_engine_takes_it_over(atlas_config, tmp_path):
+    store = WeightStore(tmp_path / "store")
+    old, new = small_model(True, 0), small_model(True, 1)
+
+    async def body(engine, tokenizer):
+        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+        await engine.load(store, publish(store, old, 0, text), check=True)
+        newer = store.directory(publish(store, new, 1, text))
+        for _ in range(2):
+            await engine._stage(newer / "model.safetensors")
+            np.testing.assert_allclose(await engine.score([*text, 5]), logprobs_of(old, [*text, 5]), atol=1e-3)
+        await engine.load(store, newer.name, check=True)
+        np.testing.assert_allclose(await engine.score([*text, 6]), logprobs_of(new, [*text, 6]), atol=1e-3)
+
+    with_engine(atlas_config, tmp_path, old, body)
+
+
+def test_weights_that_cannot_be_staged_leave_the_engine_with_those_it_has(atlas_config, tmp_path):
+    store = WeightStore(tmp_path / "store")
+    model = small_model(True, 0)
+
+    async def body(engine, tokenizer):
+        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+        await engine.load(store, publish(store, model, 0, text), check=True)
+        other = publish(store, wide_model(512), 1, text)
+        with pytest.raises(WeightsMismatch, match=r"v000001-e1/model.safetensors cannot be loaded: .*of this model\?"):
+            await engine.load(store, other, check=True)
+        with pytest.raises(WeightsUnavailable, match="v000009-e1 was removed before it was loaded"):
+            await engine._stage(store.folder / "v000009-e1" / "model.safetensors")
+        assert engine.version == 0
+        np.testing.assert_allclose(await engine.score([*text, 5]), logprobs_of(model, [*text, 5]), atol=1e-3)
+
+    with_engine(atlas_config, tmp_path, model, body)
+
+
+def test_an_engine_does_not_grow_with_the_versions_it_loads(atlas_config, tmp_path):
+    store, model = WeightStore(tmp_path / "store"), wide_model(512)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert size > 40 << 20
+
+    async def body(engine, tokenizer):
+        process = engine_process()
+        taken = []
+        for version in range(9):
+            await engine.load(store, publish(store, model, version, [1, 2, 3]), check=False)
+            taken.append(process.memory_info().rss)
+        assert taken[-1] - taken[2] < 2 * size, [rss >> 20 for rss in taken]
+
+    with_engine(atlas_config, tmp_path, model, body)
 
 
 def test_without_recomputing_turns_in_flight_keep_their_cache_and_new_ones_never_use_it(atlas_config, tmp_path):
