@@ -93,6 +93,26 @@ def test_an_adapter_is_swapped_under_running_requests(tied, targets, adapter_con
     with_engine(adapter_config, tmp_path, base, body)
 
 
+def test_without_recomputing_new_turns_never_use_what_an_older_adapter_has_cached(adapter_config, tmp_path):
+    store, base = WeightStore(tmp_path / "store"), small_model(True, 0)
+    old, new = (adapted(base, seed, 0.05) for seed in (2, 3))
+
+    async def body(engine: Any, tokenizer: Any) -> None:
+        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"] * 20
+        await engine.load(store, publish(store, *old, 0, text), check=True)
+        newer = publish(store, *new, 1, text)
+        turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(16)]
+        await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+        await engine.load(store, newer, check=True)
+        await asyncio.gather(*turns)
+        again = await engine.generate([*text, 0], 8, 1.0, 5, STOPS)
+        assert set(again.versions.tolist()) == {1}
+        expected = merged_logprobs(base, *new, [*text, 0, *again.token_ids])[len(text) :]
+        np.testing.assert_allclose(again.logprobs, expected, atol=1e-3)
+
+    with_engine(adapter_config, tmp_path, base, body, "--rollout.recompute_kv", "false")
+
+
 @pytest.mark.parametrize(("rank", "largest"), [(1, 1), (8, 8), (9, 16), (32, 32), (200, 256), (512, 512)])
 def test_an_engine_has_room_for_one_adapter_of_the_rank(rank, largest, atlas_config):
     configure_process([])
