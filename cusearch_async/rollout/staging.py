@@ -9,8 +9,7 @@ memory holds both. vLLM imports this module, in the engine's process.
 from __future__ import annotations
 
 import copy
-from concurrent.futures import Future
-from threading import Thread
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
+LOADER = ThreadPoolExecutor(1, "staging", initializer=set_num_threads, initargs=(1,))  # the other cores decode
+
 
 class StagesWeights:
     """Methods of vLLM's worker, for `collective_rpc`."""
@@ -31,19 +32,15 @@ class StagesWeights:
 
     def stage_weights(self, file: str) -> None:
         """Begin to load a safetensors file of the whole model."""
-        self.staged = Future()
-        Thread(target=self.fill_shadow, args=(file, self.staged), daemon=True).start()
-
-    def fill_shadow(self, file: str, staged: Future[torch.nn.Module]) -> None:
-        set_num_threads(1)  # of this thread: the other cores decode
-        try:
-            staged.set_result(loaded_shadow(self.model_runner.get_model(), self.model_runner.model_config, file))
-        except BaseException as error:
-            staged.set_exception(error)
+        runner = self.model_runner
+        self.staged = LOADER.submit(loaded_shadow, runner.get_model(), runner.model_config, file)
 
     def is_staged(self) -> bool:
         """Raises: what loading has failed with. The model has not changed."""
-        return self.staged.done() and bool(self.staged.result())
+        if not self.staged.done():
+            return False
+        self.staged.result()
+        return True
 
     def take_staged(self) -> None:
         """The model has the new weights from now on."""
