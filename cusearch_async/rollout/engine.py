@@ -211,23 +211,24 @@ class Engine:
             await self._unless_dead(self._load(directory, manifest, check))
 
     async def _load(self, directory: Path, manifest: Manifest, check: bool) -> None:
-        if self._stages:
-            await self._stage(directory / manifest.file)
+        is_staged = self._stages and await self._stage(directory / manifest.file)
         async with self._paused():
             if is_there := (directory / manifest.file).exists():
-                await self._swap(directory, manifest)
+                await self._swap(directory, manifest, is_staged)
         if not is_there:
             raise WeightsUnavailable(f"{directory} was removed before it was loaded")
         self.version, self.loaded = manifest.version, directory.name
         if check:
             await self.check(manifest, directory.name)
 
-    async def _stage(self, file: Path) -> None:
-        """Returns when the weights of a file are ready to be taken over."""
+    async def _stage(self, file: Path) -> bool:
+        """True when the weights of a file are ready to be taken over; False for a model that cannot have that."""
         try:
-            await self._llm.collective_rpc("stage_weights", kwargs={"file": str(file)})
+            if not all(await self._llm.collective_rpc("stage_weights", kwargs={"file": str(file)})):
+                return False
             while not all(await self._llm.collective_rpc("is_staged")):
                 await asyncio.sleep(STAGED_POLL_S)
+            return True
         except EngineDeadError:
             raise
         except Exception as error:
@@ -235,9 +236,9 @@ class Engine:
                 raise WeightsUnavailable(f"{file.parent} was removed before it was loaded") from error
             raise WeightsMismatch(f"{file} cannot be loaded: {error}; are these the weights of this model?") from error
 
-    async def _swap(self, directory: Path, manifest: Manifest) -> None:
+    async def _swap(self, directory: Path, manifest: Manifest, is_staged: bool) -> None:
         try:
-            if self._stages:
+            if is_staged:
                 await self._llm.collective_rpc("take_staged")
             elif manifest.adapter is None:
                 await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})

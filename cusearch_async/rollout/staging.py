@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import NoneType
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import set_num_threads  # vLLM's worker puts one that does nothing in its place
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.layerwise import (
     finalize_layerwise_reload,
     get_layerwise_info,
@@ -30,10 +33,15 @@ class StagesWeights:
     model_runner: Any
     staged: Future[torch.nn.Module]
 
-    def stage_weights(self, file: str) -> None:
-        """Begin to load a safetensors file of the whole model."""
+    def stage_weights(self, file: str) -> bool:
+        """Begin to load a safetensors file of the whole model. False, and nothing is begun, for a model with other
+        packed layers than linear ones, such as experts: what those keep is not known here."""
         runner = self.model_runner
+        methods = {type(getattr(layer, "quant_method", None)) for layer in runner.get_model().modules()}
+        if not methods <= {NoneType, UnquantizedLinearMethod, UnquantizedEmbeddingMethod}:
+            return False
         self.staged = LOADER.submit(loaded_shadow, runner.get_model(), runner.model_config, file)
+        return True
 
     def is_staged(self) -> bool:
         """Raises: what loading has failed with. The model has not changed."""

@@ -50,6 +50,8 @@ CONTRACT: dict[str, set[str]] = {
     "v1/engine/async_llm.py:AsyncLLM.pause_generation": {"mode", "clear_cache"},
     "v1/engine/async_llm.py:AsyncLLM.collective_rpc": {"method", "kwargs"},
     # what staging.py has vLLM's loader do
+    "model_executor/layers/linear.py:UnquantizedLinearMethod": set(),
+    "model_executor/layers/vocab_parallel_embedding.py:UnquantizedEmbeddingMethod": set(),
     "model_executor/model_loader/reload/layerwise.py:get_layerwise_info": {"layer"},
     "model_executor/model_loader/reload/layerwise.py:initialize_layerwise_reload": {"model"},
     "model_executor/model_loader/reload/layerwise.py:finalize_layerwise_reload": set(),

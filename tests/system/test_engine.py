@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from cusearch_async.config import STARTER, load_config
 from cusearch_async.environments import SearchEnvironment
@@ -299,7 +299,7 @@ def test_what_is_staged_is_not_computed_with_before_the_engine_takes_it_over(atl
         await engine.load(store, publish(store, old, 0, text), check=True)
         newer = store.directory(publish(store, new, 1, text))
         for _ in range(2):
-            await engine._stage(newer / "model.safetensors")
+            assert await engine._stage(newer / "model.safetensors")
             np.testing.assert_allclose(await engine.score([*text, 5]), logprobs_of(old, [*text, 5]), atol=1e-3)
         await engine.load(store, newer.name, check=True)
         np.testing.assert_allclose(await engine.score([*text, 6]), logprobs_of(new, [*text, 6]), atol=1e-3)
@@ -321,6 +321,24 @@ def test_weights_that_cannot_be_staged_leave_the_engine_with_those_it_has(atlas_
             await engine._stage(store.folder / "v000009-e1" / "model.safetensors")
         assert engine.version == 0
         np.testing.assert_allclose(await engine.score([*text, 5]), logprobs_of(model, [*text, 5]), atol=1e-3)
+
+    with_engine(atlas_config, tmp_path, model, body)
+
+
+def test_a_model_with_experts_is_not_staged(atlas_config, tmp_path):
+    """They are packed too, and are no linear layers."""
+    store = WeightStore(tmp_path / "store")
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 384}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
+    torch.manual_seed(0)
+    shape = Qwen3MoeConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=2, **heads, **experts)
+    model = Qwen3MoeForCausalLM(shape).eval()
+
+    async def body(engine, tokenizer):
+        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+        version = store.directory(publish(store, model, 0, text))
+        assert not await engine._stage(version / "model.safetensors")
+        np.testing.assert_allclose(await engine.score(text), logprobs_of(model, text), atol=1e-3)
 
     with_engine(atlas_config, tmp_path, model, body)
 
