@@ -58,7 +58,7 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
             is_torn = file.read(1) not in (b"\n", b"")
             file.write((b"\n" if is_torn else b"") + json.dumps(row).encode() + b"\n")
     except OSError as error:
-        raise _write_failed(path, error) from error
+        raise write_failed(path, error) from error
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def writing(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "inline_container" not in str(error):  # torch.save's writer
             raise
-        failed = _write_failed(path, error)
+        failed = write_failed(path, error)
         remove(path)
         raise failed from error
 
@@ -100,7 +100,7 @@ def sync_tree(folder: Path) -> None:
         sync(path)
 
 
-def _write_failed(path: Path, error: Exception) -> WriteFailed:
+def write_failed(path: Path, error: Exception) -> WriteFailed:
     """The error with its reason. torch and safetensors do not always report the reason; then a full disk is checked."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
     standing = next(parent for parent in path.absolute().parents if parent.exists())

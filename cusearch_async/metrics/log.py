@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from cusearch_async.files import append_row
+from cusearch_async.files import append_row, write_failed
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.run_folder import METRICS
 
@@ -19,20 +21,18 @@ class MetricsLog:
     """Appends to <folder>/metrics.jsonl, never rewrites it: `metrics.read_metrics` tells which rows count."""
 
     def __init__(self, folder: Path, epoch: int, from_step: int) -> None:
+        """Raises: WriteFailed."""
         self._path = folder / METRICS
         self._epoch = epoch
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=from_step)
+        self._curves = folder / "tensorboard"
+        with self._drawing():
+            self._board = SummaryWriter(str(self._curves), purge_step=from_step)
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Raises: WriteFailed."""
         append_row(self._path, {"step": step, "epoch": self._epoch, "time": round(time.time(), 3), **metrics})
-        for name, value in metrics.items():
-            if isinstance(value, list):
-                for depth, of_depth in enumerate(value):
-                    if of_depth is not None:
-                        self._board.add_scalar(f"{name}/{depth}", of_depth, step)
-            else:
-                self._board.add_scalar(name, value, step)
+        with self._drawing():
+            self._draw(step, metrics)
         log.info(
             "step %d  reward %.3f  em %.3f  depth %.2f  phase %d  staleness %.1f",
             step,
@@ -43,5 +43,24 @@ class MetricsLog:
             metrics["staleness/mean"],
         )
 
+    def _draw(self, step: int, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            if isinstance(value, list):
+                for depth, of_depth in enumerate(value):
+                    if of_depth is not None:
+                        self._board.add_scalar(f"{name}/{depth}", of_depth, step)
+            else:
+                self._board.add_scalar(name, value, step)
+
     def close(self) -> None:
-        self._board.close()
+        """Raises: WriteFailed."""
+        with self._drawing():
+            self._board.close()
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """TensorBoard writes in a thread, and raises what that failed with at a later call."""
+        try:
+            yield
+        except OSError as error:
+            raise write_failed(self._curves, error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from cusearch_async.algorithm.advantages import Advantages
+from cusearch_async.errors import WriteFailed
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.metrics.log import MetricsLog
 from cusearch_async.metrics.step import describe_environments, describe_step
@@ -102,6 +104,25 @@ def test_a_row_tells_its_epoch_and_when_it_was_written(tmp_path):
     [row] = read_metrics(tmp_path / "metrics.jsonl")
     assert (row["step"], row["epoch"], row["depth/generated"]) == (0, 3, [1, 2])
     assert before - 1 < row["time"] <= time.time()
+
+
+def test_a_disk_that_is_full_for_the_curves_is_named(tmp_path, monkeypatch):
+    """TensorBoard opens its file anew for every write, in a thread."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    metrics = MetricsLog(tmp_path, epoch=1, from_step=0)
+    metrics.write(0, ROW)
+    [events] = (tmp_path / "tensorboard").iterdir()
+    (tmp_path / "full").symlink_to("/dev/full")
+    (tmp_path / "full").replace(events)
+
+    def write_on():
+        for step in range(1, 100_000):
+            metrics.write(step, ROW)
+
+    with pytest.raises(WriteFailed, match=r"cannot write .*/tensorboard: No space left on device"):
+        write_on()
+    with pytest.raises(WriteFailed):
+        metrics.close()
 
 
 def test_steps_that_are_run_again_replace_those_of_the_earlier_life(tmp_path):
