@@ -107,7 +107,7 @@ def test_a_row_tells_its_epoch_and_when_it_was_written(tmp_path):
 
 
 def test_a_disk_that_is_full_for_the_curves_is_named(tmp_path, monkeypatch):
-    """TensorBoard opens its file anew for every write, in a thread."""
+    """TensorBoard opens its file for every write, in a thread."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     metrics = MetricsLog(tmp_path, epoch=1, from_step=0)
     metrics.write(0, ROW)

@@ -281,12 +281,12 @@ def test_an_engine_that_keeps_old_weights_is_found_at_the_first_check(atlas_conf
     with_engine(atlas_config, tmp_path, model, body, "--model.dtype", "bfloat16")
 
 
-def wide_model(hidden_size: int) -> Any:
-    """A model whose weights take about 60 MB at 512."""
+def wide_model() -> Any:
+    """A model whose weights take about 60 MB."""
     shape = Qwen2Config.from_pretrained(STARTER)
-    shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads = hidden_size, 8, 2
-    shape.intermediate_size, shape.tie_word_embeddings = 4 * hidden_size, True
-    torch.manual_seed(hidden_size)
+    shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads = 512, 8, 2
+    shape.intermediate_size, shape.tie_word_embeddings = 2048, True
+    torch.manual_seed(0)
     return Qwen2ForCausalLM(shape).eval()
 
 
@@ -314,7 +314,7 @@ def test_weights_that_cannot_be_staged_leave_the_engine_with_those_it_has(atlas_
     async def body(engine, tokenizer):
         text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
         await engine.load(store, publish(store, model, 0, text), check=True)
-        other = publish(store, wide_model(512), 1, text)
+        other = publish(store, wide_model(), 1, text)
         with pytest.raises(WeightsMismatch, match=r"v000001-e1/model.safetensors cannot be loaded: .*of this model\?"):
             await engine.load(store, other, check=True)
         with pytest.raises(WeightsUnavailable, match="v000009-e1 was removed before it was loaded"):
@@ -344,7 +344,7 @@ def test_a_model_with_experts_is_not_staged(atlas_config, tmp_path):
 
 
 def test_an_engine_does_not_grow_with_the_versions_it_loads(atlas_config, tmp_path):
-    store, model = WeightStore(tmp_path / "store"), wide_model(512)
+    store, model = WeightStore(tmp_path / "store"), wide_model()
     size = sum(parameter.nbytes for parameter in model.parameters())
     assert size > 40 << 20
 
