@@ -45,12 +45,14 @@ class Reranker:
     def rerank(self, queries: Sequence[str], found: Sequence[Sequence[Scored]], topk: int) -> list[list[Scored]]:
         """Of each query's own documents the `topk` best, with the cross-encoder's score; equals keep their order.
 
+        Equal pairs are scored once: a row's place in a batch changes the last bits of its score.
         Raises: SearchFailed when the model gives NaN or infinity."""
-        pairs = [(query, _as_text(passage)) for query, its in zip(queries, found, strict=True) for passage, _ in its]
-        scores = iter(self._score(pairs))
+        asked = list(zip(queries, found, strict=True))
+        pairs = list(dict.fromkeys((query, _as_text(passage)) for query, its in asked for passage, _ in its))
+        scores = dict(zip(pairs, self._score(pairs), strict=True))
         results: list[list[Scored]] = []
-        for its in found:
-            scored = [(passage, next(scores)) for passage, _ in its]
+        for query, its in asked:
+            scored = [(passage, scores[query, _as_text(passage)]) for passage, _ in its]
             results.append(sorted(scored, key=lambda pair: -pair[1])[:topk])
         return results
 
