@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from cusearch_async.config.section import NAME, Dtype, Section, Sources
+from cusearch_async.config.section import NAME, Dtype, Section, Sources, check_url
 
 STARTER = Path(__file__).parents[1] / "atlas" / "starter"
 """The shipped policy of the atlas world."""
@@ -48,6 +48,16 @@ class WeightsConfig(Section):
     folder: Path | None = None
     """Folder for the published weights, of this run only and shared by all its processes; None for the run's. On one
     machine, one in /dev/shm keeps them off the disk."""
+    url: str | None = None
+    """Where the learner listens, like http://10.0.0.5:29400, for workers on machines that do not share the folder: it
+    sends the weights to their engines over NCCL, or over gloo where these run on a CPU. None: from the folder."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, url: str | None) -> str | None:
+        if url is not None:
+            check_url(url, ("http",), "http://10.0.0.5:29400")
+        return url
 
 
 class DataConfig(Section):

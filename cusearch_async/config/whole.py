@@ -147,6 +147,19 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _can_send_weights(self) -> Config:
+        for is_wrong, needed in (
+            (
+                self.learner.lora.rank > 0,
+                "learner.lora.rank = 0: vLLM reads an adapter from its files; share the folder",
+            ),
+            (self.run.take_turns, "run.take_turns = false: the GPUs are this machine's, and so is the folder"),
+        ):
+            if self.weights.url is not None and is_wrong:
+                raise ValueError(f"weights.url needs {needed}")
+        return self
+
+    @model_validator(mode="after")
     def _engines_fit(self) -> Config:
         if self.learner.ranks % self.learner.nodes:
             raise ValueError(

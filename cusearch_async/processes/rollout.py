@@ -16,7 +16,7 @@ from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.run_contract import contract_of
-from cusearch_async.transport.weights import WeightStore
+from cusearch_async.transport.weight_link import open_weights
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ async def run(config: Config, name: str) -> None:
     async with (
         open_buffer(config, config.redis.outage_s, stop, vocab_size(config.model.location), contract) as buffer,
         SearchClient.open(config) as search,
+        open_weights(config) as source,
     ):
         if not await reach_retriever(search, config, stop):
             return
@@ -41,7 +42,6 @@ async def run(config: Config, name: str) -> None:
         if stop.is_set():
             return
         with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
-            store = WeightStore(config.weights_folder)
             log.info("ready")
-            await RolloutLoop(name, config, buffer, engine, store, player, search, questions).run(stop)
+            await RolloutLoop(name, config, buffer, engine, source, player, search, questions).run(stop)
             log.info("stopped; its tickets are released")

@@ -24,6 +24,7 @@ import numpy as np
 import vllm
 from numpy.typing import NDArray
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -36,7 +37,9 @@ from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.turns import GpuLock, Turns
 from cusearch_async.rollout.engine_output import EngineOutput
 from cusearch_async.rollout.freshness import Loaded, digests_of, stale_tensors
-from cusearch_async.transport.weights import Manifest, WeightStore
+from cusearch_async.rollout.receiving import backend, join, receive
+from cusearch_async.transport.weight_link import SentVersion, WeightSource
+from cusearch_async.transport.weights import Manifest, StoredVersion
 
 log = logging.getLogger(__name__)
 
@@ -198,28 +201,35 @@ class Engine:
             )
         return self._stop_settings[stops]
 
-    async def load(self, store: WeightStore, name: str, check: bool) -> None:
-        """Load the weights `store/name`; requests in flight continue with them.
+    async def load(self, source: WeightSource, name: str, check: bool) -> None:
+        """Load the weights `name`; requests in flight continue with them.
 
-        The version is verified in a thread before the engine is paused, so episodes continue during that. With `check`,
-        the engine's log-probabilities are then compared with the learner's.
+        The version is verified before the engine is paused, so episodes continue during that. With `check`, the
+        engine's log-probabilities are then compared with the learner's.
         Raises: WeightsUnavailable (nothing has changed); WeightsMismatch (the engine must not be used any more);
         EngineDied."""
-        manifest = await asyncio.to_thread(store.verify, name)
-        directory = store.directory(name)
+        version = await source.open(name)
         async with self.awake():
-            await self._unless_dead(self._load(directory, manifest, check))
+            await self._unless_dead(self._receive(version) if isinstance(version, SentVersion) else self._read(version))
+            self.version, self.loaded = version.manifest.version, name
+            if check:
+                await self._unless_dead(self.check(version.manifest, name))
 
-    async def _load(self, directory: Path, manifest: Manifest, check: bool) -> None:
+    async def _receive(self, version: SentVersion) -> None:
+        await join(self._llm, version.link)
+        async with self._paused():
+            problem = await receive(self._llm, version)
+        if problem is not None:
+            raise WeightsUnavailable(problem)
+
+    async def _read(self, version: StoredVersion) -> None:
+        directory, manifest = version.directory, version.manifest
         is_staged = self._stages and await self._stage(directory / manifest.file)
         async with self._paused():
             if is_there := (directory / manifest.file).exists():
                 await self._swap(directory, manifest, is_staged)
         if not is_there:
             raise WeightsUnavailable(f"{directory} was removed before it was loaded")
-        self.version, self.loaded = manifest.version, directory.name
-        if check:
-            await self.check(manifest, directory.name)
 
     async def _stage(self, file: Path) -> bool:
         """True when the weights of a file are ready to be taken over; False for a model that cannot have that."""
@@ -340,8 +350,10 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
         # A seeded request whose prefill is cut in pieces kills the engine ("CPU Generator does not use offset").
         options["enable_chunked_prefill"] = False
         options.setdefault("max_num_batched_tokens", max(config.episode.max_tokens, CPU_BATCH_TOKENS))
-        if not config.learner.lora.rank and not config.rollout.vllm.is_quantised:
+        if not config.learner.lora.rank:
             options["worker_extension_cls"] = STAGING
+    if config.weights.url is not None:
+        options["weight_transfer_config"] = WeightTransferConfig(backend=backend())
     return (
         {"enable_prefix_caching": True, "use_tqdm_on_load": False}
         | options

@@ -16,7 +16,7 @@ from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.retry import doubling_pause_s
 from cusearch_async.transport.interface import WorkerBuffer
-from cusearch_async.transport.weights import WeightStore
+from cusearch_async.transport.weight_link import WeightSource
 
 if TYPE_CHECKING:  # it brings vLLM
     from cusearch_async.rollout.engine import Engine
@@ -41,9 +41,9 @@ async def wait_until_announced(buffer: WorkerBuffer, is_over: Callable[[], bool]
 class PatientLoader:
     """Loads versions into one engine."""
 
-    def __init__(self, engine: Engine, store: WeightStore, patience_s: float) -> None:
+    def __init__(self, engine: Engine, source: WeightSource, patience_s: float) -> None:
         self._engine = engine
-        self._store = store
+        self._source = source
         self._patience_s = patience_s
         self._failed = ""
         """The version that could not be loaded at the last attempt."""
@@ -60,7 +60,7 @@ class PatientLoader:
         if name == self._failed and time.monotonic() < self._next_try:
             return False
         try:
-            await self._engine.load(self._store, name, check)
+            await self._engine.load(self._source, name, check)
         except WeightsUnavailable as error:
             self._note_failure(name, error, idle)
             return False

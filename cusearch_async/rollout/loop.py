@@ -31,7 +31,7 @@ from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.transport.interface import RolloutSlot, WorkerBuffer, WorkerStatus
-from cusearch_async.transport.weights import WeightStore
+from cusearch_async.transport.weight_link import WeightSource
 from cusearch_async.types import Trajectory
 
 if TYPE_CHECKING:  # it brings vLLM
@@ -76,7 +76,7 @@ class RolloutLoop:
         config: Config,
         buffer: WorkerBuffer,
         engine: Engine,
-        store: WeightStore,
+        source: WeightSource,
         player: Player,
         search: SearchClient,
         questions: RunQuestions,
@@ -85,7 +85,7 @@ class RolloutLoop:
         self._config = config
         self._buffer = buffer
         self._engine = engine
-        self._loader = PatientLoader(engine, store, config.redis.outage_s)
+        self._loader = PatientLoader(engine, source, config.redis.outage_s)
         self._player = player
         self._search = search
         self._questions = questions

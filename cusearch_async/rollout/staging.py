@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import set_num_threads  # vLLM's worker puts one that does nothing in its place
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.layerwise import (
@@ -23,6 +24,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     get_layerwise_info,
     initialize_layerwise_reload,
 )
+
+WeightTransferEngineFactory.register_engine("gloo", "cusearch_async.rollout.gloo_transfer", "GlooTransferEngine")
 
 LOADER = ThreadPoolExecutor(1, "staging", initializer=set_num_threads, initargs=(1,))  # the other cores decode
 

@@ -23,6 +23,7 @@ from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.selecting import initial_method_state
+from cusearch_async.training.sending import sending
 from cusearch_async.training.starts import check_same_run, checkpoints_of, record_start, refuse_changes
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
 from cusearch_async.transport.origin import origin_of, refuse_another
@@ -136,8 +137,9 @@ async def _train(
     async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, contract) as buffer:
         await take_over(buffer, store, checkpoints, start, contract, config, accept_changes)
         try:
-            with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat, in_thread(learner, lock) as trainer:
-                await train(trainer, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
+            async with sending(store, config.weights.url, config.run.wait_s):
+                with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat, in_thread(learner, lock) as trainer:
+                    await train(trainer, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
         except (Fenced, WriteFailed) as error:
             raise await explain(buffer, error) from error
 

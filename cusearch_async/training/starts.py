@@ -55,6 +55,7 @@ OPERATIONAL = (
     "learner.cores",
     "learner.gpus",
     "rollout",
+    "weights",
     "redis",
     "eval",
     "retriever.url",

@@ -40,6 +40,10 @@ class TensorRecord(msgspec.Struct):
     xxh3: str
 
 
+def dtype_of(record: TensorRecord) -> torch.dtype:
+    return next(dtype for dtype, name in _DTYPES.items() if name == record.dtype)
+
+
 class BadTensorFile(ValueError):
     """Says what is wrong with a file."""
 

@@ -13,8 +13,10 @@ version (learner steps) and the epoch of the learner, so no name is ever used tw
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,15 @@ class Manifest(msgspec.Struct):
     def file(self) -> str:
         """Name of the file that holds the tensors."""
         return TENSORS if self.adapter is None else ADAPTER_TENSORS
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """A version in a folder."""
+
+    name: str
+    manifest: Manifest
+    directory: Path
 
 
 class WeightStore:
@@ -130,6 +141,10 @@ class WeightStore:
         if adapter != manifest.adapter:
             raise WeightsUnavailable(f"{directory}: {ADAPTER_CONFIG} is not what the manifest says")
         return manifest
+
+    async def open(self, name: str) -> StoredVersion:
+        """A version that has been verified, in a thread. Raises: WeightsUnavailable."""
+        return StoredVersion(name, await asyncio.to_thread(self.verify, name), self.directory(name))
 
     def directory(self, name: str) -> Path:
         """The directory of a version, which may not exist. Raises: WeightsUnavailable for a name that is not a

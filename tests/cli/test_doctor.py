@@ -304,6 +304,14 @@ def test_an_address_is_free_or_answers_or_is_taken(redis_url, mute_port):
     assert "something else than a web server listens" in found["retriever.url"].text
 
 
+def test_the_learner_listens_at_the_address_for_weights_if_nothing_else_does(mute_port):
+    assert "weights.url" not in addresses()
+    assert addresses(weights={"url": f"http://127.0.0.1:{free_port()}"})["weights.url"].status == "ok"
+    found = addresses(weights={"url": f"http://127.0.0.1:{mute_port}"})["weights.url"]
+    assert found.status == "warning"
+    assert f"something listens at http://127.0.0.1:{mute_port}: this run's learner, or" in found.text
+
+
 def test_what_launch_cannot_start_must_be_there(monkeypatch):
     monkeypatch.setattr(places, "is_listening", lambda _: False)
     retriever = {"url": "http://search.example:8000", "backend": "zerosearch"}

@@ -322,7 +322,7 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
     config = load_config(write(), ["--learner.lr", "5e-5"])
     save_config(config, path)
     saved = tomllib.loads(path.read_text(encoding="utf-8"))
-    unset = {"run.folder", "weights.folder", "loss.dual_clip", "redis.max_trajectories"}
+    unset = {"run.folder", "weights.folder", "weights.url", "loss.dual_clip", "redis.max_trajectories"}
     unset |= {f"learner.deepspeed.{key}" for key in ("grad_accum_dtype", "communication_data_type")}
     unset |= {
         f"rollout.vllm.{key}"
@@ -376,6 +376,29 @@ def test_the_password_comes_from_the_environment_and_is_not_saved(write, tmp_pat
 def test_who_takes_turns_must_be_able_to_leave_the_gpu(atlas_config, overrides, needed):
     with pytest.raises(ConfigError, match=f"run.take_turns needs {needed}"):
         load_config(atlas_config, ["--run.take_turns", "true", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("--weights.url", "10.0.0.5:29400"), "weights.url: url '10.0.0.5:29400' must look like http://10.0.0.5:29400"),
+        (
+            ("--weights.url", "tcp://10.0.0.5:29400"),
+            "weights.url: url 'tcp://10.0.0.5:29400' must look like http://10.0.0.5:29400",
+        ),
+        (
+            ("--weights.url", "http://10.0.0.5:29400", "--learner.lora.rank", "8"),
+            "weights.url needs learner.lora.rank = 0: vLLM reads an adapter from its files; share the folder",
+        ),
+        (
+            ("--weights.url", "http://10.0.0.5:29400", "--run.take_turns", "true", "--learner.reference", "cpu"),
+            "weights.url needs run.take_turns = false: the GPUs are this machine's, and so is the folder",
+        ),
+    ],
+)
+def test_weights_that_cannot_be_sent_are_refused(atlas_config, overrides, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(atlas_config, overrides)
 
 
 def test_an_adapter_needs_no_reference_in_the_hosts_memory_to_take_turns(atlas_config):

@@ -7,8 +7,11 @@ from functools import cache
 from pathlib import Path
 
 ROLLOUT = Path(__file__).parents[2] / "cusearch_async" / "rollout"
-MODULES = [ROLLOUT / "engine.py", ROLLOUT / "staging.py"]
-"""Those that import vLLM: in a worker, and in its engine's process."""
+MODULES = [
+    *(ROLLOUT / name for name in ("engine.py", "receiving.py", "staging.py", "gloo_transfer.py")),
+    ROLLOUT.parent / "training" / "nccl.py",
+]
+"""Those that import vLLM: in a worker, in its engine's process, and in the learner."""
 
 CONTRACT: dict[str, set[str]] = {
     # what engine.py imports and calls
@@ -26,6 +29,7 @@ CONTRACT: dict[str, set[str]] = {
             "max_lora_rank",
             "enable_sleep_mode",
             "worker_extension_cls",
+            "weight_transfer_config",
         ),
     },
     "config/model.py:LogprobsMode": {"processed_logprobs"},
@@ -39,7 +43,8 @@ CONTRACT: dict[str, set[str]] = {
     "v1/engine/async_llm.py:AsyncLLM": {
         *("from_engine_args", "generate", "pause_generation", "resume_generation", "collective_rpc"),
         *("update_weight_version", "compute_weight_checksums", "shutdown", "output_processor", "add_lora"),
-        *("sleep", "wake_up"),
+        *("sleep", "wake_up", "vllm_config", "init_weight_transfer_engine", "shutdown_weight_transfer_engine"),
+        *("start_weight_update", "update_weights", "finish_weight_update"),
     },
     "v1/engine/async_llm.py:AsyncLLM.from_engine_args": {"engine_args"},
     "v1/engine/async_llm.py:AsyncLLM.generate": {"prompt", "sampling_params", "request_id", "lora_request"},
@@ -56,6 +61,33 @@ CONTRACT: dict[str, set[str]] = {
     "model_executor/model_loader/reload/layerwise.py:initialize_layerwise_reload": {"model"},
     "model_executor/model_loader/reload/layerwise.py:finalize_layerwise_reload": set(),
     "model_executor/model_loader/reload/types.py:LayerReloadingInfo": {"restore_metadata", "restore_device"},
+    # how weights come without files: the worker, its engine's process, the learner
+    "v1/engine/async_llm.py:AsyncLLM.init_weight_transfer_engine": {"request"},
+    "v1/engine/async_llm.py:AsyncLLM.update_weights": {"request"},
+    "v1/engine/async_llm.py:AsyncLLM.finish_weight_update": {"weight_version"},
+    "config/weight_transfer.py:WeightTransferConfig": {"backend"},
+    "distributed/weight_transfer/base.py:WeightTransferInitInfo": set(),
+    "distributed/weight_transfer/base.py:WeightTransferUpdateInfo": set(),
+    "distributed/weight_transfer/base.py:WeightTransferInitRequest": {"init_info"},
+    "distributed/weight_transfer/base.py:WeightTransferUpdateRequest": {"update_info"},
+    "distributed/weight_transfer/base.py:WeightTransferEngine": {
+        *("init_transfer_engine", "start_weight_update", "receive_weights", "finish_weight_update", "shutdown"),
+        *("update_weights", "parse_update_info", "init_info_cls", "update_info_cls"),
+        *("model", "model_config", "parallel_config"),
+    },
+    "distributed/weight_transfer/factory.py:WeightTransferEngineFactory": {"register_engine"},
+    "distributed/weight_transfer/factory.py:WeightTransferEngineFactory.register_engine": {
+        *("name", "module_path_or_cls", "class_name"),
+    },
+    "distributed/weight_transfer/nccl_common.py:NCCLWeightTransferInitInfo": {
+        *("master_address", "master_port", "rank_offset", "world_size", "packed"),
+    },
+    "distributed/weight_transfer/nccl_engine.py:NCCLWeightTransferUpdateInfo": {"names", "dtype_names", "shapes"},
+    "distributed/utils.py:StatelessProcessGroup": {"create"},
+    "distributed/utils.py:StatelessProcessGroup.create": {"host", "port", "rank", "world_size", "listen_socket"},
+    "distributed/device_communicators/pynccl.py:PyNcclCommunicator.__init__": {"group", "device"},
+    "distributed/device_communicators/pynccl.py:PyNcclCommunicator.broadcast": {"tensor", "src", "stream"},
+    "distributed/device_communicators/pynccl.py:PyNcclCommunicator": {"destroy"},
     "v1/engine/async_llm.py:AsyncLLM.update_weight_version": {"new_version"},
     "v1/engine/__init__.py:PauseMode": {"keep"},
     "v1/engine/output_processor.py:OutputProcessor": {"process_outputs"},
@@ -86,22 +118,8 @@ OPTIONS: dict[str, set[str]] = {
     "v1/engine/async_llm.py:AsyncLLM": {"is_sleeping"},
     "v1/engine/async_llm.py:AsyncLLM.sleep": {"level", "mode"},
     "v1/engine/async_llm.py:AsyncLLM.wake_up": {"tags"},
-    "v1/engine/async_llm.py:AsyncLLM.init_weight_transfer_engine": {"request"},
-    "v1/engine/async_llm.py:AsyncLLM.start_weight_update": set(),
-    "v1/engine/async_llm.py:AsyncLLM.update_weights": {"request"},
-    "v1/engine/async_llm.py:AsyncLLM.finish_weight_update": {"weight_version"},
-    "v1/engine/async_llm.py:AsyncLLM.shutdown_weight_transfer_engine": set(),
-    "config/weight_transfer.py:WeightTransferConfig": {"backend"},
-    "distributed/weight_transfer/base.py:WeightTransferInitRequest": {"init_info"},
-    "distributed/weight_transfer/base.py:WeightTransferUpdateRequest": {"update_info"},
-    "distributed/weight_transfer/base.py:WeightTransferEngine": {
-        *("init_transfer_engine", "start_weight_update", "receive_weights", "finish_weight_update", "shutdown"),
-    },
-    "distributed/weight_transfer/factory.py:WeightTransferEngineFactory.register_engine": {
-        *("name", "module_path_or_cls", "class_name"),
-    },
 }
-"""As CONTRACT, of what a setting may ask for: taking turns on a GPU, adapters, weights without files, checksums."""
+"""As CONTRACT, of what a setting may ask for: taking turns on a GPU, adapters, checksums."""
 
 
 def missing(vllm: Path, contract: dict[str, set[str]]) -> list[str]:

@@ -44,6 +44,16 @@ def addresses(config: Config) -> Iterator[Finding]:
         yield _address("retriever.url", retriever.url, "a web server", start, speaks_http(retriever.url))
         if retriever.backend == "zerosearch":
             yield _simulator(retriever.zerosearch.url, config)
+    if config.weights.url is not None:
+        yield _weights(config.weights.url)
+
+
+def _weights(url: str) -> Finding:
+    if is_listening(url):
+        return Finding(
+            "warning", "weights.url", f"something listens at {url}: this run's learner, or choose another port"
+        )
+    return Finding("ok", "weights.url", f"free: nothing listens at {url} yet, the learner will")
 
 
 def _address(key: str, url: str, kind: str, start: str, is_right: bool | None) -> Finding:

@@ -1,0 +1,190 @@
+"""Sends published weights to engines that share no folder with the learner (weights.url).
+
+Each worker has a connection and a process group of its own with the learner: gloo, or NCCL as vLLM's weight transfer
+has it. What is sent is read from the published files, so the training loop and its GPU memory have no part in it, and
+a worker that is slow or dies holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import torch
+from aiohttp import web
+from safetensors import safe_open
+
+from cusearch_async.errors import ConfigError, WeightsUnavailable, first_line
+from cusearch_async.lifecycle.progress import log_waiting
+from cusearch_async.training.nccl import NcclGroup
+from cusearch_async.transport.gloo import GlooGroup
+from cusearch_async.transport.weight_link import (
+    PATH,
+    Answer,
+    Join,
+    Joined,
+    Open,
+    Opened,
+    Refused,
+    Request,
+    Send,
+    Sent,
+)
+from cusearch_async.transport.weights import WeightStore
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+CLOSE_S = 1.0
+"""How long a worker has to say that it has seen the end."""
+
+
+class Group(Protocol):
+    def broadcast(self, tensor: torch.Tensor) -> None: ...
+
+    def destroy(self) -> None: ...
+
+
+class Connection:
+    """What one worker asks for."""
+
+    def __init__(self, store: WeightStore, address: str) -> None:
+        """`address` is the one of this machine that the worker has reached."""
+        self._store = store
+        self._address = address
+        self._thread = ThreadPoolExecutor(1, "sending")
+        self._group: asyncio.Future[Group] | None = None
+        self._file: Any = None
+        self._names: list[str] = []
+
+    async def answer(self, request: Request) -> Answer:
+        """Raises: RuntimeError when the group does not meet, or a tensor cannot be sent."""
+        match request:
+            case Join(backend=backend, ranks=ranks):
+                return self._join(backend, ranks)
+            case Open(name=name):
+                return await self._open(name)
+            case Send():
+                await self._send()
+                return Sent()
+
+    def _join(self, backend: str, ranks: int) -> Answer:
+        """Answers before the engine's ranks can have come."""
+        if backend == "nccl" and not torch.cuda.is_available():
+            return Refused("it has no GPU, and NCCL sends from GPU to GPU; set weights.folder in place of weights.url")
+        listener = socket.create_server((self._address, 0))
+        port = listener.getsockname()[1]
+        kind = NcclGroup if backend == "nccl" else GlooGroup
+        loop = asyncio.get_running_loop()
+        self._group = loop.run_in_executor(self._thread, kind, self._address, port, 0, 1 + ranks, listener)
+        return Joined(port)
+
+    async def _open(self, name: str) -> Answer:
+        try:
+            version = await self._store.open(name)
+            self._file = safe_open(version.directory / version.manifest.file, framework="pt")
+        except (WeightsUnavailable, OSError) as error:
+            return Refused(first_line(error))
+        self._names = list(version.manifest.tensors)
+        return Opened(version.manifest)
+
+    async def _send(self) -> None:
+        if self._group is None or self._file is None:
+            raise RuntimeError("Send came before Join and Open")
+        group = await self._group
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._broadcast, group)
+
+    def _broadcast(self, group: Group) -> None:
+        for name in self._names:
+            group.broadcast(self._file.get_tensor(name))
+
+    def close(self) -> None:
+        """Ends what is under way; waits for nothing."""
+        if self._group is not None:
+            self._group.add_done_callback(_destroy)
+        self._thread.shutdown(wait=False)
+
+
+def _destroy(made: asyncio.Future[Group]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        made.result().destroy()
+
+
+class Sender:
+    def __init__(self, store: WeightStore) -> None:
+        self._store = store
+        self._connected: set[web.WebSocketResponse] = set()
+
+    def application(self) -> web.Application:
+        application = web.Application()
+        application.router.add_get(PATH, self.connect)
+        application.on_shutdown.append(self._disconnect)
+        return application
+
+    async def _disconnect(self, _: web.Application) -> None:
+        """aiohttp would wait for the workers to go."""
+        await asyncio.gather(*(connected.close() for connected in self._connected))
+
+    async def connect(self, http: web.Request) -> web.WebSocketResponse:
+        """One connection, to its end."""
+        connected = web.WebSocketResponse(timeout=CLOSE_S)
+        self._connected.add(connected)
+        await connected.prepare(http)
+        assert http.transport is not None
+        connection = Connection(self._store, http.transport.get_extra_info("sockname")[0])
+        try:
+            async for message in connected:
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    break
+                answer = await connection.answer(msgspec.json.decode(message.data, type=Request))
+                await connected.send_bytes(msgspec.json.encode(answer))
+        except (RuntimeError, OSError, ImportError, msgspec.MsgspecError) as error:
+            log.warning("sending weights to %s ended: %s", http.remote, first_line(error))
+        finally:
+            connection.close()
+            self._connected.discard(connected)
+        return connected
+
+
+@asynccontextmanager
+async def sending(store: WeightStore, url: str | None, patience_s: float) -> AsyncIterator[None]:
+    """Weights are sent at `url` inside the context; with None there is nothing to do.
+
+    Raises: ConfigError when nothing can listen there for `patience_s`; an earlier learner may be about to end."""
+    if url is None:
+        yield
+        return
+    parts = urlsplit(url)
+    runner = web.AppRunner(Sender(store).application(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    try:
+        await _listen(runner, parts.hostname or "", parts.port or 80, patience_s)
+        log.info("sending weights at %s", url)
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int, patience_s: float) -> None:
+    deadline = asyncio.get_running_loop().time() + patience_s
+    with log_waiting(log, f"waiting for port {port} of {host} to be free"):
+        while True:
+            try:
+                await web.TCPSite(runner, host, port).start()
+                return
+            except OSError as error:
+                if asyncio.get_running_loop().time() > deadline or error.errno != errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"weights.url: the learner cannot listen at {host}, port {port} ({error.strerror}); use an "
+                        "address of its machine and a free port"
+                    ) from error
+            await asyncio.sleep(RETRY_S)
