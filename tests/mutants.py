@@ -34,6 +34,7 @@ TENSORS, WEIGHTS = ("transport/tensor_file.py", "test_tensor_file.py"), ("transp
 FRESHNESS, GPUS = ("rollout/freshness.py", "test_freshness.py"), ("lifecycle/gpus.py", "test_gpus.py")
 TURNS = ("lifecycle/turns.py", "test_turns.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
+SENDING, LINK = (("training/sending.py", "test_sending.py"), ("transport/weight_link.py", "test_sending.py"))
 TERMS = ("transport/run_contract.py", "test_run_contract.py")
 
 
@@ -208,6 +209,9 @@ MUTANTS = {
     "a tensor may lie beyond its file": (TENSORS, "<= place.end <= len(content)", "<= place.end"),
     "stale weights are fresh": (FRESHNESS, "if digests == before.digests.get(name)", "if False"),
     "a fused tensor is not judged": (FRESHNESS, "if module else [name]", "if False else [name]"),
+    "a port is not waited for": (SENDING, "asyncio.get_running_loop().time() > deadline", "True"),
+    "NCCL is promised without a GPU": (SENDING, 'backend == "nccl" and not torch.cuda.is_available()', "False"),
+    "a refusal is an answer like others": (LINK, "if isinstance(answer, Refused):", "if False:"),
     "half a group is taken": (GPUS, "            if not owners:", "            if len(owners) < len(group):"),
     "the learner's GPUs are the engines'": (GPUS, "= (*_of_the_learner(config, there), *eval", "= (*(), *eval"),
     "the learner has the GPUs beside the engines": (TURNS, "fcntl.LOCK_EX if role", "fcntl.LOCK_SH if role"),

@@ -13,7 +13,7 @@ import pytest
 
 from cusearch_async.config import shipped_configs
 from tests.conftest import SLOW
-from tests.cuda_contract.fake_cuda import as_used
+from tests.cuda_contract.fake_cuda import SENT, as_used
 from tests.cuda_contract.names import CONTRACT, OPTIONS, missing
 from tests.cuda_contract.wheels import sources
 
@@ -69,5 +69,10 @@ def test_an_engine_starts_on_a_gpu_as_it_is_meant_to(started, name):
     assert found["max_sequences"] == config.rollout.max_sequences
     assert found["max_model_len"] == config.episode.max_tokens
     assert found["logprobs"] == "processed_logprobs"
+    assert (found["weight_transfer"], found["extension"]) == (None, "")
     modes = ("v2_model_runner", "chunked_prefill", "async_scheduling", "prefix_caching")
     assert [found[mode] for mode in modes] == [True] * len(modes)
+
+
+def test_weights_without_files_come_through_vllms_own_engine(started):
+    assert (started[SENT]["weight_transfer"], started[SENT]["extension"]) == ("nccl", "")
