@@ -24,7 +24,7 @@ from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerBuffer
 from cusearch_async.transport.run_contract import contract_of
-from cusearch_async.transport.weight_link import WeightSource, open_weights
+from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ async def run(config: Config) -> None:
     async with (
         open_buffer(config, config.redis.outage_s, stop, contract=contract) as buffer,
         SearchClient.open(config) as search,
-        open_weights(config) as source,
     ):
         await buffer.check_contract()
         if not await reach_retriever(search, config, stop):
@@ -54,20 +53,19 @@ async def run(config: Config) -> None:
             return
         with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
             log.info("ready")
-            await score_versions(buffer, engine, source, player, questions, config, stop)
+            await score_versions(buffer, engine, player, questions, config, stop)
 
 
 async def score_versions(
     buffer: WorkerBuffer,
     engine: Engine,
-    source: WeightSource,
     player: Player,
     questions: Sequence[Question],
     config: Config,
     stop: asyncio.Event,
 ) -> None:
     """Score versions until the run is over, or `stop` is set."""
-    loader = PatientLoader(engine, source, config.redis.outage_s)
+    loader = PatientLoader(engine, WeightStore(config.weights_folder), config.redis.outage_s)
     done = Done(config.folder)
     await wait_until_announced(buffer, stop.is_set)
     while not stop.is_set() and not is_over(done, config):

@@ -11,7 +11,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -39,7 +39,7 @@ from cusearch_async.transport.weight_link import (
     Send,
     Sent,
 )
-from cusearch_async.transport.weights import WeightStore
+from cusearch_async.transport.weights import StoredVersion, WeightStore
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,9 @@ class Group(Protocol):
 class Connection:
     """What one worker asks for."""
 
-    def __init__(self, store: WeightStore, address: str) -> None:
+    def __init__(self, open_version: Callable[[str], Awaitable[StoredVersion]], address: str) -> None:
         """`address` is the one of this machine that the worker has reached."""
-        self._store = store
+        self._open_version = open_version
         self._address = address
         self._thread = ThreadPoolExecutor(1, "sending")
         self._group: asyncio.Future[Group] | None = None
@@ -81,7 +81,10 @@ class Connection:
         """Answers before the engine's ranks can have come."""
         if backend == "nccl" and not torch.cuda.is_available():
             return Refused("it has no GPU, and NCCL sends from GPU to GPU; set weights.folder in place of weights.url")
-        listener = socket.create_server((self._address, 0))
+        if self._group is not None:
+            raise RuntimeError("Join came twice")
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        listener = socket.create_server((self._address, 0), family=family)
         port = listener.getsockname()[1]
         kind = NcclGroup if backend == "nccl" else GlooGroup
         loop = asyncio.get_running_loop()
@@ -90,7 +93,7 @@ class Connection:
 
     async def _open(self, name: str) -> Answer:
         try:
-            version = await self._store.open(name)
+            version = await self._open_version(name)
             self._file = safe_open(version.directory / version.manifest.file, framework="pt")
         except (WeightsUnavailable, OSError) as error:
             return Refused(first_line(error))
@@ -122,6 +125,7 @@ def _destroy(made: asyncio.Future[Group]) -> None:
 class Sender:
     def __init__(self, store: WeightStore) -> None:
         self._store = store
+        self._newest: tuple[str, asyncio.Future[StoredVersion]] | None = None
         self._connected: set[web.WebSocketResponse] = set()
 
     def application(self) -> web.Application:
@@ -134,13 +138,20 @@ class Sender:
         """aiohttp would wait for the workers to go."""
         await asyncio.gather(*(connected.close() for connected in self._connected))
 
+    async def open(self, name: str) -> StoredVersion:
+        """A version, verified once for all workers. Raises: WeightsUnavailable."""
+        if self._newest is None or self._newest[0] != name or _has_failed(self._newest[1]):
+            self._newest = name, asyncio.ensure_future(self._store.open(name))
+        return await asyncio.shield(self._newest[1])
+
     async def connect(self, http: web.Request) -> web.WebSocketResponse:
         """One connection, to its end."""
         connected = web.WebSocketResponse(timeout=CLOSE_S)
-        self._connected.add(connected)
         await connected.prepare(http)
-        assert http.transport is not None
-        connection = Connection(self._store, http.transport.get_extra_info("sockname")[0])
+        if http.transport is None:  # gone already
+            return connected
+        connection = Connection(self.open, http.transport.get_extra_info("sockname")[0])
+        self._connected.add(connected)
         try:
             async for message in connected:
                 if message.type is not aiohttp.WSMsgType.BINARY:
@@ -153,6 +164,10 @@ class Sender:
             connection.close()
             self._connected.discard(connected)
         return connected
+
+
+def _has_failed(opened: asyncio.Future[StoredVersion]) -> bool:
+    return opened.done() and (opened.cancelled() or opened.exception() is not None)
 
 
 @asynccontextmanager

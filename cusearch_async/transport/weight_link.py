@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -33,7 +33,7 @@ Backend = Literal["gloo", "nccl"]
 
 class Join(msgspec.Struct, tag=True):
     backend: Backend
-    ranks: int
+    ranks: Annotated[int, msgspec.Meta(ge=1)]
     """The engine's, which are 1, 2, … in the group; the learner is 0."""
 
 
@@ -138,12 +138,12 @@ class WeightLink:
 
 
 WeightSource = WeightStore | WeightLink
-"""Where a process gets published weights from."""
+"""Where a worker gets published weights from."""
 
 
 @asynccontextmanager
 async def open_weights(config: Config) -> AsyncIterator[WeightSource]:
-    """The run's weights: in the folder that all its processes share, or from the learner at weights.url."""
+    """A worker's weights: in the folder that it shares with the learner, or from the learner at weights.url."""
     if config.weights.url is None:
         yield WeightStore(config.weights_folder)
         return

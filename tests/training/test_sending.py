@@ -164,6 +164,27 @@ def test_a_damaged_version_is_not_sent(tmp_path):
     run(body)
 
 
+def test_a_version_is_verified_once_for_all_workers(tmp_path, monkeypatch):
+    store = WeightStore(tmp_path)
+    names = [store.publish(version, 1, tensors(version), CANARY) for version in range(2)]
+    verify, verified = WeightStore.verify, []
+    monkeypatch.setattr(WeightStore, "verify", lambda own, name: verified.append(name) or verify(own, name))
+
+    async def body() -> None:
+        async with linked(store) as (link, _):
+            links = [link, *(WeightLink(link.url) for _ in range(3))]
+            for name in names:
+                await asyncio.gather(*(one.open(name) for one in links))
+            with pytest.raises(WeightsUnavailable):
+                await link.open("v000009-e1")
+            store.publish(9, 1, tensors(), CANARY)
+            assert (await link.open("v000009-e1")).manifest.version == 9, "what failed is tried again"
+            await asyncio.gather(*(one.close() for one in links))
+
+    run(body)
+    assert verified == [*names, "v000009-e1", "v000009-e1"]
+
+
 def test_what_is_open_is_sent_whole_also_when_it_is_deleted(tmp_path):
     store = WeightStore(tmp_path)
     name = store.publish(1, 1, tensors(), CANARY)
@@ -244,7 +265,10 @@ def test_an_address_of_another_machine_is_refused_at_once(tmp_path):
     run(body)
 
 
-@pytest.mark.parametrize("said", [b"{", b'{"type": "Reboot"}', b'{"type": "Send"}', "text"])
+STRANGE = [b"{", b'{"type": "Reboot"}', b'{"type": "Send"}', b'{"type": "Join", "backend": "gloo", "ranks": 0}', "text"]
+
+
+@pytest.mark.parametrize("said", STRANGE)
 def test_what_is_no_request_ends_that_connection_only(said, tmp_path, caplog):
     store = WeightStore(tmp_path)
     name = store.publish(1, 1, tensors(), CANARY)
