@@ -17,6 +17,8 @@ from cusearch_async.transport.tensor_file import dtype_of
 from cusearch_async.transport.weight_link import Backend, SentVersion, WeightLink
 from cusearch_async.transport.weights import Manifest
 
+RESTART = "the engine cannot be used any more: restart the worker"
+
 
 def backend() -> Backend:
     return "gloo" if current_platform.is_cpu() else "nccl"
@@ -25,7 +27,8 @@ def backend() -> Backend:
 async def join(llm: AsyncLLM, link: WeightLink) -> None:
     """The engine's ranks and the learner have a process group, a new one if the connection is new.
 
-    Raises: WeightsUnavailable; EngineDeadError."""
+    Raises: WeightsUnavailable; WeightsMismatch when the engine has several ranks: vLLM does not wait for the others
+    when one fails, and would take their answers for those of the next call; EngineDeadError."""
     if link.is_joined:
         return
     ranks = llm.vllm_config.parallel_config.world_size
@@ -45,9 +48,8 @@ async def join(llm: AsyncLLM, link: WeightLink) -> None:
         raise
     except Exception as error:
         await link.close()
-        raise WeightsUnavailable(
-            f"the engine and the learner at {link.url} cannot make a process group: {first_line(error)}"
-        ) from error
+        said = f"the engine and the learner at {link.url} cannot make a process group: {first_line(error)}"
+        raise (WeightsUnavailable(said) if ranks == 1 else WeightsMismatch(f"{said}; {RESTART}")) from error
     link.is_joined = True
 
 
@@ -71,8 +73,8 @@ async def receive(llm: AsyncLLM, version: SentVersion) -> str | None:
         raise problem
     if problem is not None:
         said = f"{version.name} was not received from {link.url}: {first_line(problem)}"
-        if backend() == "nccl":  # vLLM's engine has begun to load
-            raise WeightsMismatch(f"{said}; the engine cannot be used any more: restart the worker") from problem
+        if backend() == "nccl" or llm.vllm_config.parallel_config.world_size > 1:  # vLLM has begun to load; see `join`
+            raise WeightsMismatch(f"{said}; {RESTART}") from problem
         return said
     try:
         await llm.finish_weight_update(str(version.manifest.version))

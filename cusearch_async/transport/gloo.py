@@ -11,8 +11,10 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not declared
 from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroupGloo
 
+MEET_S = 15.0
+"""For a group to meet: all of it is asked to at the same moment."""
 TIMEOUT_S = 60.0
-"""For a group to meet, and for one tensor: a peer that is silent for longer is gone."""
+"""For one tensor: a peer that is silent for longer is gone."""
 
 
 class GlooGroup:
@@ -20,32 +22,36 @@ class GlooGroup:
     until all have come. Raises: RuntimeError, here and in `broadcast`, when one does not come, or is gone."""
 
     def __init__(self, host: str, port: int, rank: int, size: int, listener: socket.socket | None = None) -> None:
-        timeout = timedelta(seconds=TIMEOUT_S)
         own = _own_address(host, port) if listener is None else listener.getsockname()[0]
-        self._store = TCPStore(
+        self._store: Any = TCPStore(
             host,
             port,
             size,
             is_master=listener is not None,
-            timeout=timeout,
+            timeout=timedelta(seconds=MEET_S),
             wait_for_workers=False,
             master_listen_fd=None if listener is None else listener.detach(),
         )
         gloo: Any = ProcessGroupGloo  # its types are not all declared
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=own)]  # else it asks for the machine's own name
-        options._timeout = timeout
-        self._group = gloo(self._store, rank, size, options)
+        options._timeout = timedelta(seconds=MEET_S)
+        self._group: Any = gloo(self._store, rank, size, options)
+        self._group.set_timeout(timedelta(seconds=TIMEOUT_S))
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """From rank 0 into the tensors of the others, of the same size; one after the other."""
+        group = self._group
+        if group is None:
+            raise RuntimeError("the group has been destroyed")
         options = BroadcastOptions()
         options.rootRank = 0
-        self._group.broadcast([tensor], options).wait()
+        group.broadcast([tensor], options).wait()
 
     def destroy(self) -> None:
-        """Ends what is under way, on both sides. May be called from another thread."""
-        self._group.abort()
+        """From any thread. The connections end with the last broadcast that is under way here, and with them those of
+        the others; gloo has no way to end one sooner."""
+        self._group = self._store = None
 
 
 def _own_address(host: str, port: int) -> str:

@@ -8,6 +8,7 @@ stays whole, also when the version is deleted.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ import msgspec
 
 from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.transport.gloo import TIMEOUT_S
+from cusearch_async.transport.gloo import MEET_S
 from cusearch_async.transport.weights import Manifest, WeightStore
 
 PATH = "/weights"
 LONGEST_MESSAGE = 64 << 20
-"""A manifest of a million tensors is shorter."""
+"""A manifest of half a million tensors is shorter."""
+SILENCE_S = 30
+"""The other machine is gone when it has confirmed nothing for so long."""
 OPEN_S = 600.0
 """The learner reads all of a version to verify it."""
 
@@ -33,7 +36,7 @@ Backend = Literal["gloo", "nccl"]
 
 class Join(msgspec.Struct, tag=True):
     backend: Backend
-    ranks: Annotated[int, msgspec.Meta(ge=1)]
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=1024)]
     """The engine's, which are 1, 2, … in the group; the learner is 0."""
 
 
@@ -76,6 +79,15 @@ class SentVersion:
     link: WeightLink
 
 
+def notice_silence(connection: socket.socket) -> None:
+    """Errors of a connection whose other machine is gone come after SILENCE_S; TCP itself waits for hours."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S // 6)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE_S)
+
+
 class WeightLink:
     """Connects when it is first asked, and again after `close`."""
 
@@ -97,7 +109,7 @@ class WeightLink:
 
     async def join(self, backend: Backend, ranks: int) -> int:
         """The port of the learner where the engine's ranks are expected now. Raises: WeightsUnavailable."""
-        return (await self._ask(Join(backend, ranks), Joined, TIMEOUT_S)).port
+        return (await self._ask(Join(backend, ranks), Joined, MEET_S)).port
 
     async def send(self) -> None:
         """Have the learner send what is open; returns when it has. Raises: WeightsUnavailable."""
@@ -113,6 +125,7 @@ class WeightLink:
         self._session = aiohttp.ClientSession()
         try:
             self._socket = await self._session.ws_connect(self.url.rstrip("/") + PATH, max_msg_size=LONGEST_MESSAGE)
+            notice_silence(self._socket.get_extra_info("socket"))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             await self.close()
             raise WeightsUnavailable(f"the learner does not answer at weights.url {self.url} ({error})") from error

@@ -90,6 +90,30 @@ def test_a_learner_that_dies_while_it_sends_changes_nothing_and_its_successor_is
     with_engine(atlas_config, tmp_path, old, body, "--weights.url", url)
 
 
+def test_a_learner_that_dies_while_it_sends_over_nccl_ends_the_worker(atlas_config, tmp_path, monkeypatch):
+    """vLLM's own engine has begun to load by then. Gloo stands in for NCCL."""
+    store, url = WeightStore(tmp_path / "store"), f"http://127.0.0.1:{free_port()}"
+    old = small_model(True, 0)
+
+    def dies(group, tensor):
+        raise RuntimeError("killed")
+
+    async def body(engine, tokenizer):
+        from cusearch_async.rollout import receiving
+
+        text = tokenizer(QUESTION)["input_ids"]
+        async with sending(store, url, 5 * SLOW):
+            link = WeightLink(url)
+            await engine.load(link, publish(store, old, 0, text), check=True)
+            monkeypatch.setattr(receiving, "backend", lambda: "nccl")
+            monkeypatch.setattr(GlooGroup, "broadcast", dies)
+            with pytest.raises(WeightsMismatch, match=r"v000001-e1 was not received .*: restart the worker"):
+                await engine.load(link, publish(store, old, 1, text), check=True)
+            await link.close()
+
+    with_engine(atlas_config, tmp_path, old, body, "--weights.url", url)
+
+
 def test_weights_of_another_model_end_the_worker(atlas_config, tmp_path):
     store, url = WeightStore(tmp_path / "store"), f"http://127.0.0.1:{free_port()}"
     model = small_model(True, 0)

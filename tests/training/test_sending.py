@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 from cusearch_async.errors import ConfigError, WeightsUnavailable
 from cusearch_async.lifecycle.ports import free_port
+from cusearch_async.training import sending as sending_module
 from cusearch_async.training.sending import sending
 from cusearch_async.transport.gloo import GlooGroup
 from cusearch_async.transport.tensor_file import dtype_of
@@ -66,6 +68,13 @@ class Ranks:
     def destroy(self) -> None:
         for group in self.groups:
             group.destroy()
+        self.groups.clear()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of these tests leave with what they have not asked for."""
+    monkeypatch.setattr(sending_module, "OWED_S", 5.0)
 
 
 @asynccontextmanager
@@ -199,22 +208,36 @@ def test_what_is_open_is_sent_whole_also_when_it_is_deleted(tmp_path):
     run(body)
 
 
-def test_a_worker_that_dies_while_it_receives_holds_up_nobody(tmp_path, caplog):
+def test_a_worker_that_dies_while_it_receives_holds_up_nobody(tmp_path, monkeypatch):
+    """Its group and its thread end; another worker gets the version at the same time."""
     store = WeightStore(tmp_path)
     name = store.publish(1, 1, tensors(), CANARY)
+    broadcast, blocked = GlooGroup.broadcast, threading.Event()
+
+    def noting(group: GlooGroup, tensor: torch.Tensor) -> None:
+        if group._group.rank() == 0 and threading.current_thread().name.startswith("sending"):
+            blocked.set()
+        broadcast(group, tensor)
+
+    def senders() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("sending")]
 
     async def body() -> None:
-        async with linked(store) as (link, worker):
-            opened = await link.open(name)
-            await worker.join()
+        async with linked(store) as (link, worker), linked(store) as (other_link, other):
+            opened, also = await link.open(name), await other_link.open(name)
+            await asyncio.gather(worker.join(), other.join())
+            monkeypatch.setattr(GlooGroup, "broadcast", noting)
             sending = asyncio.ensure_future(link.send())
-            await asyncio.sleep(0)
+            assert await asyncio.to_thread(blocked.wait, 10 * SLOW), "the learner sends, and nobody receives"
+            before = len(senders())
             worker.destroy()
             await link.close()
             await asyncio.wait([sending])
             assert isinstance(sending.exception(), WeightsUnavailable)
-            again = await link.open(name)
-            successor = Ranks(link, 1)
+            assert same((await other.receive(also))[0], tensors())
+            while len(senders()) > before - 1:
+                await asyncio.sleep(0.01)
+            again, successor = await link.open(name), Ranks(link, 1)
             await successor.join()
             assert same((await successor.receive(again))[0], tensors())
             assert opened.manifest == again.manifest
@@ -222,7 +245,39 @@ def test_a_worker_that_dies_while_it_receives_holds_up_nobody(tmp_path, caplog):
     run(body)
 
 
-def test_a_learner_that_is_gone_is_named_and_the_next_is_found(tmp_path):
+def test_a_learner_at_its_end_sends_what_a_worker_has_opened(tmp_path):
+    store, url = WeightStore(tmp_path), f"http://127.0.0.1:{free_port()}"
+    name = store.publish(1, 1, tensors(), CANARY)
+    link = WeightLink(url)
+    worker, ended = Ranks(link, 1), asyncio.Event()
+
+    async def learner() -> None:
+        async with sending(store, url, 5 * SLOW):
+            await ended.wait()
+
+    async def body() -> None:
+        leading = asyncio.ensure_future(learner())
+        while True:
+            try:
+                opened = await link.open(name)
+                break
+            except WeightsUnavailable:
+                await asyncio.sleep(0.01)
+        await worker.join()
+        ended.set()
+        done, _ = await asyncio.wait([leading], timeout=0.1 * SLOW)
+        assert not done, "it stays"
+        assert same((await worker.receive(opened))[0], tensors())
+        await leading
+        with pytest.raises(WeightsUnavailable):
+            await link.open(name)
+        await link.close()
+
+    run(body)
+
+
+def test_a_learner_that_is_gone_is_named_and_the_next_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sending_module, "OWED_S", 0.0)
     store = WeightStore(tmp_path)
     name = store.publish(1, 1, tensors(), CANARY)
     url = f"http://127.0.0.1:{free_port()}"
@@ -293,7 +348,9 @@ def test_without_a_url_nothing_listens(tmp_path: Path):
     run(body)
 
 
-def test_nccl_is_refused_by_a_learner_without_a_gpu(tmp_path):
+def test_nccl_is_refused_by_a_learner_without_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sending_module, "OWED_S", 0.0)
     store = WeightStore(tmp_path)
     name = store.publish(1, 1, tensors(), CANARY)
 
