@@ -21,7 +21,7 @@ from cusearch_async.lifecycle.ports import free_port
 
 FOLDER = Path("runs/bench")
 FIGURES = FOLDER / "lora.json"
-KINDS = {"full": [], "lora": ["--learner.lora.rank", "16", "--learner.lora.alpha", "32", "--learner.lr", "5e-4"]}
+KINDS = {"full": [], "lora": ["--learner.lora.rank", "16", "--learner.lora.alpha", "32", "--learner.lr", "3e-4"]}
 STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Seeds -> the 97.5 % quantile of Student's t with one degree of freedom less."""
 
