@@ -59,7 +59,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
 def test_a_learner_takes_what_check_expects(name, overrides, tmp_path: Path):
     AutoModelForCausalLM.from_config(SHAPES[name]).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(STARTER).save_pretrained(tmp_path)
-    settings = ("--model.path", str(tmp_path), "--loss.minibatch", "4", "--method.budget", "8", *overrides)
+    settings = ("--model.path", str(tmp_path), "--loss.minibatch", "2", "--method.budget", "2", *overrides)
     threads = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}  # what is freed goes back at once
     ended = subprocess.run(
         [sys.executable, "-m", "tests.system.peak_script", *settings],
