@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ SLOW = float(os.environ.get("CUSEARCH_SLOW", "3"))
 that is three times slower. CUSEARCH_SLOW=10 for one that is busier still."""
 
 SYSTEM_TESTS = "\npytestmark = pytest.mark.system"
+MARKED = re.compile(r"mark\.(system|gpu)\b")
 
 # A busy machine is no bug.
 settings.register_profile("cusearch", deadline=None)
@@ -33,15 +35,15 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file that has system tests alone is not even imported where none is asked for."""
-    asks_for_none = config.option.markexpr.startswith("not system")
-    if (
-        asks_for_none
-        and collection_path.suffix == ".py"
-        and SYSTEM_TESTS in collection_path.read_text(encoding="utf-8")
-    ):
-        return True
-    return None
+    """A file that has no test of those asked for is not even imported."""
+    asked = config.option.markexpr
+    if not asked or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    if asked.startswith("not system"):
+        return True if SYSTEM_TESTS in text else None
+    is_test = collection_path.name.startswith("test_")
+    return True if is_test and asked == "system or gpu" and not MARKED.search(text) else None
 
 
 def pytest_collection_finish() -> None:
