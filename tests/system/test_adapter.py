@@ -31,11 +31,11 @@ def adapted(base: Any, seed: int, size: float, targets: tuple[str, ...] = ("all-
     return model, adapter
 
 
-def merged_logprobs(base: Any, model: Any, adapter: Adapter, token_ids: list[int]) -> list[float]:
-    """Under a model without an adapter that has the merged weights."""
+def merged(base: Any, model: Any, adapter: Adapter) -> Any:
+    """A model without an adapter that has the merged weights."""
     plain = type(base)(base.config).eval()
     plain.load_state_dict(adapter.merged(dict(model.named_parameters())), strict=not base.config.tie_word_embeddings)
-    return logprobs_of(plain, token_ids)
+    return plain
 
 
 def publish(store: WeightStore, model: Any, adapter: Adapter, version: int, text: list[int], shift: float = 0) -> str:
@@ -74,14 +74,15 @@ def test_an_adapter_is_swapped_under_running_requests(tied, targets, adapter_con
         await asyncio.gather(*turns)
         again = await engine.generate(long, 8, 1.0, 5, STOPS)
         assert set(again.versions.tolist()) == {2}
-        of_new = merged_logprobs(base, *new, [*long, *again.token_ids])[len(long) - 1 :]
+        plain = {1: merged(base, *old), 2: merged(base, *new)}
+        of_new = logprobs_of(plain[2], [*long, *again.token_ids])[len(long) - 1 :]
         np.testing.assert_allclose(again.logprobs, of_new, atol=1e-3, err_msg="its prefix was in the cache")
         crossing = 0
         for number, turn in enumerate([await turn for turn in turns]):
             assert list(turn.versions) == sorted(turn.versions)
             crossing += len(set(turn.versions.tolist())) == 2
             ids = [*text, number, *turn.token_ids]
-            expected = {v: np.array(merged_logprobs(base, *m, ids))[len(text) :] for v, m in ((1, old), (2, new))}
+            expected = {version: np.array(logprobs_of(model, ids))[len(text) :] for version, model in plain.items()}
             for version, logprobs in expected.items():
                 own = turn.versions == version
                 np.testing.assert_allclose(turn.logprobs[own], logprobs[own], atol=1e-3)
@@ -107,7 +108,7 @@ def test_without_recomputing_new_turns_never_use_what_an_older_adapter_has_cache
         await asyncio.gather(*turns)
         again = await engine.generate([*text, 0], 8, 1.0, 5, STOPS)
         assert set(again.versions.tolist()) == {1}
-        expected = merged_logprobs(base, *new, [*text, 0, *again.token_ids])[len(text) :]
+        expected = logprobs_of(merged(base, *new), [*text, 0, *again.token_ids])[len(text) :]
         np.testing.assert_allclose(again.logprobs, expected, atol=1e-3)
 
     with_engine(adapter_config, tmp_path, base, body, "--rollout.recompute_kv", "false")

@@ -92,33 +92,6 @@ def engine_process() -> psutil.Process:
     return next(p for p in alive if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_published_weights_are_computed_with_and_tokens_know_their_version(tied, atlas_config, tmp_path):
-    store = WeightStore(tmp_path / "store")
-    old, new = small_model(tied, 0), small_model(tied, 1)
-
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
-        await engine.load(store, publish(store, old, 0, text), check=True)
-        newer = publish(store, new, 1, text)
-        turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(64)]
-        await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
-        await engine.load(store, newer, check=True)
-        spans = set()
-        for number, turn in enumerate([await turn for turn in turns]):
-            assert len(turn.token_ids) == len(turn.logprobs) == len(turn.versions)
-            assert list(turn.versions) == sorted(turn.versions)
-            spans |= set(turn.versions.tolist())
-            ids = [*text, number, *turn.token_ids]
-            for version, model in ((0, old), (1, new)):
-                own = turn.versions == version
-                expected = np.array(logprobs_of(model, ids))[len(text) :]
-                np.testing.assert_allclose(turn.logprobs[own], expected[own], atol=1e-3)
-        assert spans == {0, 1}, "some turns saw both versions"
-
-    with_engine(atlas_config, tmp_path, old, body)
-
-
 def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_config, tmp_path):
     async def body(engine, tokenizer):
         text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]

@@ -1,10 +1,11 @@
-"""Weights that come from the learner over gloo: real engines, real processes, no shared folder."""
+"""Weights on their way into real engines: out of a folder, and from the learner over gloo without one."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -25,33 +26,52 @@ pytestmark = pytest.mark.system
 QUESTION = "What is the currency of the country of Pinsk?"
 
 
+async def exchange_in_flight(engine: Any, tokenizer: Any, source: Any, store: WeightStore, models: list[Any]) -> None:
+    """Load both `models` from `source`, the second while 64 turns are played. Tokens know their version, and have the
+    log-probabilities that it gives them after the tokens before."""
+    text = tokenizer(QUESTION)["input_ids"]
+    old, new = models
+    await engine.load(source, publish(store, old, 0, text), check=True)
+    newer = publish(store, new, 1, text)
+    turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(64)]
+    await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
+    await engine.load(source, newer, check=True)
+    assert (engine.version, engine.loaded) == (1, newer)
+    spans = set()
+    for number, turn in enumerate([await turn for turn in turns]):
+        assert len(turn.token_ids) == len(turn.logprobs) == len(turn.versions)
+        assert list(turn.versions) == sorted(turn.versions)
+        spans |= set(turn.versions.tolist())
+        ids = [*text, number, *turn.token_ids]
+        for version, model in enumerate(models):
+            own = turn.versions == version
+            expected = np.array(logprobs_of(model, ids))[len(text) :]
+            np.testing.assert_allclose(turn.logprobs[own], expected[own], atol=1e-3)
+    assert spans == {0, 1}, "some turns saw both versions"
+
+
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_are_exchanged_while_turns_are_in_flight(tied, atlas_config, tmp_path):
-    store, url = WeightStore(tmp_path / "store"), f"http://127.0.0.1:{free_port()}"
-    old, new = small_model(tied, 0), small_model(tied, 1)
+def test_weights_of_a_folder_are_exchanged_while_turns_are_in_flight(tied, atlas_config, tmp_path):
+    store, models = WeightStore(tmp_path / "store"), [small_model(tied, seed) for seed in (0, 1)]
 
     async def body(engine, tokenizer):
-        text = tokenizer(QUESTION)["input_ids"]
+        await exchange_in_flight(engine, tokenizer, store, store, models)
+
+    with_engine(atlas_config, tmp_path, models[0], body)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_are_sent_are_exchanged_while_turns_are_in_flight(tied, atlas_config, tmp_path):
+    store, url = WeightStore(tmp_path / "store"), f"http://127.0.0.1:{free_port()}"
+    models = [small_model(tied, seed) for seed in (0, 1)]
+
+    async def body(engine, tokenizer):
         async with sending(store, url, 5 * SLOW):
             link = WeightLink(url)
-            await engine.load(link, publish(store, old, 0, text), check=True)
-            newer = publish(store, new, 1, text)
-            turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(64)]
-            await asyncio.wait(turns, return_when=asyncio.FIRST_COMPLETED)
-            await engine.load(link, newer, check=True)
-            assert (engine.version, engine.loaded) == (1, newer)
-            spans = set()
-            for number, turn in enumerate([await turn for turn in turns]):
-                spans |= set(turn.versions.tolist())
-                ids = [*text, number, *turn.token_ids]
-                for version, model in ((0, old), (1, new)):
-                    own = turn.versions == version
-                    expected = np.array(logprobs_of(model, ids))[len(text) :]
-                    np.testing.assert_allclose(turn.logprobs[own], expected[own], atol=1e-3)
-            assert spans == {0, 1}, "some turns saw both versions"
+            await exchange_in_flight(engine, tokenizer, link, store, models)
             await link.close()
 
-    with_engine(atlas_config, tmp_path, old, body, "--weights.url", url)
+    with_engine(atlas_config, tmp_path, models[0], body, "--weights.url", url)
 
 
 def test_a_learner_that_dies_while_it_sends_changes_nothing_and_its_successor_is_found(
