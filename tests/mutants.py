@@ -24,6 +24,7 @@ ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algori
 ANSWERS, REWARDS = ("algorithm/answers.py", "test_answers.py"), ("environments/search.py", "test_reward.py")
 PLAYER, OWN = ("rollout/episode.py", "test_episode.py"), ("environments/base.py", "test_own.py")
 TICKETS = ("algorithm/tickets.py", "test_tickets.py")
+BATCHING = ("training/batching.py", "test_batching.py")
 PLAN, UPDATE = (("training/plan.py", "test_plan.py"), ("training/update.py", "test_update.py"))
 MODEL = ("training/model.py", "test_model.py")
 ATTENTION = ("training/attention.py", "test_attention.py")
@@ -90,10 +91,22 @@ MUTANTS = {
     "tis does not truncate": (LOSSES, 'tis":\n        return torch.clamp(w, max=high)', 'tis":\n        return w'),
     "every step is divided alike": (PLAN, "config.run.seed, step)", "config.run.seed, 0)"),
     "the longest episode lacks its last turn": (PLAN, "(config.episode.s_max + 1)", "config.episode.s_max"),
-    "a filler is trained on": (PLAN, "is_filler=is_filler", "is_filler=False"),
-    "a rank calls forward less often": (PLAN, " + [[]] * (most - len(per_rank[rank]))", ""),
+    "a filler is trained on": (PLAN, "is_filler=share.is_filler", "is_filler=False"),
+    "a rank calls forward less often": (PLAN, "range(most - len(own))", "range(0)"),
+    "of identical rows one alone counts": (PLAN, "for row in copies]", "for row in copies[:1]]"),
+    "a copy has the log-probabilities of another row": (PLAN, "        start = end\n", ""),
+    "what has an advantage has no gradient": (PLAN, "np.any(advantages[rows])", "np.all(advantages[rows])"),
+    "without a gradient no optimizer step": (PLAN, "divided[True].append(shortest)", "divided[False].append(shortest)"),
+    "a KL penalty is no reason for a gradient": (PLAN, "and not loss.kl_coef and", "and"),
+    "π_prox is that of the second mini-batch": (UPDATE, "self.plan.minibatches[1:]", "self.plan.minibatches[:-1]"),
+    "every mini-batch is its own π_prox": (UPDATE, "if micro in self._first else", "if True else"),
+    "a row is dropped by the cut": (BATCHING, "order[start:end]", "(order[start : end - 1] or order[start:end])"),
+    "the cut pads more than it must": (BATCHING, "end_of[start] = min(ends", "end_of[start] = max(ends"),
+    "all go to the first rank": (BATCHING, "tokens.index(min(tokens))", "tokens.index(max(tokens))"),
+    "what the environment wrote does not tell rows apart": (BATCHING, ", trajectory.sampled.tobytes()", ", b''"),
+    "siblings are torn apart": (BATCHING, "of_ticket.setdefault(ticket, [])", "of_ticket.setdefault(index, [])"),
     "every rank does what rank 0 does": (PLAN, "return per_rank[rank]", "return per_rank[0]"),
-    "advantages go to other trajectories": (PLAN, "(advantages[rows]", "(advantages[: len(rows)]"),
+    "advantages go to other trajectories": (PLAN, "advantages[rows].astype", "advantages[: len(rows)].astype"),
     "a micro-batch has one weight": (PLAN, "(weights[rows].astype", "(weights[rows[:1] * len(rows)].astype"),
     "infinity is taken for finite": (UPDATE, "~torch.isfinite(values)", "torch.isnan(values)"),
     "π_prox is not checked": (UPDATE, "            self._check(PROXIMAL, micro, values)\n", "            pass\n"),

@@ -12,34 +12,85 @@ from numpy.typing import NDArray
 
 from cusearch_async.types import Trajectory
 
+COST_OF_A_PASS = 1 / 32
+"""A forward pass costs as much as this share of the token limit besides its tokens: layers are begun one by one,
+however little each has to do."""
 
-def minibatches(count: int, size: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Shuffled indices 0..count-1 in ceil(count / size) near-equal parts; none for count 0."""
-    if count == 0:
+
+def minibatches(tickets: Sequence[int], size: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Indices of `tickets` in ceil(count / size) near-equal parts; none for no tickets. Rollouts of one ticket stay
+    together, except those where a part ends; the order of the tickets is shuffled."""
+    if not tickets:
         return []
-    return np.array_split(rng.permutation(count), -(-count // size))
+    of_ticket: dict[int, list[int]] = {}
+    for index, ticket in enumerate(tickets):
+        of_ticket.setdefault(ticket, []).append(index)
+    groups = list(of_ticket.values())
+    order = np.concatenate([groups[i] for i in rng.permutation(len(groups))])
+    return np.array_split(order, -(-len(tickets) // size))
 
 
-def share_of_rank(lengths: Sequence[int], rank: int, ranks: int) -> list[int]:
-    """Which trajectories of a mini-batch a rank takes: dealt in order of length, so that loads are alike."""
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    return order[rank::ranks]
+def distinct(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> list[list[int]]:
+    """`rows` of `trajectories`, those with the same tokens, sampled at the same places, in one list."""
+    same: dict[tuple[bytes, bytes], list[int]] = {}
+    for row in rows:
+        trajectory = trajectories[row]
+        same.setdefault((trajectory.token_ids.tobytes(), trajectory.sampled.tobytes()), []).append(row)
+    return list(same.values())
+
+
+def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Which rows each rank takes, longest first: each goes to the rank that has the fewest tokens by then
+    (longest-processing-time scheduling, Graham 1969)."""
+    taken: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for i in _longest_first(lengths):
+        rank = tokens.index(min(tokens))
+        taken[rank].append(i)
+        tokens[rank] += lengths[i]
+    return taken
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int, packing: bool) -> list[list[int]]:
-    """Indices grouped so that each group holds at most `max_tokens` tokens, or one trajectory: end to end with
-    `packing`, else padded to its longest. Like lengths go together."""
-    groups: list[list[int]] = []
+    """Indices grouped so that each group holds at most `max_tokens` tokens, or one row: end to end with `packing`, else
+    padded to its longest. Like lengths go together."""
+    order = _longest_first(lengths)
+    sorted_lengths = [lengths[i] for i in order]
+    ends = _filled(sorted_lengths, max_tokens) if packing else _least_padded(sorted_lengths, max_tokens)
+    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+
+
+def _filled(lengths: Sequence[int], max_tokens: int) -> list[int]:
+    """Where each group ends if each takes as many as it can hold end to end."""
+    ends: list[int] = []
     tokens = 0
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        added = lengths[i] if packing or not groups else lengths[groups[-1][0]]
-        if groups and tokens + added <= max_tokens:
-            groups[-1].append(i)
-            tokens += added
-        else:
-            groups.append([i])
-            tokens = lengths[i]
-    return groups
+    for i, length in enumerate(lengths):
+        if i and tokens + length > max_tokens:
+            ends.append(i)
+            tokens = 0
+        tokens += length
+    return [*ends, len(lengths)] if lengths else []
+
+
+def _least_padded(lengths: Sequence[int], max_tokens: int) -> list[int]:
+    """Where each group of these falling `lengths` ends at the least cost of all: padded tokens, and COST_OF_A_PASS for
+    each group. By dynamic programming: the best division of what comes after a group does not depend on it."""
+    count = len(lengths)
+    cost, end_of = [0.0] * (count + 1), [0] * count
+    for start in range(count - 1, -1, -1):
+        longest = lengths[start]
+        most = max(1, max_tokens // longest)
+        ends = range(start + 1, min(start + most, count) + 1)
+        end_of[start] = min(ends, key=lambda end: (end - start) * longest + cost[end])
+        cost[start] = (end_of[start] - start) * longest + cost[end_of[start]] + COST_OF_A_PASS * max_tokens
+    found: list[int] = []
+    while (found[-1] if found else 0) < count:
+        found.append(end_of[found[-1] if found else 0])
+    return found
 
 
 class Packed(NamedTuple):

@@ -209,10 +209,10 @@ class Learner:
         plan = plan_update(selected, advantages, step, self._config, self._ranks.rank, self._ranks.size)
         update = Update(plan.to(self._device), self._config.loss, self._device)
         if self._config.loss.proximal == "recomputed":
-            update.set_proximal(self._score(self._engine, update))
+            update.set_proximal(self._score(self._engine, update.to_score))
         if self._reference is not None:
             with self._reference.present() as reference:
-                update.set_reference(self._score(reference, update))
+                update.set_reference(self._score(reference, update.plan.micro_batches))
         report = UpdateReport(self._config.episode.s_max, self._device)
         lr = self._learning_rate(step)
         norms = []
@@ -231,28 +231,31 @@ class Learner:
             "train/lr": lr,
         }
 
-    def _score(self, module: Callable[..., Any], update: Update) -> LogProbs:
-        """Log-probabilities under `module` of the trajectories that this rank trains on."""
-        with torch.no_grad():
-            return {micro: self._forward(module, micro)[0] for micro in update.plan.micro_batches}
+    @torch.no_grad()
+    def _score(self, module: Callable[..., Any], micro_batches: Sequence[MicroBatch]) -> LogProbs:
+        """Log-probabilities under `module` of trajectories that this rank trains on."""
+        return {micro: self._forward(module, micro, wants_entropy=False)[0] for micro in micro_batches}
 
     def _accumulate(self, minibatch: MiniBatch, update: Update, report: UpdateReport) -> None:
         """Add up the gradient of one mini-batch."""
         for micro in minibatch:
-            log_policy, entropy = self._forward(self._engine, micro)
-            if micro.is_filler:
-                self._engine.backward(0.0 * log_policy.sum())
-                continue
-            tokens = update.tokens(micro, log_policy.detach())
-            loss, terms = losses.policy_loss(log_policy, tokens, self._surrogate, entropy)
-            # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
-            self._engine.backward(loss * self._ranks.size)
-            report.add(micro.depth, tokens, terms, entropy.detach())
+            with torch.set_grad_enabled(micro.has_gradient):
+                log_policy, entropy = self._forward(self._engine, micro)
+                tokens = update.tokens(micro, log_policy.detach())
+                loss, terms = losses.policy_loss(log_policy, tokens, self._surrogate, entropy)
+            if micro.has_gradient:
+                # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
+                self._engine.backward(0.0 * log_policy.sum() if micro.is_filler else loss * self._ranks.size)
+            if not micro.is_filler:
+                report.add(micro.depth, tokens, terms, entropy.detach())
 
-    def _forward(self, module: Callable[..., Any], micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(
+        self, module: Callable[..., Any], micro: MicroBatch, wants_entropy: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies [T] of the sampled tokens of a micro-batch."""
-        inputs = micro.inputs
-        log_policy, entropy = module(inputs.token_ids, inputs.sampled, self._config.episode.temperature, inputs.packed)
+        inputs, temperature = micro.inputs, self._config.episode.temperature
+        of_each = module(inputs.token_ids, inputs.sampled, temperature, inputs.packed, wants_entropy)
+        log_policy, entropy = (values[micro.computed] for values in of_each)
         return log_policy, entropy
 
     def _refuse_faults(self, update: Update) -> None:
@@ -287,7 +290,7 @@ class Learner:
         token_ids = torch.tensor([ids], device=self._device)
         sampled = torch.arange(1, len(ids), device=self._device)
         with torch.no_grad():
-            logprobs, _ = self._engine(token_ids, sampled, 1.0)
+            logprobs, _ = self._engine(token_ids, sampled, 1.0, None, False)
         return Canary(ids, logprobs.float().cpu().tolist(), CANARY_TOLERANCE[self._config.model.dtype])
 
     def _capture(self, folder: Path) -> Callable[[], None]:

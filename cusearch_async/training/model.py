@@ -47,14 +47,19 @@ class Head(nn.Linear):
         own.logits_at_once, own.entropy_has_gradient = logits_at_once, entropy_has_gradient
         return own
 
-    def forward(self, hidden: torch.Tensor, targets: torch.Tensor | None = None, temperature: float = 1.0) -> Any:
-        """Logits; with `targets` [S], the log-probability and the entropy [S], float32, of these tokens."""
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        temperature: float = 1.0,
+        wants_entropy: bool = True,
+    ) -> Any:
+        """Logits; with `targets` [S], the log-probability and the entropy [S], float32, of these tokens. Entropies that
+        are not wanted are 0."""
         if targets is None:
             return super().forward(hidden)
-        chosen, entropy = SoftmaxInPieces.apply(  # type: ignore[no-untyped-call]
-            hidden, self.weight, self.bias, targets, temperature, self.logits_at_once
-        )
-        return chosen, entropy if self.entropy_has_gradient else entropy.detach()
+        arguments = (hidden, self.weight, self.bias, targets, temperature, self.logits_at_once)
+        return SoftmaxInPieces.apply(*arguments, wants_entropy, self.entropy_has_gradient)  # type: ignore[no-untyped-call]
 
 
 class SoftmaxInPieces(torch.autograd.Function):
@@ -73,34 +78,39 @@ class SoftmaxInPieces(torch.autograd.Function):
         targets: torch.Tensor,
         temperature: float,
         at_once: int,
+        wants_entropy: bool,
+        entropy_has_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen, entropy, normalizer = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
+        chosen, entropy, normalizer = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
         for piece in _pieces(len(hidden), at_once):
-            chosen[piece], entropy[piece], normalizer[piece] = _softmax(
-                _scaled_logits(hidden[piece], weight, bias, temperature), targets[piece]
-            )
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy, normalizer)
+            logits = _scaled_logits(hidden[piece], weight, bias, temperature)
+            softmax = _softmax_and_entropy if wants_entropy else _softmax
+            chosen[piece], entropy[piece], normalizer[piece] = softmax(logits, targets[piece])
+            del logits
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy if entropy_has_gradient else None)
         ctx.temperature, ctx.at_once = temperature, at_once
+        if not entropy_has_gradient:
+            ctx.mark_non_differentiable(entropy)
         return chosen, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_chosen: torch.Tensor, of_entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, bias, targets, entropy, normalizer = ctx.saved_tensors
+        hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         of_hidden = torch.empty_like(hidden) if needs_hidden else None
         of_weight = torch.zeros_like(weight) if needs_weight else None
         of_bias = torch.zeros_like(bias) if needs_bias else None
+        of_chosen, of_entropy = of_chosen / ctx.temperature, of_entropy / ctx.temperature
         for piece in _pieces(len(hidden), ctx.at_once):
-            of_logits = _slope(
-                _scaled_logits(hidden[piece], weight, bias, ctx.temperature),
-                targets[piece],
-                entropy[piece],
-                normalizer[piece],
-                of_chosen[piece],
-                of_entropy[piece],
+            log_p = _scaled_logits(hidden[piece], weight, bias, ctx.temperature)
+            log_p -= normalizer[piece, None]
+            of_logits = (
+                _slope(log_p, targets[piece], of_chosen[piece])
+                if entropy is None
+                else _slope_with_entropy(log_p, targets[piece], of_chosen[piece], entropy[piece], of_entropy[piece])
             )
-            of_logits /= ctx.temperature
+            del log_p
             of_logits = of_logits.to(hidden.dtype)
             if of_hidden is not None:
                 torch.mm(of_logits, weight, out=of_hidden[piece])
@@ -109,7 +119,7 @@ class SoftmaxInPieces(torch.autograd.Function):
             if of_bias is not None:
                 of_bias += of_logits.sum(0)
             del of_logits
-        return of_hidden, of_weight, of_bias, None, None, None
+        return of_hidden, of_weight, of_bias, None, None, None, None, None
 
 
 def _pieces(count: int, at_once: int) -> list[slice]:
@@ -121,12 +131,24 @@ def _scaled_logits(
 ) -> torch.Tensor:
     """In float32; computed in the model's dtype. They are nobody else's."""
     logits = functional.linear(hidden, weight, bias).float()
-    logits /= temperature
+    if temperature != 1:
+        logits /= temperature
     return logits
 
 
-def _softmax(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probability of the targets, entropy, and logarithm of the normalizer; `logits` are overwritten."""
+def _softmax(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, float, torch.Tensor]:
+    """Log-probability of the targets, no entropy, and logarithm of the normalizer; `logits` are overwritten."""
+    largest = logits.amax(-1, keepdim=True)
+    logits -= largest
+    of_targets = logits.gather(-1, targets[:, None]).squeeze(-1)
+    log_total = logits.exp_().sum(-1).log()
+    return of_targets - log_total, 0.0, largest.squeeze(-1) + log_total
+
+
+def _softmax_and_entropy(
+    logits: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `_softmax`, with the entropy."""
     largest = logits.amax(-1, keepdim=True)
     logits -= largest
     exponentials = logits.exp()
@@ -138,21 +160,26 @@ def _softmax(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor,
     return chosen, entropy, largest.squeeze(-1) + log_total
 
 
-def _slope(
-    logits: torch.Tensor,
+def _slope(log_p: torch.Tensor, targets: torch.Tensor, of_chosen: torch.Tensor) -> torch.Tensor:
+    """The gradient of the scaled logits z: ∂ log p_t / ∂z = 1_t - p. `log_p` are overwritten."""
+    slope = log_p.exp_()
+    slope *= -of_chosen[:, None]
+    return slope.scatter_add_(-1, targets[:, None], of_chosen[:, None])
+
+
+def _slope_with_entropy(
+    log_p: torch.Tensor,
     targets: torch.Tensor,
-    entropy: torch.Tensor,
-    normalizer: torch.Tensor,
     of_chosen: torch.Tensor,
+    entropy: torch.Tensor,
     of_entropy: torch.Tensor,
 ) -> torch.Tensor:
-    """The gradient of `logits`, which are overwritten: ∂ log p_t / ∂z = 1_t - p and ∂H / ∂z = -p (log p + H)."""
-    logits -= normalizer[:, None]
-    slope = logits.exp()
-    logits += entropy[:, None]
-    logits *= -of_entropy[:, None]
-    logits -= of_chosen[:, None]
-    slope *= logits
+    """As `_slope`, and ∂H / ∂z = -p (log p + H)."""
+    slope = log_p.exp()
+    log_p += entropy[:, None]
+    log_p *= -of_entropy[:, None]
+    log_p -= of_chosen[:, None]
+    slope *= log_p
     return slope.scatter_add_(-1, targets[:, None], of_chosen[:, None])
 
 
@@ -174,20 +201,22 @@ class SampledLogprobs(nn.Module):
         sampled: torch.Tensor,
         temperature: float,
         packed: Packed | None = None,
+        wants_entropy: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy [S], float32, of every sampled token. `sampled` [S] are the places of these
         tokens in the flattened `token_ids`.
 
         `token_ids` [B, L] are padded on the right, so causal attention never sees the padding; or they are one row of
         several trajectories as `packed` says, each of which sees itself only. The first token of a trajectory is never
-        a sampled one. Both results are of the distribution at `temperature`, the one that was sampled from."""
+        a sampled one. Both results are of the distribution at `temperature`, the one that was sampled from. Entropies
+        that are not wanted are 0."""
         layout: dict[str, Any] = {} if packed is None else {"position_ids": packed.positions}
         if packed is not None and self.model.config._attn_implementation == VARLEN:
             layout["packed"] = packed
         hidden = self.model.base_model(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
         predicting = hidden.flatten(0, 1)[sampled - 1]
         targets = token_ids.flatten()[sampled]
-        log_policy, entropy = self.model.get_output_embeddings()(predicting, targets, temperature)
+        log_policy, entropy = self.model.get_output_embeddings()(predicting, targets, temperature, wants_entropy)
         return log_policy, entropy
 
 

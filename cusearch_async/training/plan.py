@@ -7,7 +7,7 @@ fixed for the whole mini-batch before it is divided.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
-from cusearch_async.config import Config, LearnerConfig
+from cusearch_async.config import Config, LearnerConfig, LossConfig
 from cusearch_async.streams import Stream, stream
 from cusearch_async.training import batching
 from cusearch_async.training.batching import Inputs
@@ -25,14 +25,17 @@ from cusearch_async.types import Trajectory
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
     """One forward pass of this rank: some trajectories of a mini-batch, and what is known beforehand of the T tokens
-    that they have sampled, laid end to end."""
+    that they have sampled, laid end to end. Of trajectories with the same tokens the first alone is computed."""
 
     rows: tuple[int, ...]
     """Its trajectories, as indices of the selection."""
     is_filler: bool
     """Not to be trained on: it stands in where another rank has more micro-batches, since every rank must call forward
     and backward equally often."""
+    has_gradient: bool
+    """Not if it changes nothing: all its advantages are 0, and the loss has no other term."""
     inputs: Inputs
+    computed: torch.Tensor  # [T] int64, which of the sampled tokens in `inputs` each token is
     lengths: tuple[int, ...]
     """Sampled tokens of each trajectory; they sum to T."""
     row: torch.Tensor  # [T] int64, which of the selection the token belongs to
@@ -43,7 +46,7 @@ class MicroBatch:
     aggregation: torch.Tensor  # [T] float32, a_t, from `losses.aggregation_weights` over the whole mini-batch
 
     def to(self, device: torch.device) -> MicroBatch:
-        per_token = ("row", "depth", "log_behaviour", "versions", "advantages", "aggregation")
+        per_token = ("computed", "row", "depth", "log_behaviour", "versions", "advantages", "aggregation")
         moved = {name: getattr(self, name).to(device) for name in per_token}
         return replace(self, inputs=self.inputs.to(device), **moved)
 
@@ -84,12 +87,13 @@ def plan_update(
 
     Depends on the arguments only: ranks that are given the same make plans that fit each other."""
     rng = stream(Stream.MINIBATCHES, config.run.seed, step)
-    parts = [part.tolist() for part in batching.minibatches(len(selected), config.loss.minibatch, rng)]
+    tickets = [trajectory.ticket for trajectory in selected]
+    parts = [part.tolist() for part in batching.minibatches(tickets, config.loss.minibatch, rng)]
     weights = _weights(parts, selected, config)
     minibatches = tuple(
         tuple(
-            _micro_batch(rows or part[:1], not rows, selected, advantages, weights, config.learner.packing)
-            for rows in _groups_of_rank(part, selected, config.learner, rank, ranks)
+            _micro_batch(share, selected, advantages, weights, config.learner.packing)
+            for share in _shares_of_rank(part, selected, advantages, config, rank, ranks)
         )
         for part in parts
     )
@@ -106,29 +110,67 @@ def _weights(parts: list[list[int]], selected: Sequence[Trajectory], config: Con
     return weights
 
 
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What one micro-batch is made of."""
+
+    copies: list[list[int]]
+    """Rows of the selection, those with the same tokens in one list."""
+    is_filler: bool
+    has_gradient: bool
+
+
+def _shares_of_rank(
+    part: list[int],
+    selected: Sequence[Trajectory],
+    advantages: NDArray[np.float64],
+    config: Config,
+    rank: int,
+    ranks: int,
+) -> Iterator[_Share]:
+    """The micro-batches of one rank for a mini-batch: those with a gradient, and then those without. Fillers make them
+    as many as the busiest rank has."""
+    copies = batching.distinct(selected, part)
+    shortest = min(copies, key=lambda rows: len(selected[rows[0]].token_ids))
+    divided: dict[bool, list[list[int]]] = {True: [], False: []}
+    for rows in copies:
+        divided[not _needs_advantage(config.loss) or bool(np.any(advantages[rows]))].append(rows)
+    if not divided[True]:  # an optimizer step needs a gradient, if only of zeros
+        divided[False].remove(shortest)
+        divided[True].append(shortest)
+    for has_gradient, some in divided.items():
+        own, most = _groups_of_rank(some, selected, config.learner, rank, ranks)
+        for group in own:
+            yield _Share(group, False, has_gradient)
+        for _ in range(most - len(own)):
+            yield _Share([shortest[:1]], True, has_gradient)
+
+
+def _needs_advantage(loss: LossConfig) -> bool:
+    """Whether a token without an advantage has no gradient. A user's own objective may give it one."""
+    return loss.objective in losses.OBJECTIVES and not loss.kl_coef and not loss.entropy_coef
+
+
 def _groups_of_rank(
-    part: list[int], selected: Sequence[Trajectory], settings: LearnerConfig, rank: int, ranks: int
-) -> list[list[int]]:
-    """The rows of each micro-batch of one rank for a mini-batch; empty ones fill up to the count of the busiest
-    rank."""
-    tokens = [len(selected[row].token_ids) for row in part]
+    copies: list[list[int]], selected: Sequence[Trajectory], settings: LearnerConfig, rank: int, ranks: int
+) -> tuple[list[list[list[int]]], int]:
+    """The `copies` of each micro-batch of one rank, and how many micro-batches the busiest rank has."""
+    tokens = [len(selected[rows[0]].token_ids) for rows in copies]
     per_rank = []
-    for each in range(ranks):
-        own = batching.share_of_rank(tokens, each, ranks)
+    for own in batching.shares(tokens, ranks):
         groups = batching.micro_batches([tokens[i] for i in own], settings.micro_batch_tokens, settings.packing)
-        per_rank.append([[part[own[i]] for i in group] for group in groups])
-    most = max(len(groups) for groups in per_rank)
-    return per_rank[rank] + [[]] * (most - len(per_rank[rank]))
+        per_rank.append([[copies[own[i]] for i in group] for group in groups])
+    return per_rank[rank], max(map(len, per_rank))
 
 
 def _micro_batch(
-    rows: list[int],
-    is_filler: bool,
+    share: _Share,
     selected: Sequence[Trajectory],
     advantages: NDArray[np.float64],
     weights: NDArray[np.float64],
     packing: bool,
 ) -> MicroBatch:
+    rows = [row for copies in share.copies for row in copies]
     chosen = [selected[row] for row in rows]
     lengths = [len(t.logprobs) for t in chosen]
 
@@ -138,8 +180,10 @@ def _micro_batch(
 
     return MicroBatch(
         rows=tuple(rows),
-        is_filler=is_filler,
-        inputs=batching.collate(chosen, packing),
+        is_filler=share.is_filler,
+        has_gradient=share.has_gradient,
+        inputs=batching.collate([selected[copies[0]] for copies in share.copies], packing),
+        computed=_computed(share.copies, selected),
         lengths=tuple(lengths),
         row=spread(rows),
         depth=spread([t.depth for t in chosen]),
@@ -148,3 +192,13 @@ def _micro_batch(
         advantages=spread(advantages[rows].astype(np.float32)),
         aggregation=spread(weights[rows].astype(np.float32)),
     )
+
+
+def _computed(copies: list[list[int]], selected: Sequence[Trajectory]) -> torch.Tensor:
+    """Of each sampled token of all rows, its number among those of the first of each list."""
+    numbers, start = [], 0
+    for rows in copies:
+        end = start + len(selected[rows[0]].logprobs)
+        numbers += [np.arange(start, end)] * len(rows)
+        start = end
+    return torch.from_numpy(np.concatenate(numbers))

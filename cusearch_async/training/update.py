@@ -33,13 +33,21 @@ class Update:
     def __init__(self, plan: UpdatePlan, settings: LossConfig, device: torch.device) -> None:
         self.plan = plan
         self._settings = settings
+        self._first = plan.minibatches[0] if plan.minibatches else ()
         self._log_prox: LogProbs | None = None
         self._log_reference: LogProbs | None = None
         count = len(plan.selected)
         self._bad = {name: torch.zeros(count, dtype=torch.int32, device=device) for name in CHECKED}
         """How many values of each trajectory are not finite."""
 
+    @property
+    def to_score(self) -> list[MicroBatch]:
+        """The micro-batches whose π_prox must be known before the first optimizer step: those of all mini-batches but
+        the first, for which the policy is still π_prox when it is trained on."""
+        return [micro for minibatch in self.plan.minibatches[1:] for micro in minibatch]
+
     def set_proximal(self, log_probs: LogProbs) -> None:
+        """Of all that are `to_score`."""
         self._log_prox = log_probs
         for micro, values in log_probs.items():
             self._check(PROXIMAL, micro, values)
@@ -75,7 +83,7 @@ class Update:
 
     def _proximal(self, micro: MicroBatch, log_policy: torch.Tensor) -> torch.Tensor:
         if self._log_prox is not None:
-            return self._log_prox[micro]
+            return log_policy if micro in self._first else self._log_prox[micro]
         return losses.loglinear_proximal(log_policy, micro.log_behaviour, micro.versions, self.plan.step)
 
     def _check(self, name: str, micro: MicroBatch, values: torch.Tensor) -> None:

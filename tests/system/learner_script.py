@@ -43,6 +43,29 @@ def fixed_trajectories(count: int = 10, longest: int = 60) -> tuple[list[Traject
     return selected, rng.normal(size=len(selected))
 
 
+def with_copies(
+    selected: list[Trajectory], advantages: NDArray[np.float64]
+) -> tuple[list[Trajectory], NDArray[np.float64]]:
+    """Two rollouts more of each of the first four tickets with the same tokens, but sampled with other probabilities,
+    and with advantages of their own; a third of all advantages is 0."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    selected = [
+        *selected,
+        *(
+            replace(t, rollout=copy, logprobs=t.logprobs + rng.normal(0, 0.3, len(t.logprobs)).astype(np.float32))
+            for t in selected[:4]
+            for copy in (1, 2)
+        ),
+    ]
+    advantages = np.concatenate([advantages, rng.normal(size=len(selected) - len(advantages))])
+    advantages[::3] = 0
+    return selected, advantages
+
+
 def record_first_gradient(engine: Any) -> dict[str, Any]:
     """Filled with the whole gradient, summed over ranks, at the first optimizer step, whatever the ZeRO stage."""
     from deepspeed.utils import safe_get_full_grad
@@ -142,6 +165,7 @@ def options() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--save-loaded", type=Path)
     parser.add_argument("--trajectories", type=int, nargs=2, default=(10, 60))
+    parser.add_argument("--copies", action="store_true", help="several rollouts have the same tokens")
     parser.add_argument("--lend", action="store_true")
     parser.add_argument("--offload", action="store_true", help="before every step")
     parser.add_argument("--shake", action="store_true", help="begin with an adapter whose B is not zero")
@@ -164,6 +188,8 @@ def main() -> None:
     atlas = Path(__file__).parents[2] / "configs" / "atlas.toml"
     config = load_config(atlas, overrides)
     selected, advantages = fixed_trajectories(*arguments.trajectories)
+    if arguments.copies:
+        selected, advantages = with_copies(selected, advantages)
     if arguments.poison == "gradient":
         advantages *= 1e38  # the loss is finite, what flows back through the network is not
     ranks = Ranks(config.learner.collective_timeout_s)

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cusearch_async.config import STARTER
 from cusearch_async.lifecycle.ports import free_port
-from cusearch_async.training.batching import share_of_rank
+from cusearch_async.training.batching import shares
 from cusearch_async.training.model import load_causal_lm
 from tests.conftest import SLOW
 from tests.system.forked import Forked
-from tests.system.learner_script import fixed_trajectories
+from tests.system.learner_script import fixed_trajectories, with_copies
 
 pytestmark = pytest.mark.system
 
@@ -178,10 +178,11 @@ def test_the_update_does_not_depend_on_how_the_batch_is_divided(tmp_path, plain,
         assert divided_report[name] == pytest.approx(report[name], rel=2e-3, abs=1e-5), name
 
 
-@pytest.mark.parametrize(("checkpointing", "passes"), [("false", 2), ("true", 3)])
-def test_gradient_checkpointing_computes_the_layers_again(tmp_path, plain, checkpointing, passes):
-    """Each layer: once for π_prox, once for π_θ, and once more in the backward pass."""
-    settings = ("--loss.minibatch", "10", "--method.budget", "10", "--loss.kl_coef", "0")
+@pytest.mark.parametrize(("minibatch", "checkpointing", "passes"), [(10, "false", 1), (10, "true", 2), (5, "true", 5)])
+def test_each_layer_is_computed_as_often_as_it_must_be(tmp_path, plain, minibatch, checkpointing, passes):
+    """For each mini-batch once for π_θ, and with gradient checkpointing once more in the backward pass; for each but
+    the first once for π_prox."""
+    settings = ("--loss.minibatch", str(minibatch), "--method.budget", "10", "--loss.kl_coef", "0", *VARLEN)
     settings += ("--learner.gradient_checkpointing", checkpointing)
     train(tmp_path, "learner", "--to-step", "1", settings=settings)
     assert json.loads((tmp_path / "forwards-learner.json").read_text()) == [passes] * 4
@@ -206,11 +207,11 @@ def test_ranks_with_different_numbers_of_pieces_of_logits_agree_under_zero_3(tmp
     """Both must gather the LM head equally often."""
     selected, _ = fixed_trajectories(*LONG)
     lengths = [len(t.token_ids) for t in selected]
-    loads = [sum(len(selected[i].logprobs) for i in share_of_rank(lengths, rank, 2)) for rank in range(2)]
-    assert loads[0] > 4096 >= loads[1]
+    loads = [sum(len(selected[i].logprobs) for i in share) for share in shares(lengths, 2)]
+    assert max(loads) > 4096 >= min(loads)
     settings = ("--loss.minibatch", str(LONG[0]), "--method.budget", str(LONG[0]), "--learner.zero_stage", "3")
     settings += ("--learner.gradient_checkpointing", checkpointing, "--model.path", wide)
-    settings += ("--learner.micro_batch_tokens", "16384", "--learner.logits_at_once", "4096")
+    settings += ("--learner.micro_batch_tokens", "16384", "--learner.logits_at_once", "4096", *VARLEN)
     arguments = ("--to-step", "1", "--trajectories", *map(str, LONG))
     one = train(tmp_path, "one", *arguments, settings=settings)
     two = train(tmp_path, "two", *arguments, ranks=2, settings=settings)
@@ -224,14 +225,23 @@ def test_ranks_with_different_numbers_of_pieces_of_logits_agree_under_zero_3(tmp
     assert reports[1]["train/tokens/0"] == sum(loads)
 
 
-@pytest.mark.parametrize("entropy_coef", [0.0, 0.5])
-def test_on_policy_the_gradient_is_that_of_reinforce_with_a_baseline(tmp_path, entropy_coef):
-    """r = 1 and w = 1: -1/T Σ (A ∇ log π + η ∇ H) over all sampled tokens, by autograd of the model itself."""
-    settings = ("--loss.minibatch", "16", "--method.budget", "16", "--loss.correction", "none", "--loss.kl_coef", "0")
-    bonus = ("--loss.entropy_coef", str(entropy_coef))
-    train(tmp_path, "learner", "--to-step", "1", settings=(*settings, *bonus))
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (1, ("--loss.entropy_coef", "0.5", "--loss.minibatch", "18")),
+        (1, ("--loss.minibatch", "18")),
+        (1, ("--loss.minibatch", "18", "--learner.micro_batch_tokens", "100", "--learner.packing", "true")),
+        (2, ("--loss.minibatch", "18", "--learner.zero_stage", "3", "--learner.micro_batch_tokens", "100")),
+    ],
+)
+def test_the_gradient_is_that_of_every_single_trajectory_by_itself(tmp_path, ranks, settings):
+    """r = 1 in the first mini-batch: -1/T Σ (w A ∇ log π + η ∇ H) over all sampled tokens, by autograd of the model
+    itself, one trajectory after the other, some of which have the same tokens, and some no advantage."""
+    shared = ("--method.budget", "18", "--loss.kl_coef", "0")
+    train(tmp_path, "learner", "--to-step", "1", "--copies", ranks=ranks, settings=(*shared, *settings))
+    entropy_coef = 0.5 if "--loss.entropy_coef" in settings else 0.0
     model = load_causal_lm(str(STARTER), "float32").double().eval()
-    selected, advantages = fixed_trajectories()
+    selected, advantages = with_copies(*fixed_trajectories())
     total = sum(len(t.logprobs) for t in selected)
     for trajectory, advantage in zip(selected, advantages, strict=True):
         ids = torch.tensor(trajectory.token_ids[None].astype(np.int64))
@@ -239,7 +249,8 @@ def test_on_policy_the_gradient_is_that_of_reinforce_with_a_baseline(tmp_path, e
         sampled = torch.tensor(trajectory.sampled[1:])
         chosen = log_all.gather(-1, ids[0, 1:, None]).squeeze(-1)[sampled]
         entropy = -(log_all.exp() * log_all).sum(-1)[sampled]
-        (-(advantage * chosen.sum() + entropy_coef * entropy.sum()) / total).backward()
+        weight = (chosen.detach() - torch.tensor(trajectory.logprobs)).exp().clamp(max=2)
+        (-(advantage * (weight * chosen).sum() + entropy_coef * entropy.sum()) / total).backward()
     expected = {f"model.{name}": p.grad.double().flatten() for name, p in model.named_parameters()}
     wanted = torch.cat([expected[name] for name in sorted(expected)])
     found = gradient(tmp_path, "learner")
@@ -250,7 +261,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce_with_a_baseline(tmp_path, e
 @pytest.mark.parametrize(
     ("poison", "ranks", "named"),
     [
-        ("weight", 1, "log-probabilities of trajectory 3:0"),
+        ("weight", 1, "log-probabilities of trajectory 0:0"),
         ("gradient", 1, "the gradient"),
         ("gradient", 2, "the gradient"),
     ],

@@ -62,7 +62,7 @@ def test_the_head_is_exact_at_150_000_tokens_of_vocabulary(bonus):
         return by_definition(own, of_head, targets)
 
     def in_pieces(own: torch.Tensor, of_head: torch.Tensor) -> Any:
-        return SoftmaxInPieces.apply(own, of_head, None, targets, TEMPERATURE, 50)
+        return SoftmaxInPieces.apply(own, of_head, None, targets, TEMPERATURE, 50, True, bonus)
 
     wanted = gradients_of(direct, hidden.double(), weight.double(), bonus)
     found = gradients_of(in_pieces, hidden, weight, bonus)
@@ -79,7 +79,7 @@ def test_the_head_takes_a_fifth_of_the_memory_of_all_logits(bonus):
         return by_definition(own, of_head, targets)
 
     def in_pieces(own: torch.Tensor, of_head: torch.Tensor) -> Any:
-        return SoftmaxInPieces.apply(own, of_head, None, targets, TEMPERATURE, AT_ONCE)
+        return SoftmaxInPieces.apply(own, of_head, None, targets, TEMPERATURE, AT_ONCE, True, bonus)
 
     whole, pieces = (
         allocated_peak(lambda compute=compute: gradients_of(compute, hidden, weight, bonus))
@@ -147,7 +147,7 @@ for name, parameter in learner._module.model.named_parameters():
 selected, advantages = fixed_trajectories()
 update = Update(plan_update(selected, advantages, 0, config, ranks.rank, ranks.size), config.loss, learner._device)
 with learner._reference.present() as reference:
-    scores = torch.cat([*learner._score(reference, update).values()])
+    scores = torch.cat([*learner._score(reference, update.plan.micro_batches).values()])
 facts = {"loading": at_initialize[0], "same": same, "scores": scores.tolist()}
 Path(out).write_text(json.dumps(facts))
 """

@@ -21,9 +21,9 @@ SHAPES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), max_size=20
 WHOLE = load_config(Path(__file__).parents[2] / "configs" / "atlas.toml", [])
 
 
-def config_of(minibatch=4, tokens=200, packing=False, aggregation="token-mean", seed=0):
+def config_of(minibatch=4, tokens=200, packing=False, aggregation="token-mean", seed=0, **loss):
     changes = {
-        "loss": {"minibatch": minibatch, "aggregation": aggregation},
+        "loss": {"minibatch": minibatch, "aggregation": aggregation, **loss},
         "learner": {"micro_batch_tokens": tokens, "packing": packing},
         "run": {"seed": seed},
     }
@@ -91,8 +91,79 @@ def test_every_rank_calls_forward_and_backward_equally_often_in_each_mini_batch(
 def test_a_micro_batch_keeps_the_token_limit_or_is_one_trajectory(shapes, minibatch, tokens, packing, ranks):
     for plan in plans_of(shapes, config_of(minibatch, tokens, packing), ranks):
         for micro in plan.micro_batches:
-            assert micro.inputs.token_ids.numel() <= tokens or len(micro.rows) == 1
+            distinct = {plan.selected[row].token_ids.tobytes() for row in micro.rows}
+            assert micro.inputs.token_ids.numel() <= tokens or len(distinct) == 1
             assert (micro.inputs.packed is not None) == packing
+
+
+def test_of_trajectories_with_the_same_tokens_one_is_computed():
+    """Rows 0, 2 and 3 are alike but for what they were sampled with."""
+    (plan,) = plans_of([(3, 4), (3, 5), (3, 4), (3, 4)], config_of(minibatch=4), 1)
+    (micro,) = plan.micro_batches
+    assert (micro.rows[0], set(micro.rows[1:])) == (1, {0, 2, 3})
+    assert micro.inputs.token_ids.shape == (2, len(plan.selected[1].token_ids))
+    assert micro.computed.tolist() == [0, 1, 2, 3, 4] + [5, 6, 7, 8] * 3
+    assert micro.lengths == (5, 4, 4, 4)
+
+
+@PLANS
+def test_no_micro_batch_computes_the_same_tokens_twice(shapes, minibatch, tokens, packing, ranks):
+    for shares in zip(
+        *(plan.minibatches for plan in plans_of(shapes, config_of(minibatch, tokens, packing), ranks)), strict=True
+    ):
+        computed = [shapes[row] for share in shares for micro in trained(share) for row in micro.rows]
+        passes = [
+            len(micro.inputs.packed.lengths) if micro.inputs.packed else len(micro.inputs.token_ids)
+            for share in shares
+            for micro in trained(share)
+        ]
+        assert sum(passes) == len(set(computed))
+
+
+def advantages_only(**loss):
+    """Settings with which nothing but its advantage moves a token."""
+    return {"kl_coef": 0.0, "entropy_coef": 0.0} | loss
+
+
+def with_gradient(plan):
+    return [{row for micro in trained(part) if micro.has_gradient for row in micro.rows} for part in plan.minibatches]
+
+
+def test_trajectories_without_an_advantage_have_no_gradient_where_nothing_else_moves_them():
+    selected, advantages = made([(1, n) for n in (2, 3, 4, 5)]), np.array([0, 0.5, 0, -1.0])
+    (part,) = with_gradient(plan_update(selected, advantages, 3, config_of(**advantages_only())))
+    assert part == {1, 3}
+    for loss in ({"kl_coef": 0.1}, {"entropy_coef": 0.1}, {"objective": "my.module:function"}):
+        assert with_gradient(plan_update(selected, advantages, 3, config_of(**advantages_only(**loss)))) == [
+            {0, 1, 2, 3}
+        ]
+
+
+def test_a_copy_that_has_an_advantage_gives_its_tokens_a_gradient():
+    selected, advantages = made([(3, 4), (3, 4), (3, 6), (3, 8)]), np.array([0, 1.0, 0, 1.0])
+    (part,) = with_gradient(plan_update(selected, advantages, 3, config_of(**advantages_only())))
+    assert part == {0, 1, 3}
+
+
+def test_where_none_has_an_advantage_the_shortest_makes_the_gradient_of_zeros():
+    """The optimizer steps all the same: its moments go on."""
+    selected = made([(1, 5), (1, 2), (1, 4)])
+    for ranks in (1, 2):
+        plans = [plan_update(selected, np.zeros(3), 3, config_of(**advantages_only()), r, ranks) for r in range(ranks)]
+        assert [with_gradient(plan) for plan in plans] == [[{1}], [set()]][:ranks]
+        assert all(sum(micro.has_gradient for micro in plan.micro_batches) == 1 for plan in plans)
+
+
+@PLANS
+def test_every_rank_calls_backward_equally_often_where_some_have_no_gradient(shapes, minibatch, tokens, packing, ranks):
+    config, selected = config_of(minibatch, tokens, packing, **advantages_only()), made(shapes)
+    advantages = np.arange(len(shapes)) % 3 - 1.0
+    plans = [plan_update(selected, advantages, 3, config, rank, ranks) for rank in range(ranks)]
+    for parts in zip(*(plan.minibatches for plan in plans), strict=True):
+        assert len({tuple(micro.has_gradient for micro in part) for part in parts}) == 1
+        assert parts[0][0].has_gradient
+    rows = sorted(row for plan in plans for part in plan.minibatches for micro in trained(part) for row in micro.rows)
+    assert rows == list(range(len(shapes)))
 
 
 @PLANS
@@ -107,7 +178,7 @@ def test_each_token_has_what_its_own_trajectory_says_of_it(shapes, minibatch, to
             assert micro.advantages.tolist() == [i / 4 - 1 for i in row]
             np.testing.assert_array_equal(micro.log_behaviour, np.concatenate([t.logprobs for t in chosen]))
             np.testing.assert_array_equal(micro.versions, np.concatenate([t.versions for t in chosen]))
-            ids = micro.inputs.token_ids.flatten()[micro.inputs.sampled]
+            ids = micro.inputs.token_ids.flatten()[micro.inputs.sampled][micro.computed]
             np.testing.assert_array_equal(ids, np.concatenate([t.token_ids[t.sampled] for t in chosen]))
 
 
@@ -180,5 +251,5 @@ def test_a_plan_moves_to_a_device_whole():
         ]
         tensors += micro.inputs.packed
         found = [value for value in tensors if isinstance(value, torch.Tensor)]
-        assert len(found) == 10
+        assert len(found) == 11
         assert all(tensor.device.type == "meta" for tensor in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import get_args
 
@@ -38,11 +39,12 @@ def trajectories():
 
 
 def update_of(selected, *overrides, config_of, advantages=None, step=7):
-    """An update of one mini-batch that is one micro-batch, and that micro-batch."""
+    """An update whose second mini-batch, after an empty one, is one micro-batch; and that micro-batch."""
     config = config_of(*overrides)
     advantages = np.zeros(len(selected)) if advantages is None else np.array(advantages)
     plan = plan_update(selected, advantages, step, config)
     ((micro,),) = plan.minibatches
+    plan = replace(plan, minibatches=((), (micro,)))
     return Update(plan, config.loss, torch.device("cpu")), micro
 
 
@@ -70,6 +72,28 @@ def test_the_tokens_of_a_micro_batch_lie_trajectory_by_trajectory(config_of):
     assert tokens.log_reference.tolist() == [0, 1, 2, 3, -9, -8]
     assert tokens.weights.tolist() == pytest.approx([math.exp(-2)] * 4 + [1, math.exp(0.5)])
     assert update.faults(FINITE) == ""
+
+
+def test_the_first_mini_batch_is_its_own_proximal_and_all_others_are_scored(config_of):
+    """Seven trajectories, mini-batches of three: π_prox is what the policy says before the first optimizer step."""
+    config = config_of("--loss.minibatch", "3", "--method.budget", "6", "--learner.micro_batch_tokens", "8")
+    selected = [make_trajectory(i, sampled=2 + i) for i in range(7)]
+    plan = plan_update(selected, np.zeros(7), 7, config)
+    first, *others = plan.minibatches
+    update = Update(plan, config.loss, torch.device("cpu"))
+    assert update.to_score == [micro for minibatch in others for micro in minibatch]
+    update.set_proximal({micro: torch.full((sum(micro.lengths),), -5.0) for micro in update.to_score})
+    for minibatch in plan.minibatches:
+        for micro in minibatch:
+            tokens = update.tokens(micro, torch.full((sum(micro.lengths),), -2.0))
+            assert set(tokens.log_prox.tolist()) == {-2.0 if minibatch is first else -5.0}
+
+
+def test_a_micro_batch_that_was_not_scored_is_no_first_one(config_of):
+    update, micro = update_of(trajectories(), config_of=config_of)
+    update.set_proximal({})
+    with pytest.raises(KeyError):
+        update.tokens(micro, torch.full((6,), -1.0))
 
 
 def test_an_update_says_what_it_was_made_of(config_of):

@@ -76,7 +76,7 @@ def _count(config: Any, dtype: str, tokens: int, checkpointing: bool, logits_at_
     token_ids = torch.zeros(ROWS, -(-tokens // ROWS), dtype=torch.long, device="meta")
     sampled = torch.zeros(tokens, dtype=torch.long, device="meta")
     with LiveBytes() as scoring, torch.no_grad():
-        module(token_ids, sampled, 1.0)
+        module(token_ids, sampled, 1.0, wants_entropy=False)
     with LiveBytes() as training:
         log_policy, entropy = module(token_ids, sampled, 1.0)
         (log_policy + entropy if bonus else log_policy).sum().backward()
@@ -102,13 +102,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tree_iter(made):
             if isinstance(tensor, torch.Tensor) and _address(tensor) not in given | self._known:
                 self._add(tensor.untyped_storage())
+        if function is not torch.ops.aten.add.Tensor or torch.is_grad_enabled():
+            # autograd adds up gradients in place, but not under a dispatch mode: there the sum replaces the first later
+            self.peak = max(self.peak, self.live)
         return made
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         address, size = storage._cdata, storage.nbytes()
         self._known.add(address)
         self.live += size
-        self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._remove, address, size)
 
     def _remove(self, address: int, size: int) -> None:

@@ -149,9 +149,11 @@ def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
 
 def step_flops(shape: ModelShape, config: Config, mean_tokens: float, trajectories: int) -> float:
     """Of all ranks together in one learner step: two for each weight and token of a forward pass, and those of causal
-    attention; backward is as much as two of them, and recomputing as one."""
+    attention; backward is as much as two of them, and recomputing as one. π_prox has no pass of its own in the first
+    mini-batch."""
     learner, loss = config.learner, config.loss
-    passes = 3 + learner.gradient_checkpointing + (loss.proximal == "recomputed") + (loss.kl_coef > 0)
+    of_proximal = max(0.0, 1 - loss.minibatch / trajectories) if loss.proximal == "recomputed" and trajectories else 0
+    passes = 3 + learner.gradient_checkpointing + of_proximal + (loss.kl_coef > 0)
     weights = shape.parameters - (0 if shape.tied else shape.vocab * shape.hidden)
     attention = 2 * shape.layers * shape.heads * shape.head_dim * mean_tokens
     return passes * trajectories * mean_tokens * (2 * weights + attention)
