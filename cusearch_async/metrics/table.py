@@ -145,6 +145,13 @@ FAMILIES = (
         (
             Metric("train/trajectories", "trajectories", "trained on"),
             Metric("train/tokens", "tokens", "sampled tokens trained on"),
+            Metric(
+                "train/computed_share",
+                "share",
+                "tokens in forward passes, of those of all trajectories trained on; what several in a mini-batch have "
+                "in common is computed once",
+            ),
+            Metric("train/padding_share", "share", "padding in these forward passes", "> 0.05"),
             Metric("train/optimizer_steps", "steps", "of the optimizer"),
             Metric("train/loss", "loss", "mean over mini-batches"),
             Metric(

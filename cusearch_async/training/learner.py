@@ -223,11 +223,14 @@ class Learner:
                 norms.append(self._engine.step(lr))
         report.sums = self._ranks.sum(report.sums.cpu())
         report.largest = self._ranks.max(report.largest.cpu())
+        tokens, computed, padded = self._ranks.sum(torch.tensor(plan.tokens(), dtype=torch.float64)).tolist()
         known = [norm for norm in norms if norm is not None]
         return {
             **report.metrics(len(norms)),
             **({"train/grad_norm": float(np.mean(known))} if known else {}),
             "train/trajectories": float(len(selected)),
+            "train/computed_share": computed / max(tokens, 1),
+            "train/padding_share": (padded - computed) / max(padded, 1),
             "train/lr": lr,
         }
 

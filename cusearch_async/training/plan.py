@@ -35,6 +35,8 @@ class MicroBatch:
     has_gradient: bool
     """Not if it changes nothing: all its advantages are 0, and the loss has no other term."""
     inputs: Inputs
+    tokens: int
+    """Tokens in `inputs`, without padding."""
     computed: torch.Tensor  # [T] int64, which of the sampled tokens in `inputs` each token is
     lengths: tuple[int, ...]
     """Sampled tokens of each trajectory; they sum to T."""
@@ -68,6 +70,16 @@ class UpdatePlan:
     def micro_batches(self) -> list[MicroBatch]:
         """Those of all mini-batches, in order."""
         return [micro for minibatch in self.minibatches for micro in minibatch]
+
+    def tokens(self) -> tuple[int, int, int]:
+        """Tokens of this rank's trajectories, those of them that are computed, and those with their padding. Fillers do
+        not count."""
+        trained = [micro for micro in self.micro_batches if not micro.is_filler]
+        return (
+            sum(len(self.selected[row].token_ids) for micro in trained for row in micro.rows),
+            sum(micro.tokens for micro in trained),
+            sum(micro.inputs.token_ids.numel() for micro in trained),
+        )
 
     def to(self, device: torch.device) -> UpdatePlan:
         """The plan with its tensors on `device`; it is made on the CPU."""
@@ -183,6 +195,7 @@ def _micro_batch(
         is_filler=share.is_filler,
         has_gradient=share.has_gradient,
         inputs=batching.collate([selected[copies[0]] for copies in share.copies], packing),
+        tokens=sum(len(selected[copies[0]].token_ids) for copies in share.copies),
         computed=_computed(share.copies, selected),
         lengths=tuple(lengths),
         row=spread(rows),

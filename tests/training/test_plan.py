@@ -120,6 +120,19 @@ def test_no_micro_batch_computes_the_same_tokens_twice(shapes, minibatch, tokens
         assert sum(passes) == len(set(computed))
 
 
+def test_the_tokens_of_a_plan_by_hand():
+    """Prompt, sampled and two more: 9, 10, 9 and 9 tokens, of which the first and the last two are alike."""
+    shapes = [(3, 4), (3, 5), (3, 4), (3, 4)]
+    (plan,) = plans_of(shapes, config_of(minibatch=4), 1)
+    assert plan.tokens() == (9 + 10 + 9 + 9, 10 + 9, 20)
+    (packed,) = plans_of(shapes, config_of(minibatch=4, packing=True), 1)
+    assert packed.tokens() == (37, 19, 19)
+    first, second = plans_of(shapes, config_of(minibatch=4), 2)
+    assert (first.tokens(), second.tokens()) == ((10, 10, 10), (27, 9, 9))
+    third = plans_of(shapes, config_of(minibatch=4), 3)[2]
+    assert third.tokens() == (0, 0, 0), "a filler"
+
+
 def advantages_only(**loss):
     """Settings with which nothing but its advantage moves a token."""
     return {"kl_coef": 0.0, "entropy_coef": 0.0} | loss
