@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 GPU_VENV := .venv-gpu
+TRL_VENV := .venv-trl
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup setup-gpu demo test test-fast test-chaos test-cuda-contract check-locks mutants soak lint bench bench-async bench-buffer bench-gpu bench-lora bench-retriever bench-selection bench-weights clean
+.PHONY: setup setup-gpu demo test test-fast test-chaos test-cuda-contract check-locks mutants soak lint bench bench-async bench-buffer bench-gpu bench-learner bench-lora bench-retriever bench-selection bench-weights clean
 
 # What is started often is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
@@ -79,7 +80,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-selection bench-buffer bench-retriever bench-weights bench-async
+bench: bench-selection bench-buffer bench-retriever bench-learner bench-weights bench-async
 
 bench-async: setup
 	$(BIN)/python -m tests.bench.bench_async
@@ -90,6 +91,17 @@ bench-buffer: setup
 # learner alone; needs no GPU machine's network: see docs/gpu.md
 bench-gpu: setup
 	$(BIN)/python -m tests.bench.bench_gpu
+
+# needs this project's git history: it compares with an earlier commit
+bench-learner: $(TRL_VENV)/.complete
+	$(BIN)/python -m tests.bench.bench_learner
+
+# TRL in an environment of its own, on the torch and transformers of the other one
+$(TRL_VENV)/.complete: $(VENV)/.complete
+	@$(PYTHON) -m venv $(TRL_VENV)
+	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$($(TRL_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth
+	@$(TRL_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps trl==1.16.0 datasets==4.7.0 multiprocess==0.70.19 pandas==3.1.1
+	@touch $@
 
 # ten demos, one after the other; on two quiet cores about half an hour
 bench-lora: setup
@@ -105,4 +117,4 @@ bench-selection: setup
 	$(BIN)/python -m tests.bench.bench_selection
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) runs
+	rm -rf $(VENV) $(GPU_VENV) $(TRL_VENV) runs

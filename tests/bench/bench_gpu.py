@@ -215,7 +215,7 @@ def update_flops(shape: ModelShape, lengths: list[int], sampled: int) -> float:
 
 def _forward_tokens(case: Case, lengths: list[int]) -> int:
     """Tokens of all forward passes of an update, padding included."""
-    (rows,) = minibatches(len(lengths), case.trajectories, np.random.default_rng(0))
+    (rows,) = minibatches(range(len(lengths)), case.trajectories, np.random.default_rng(0))
     groups = micro_batches([lengths[row] for row in rows], case.tokens, case.packing)
     own = [[lengths[rows[i]] for i in group] for group in groups]
     return sum(sum(group) if case.packing else max(group) * len(group) for group in own)

@@ -1,0 +1,243 @@
+"""The update on recorded pools, against three others: the same passes in transformers and torch alone; commit 53a625e,
+whose update made a pass for π_prox of every trajectory and computed identical rows each by itself; TRL's GRPOTrainer.
+
+    python -m tests.bench.bench_learner
+
+Each side is a process with one thread (`update_case.py`, `trl_case.py`), and they take turns: an update of one, then of
+the next. Figures are CPU seconds, medians and ranges of ROUNDS rounds. The memory is that of the LM head with a
+vocabulary of 152,000, forward and backward, against all its logits at once. All go to runs/bench/learner.json.
+
+The pools are the steps 6 and 11 of a run of configs/atlas.toml (`record_pools.py`): 96 trajectories, for the starter
+policy of 1 M parameters, in three mini-batches. "Equal" are 96 random ones of 300 tokens in one mini-batch, none of
+them alike. The models of 55 M parameters and with V = 152,000 are random, and train on the first six of step 6.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cusearch_async.config import STARTER
+from tests.bench.record_pools import write_pool
+from tests.strategies import make_trajectory
+
+OUTPUT = Path("runs/bench/learner.json")
+ROOT = Path(__file__).parents[2]
+POOLS = Path(__file__).parent / "pools"
+PREVIOUS = "53a625e"
+ROUNDS = 3
+FEW = {"loss.minibatch": 2, "method.budget": 6, "learner.zero_stage": 0}
+"""ZeRO 0, as the bare side has no second copy of the parameters either."""
+SHAPES = {
+    "55 M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 13},
+    "V = 152k": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 152_000},
+}
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+
+
+def make_model(folder: Path, shape: Mapping[str, int]) -> None:
+    import torch
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    config = Qwen2Config(**{"vocab_size": len(tokenizer)} | HEADS | shape, tie_word_embeddings=True)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_equal_pool(path: Path) -> None:
+    """Trajectories of 300 tokens, of which every other 25 are sampled after a prompt of 100."""
+    rng = np.random.default_rng(0)
+    sampled = np.arange(300) >= 100
+    sampled &= np.arange(300) // 25 % 2 == 0
+    trajectories = [
+        replace(
+            make_trajectory(ticket, sampled=int(sampled.sum())),
+            token_ids=rng.integers(5, 370, 300).astype(np.int32),
+            sampled=sampled,
+        )
+        for ticket in range(96)
+    ]
+    write_pool(path, trajectories, rng.normal(size=96))
+
+
+def cases(folder: Path) -> dict[str, dict[str, Any]]:
+    """Name -> what `update_case.py` and `trl_case.py` read; TRL is compared with on the starter policy."""
+    make_equal_pool(folder / "equal.npz")
+    whole = {"loss.minibatch": 96}
+    starter: dict[str, tuple[Path, dict[str, Any]]] = {
+        "step 6": (POOLS / "step06.npz", {}),
+        "step 11": (POOLS / "step11.npz", {}),
+        "equal": (folder / "equal.npz", whole),
+    }
+    found = {
+        f"{name}, β = {kl_coef}": {
+            "pool": str(pool),
+            "trajectories": 96,
+            "settings": settings | {"loss.kl_coef": kl_coef},
+            "has_trl": True,
+        }
+        for name, (pool, settings) in starter.items()
+        for kl_coef in (0.001, 0)
+    }
+    for name, shape in SHAPES.items():
+        make_model(folder / name, shape)
+        settings = FEW | {"model.path": str(folder / name)}
+        found[name] = {"pool": str(POOLS / "step06.npz"), "trajectories": 6, "settings": settings, "has_trl": False}
+    return found
+
+
+def previous_tree(folder: Path) -> Path:
+    """The files of commit PREVIOUS."""
+    command = ["git", "-C", str(ROOT), "archive", PREVIOUS, "cusearch_async", "tests", "configs"]
+    archive = subprocess.run(command, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What a process is started as."""
+
+    python: str
+    script: str
+    kind: str
+    tree: Path
+    """Where the cusearch_async is that it imports."""
+
+
+LEARNER, BARE = (Side(sys.executable, "update_case.py", kind, ROOT) for kind in ("learner", "bare"))
+TRL = Side(str(ROOT / ".venv-trl" / "bin" / "python"), "trl_case.py", "trl", ROOT)
+"""Its environment is made by `make bench-learner`."""
+
+
+@contextmanager
+def started(side: Side, case: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has made its first update, and waits."""
+    command = [side.python, str(ROOT / "tests" / "bench" / side.script), side.kind, str(case)]
+    env = os.environ | {"PYTHONPATH": str(side.tree), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, cwd=side.tree, env=env, text=True, bufsize=1, stderr=log, **pipes) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            if process.stdout.readline() != "ready\n":
+                log.seek(0)
+                raise RuntimeError(f"{side.kind} of {side.tree} has ended: {log.read()[-2000:]}")
+            yield process
+        finally:
+            process.kill()
+
+
+def one_update(process: subprocess.Popen[str]) -> float:
+    assert process.stdin is not None and process.stdout is not None  # noqa: PT018
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def measure(case: dict[str, Any], sides: Mapping[str, Side], folder: Path, count: int) -> dict[str, list[float]]:
+    """Seconds of each side in each of `count` rounds."""
+    path = folder / "case.json"
+    path.write_text(json.dumps(case))
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(started(side, path)) for name, side in sides.items()}
+        rounds = [{name: one_update(process) for name, process in running.items()} for _ in range(count)]
+    return {name: [of_round[name] for of_round in rounds] for name in running}
+
+
+def head_memory() -> float:
+    """Bytes of the learner's LM head at its peak, over those of all logits at once."""
+    from cusearch_async.training.model import SoftmaxInPieces
+    from tests.system.test_memory import TEMPERATURE, TOKENS, allocated_peak, by_definition, gradients_of, problem
+
+    hidden, weight, targets = problem(TOKENS)
+
+    def whole(own: Any, of_head: Any) -> Any:
+        return by_definition(own, of_head, targets)
+
+    def in_pieces(own: Any, of_head: Any) -> Any:
+        return SoftmaxInPieces.apply(own, of_head, None, targets, TEMPERATURE, 64, True, False)  # type: ignore[no-untyped-call]
+
+    pieces, all_at_once = (
+        allocated_peak(lambda compute=compute: gradients_of(compute, hidden, weight, bonus=False))
+        for compute in (in_pieces, whole)
+    )
+    return pieces / all_at_once
+
+
+def over(seconds: dict[str, list[float]], other: str) -> float:
+    """How many times as fast as the `other` side this learner is."""
+    return statistics.median(seconds[other]) / statistics.median(seconds["learner"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path, default=OUTPUT)
+    arguments = parser.parse_args()
+    found = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        previous = Side(sys.executable, "update_case.py", "learner", previous_tree(folder / "previous"))
+        for name, case in cases(folder).items():
+            sides = {"learner": LEARNER, "bare": BARE, "previous": previous}
+            found[name] = measure(case, sides | ({"trl": TRL} if case["has_trl"] else {}), folder, arguments.rounds)
+    first, last = found["step 6, β = 0.001"], found["step 11, β = 0.001"]
+    figures = {
+        "equal_passes_over_bare": min(over(first, "bare"), over(last, "bare")),
+        "update_over_previous": over(last, "previous"),
+        "update_over_previous_step_6": over(first, "previous"),
+        "over_trl_ragged": min(over(seconds, "trl") for name, seconds in found.items() if "step" in name),
+        "over_trl_equal": min(over(seconds, "trl") for name, seconds in found.items() if "equal" in name),
+        "m55_equal_passes_over_bare": over(found["55 M"], "bare"),
+        "v152k_equal_passes_over_bare": over(found["V = 152k"], "bare"),
+        "v152k_memory_over_direct": head_memory(),
+        "seconds": found,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    Console().print(table(found))
+    for name, value in figures.items():
+        if isinstance(value, float):
+            Console().print(f"{name} {value:.2f}")
+    Console().print(f"figures in {arguments.out}")
+
+
+def table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
+    printed = Table(title="CPU seconds of an update: median (least to most)")
+    headings = {"learner": "this learner", "bare": "same passes, bare", "previous": f"commit {PREVIOUS}", "trl": "TRL"}
+    printed.add_column("")
+    for heading in headings.values():
+        printed.add_column(heading, justify="right")
+    for name, seconds in found.items():
+        cells = [
+            f"{statistics.median(s):.2f} ({min(s):.2f}-{max(s):.2f})" if (s := seconds.get(side)) else ""
+            for side in headings
+        ]
+        printed.add_row(name, *cells)
+    return printed
+
+
+if __name__ == "__main__":
+    main()
