@@ -174,7 +174,7 @@ def test_the_update_does_not_depend_on_how_the_batch_is_divided(tmp_path, plain,
         flat(json.loads(path.read_text())) for path in (plain / "report-plain.json", tmp_path / "report-divided.json")
     )
     assert report.keys() ^ divided_report.keys() <= {"train/grad_norm/0"}, "DeepSpeed keeps none at stage 0"
-    for name in report.keys() & divided_report.keys():
+    for name in report.keys() & divided_report.keys() - {"train/padding_share/0"}:
         assert divided_report[name] == pytest.approx(report[name], rel=2e-3, abs=1e-5), name
 
 
