@@ -101,7 +101,7 @@ MUTANTS = {
     "π_prox is that of the second mini-batch": (UPDATE, "self.plan.minibatches[1:]", "self.plan.minibatches[:-1]"),
     "every mini-batch is its own π_prox": (UPDATE, "if micro in self._first else", "if True else"),
     "a row is dropped by the cut": (BATCHING, "order[start:end]", "(order[start : end - 1] or order[start:end])"),
-    "the cut pads more than it must": (BATCHING, "end_of[start] = min(ends", "end_of[start] = max(ends"),
+    "the cut pads more than it must": (BATCHING, "end_of[start] = min(possible", "end_of[start] = max(possible"),
     "all go to the first rank": (BATCHING, "tokens.index(min(tokens))", "tokens.index(max(tokens))"),
     "what the environment wrote does not tell rows apart": (BATCHING, ", trajectory.sampled.tobytes()", ", b''"),
     "siblings are torn apart": (BATCHING, "of_ticket.setdefault(ticket, [])", "of_ticket.setdefault(index, [])"),

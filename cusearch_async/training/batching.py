@@ -84,13 +84,14 @@ def _least_padded(lengths: Sequence[int], max_tokens: int) -> list[int]:
     for start in range(count - 1, -1, -1):
         longest = lengths[start]
         most = max(1, max_tokens // longest)
-        ends = range(start + 1, min(start + most, count) + 1)
-        end_of[start] = min(ends, key=lambda end: (end - start) * longest + cost[end])
+        possible = range(start + 1, min(start + most, count) + 1)
+        end_of[start] = min(possible, key=lambda end: (end - start) * longest + cost[end])
         cost[start] = (end_of[start] - start) * longest + cost[end_of[start]] + COST_OF_A_PASS * max_tokens
-    found: list[int] = []
-    while (found[-1] if found else 0) < count:
-        found.append(end_of[found[-1] if found else 0])
-    return found
+    ends, end = [], 0
+    while end < count:
+        end = end_of[end]
+        ends.append(end)
+    return ends
 
 
 class Packed(NamedTuple):
