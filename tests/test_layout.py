@@ -104,7 +104,7 @@ def test_vllm_and_deepspeed_are_known_to_few_modules():
             for name in names:
                 if name.split(".")[0] in users:
                     users[name.split(".")[0]].add(str(path.relative_to(ROOT)))
-    worker = {f"rollout/{name}.py" for name in ("engine", "gloo_transfer", "receiving", "staging")}
+    worker = {f"rollout/{name}.py" for name in ("engine", "gathering", "gloo_transfer", "receiving", "staging")}
     assert users == {"vllm": worker | {"training/nccl.py"}, "deepspeed": {"training/deepspeed_engine.py"}}
 
 

@@ -54,6 +54,7 @@ VLLM_REFUSED = {
     "stream_interval": "the run follows the engine's tokens one by one",
     "worker_cls": "it is the run's own",
     "worker_extension_cls": "it is the run's own",
+    "scheduler_cls": "it is the run's own",
     "enable_sleep_mode": "it is the run's own",
     "weight_transfer_config": "it is the run's own",
     "disable_log_stats": "it is the run's own",

@@ -25,6 +25,7 @@ import vllm
 from numpy.typing import NDArray
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -47,6 +48,7 @@ CPU_BATCH_TOKENS = 4096
 """Maximum number of tokens of one engine step on CPU; prompts that do not fit wait for the next step."""
 
 STAGING = "cusearch_async.rollout.staging.StagesWeights"
+GATHERING = "cusearch_async.rollout.gathering.GathersOutputs"
 STAGED_POLL_S = 0.01
 
 ADAPTER = "policy", 1
@@ -177,6 +179,7 @@ class Engine:
             logprobs=0,
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
             **self._stopping_at(tuple(stops)),
         )
         async with self._busy():
@@ -307,9 +310,9 @@ class Engine:
 
     async def _run(self, prompt: Sequence[int], params: SamplingParams) -> Any:
         """The final output of one request. Raises: EngineDied."""
-        tokens: dict[str, Any] = {"prompt_token_ids": list(prompt)}
-        if not self._recomputes_kv:
-            tokens["cache_salt"] = self.loaded or "base"  # what an older version has cached is not used for new turns
+        # Without recomputing, what an older version has cached must not be used for new turns.
+        salt = None if self._recomputes_kv else self.loaded or "base"
+        tokens = tokens_input(list(prompt), cache_salt=salt)
         request = self._llm.generate(tokens, params, f"request-{next(self._ids)}", lora_request=self._adapter)
         try:
             outputs = [output async for output in request]
@@ -350,6 +353,7 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
         # A seeded request whose prefill is cut in pieces kills the engine ("CPU Generator does not use offset").
         options["enable_chunked_prefill"] = False
         options.setdefault("max_num_batched_tokens", max(config.episode.max_tokens, CPU_BATCH_TOKENS))
+        options["scheduler_cls"] = GATHERING
         if not config.learner.lora.rank:
             options["worker_extension_cls"] = STAGING
     if config.weights.url is not None:

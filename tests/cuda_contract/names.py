@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROLLOUT = Path(__file__).parents[2] / "cusearch_async" / "rollout"
 MODULES = [
-    *(ROLLOUT / name for name in ("engine.py", "receiving.py", "staging.py", "gloo_transfer.py")),
+    *(ROLLOUT / name for name in ("engine.py", "receiving.py", "staging.py", "gathering.py", "gloo_transfer.py")),
     ROLLOUT.parent / "training" / "nccl.py",
 ]
 """Those that import vLLM: in a worker, in its engine's process, and in the learner."""
@@ -29,14 +29,16 @@ CONTRACT: dict[str, set[str]] = {
             "max_lora_rank",
             "enable_sleep_mode",
             "worker_extension_cls",
+            "scheduler_cls",
             "weight_transfer_config",
         ),
     },
     "config/model.py:LogprobsMode": {"processed_logprobs"},
     "sampling_params.py:SamplingParams": {
         *("max_tokens", "temperature", "seed", "logprobs", "flat_logprobs", "output_kind", "stop_token_ids", "stop"),
-        *("detokenize", "include_stop_str_in_output", "prompt_logprobs"),
+        *("detokenize", "include_stop_str_in_output", "prompt_logprobs", "skip_clone"),
     },
+    "inputs/engine.py:tokens_input": {"prompt_token_ids", "cache_salt"},
     "sampling_params.py:RequestOutputKind": {"FINAL_ONLY"},
     "v1/engine/exceptions.py:EngineDeadError": set(),
     "v1/engine/exceptions.py:EngineGenerateError": set(),
@@ -54,6 +56,16 @@ CONTRACT: dict[str, set[str]] = {
     "v1/engine/async_llm.py:AsyncLLM.sleep": {"level"},
     "v1/engine/async_llm.py:AsyncLLM.pause_generation": {"mode", "clear_cache"},
     "v1/engine/async_llm.py:AsyncLLM.collective_rpc": {"method", "kwargs"},
+    # what gathering.py changes
+    "v1/core/sched/scheduler.py:Scheduler": {"update_from_output", "has_requests", "pause_state", "requests"},
+    "v1/core/sched/interface.py:PauseState": {"UNPAUSED"},
+    "v1/core/sched/output.py:SchedulerOutput": set(),
+    "v1/engine/__init__.py:EngineCoreOutput": {
+        *("request_id", "new_token_ids", "new_logprobs", "prefill_stats", "events", "finished"),
+    },
+    "v1/engine/__init__.py:EngineCoreOutputs": {"outputs", "scheduler_stats", "finished_requests"},
+    "v1/outputs.py:LogprobsLists": {"logprob_token_ids", "logprobs", "sampled_token_ranks"},
+    "v1/outputs.py:ModelRunnerOutput": set(),
     # what staging.py has vLLM's loader do
     "model_executor/layers/linear.py:UnquantizedLinearMethod": set(),
     "model_executor/layers/vocab_parallel_embedding.py:UnquantizedEmbeddingMethod": set(),
