@@ -34,6 +34,7 @@ LOOP, PUBLISHING = (("training/loop.py", "test_train.py"), ("training/publishing
 TENSORS, WEIGHTS = ("transport/tensor_file.py", "test_tensor_file.py"), ("transport/weights.py", "test_weights.py")
 FRESHNESS, GPUS = ("rollout/freshness.py", "test_freshness.py"), ("lifecycle/gpus.py", "test_gpus.py")
 TURNS = ("lifecycle/turns.py", "test_turns.py")
+WAITING = ("rollout/loop.py", "test_waiting.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 SENDING, LINK = (("training/sending.py", "test_sending.py"), ("transport/weight_link.py", "test_sending.py"))
 TERMS = ("transport/run_contract.py", "test_run_contract.py")
@@ -228,6 +229,12 @@ MUTANTS = {
     "half a group is taken": (GPUS, "            if not owners:", "            if len(owners) < len(group):"),
     "the learner's GPUs are the engines'": (GPUS, "= (*_of_the_learner(config, there), *eval", "= (*(), *eval"),
     "the learner has the GPUs beside the engines": (TURNS, "fcntl.LOCK_EX if role", "fcntl.LOCK_SH if role"),
+    "a requeued ticket wakes nobody": (lua("common"), "  tell()\nend", "end"),
+    "announced weights wake nobody": (lua("announce"), "tell()\n", ""),
+    "a learner that takes over wakes nobody": (lua("recover"), "tell()\n", ""),
+    "the run is asked for tickets that it has not": (WAITING, "room <= 0 or not self._may_grant", "room <= 0"),
+    "an ended episode wakes nobody": (WAITING, "task]\n        self._change.set()", "task]"),
+    "news wake nobody": (WAITING, "self._may_grant = True\n            self._change.set()", "pass"),
     "who sleeps keeps the GPUs": (TURNS, "                lock.give_back()\n", ""),
 }  # fmt: skip
 

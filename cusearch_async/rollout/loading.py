@@ -6,7 +6,6 @@ read. The loaded weights stay loaded, and the version is tried again until it ca
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -23,7 +22,8 @@ if TYPE_CHECKING:  # it brings vLLM
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.1
+IDLE_S = 1.0
+"""Longest wait for news of the run: what is no news, like a lease that runs out, is looked for so often."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
@@ -32,10 +32,10 @@ async def wait_until_announced(buffer: WorkerBuffer, is_over: Callable[[], bool]
     `announce` end the wait. Raises: ContractMismatch."""
     with log_waiting(log, "waiting for the learner to publish weights"):
         while not is_over() and not (await buffer.state()).weights:
-            await asyncio.sleep(POLL_S)
+            await buffer.wait_for_news(IDLE_S)
     with log_waiting(log, "waiting for a learner of this version to take over the run"):
         while not is_over() and not await buffer.check_contract():
-            await asyncio.sleep(POLL_S)
+            await buffer.wait_for_news(IDLE_S)
 
 
 class PatientLoader:
@@ -52,6 +52,11 @@ class PatientLoader:
         self._next_try = 0.0
         self._idle_since: float | None = None
         self._said_at = float("-inf")
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the announced version could not be loaded at the last attempt."""
+        return bool(self._failed)
 
     async def load(self, name: str, check: bool, idle: bool) -> bool:
         """Load the announced version; False when it cannot be read now. `idle`: the process has nothing else to do.

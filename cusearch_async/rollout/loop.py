@@ -1,7 +1,8 @@
 """The loop of a rollout worker: it leases tickets, plays their episodes and puts the trajectories into the buffer,
 always with the newest weights.
 
-Three tasks run besides the episodes: admission, loading of weights, heartbeat. Kinds of errors:
+Three tasks run besides the episodes: admission, following the run (loading weights, waking admission), heartbeat. Kinds
+of errors:
 
 - An error of one episode (its question, search, trajectory or timeout): it is logged and counted in the heartbeat. The
   other episodes of the ticket are played to their end. Then the ticket is released with one failed attempt, and other
@@ -29,7 +30,7 @@ from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
-from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
+from cusearch_async.rollout.loading import IDLE_S, PatientLoader, wait_until_announced
 from cusearch_async.transport.interface import RolloutSlot, WorkerBuffer, WorkerStatus
 from cusearch_async.transport.weight_link import WeightSource
 from cusearch_async.types import Trajectory
@@ -96,6 +97,10 @@ class RolloutLoop:
         self._putting = 0
         """Number of running episodes that are finished and wait to be buffered."""
         self._activity = Activity()
+        self._change = asyncio.Event()
+        """Set when admission may have something to do: an episode has ended, there is news, or the worker stops."""
+        self._may_grant = True
+        """False after the run had fewer tickets than there was room for, until there is news."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set; then release the tickets in flight. Raises the first error, not an exception
@@ -116,7 +121,8 @@ class RolloutLoop:
 
     async def _work(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
-            helpers = [tasks.create_task(self._follow_weights(stop)), tasks.create_task(self._send_heartbeats(stop))]
+            work = self._follow_run(stop), self._send_heartbeats(stop), self._wake_at(stop)
+            helpers = [tasks.create_task(helper) for helper in work]
             try:
                 await self._admit(tasks, stop)
             finally:
@@ -128,10 +134,20 @@ class RolloutLoop:
             while not _is_over(stop) and not await self._load_announced():
                 await asyncio.sleep(POLL_S)
 
-    async def _follow_weights(self, stop: asyncio.Event) -> None:
+    async def _follow_run(self, stop: asyncio.Event) -> None:
+        """Load what is announced, and wake admission at all news of the run."""
         while not _is_over(stop):
             await self._load_announced()
-            await asyncio.sleep(POLL_S)
+            self._may_grant = True
+            self._change.set()
+            if self._loader.is_failing:
+                await asyncio.sleep(POLL_S)
+            else:
+                await self._buffer.wait_for_news(IDLE_S)
+
+    async def _wake_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._change.set()
 
     async def _load_announced(self) -> bool:
         """Load the announced version unless it is loaded. True when any version is loaded. While the announced version
@@ -167,9 +183,9 @@ class RolloutLoop:
         are not counted: the worker needs free slots to play the tickets of a dead worker, and the buffer may stay full
         until they are played."""
         while not _is_over(stop):
+            self._change.clear()
             await self._release_ended()
-            room = self._config.rollout.max_episodes - (len(self._episodes) - self._putting)
-            slots = await self._buffer.admit(self._name, self._engine.version, room) if room > 0 else []
+            slots = await self._request_slots()
             lacking = Counter(slot.ticket for slot in slots)
             self._grants |= {ticket: _Grant(ticket, count) for ticket, count in lacking.items()}
             if _is_over(stop):
@@ -180,9 +196,25 @@ class RolloutLoop:
                     grant = self._grants[slot.ticket]
                     task = tasks.create_task(self._play(slot, grant))
                     self._episodes[task] = grant
-                    task.add_done_callback(self._episodes.pop)
+                    task.add_done_callback(self._end_episode)
             if not slots:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(POLL_S)  # what ends meanwhile is looked at together
+                await self._change.wait()
+
+    async def _request_slots(self) -> list[RolloutSlot]:
+        """Slots for the room that this worker has; none without a request to the buffer while that has no tickets."""
+        room = self._config.rollout.max_episodes - (len(self._episodes) - self._putting)
+        if room <= 0 or not self._may_grant:
+            return []
+        self._may_grant = False
+        slots = await self._buffer.admit(self._name, self._engine.version, room)
+        if room - len(slots) < self._config.largest_group:
+            self._may_grant = True
+        return slots
+
+    def _end_episode(self, task: asyncio.Task[None]) -> None:
+        del self._episodes[task]
+        self._change.set()
 
     async def _release_ended(self) -> None:
         """Release the tickets that lack episodes but have none in flight, with one failed attempt if any has failed."""
@@ -217,6 +249,7 @@ class RolloutLoop:
 
     async def _put(self, trajectory: Trajectory) -> None:
         self._putting += 1
+        self._change.set()
         try:
             while await self._buffer.put(trajectory) == "full":
                 if _is_cancelled():

@@ -105,6 +105,11 @@ class Connection:
         self._stop = stop or asyncio.Event()
         self._said_at = float("-inf")
 
+    @property
+    def timeout_s(self) -> float:
+        """Seconds until a command without an answer is sent again."""
+        return self._settings.timeout_s
+
     async def run(self, command: Callable[[], Awaitable[T]]) -> T:
         """The answer to `command`. The command must be idempotent, because it is sent again without an answer.
 

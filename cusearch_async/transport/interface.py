@@ -244,6 +244,12 @@ class WorkerBuffer(Protocol):
         """Buffer a finished trajectory. Raises: InvalidTrajectory for one that is outside the run limits."""
         ...
 
+    async def wait_for_news(self, longest_s: float) -> bool:
+        """Wait until a worker may find something to do, but at most `longest_s`: weights were announced, a ticket was
+        requeued, admission was stopped or goes on, or a learner has taken over. True when that happened, now or since
+        the last call. A lease that runs out is no news."""
+        ...
+
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
         """Renew the leases of `tickets`, and report the worker's status."""
         ...

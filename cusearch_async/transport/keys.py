@@ -36,6 +36,12 @@ class Keys:
         return self.prefix + "next_ticket"
 
     @property
+    def news(self) -> str:
+        """Stream with one entry, replaced whenever a worker may find something to do: weights were announced, a ticket
+        was requeued, admission goes on, a learner has taken over."""
+        return self.prefix + "news"
+
+    @property
     def learner(self) -> str:
         """Hash with a time to live: the status of the learner at its last heartbeat."""
         return self.prefix + "learner"

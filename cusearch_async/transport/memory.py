@@ -6,6 +6,8 @@ set.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -45,6 +47,7 @@ class MemoryBuffer:
         self._own_limits = limits
         self._contract = contract
         self._epoch = 0
+        self._read_news = 0
 
     @property
     def _limits(self) -> RunLimits:
@@ -97,6 +100,18 @@ class MemoryBuffer:
         if run.groups[ticket] == run.group_size(ticket):
             run.close_group(ticket)
         return "stored"
+
+    async def wait_for_news(self, longest_s: float) -> bool:
+        heard = asyncio.Event()
+        self._run.listeners.add(heard)
+        try:
+            if self._run.news == self._read_news:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(heard.wait(), longest_s)
+        finally:
+            self._run.listeners.discard(heard)
+        before, self._read_news = self._read_news, self._run.news
+        return self._run.news != before
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
         self._refuse_another_contract()
@@ -166,6 +181,7 @@ class MemoryBuffer:
             origin=origin or run.state.origin,
         )
         self._epoch = run.state.epoch
+        run.tell()
 
     def _forget_before(self, step: int) -> None:
         """The server is behind the checkpoint: the steps in between have already used these tickets."""
@@ -250,6 +266,7 @@ class MemoryBuffer:
             return
         run.announced_by = self._epoch
         run.state = replace(run.state, published=version, weights=directory)
+        run.tell()
 
     async def checkpoint(self, step: int) -> None:
         run = self._run
@@ -274,6 +291,7 @@ class MemoryBuffer:
 
     async def pause(self, paused: bool) -> None:
         self._run.state = replace(self._run.state, paused=paused)
+        self._run.tell()
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
         return self._quarantine({trajectory_id: reason})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -41,6 +42,9 @@ class MemoryRun:
     """Written by the learner."""
     state: RunState = field(default_factory=RunState)
     announced_by: int = 0
+    news: int = 0
+    """How often a worker could have found something to do."""
+    listeners: set[asyncio.Event] = field(default_factory=set)
     memory: str = ""
     """Memory of the selection method."""
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -102,6 +106,13 @@ class MemoryRun:
         self.ready.discard(ticket)
         self.groups[ticket] = self.group_size(ticket) - lacking
         self.requeue.add(ticket)
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake the workers that wait for something to do."""
+        self.news += 1
+        for heard in self.listeners:
+            heard.set()
 
     def _mark_incomplete(self, ticket: int, lacking: int) -> None:
         before = self.incomplete.pop(ticket, 0)

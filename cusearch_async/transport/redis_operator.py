@@ -21,7 +21,12 @@ class OperatorSide(RedisRun):
     """Implements `interface.OperatorBuffer`."""
 
     async def pause(self, paused: bool) -> None:
-        await self.ask(lambda client: client.hset(self.keys.state, "paused", int(paused)))
+        async def write(client: Any) -> None:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.hset(self.keys.state, "paused", int(paused))
+                await pipe.xadd(self.keys.news, {"paused": int(paused)}, maxlen=1, approximate=False).execute()
+
+        await self.ask(write)
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
         return bool(await self.run_script("quarantine", "", trajectory_id, reason))

@@ -44,6 +44,8 @@ class WorkerSide(RedisRun):
         self, connection: Connection, run: str, limits: RunLimits, contract: RunContract = NO_CONTRACT
     ) -> None:
         super().__init__(connection, run, limits, contract)
+        self._read_news: bytes | str = "0"
+        """Entry of the stream `news` that was read last."""
         self._puts: Batcher[_Put, Outcome | Literal["unstaged"]] = Batcher(self._send_puts, _PUT_AT_ONCE)
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
@@ -87,6 +89,17 @@ class WorkerSide(RedisRun):
         except exceptions.NoScriptError:
             await client.script_load(script.script)
             return await self._send(batch, client)
+
+    async def wait_for_news(self, longest_s: float) -> bool:
+        block_ms = int(1000 * min(longest_s, self.connection.timeout_s / 2))
+
+        async def read(client: Any) -> Any:
+            return await client.xread({self.keys.news: self._read_news}, block=block_ms)
+
+        found = await self.ask(read)
+        for _, entries in found:
+            self._read_news = entries[-1][0]
+        return bool(found)
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
         fields = msgspec.structs.asdict(status)

@@ -6,4 +6,5 @@ if refused then return refused end
 local version = tonumber(ARGV[2])
 if run.announced_by == run.epoch and version < run.published then return 0 end
 redis.call('HSET', state, 'published', version, 'weights', ARGV[3], 'announced_by', run.epoch)
+tell()
 return 1

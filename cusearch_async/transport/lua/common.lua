@@ -18,6 +18,9 @@ local function count(name, by) if by ~= 0 then redis.call('HINCRBY', key('ledger
 local function ticket_of(id) return string.match(id, '^%d+') end
 local function lost(what) return redis.error_reply('LOST ' .. what) end
 
+-- Wake the workers that wait for something to do.
+local function tell() redis.call('XADD', key('news'), 'MAXLEN', 1, '*', 'of', run.epoch or 0) end
+
 -- The error for a learner of `epoch` that must stop: Redis has lost it, or another learner has taken over. Else nil.
 local function refusal_of(epoch)
   if run.epoch == tonumber(epoch) then return nil end
@@ -145,6 +148,7 @@ local function requeue(ticket)
   redis.call('ZREM', key('ready'), ticket)
   redis.call('HSET', key('groups'), ticket, group_size(ticket) - lacking)
   redis.call('ZADD', key('requeue'), ticket, ticket)
+  tell()
 end
 
 -- Record a failed attempt at a ticket: requeue it, or close its group incomplete after the last attempt.

@@ -139,4 +139,5 @@ local waiting = redis.call('HGETALL', key('waiting'))
 redis.call('HSET', key('ledger'), 'buffered', 0, 'bytes', 0)
 for i = 1, #waiting, 2 do add_to_buffer(waiting[i], string.match(waiting[i + 1], '^(%d+):(%-?%d+):(%d+)$')) end
 count('lost', math.max(0, counted - #waiting / 2))
+tell()
 return epoch

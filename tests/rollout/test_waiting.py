@@ -1,0 +1,121 @@
+"""How often a worker asks the buffer, and what it reacts to at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from cusearch_async.config import load_config
+from cusearch_async.rollout.loop import RolloutLoop
+from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from tests.conftest import SLOW
+from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldPlayer, running, until
+from tests.transport.conftest import make_limits
+from tests.transport.filling import start
+
+
+class CountingBuffer(MemoryBuffer):
+    """Counts the requests of its worker, and tells time only when the test lets it: no wait for news runs out."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.asked: Counter[str] = Counter()
+
+    async def state(self):
+        self.asked["state"] += 1
+        return await super().state()
+
+    async def admit(self, worker, loaded_version, room):
+        self.asked["admit"] += 1
+        return await super().admit(worker, loaded_version, room)
+
+    async def wait_for_news(self, longest_s):
+        return await super().wait_for_news(1e6)
+
+
+@pytest.fixture
+def most() -> int:
+    """Episodes at once."""
+    return 64
+
+
+@pytest.fixture
+def parts(atlas_config, most):
+    config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", "--rollout.max_episodes", str(most)])
+    run = MemoryRun()
+    buffer, player = CountingBuffer(run, make_limits(max_staleness=1)), HeldPlayer()
+    loop = RolloutLoop("w", config, buffer, FakeEngine(), None, player, FakeSearch(), QUESTIONS)
+    return run, buffer, player, loop
+
+
+async def quiet(buffer: CountingBuffer) -> Counter[str]:
+    """What was asked, once nothing has been for a while."""
+    async with asyncio.timeout(10 * SLOW):
+        while True:
+            before = buffer.asked.copy()
+            await asyncio.sleep(0.2)
+            if buffer.asked == before:
+                return before
+
+
+async def test_a_worker_without_tickets_asks_for_none_until_there_is_news(parts):
+    run, buffer, player, loop = parts
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(player.playing) == 16)
+        before = await quiet(buffer)
+        for place in [(0, 0), (0, 1), (1, 0)]:
+            player.playing[place].set()
+        await until(lambda: len(run.entries) == 3)
+        assert await quiet(buffer) == before, "the bound allows no ticket: room changes nothing"
+        await MemoryBuffer(run, make_limits(max_staleness=1)).release("w", [7], failed=True)
+        await until(lambda: buffer.asked["admit"] > before["admit"])
+
+
+async def test_announced_weights_are_loaded_and_their_tickets_played_at_once(parts):
+    _, buffer, player, loop = parts
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(player.playing) == 16)
+        await quiet(buffer)
+        await buffer.announce(1, "v000001-e1")
+        await until(lambda: len(player.playing) == 24)
+
+
+@pytest.mark.parametrize("most", [4])
+async def test_room_of_an_ended_episode_is_used_at_once(parts):
+    _, buffer, player, loop = parts
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(player.playing) == 4)
+        await quiet(buffer)
+        for place in list(player.playing)[:2]:
+            player.playing[place].set()
+        await until(lambda: {ticket for ticket, _ in player.playing} == {1, 2})
+
+
+async def test_a_failed_ticket_is_released_at_once(parts):
+    run, buffer, player, loop = parts
+    await start(buffer)
+    async with running(loop):
+        await until(lambda: len(player.playing) == 16)
+        await quiet(buffer)
+        tasks = [task for task, grant in loop._episodes.items() if grant.ticket == 3]
+        for task in tasks:
+            task.cancel()
+        await until(lambda: buffer.asked["admit"] > 1 and 3 in run.leases and len(player.playing) == 16)
+
+
+async def test_a_worker_that_waits_for_news_ends_at_once_when_it_is_stopped(parts):
+    run, buffer, _, loop = parts
+    await start(buffer)
+    stop = asyncio.Event()
+    working = asyncio.create_task(loop.run(stop))
+    await until(lambda: len(run.leases) == 8)
+    await quiet(buffer)
+    stop.set()
+    await asyncio.wait_for(working, 5 * SLOW)
+    assert not run.leases
