@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,20 +13,25 @@ from cusearch_async.types import Question
 
 _AT_ONCE = 1024
 """Questions that are tokenised in one call."""
+_REMEMBERED = 1024
+"""Texts whose tokens are remembered: tags around observations, prompts and passages of a group's siblings."""
 _SEAM = 16
 """Margin in tokens: a prompt may have more tokens than its frame and its question separately."""
 
 
 def encode_foreign(tokenizer: Any, text: str) -> list[int]:
     """Token ids of foreign text. A special token written in it (`<|im_start|>`) stays text."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    return ids
+    return list(_encoded(tokenizer, text, is_foreign=True))
 
 
 def encode_own(tokenizer: Any, text: str) -> list[int]:
     """Token ids of our own text, special tokens included."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
+    return list(_encoded(tokenizer, text, is_foreign=False))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _encoded(tokenizer: Any, text: str, is_foreign: bool) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False, split_special_tokens=is_foreign)["input_ids"])
 
 
 def build_prompt(tokenizer: Any, prompt: Quoted) -> list[int]:
