@@ -14,6 +14,8 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import uvloop
+
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.children import other_ranks
@@ -60,7 +62,7 @@ def rollout(config: Config, gpu: Sequence[str] = ()) -> None:
     require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 
-    asyncio.run(rollout.run(config, f"{socket.gethostname()}-{os.getpid()}"))
+    uvloop.run(rollout.run(config, f"{socket.gethostname()}-{os.getpid()}"))
 
 
 def evaluator(config: Config) -> None:
@@ -73,7 +75,7 @@ def evaluator(config: Config) -> None:
     require_gpus("eval.gpus", gpus)
     from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)
 
-    asyncio.run(evaluator.run(config))
+    uvloop.run(evaluator.run(config))
 
 
 def retriever(config: Config) -> None:
