@@ -8,7 +8,7 @@ TRL_VENV := .venv-trl
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup setup-gpu demo test test-fast test-chaos test-cuda-contract check-locks mutants soak lint bench bench-async bench-buffer bench-gpu bench-learner bench-lora bench-retriever bench-selection bench-weights clean
+.PHONY: setup setup-gpu demo test test-fast test-chaos test-cuda-contract check-locks mutants soak lint bench bench-async bench-buffer bench-gpu bench-learner bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
 
 # What is started often is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
@@ -80,7 +80,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-selection bench-buffer bench-retriever bench-learner bench-weights bench-async
+bench: bench-selection bench-buffer bench-retriever bench-learner bench-rollout bench-weights bench-async
 
 bench-async: setup
 	$(BIN)/python -m tests.bench.bench_async
@@ -109,6 +109,10 @@ bench-lora: setup
 
 bench-retriever: setup
 	$(BIN)/python -m tests.bench.bench_retriever
+
+# needs this project's git history, as bench-learner does
+bench-rollout: setup
+	$(BIN)/python -m tests.bench.bench_rollout
 
 bench-weights: setup
 	$(BIN)/python -m tests.bench.bench_weights

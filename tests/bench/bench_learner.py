@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.config import STARTER
+from tests.bench import figures
 from tests.bench.record_pools import write_pool
 from tests.strategies import make_trajectory
 
@@ -104,9 +105,9 @@ def cases(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def previous_tree(folder: Path) -> Path:
-    """The files of commit PREVIOUS."""
-    command = ["git", "-C", str(ROOT), "archive", PREVIOUS, "cusearch_async", "tests", "configs"]
+def previous_tree(folder: Path, commit: str = PREVIOUS) -> Path:
+    """The files of an earlier commit."""
+    command = ["git", "-C", str(ROOT), "archive", commit, "cusearch_async", "tests", "configs"]
     archive = subprocess.run(command, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as files:
         files.extractall(folder, filter="data")
@@ -149,11 +150,12 @@ def started(side: Side, case: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def one_update(process: subprocess.Popen[str]) -> float:
+def ask(process: subprocess.Popen[str]) -> str:
+    """Have a side do its work once; its answer."""
     assert process.stdin is not None and process.stdout is not None  # noqa: PT018
     process.stdin.write("\n")
     process.stdin.flush()
-    return float(process.stdout.readline())
+    return process.stdout.readline()
 
 
 def measure(case: dict[str, Any], sides: Mapping[str, Side], folder: Path, count: int) -> dict[str, list[float]]:
@@ -162,7 +164,7 @@ def measure(case: dict[str, Any], sides: Mapping[str, Side], folder: Path, count
     path.write_text(json.dumps(case))
     with ExitStack() as stack:
         running = {name: stack.enter_context(started(side, path)) for name, side in sides.items()}
-        rounds = [{name: one_update(process) for name, process in running.items()} for _ in range(count)]
+        rounds = [{name: float(ask(process)) for name, process in running.items()} for _ in range(count)]
     return {name: [of_round[name] for of_round in rounds] for name in running}
 
 
@@ -204,7 +206,7 @@ def main() -> None:
             sides = {"learner": LEARNER, "bare": BARE, "previous": previous}
             found[name] = measure(case, sides | ({"trl": TRL} if case["has_trl"] else {}), folder, arguments.rounds)
     first, last = found["step 6, β = 0.001"], found["step 11, β = 0.001"]
-    figures = {
+    ratios = {
         "equal_passes_over_bare": min(over(first, "bare"), over(last, "bare")),
         "update_over_previous": over(last, "previous"),
         "update_over_previous_step_6": over(first, "previous"),
@@ -215,10 +217,9 @@ def main() -> None:
         "v152k_memory_over_direct": head_memory(),
         "seconds": found,
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    figures.add(arguments.out, ratios)
     Console().print(table(found))
-    for name, value in figures.items():
+    for name, value in ratios.items():
         if isinstance(value, float):
             Console().print(f"{name} {value:.2f}")
     Console().print(f"figures in {arguments.out}")
