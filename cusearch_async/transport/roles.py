@@ -17,8 +17,8 @@ from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.scripts import script
 
 ROLES = ("worker", "learner", "operator")
-_SCRIPTS_OF_WORKERS = ("admit", "put", "heartbeat", "release")
-_WRITTEN_BY_WORKERS = (
+SCRIPTS_OF_WORKERS = ("admit", "put", "heartbeat", "release")
+WRITTEN_BY_WORKERS = (
     "lease",
     "owner",
     "requeue",
@@ -31,6 +31,7 @@ _WRITTEN_BY_WORKERS = (
     "ledger",
     "clock",
     "next_ticket",
+    "news",
     "workers",
     "worker:*",
     "depth:*",
@@ -50,10 +51,10 @@ def rules(role: str, run: str) -> str:
         return f"~{prefix}* {_COMMANDS} +client|list +slowlog|get"
     if role == "learner":
         return f"~{prefix}* {_COMMANDS}"
-    written = " ".join(f"~{prefix}{name}" for name in _WRITTEN_BY_WORKERS)
+    written = " ".join(f"~{prefix}{name}" for name in WRITTEN_BY_WORKERS)
     deleted = " ".join(f"~{prefix}{name}" for name in _DELETED_BY_WORKERS)
     denied = " ".join(f"-{command}" for command in _DENIED_TO_WORKERS)
-    scripts = " ".join(f"+evalsha|{sha1(script(name).encode()).hexdigest()}" for name in _SCRIPTS_OF_WORKERS)  # noqa: S324
+    scripts = " ".join(f"+evalsha|{sha1(script(name).encode()).hexdigest()}" for name in SCRIPTS_OF_WORKERS)  # noqa: S324
     # Redis counts the key of a script as written. The rule allows it for the call; the script's commands are checked
     # separately.
     return f"%R~{prefix}* {written} {_COMMANDS} {denied} (+unlink {deleted}) ({scripts} ~{Keys(run).state})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -21,7 +22,8 @@ from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import WorkerStatus
-from cusearch_async.transport.roles import ROLES, acl_file
+from cusearch_async.transport.roles import ROLES, SCRIPTS_OF_WORKERS, WRITTEN_BY_WORKERS, acl_file
+from cusearch_async.transport.scripts import script
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
 from tests.conftest import SLOW, wait_until
 from tests.strategies import make_trajectory
@@ -66,6 +68,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
     yield server
     server.process.kill()
     server.process.wait()
+
+
+def test_a_key_that_the_scripts_of_workers_use_is_theirs_to_write_or_known_as_another_s():
+    """Also where Redis is too old to try it."""
+    used = {name for part in SCRIPTS_OF_WORKERS for name in re.findall(r"key\('([\w-]+)", script(part))}
+    others = {"limits", "contract", "sizes", "memory"}
+    assert used - {name.partition(":")[0] for name in WRITTEN_BY_WORKERS} == others
 
 
 if not HAS_ROLES:
