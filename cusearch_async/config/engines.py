@@ -51,7 +51,7 @@ VLLM_REFUSED = {
     "pipeline_parallel_size": _ONE_ENGINE,
     "distributed_executor_backend": _ONE_ENGINE,
     "nnodes": _ONE_ENGINE,
-    "stream_interval": "the run follows the engine's tokens one by one",
+    "stream_interval": "turns are used as a whole",
     "worker_cls": "it is the run's own",
     "worker_extension_cls": "it is the run's own",
     "scheduler_cls": "it is the run's own",

@@ -112,6 +112,10 @@ class LearnerConfig(Section):
     one call of sdpa for each trajectory); flash_attention_2 needs the flash-attn package and a GPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them: less memory, a third more time."""
+    compile: bool = False
+    """Compile the model's layers with torch.compile: faster passes, after one to two minutes of compiling in the first
+    step, which later starts find in torch's cache. On a CPU it needs a C++ compiler. Not with ZeRO stage 3, an
+    adapter, gradient checkpointing or attention other than sdpa."""
     logits_at_once: int = Field(1024, ge=1)
     """Sampled tokens whose logits are held at a time, two float32 numbers for each token of the vocabulary: with
     150,000 of them logits dwarf the model."""

@@ -147,6 +147,22 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _can_compile(self) -> Config:
+        learner = self.learner
+        for is_wrong, needed in (
+            (learner.zero_stage == 3, "learner.zero_stage at most 2, got 3: DeepSpeed gathers weights layer by layer"),
+            (learner.lora.rank > 0, f"learner.lora.rank = 0, got {learner.lora.rank}"),
+            (
+                learner.gradient_checkpointing,
+                "learner.gradient_checkpointing = false: it may compute another code again",
+            ),
+            (learner.attention != "sdpa", f"learner.attention = 'sdpa', got {learner.attention!r}"),
+        ):
+            if learner.compile and is_wrong:
+                raise ValueError(f"learner.compile needs {needed}")
+        return self
+
+    @model_validator(mode="after")
     def _can_send_weights(self) -> Config:
         for is_wrong, needed in (
             (

@@ -27,7 +27,7 @@ from cusearch_async.models import load_tokenizer
 from cusearch_async.training.adapter import Adapter, save_adapter
 from cusearch_async.training.deepspeed_engine import DeepSpeedEngine, divided_forward
 from cusearch_async.training.in_thread import Lent
-from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers, save_model
+from cusearch_async.training.model import SampledLogprobs, compile_layers, load_causal_lm, recompute_layers, save_model
 from cusearch_async.training.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.reference import AdapterOff, DividedReference, WholeReference
@@ -71,6 +71,8 @@ class Learner:
         copied = copy.deepcopy(model) if is_copied else None
         if config.learner.gradient_checkpointing:
             recompute_layers(model)
+        if config.learner.compile:
+            compile_layers(model, config.model.location)
         self._hf_config = model.config
         self._module = SampledLogprobs(model, config.learner.logits_at_once, config.loss.entropy_coef > 0)
         self._engine = DeepSpeedEngine(self._module, config)
@@ -87,6 +89,8 @@ class Learner:
             return AdapterOff(self._engine, self._adapter)
         settings, model = self._config.learner, self._config.model
         reference = copied or load_causal_lm(model.location, model.dtype, settings.attention)
+        if settings.compile:
+            compile_layers(reference, model.location)
         module = SampledLogprobs(reference, settings.logits_at_once).requires_grad_(False)
         if copied is None:
             return DividedReference(divided_forward(module, self._config))

@@ -7,9 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor import config as inductor
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.exc import InvalidCxxCompiler
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.training.attention import VARLEN, refuse_unsuitable
@@ -229,6 +233,26 @@ def recompute_layers(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):
             module.training = True
+
+
+def compile_layers(model: Any, path: str) -> None:
+    """Have torch compile the model's layers at their first passes: one code for all of them and for batches of any
+    shape. Parameters keep their names.
+
+    Raises: ConfigError when the model has no layers that are compiled by themselves, or there is no C++ compiler."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(f"model.path {path!r} has no layers that transformers knows as such; unset learner.compile")
+    if not torch.cuda.is_available():
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler as error:
+            raise ConfigError(
+                "learner.compile needs a C++ compiler on a CPU (g++, or one that CXX names); install one, or unset it"
+            ) from error
+    inductor.compile_threads = 1  # in this process: no others that would have to end with it
+    for layer in layers:
+        layer.compile(dynamic=True)
 
 
 def save_model(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, folder: Path) -> None:

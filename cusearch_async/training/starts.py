@@ -48,6 +48,7 @@ OPERATIONAL = (
     "learner.packing",
     "learner.attention",
     "learner.gradient_checkpointing",
+    "learner.compile",
     "learner.logits_at_once",
     "learner.reference",
     "learner.checkpoint_every",

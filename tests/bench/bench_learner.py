@@ -4,8 +4,9 @@ whose update made a pass for π_prox of every trajectory and computed identical 
     python -m tests.bench.bench_learner
 
 Each side is a process with one thread (`update_case.py`, `trl_case.py`), and they take turns: an update of one, then of
-the next. Figures are CPU seconds, medians and ranges of ROUNDS rounds. The memory is that of the LM head with a
-vocabulary of 152,000, forward and backward, against all its logits at once. All go to runs/bench/learner.json.
+the next. Figures are CPU seconds, medians and ranges of ROUNDS rounds. Where TRL is compared with, this learner is there
+with `learner.compile` too. The memory is that of the LM head with a vocabulary of 152,000, forward and backward, against
+all its logits at once. All go to runs/bench/learner.json.
 
 The pools are the steps 6 and 11 of a run of configs/atlas.toml (`record_pools.py`): 96 trajectories, for the starter
 policy of 1 M parameters, in three mini-batches. "Equal" are 96 random ones of 300 tokens in one mini-batch, none of
@@ -125,7 +126,9 @@ class Side:
     """Where the cusearch_async is that it imports."""
 
 
-LEARNER, BARE = (Side(sys.executable, "update_case.py", kind, ROOT) for kind in ("learner", "bare"))
+LEARNER, COMPILED, BARE = (
+    Side(sys.executable, "update_case.py", kind, ROOT) for kind in ("learner", "compiled", "bare")
+)
 TRL = Side(str(ROOT / ".venv-trl" / "bin" / "python"), "trl_case.py", "trl", ROOT)
 """Its environment is made by `make bench-learner`."""
 
@@ -188,9 +191,9 @@ def head_memory() -> float:
     return pieces / all_at_once
 
 
-def over(seconds: dict[str, list[float]], other: str) -> float:
+def over(seconds: dict[str, list[float]], other: str, side: str = "learner") -> float:
     """How many times as fast as the `other` side this learner is."""
-    return statistics.median(seconds[other]) / statistics.median(seconds["learner"])
+    return statistics.median(seconds[other]) / statistics.median(seconds[side])
 
 
 def main() -> None:
@@ -204,14 +207,21 @@ def main() -> None:
         previous = Side(sys.executable, "update_case.py", "learner", previous_tree(folder / "previous"))
         for name, case in cases(folder).items():
             sides = {"learner": LEARNER, "bare": BARE, "previous": previous}
-            found[name] = measure(case, sides | ({"trl": TRL} if case["has_trl"] else {}), folder, arguments.rounds)
+            sides |= {"compiled": COMPILED, "trl": TRL} if case["has_trl"] else {}
+            found[name] = measure(case, sides, folder, arguments.rounds)
+
+    def over_trl(pools: str, side: str) -> float:
+        return min(over(seconds, "trl", side) for name, seconds in found.items() if pools in name)
+
     first, last = found["step 6, β = 0.001"], found["step 11, β = 0.001"]
     ratios = {
         "equal_passes_over_bare": min(over(first, "bare"), over(last, "bare")),
         "update_over_previous": over(last, "previous"),
         "update_over_previous_step_6": over(first, "previous"),
-        "over_trl_ragged": min(over(seconds, "trl") for name, seconds in found.items() if "step" in name),
-        "over_trl_equal": min(over(seconds, "trl") for name, seconds in found.items() if "equal" in name),
+        "over_trl_ragged": over_trl("step", "compiled"),
+        "over_trl_equal": over_trl("equal", "compiled"),
+        "over_trl_ragged_not_compiled": over_trl("step", "learner"),
+        "over_trl_equal_not_compiled": over_trl("equal", "learner"),
         "m55_equal_passes_over_bare": over(found["55 M"], "bare"),
         "v152k_equal_passes_over_bare": over(found["V = 152k"], "bare"),
         "v152k_memory_over_direct": head_memory(),
@@ -228,6 +238,7 @@ def main() -> None:
 def table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
     printed = Table(title="CPU seconds of an update: median (least to most)")
     headings = {"learner": "this learner", "bare": "same passes, bare", "previous": f"commit {PREVIOUS}", "trl": "TRL"}
+    headings |= {"compiled": "learner.compile"}
     printed.add_column("")
     for heading in headings.values():
         printed.add_column(heading, justify="right")

@@ -1,6 +1,7 @@
 """One side of `make bench-learner`, a process of its own: python update_case.py SIDE CASE.json
 
-SIDE `learner` is the learner of the cusearch_async that PYTHONPATH names, of this or an earlier commit; `bare` makes
+SIDE `learner` is the learner of the cusearch_async that PYTHONPATH names, of this or an earlier commit, `compiled` the
+same with learner.compile, whose code for all shapes comes from one update before; `bare` makes
 the same passes over the same micro-batches with transformers and torch alone. For each line on its input it makes one
 update, and prints the CPU seconds that it took.
 """
@@ -124,7 +125,9 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    update = {"learner": learner, "bare": bare}[side](case)
+    if side == "compiled":
+        case["settings"]["learner.compile"] = "true"
+    update = {"learner": learner, "compiled": learner, "bare": bare}[side](case)
     update(0)
     answers.write("ready\n")
     for step, _ in enumerate(sys.stdin, 1):

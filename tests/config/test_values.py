@@ -403,3 +403,18 @@ def test_weights_that_cannot_be_sent_are_refused(atlas_config, overrides, said):
 
 def test_an_adapter_needs_no_reference_in_the_hosts_memory_to_take_turns(atlas_config):
     assert load_config(atlas_config, ["--run.take_turns", "true", "--learner.lora.rank", "8"]).run.take_turns
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        (("--learner.zero_stage", "3"), "learner.zero_stage at most 2, got 3"),
+        (("--learner.lora.rank", "8"), "learner.lora.rank = 0, got 8"),
+        (("--learner.gradient_checkpointing", "true"), "learner.gradient_checkpointing = false"),
+        (("--learner.attention", "varlen"), "learner.attention = 'sdpa', got 'varlen'"),
+    ],
+)
+def test_compiling_is_refused_with_what_it_has_not_been_tried_with(atlas_config, settings, needed):
+    assert load_config(atlas_config, ["--learner.compile", "true"]).learner.compile
+    with pytest.raises(ConfigError, match=re.escape(f"learner.compile needs {needed}")):
+        load_config(atlas_config, ["--learner.compile", "true", *settings])

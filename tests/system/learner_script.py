@@ -199,7 +199,8 @@ def main() -> None:
             learner._module.model.lm_head.weight[int(selected[3].token_ids[-1])] = float("nan")
     if arguments.shake:
         shake(learner._module.model)
-    forwards = count_forwards(learner._module.model)
+    # hooks of layers would each be compiled
+    forwards = [] if config.learner.compile else count_forwards(learner._module.model)
     gradients = record_first_gradient(learner._engine.deepspeed)
     if arguments.load:
         learner.load(arguments.load)

@@ -7,12 +7,13 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from torch._inductor import config as inductor
 
 from cusearch_async.config import STARTER
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import check_context, load_tokenizer
 from cusearch_async.training.batching import collate
-from cusearch_async.training.model import SampledLogprobs, load_causal_lm
+from cusearch_async.training.model import SampledLogprobs, compile_layers, load_causal_lm
 from tests.strategies import make_trajectory
 
 
@@ -116,3 +117,14 @@ def test_a_folder_without_tokenizer_is_named(tmp_path):
 def test_an_attention_that_is_not_installed_is_named():
     with pytest.raises(ConfigError, match=r"learner.attention 'flash_attention_2' cannot be used"):
         load_causal_lm(str(STARTER), "float32", "flash_attention_2")
+
+
+def test_compiling_needs_layers_and_a_compiler(monkeypatch):
+    with pytest.raises(ConfigError, match=r"model\.path 'small' has no layers that transformers knows as such"):
+        compile_layers(torch.nn.Linear(2, 2), "small")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with (
+        inductor.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(ConfigError, match=r"needs a C\+\+ compiler on a CPU"),
+    ):
+        compile_layers(load_causal_lm(str(STARTER), "float32"), "small")
