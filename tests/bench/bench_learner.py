@@ -3,10 +3,10 @@ whose update made a pass for π_prox of every trajectory and computed identical 
 
     python -m tests.bench.bench_learner
 
-Each side is a process with one thread (`update_case.py`, `trl_case.py`), and they take turns: an update of one, then of
-the next. Figures are CPU seconds, medians and ranges of ROUNDS rounds. Where TRL is compared with, this learner is there
-with `learner.compile` too. The memory is that of the LM head with a vocabulary of 152,000, forward and backward, against
-all its logits at once. All go to runs/bench/learner.json.
+Each side is a process with one thread (`update_case.py`, `trl_case.py`), and they take turns: an update of one, then
+of the next. Figures are CPU seconds, medians and ranges of ROUNDS rounds. Where TRL is compared with, this learner is
+there with `learner.compile` too. The memory is that of the LM head with a vocabulary of 152,000, forward and backward,
+against all its logits at once. All go to runs/bench/learner.json.
 
 The pools are the steps 6 and 11 of a run of configs/atlas.toml (`record_pools.py`): 96 trajectories, for the starter
 policy of 1 M parameters, in three mini-batches. "Equal" are 96 random ones of 300 tokens in one mini-batch, none of
