@@ -33,6 +33,7 @@ from tests.bench.bench_learner import OUTPUT, ROOT, Side, ask, previous_tree, st
 
 PREVIOUS = "cdae10c"
 ROUNDS = 5
+POOL = 192
 SIDES = {
     "worker": Side(sys.executable, "rollout_case.py", "worker", ROOT),
     "raw": Side(sys.executable, "rollout_case.py", "raw", ROOT),
@@ -42,20 +43,21 @@ SIDES = {
 Spent = dict[str, float]
 
 
-def measure(sides: Mapping[str, Side], count: int) -> dict[str, list[Spent]]:
-    """What each side has spent in each of `count` rounds."""
+def measure(sides: Mapping[str, Side], count: int, pool: int = POOL) -> dict[str, list[Spent]]:
+    """What each side has spent in each of `count` rounds, with `pool` episodes in flight."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
         given = {
             "run.folder": folder / "run",
             "redis.url": f"redis://127.0.0.1:{free_port()}/0",
             "retriever.url": f"http://127.0.0.1:{free_port()}",
+            "rollout.max_episodes": pool,
             "pool.max_staleness": 3,  # tickets for all that is played
         }
         overrides = [word for key, value in given.items() for word in (f"--{key}", str(value))]
         stack.enter_context(Fleet(load_config(ROOT / "configs" / "atlas.toml", overrides))).start_services()
         case = folder / "case.json"
-        case.write_text(json.dumps({"overrides": overrides, "turns": str(folder / "turns.json")}))
+        case.write_text(json.dumps({"overrides": overrides, "turns": str(folder / "turns.json"), "pool": pool}))
         running = {name: stack.enter_context(started(side, case)) for name, side in sides.items()}
         rounds = [{name: json.loads(ask(process)) for name, process in running.items()} for _ in range(count)]
     return {name: [of_round[name] for of_round in rounds] for name in running}

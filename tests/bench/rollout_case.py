@@ -26,8 +26,6 @@ from cusearch_async.processes import start
 
 die_with_worker()
 
-POOL = 192
-"""Episodes of a pool, and in flight."""
 POOLS = 2
 """Pools whose episodes are measured: from the end of the first one's to the end of as many more."""
 
@@ -56,17 +54,18 @@ class Clock:
 class CountingPlayer:
     """Says when the first pool's episodes have ended, and when those of all have."""
 
-    def __init__(self, player: Any) -> None:
+    def __init__(self, player: Any, pool: int) -> None:
         self._player = player
+        self._pool = pool
         self._ended = 0
         self.is_warm, self.is_done = asyncio.Event(), asyncio.Event()
 
     async def play(self, *what: Any) -> Any:
         trajectory = await self._player.play(*what)
         self._ended += 1
-        if self._ended == POOL:
+        if self._ended == self._pool:
             self.is_warm.set()
-        if self._ended == POOL * (1 + POOLS):
+        if self._ended == self._pool * (1 + POOLS):
             self.is_done.set()
         return trajectory
 
@@ -75,7 +74,7 @@ def answer(spent: Any) -> None:
     print(json.dumps(spent), file=ANSWERS, flush=True)
 
 
-async def worker(config: Config, tokenizer: Any, turns: Path) -> None:
+async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None:
     from cusearch_async.data.questions import load_run_questions
     from cusearch_async.processes.playing import open_player
     from cusearch_async.retrieval.client import SearchClient
@@ -88,7 +87,7 @@ async def worker(config: Config, tokenizer: Any, turns: Path) -> None:
     async with SearchClient.open(config) as search:
         await search.wait_until_answering(60)
         with open_player(config, config.model.location, tokenizer, search) as (engine, player):
-            recorded = recording(engine)
+            recorded = recording(engine, 6 * pool)  # about as many turns as are measured
             print("ready", file=ANSWERS, flush=True)
             for number, _ in enumerate(sys.stdin):
                 run = config.run.model_copy(update={"name": f"bench-{os.getpid()}-{number}"})
@@ -99,7 +98,7 @@ async def worker(config: Config, tokenizer: Any, turns: Path) -> None:
                     await engine._llm.update_weight_version("0")
                     await engine._llm.reset_prefix_cache()
                     engine.version, engine.loaded = 0, "v000000-e1"
-                    counting, stop = CountingPlayer(player), asyncio.Event()
+                    counting, stop = CountingPlayer(player, pool), asyncio.Event()
                     loop = RolloutLoop("w", of_round, buffer, engine, None, counting, search, questions)
                     working = asyncio.create_task(loop.run(stop))
                     await counting.is_warm.wait()
@@ -113,13 +112,13 @@ async def worker(config: Config, tokenizer: Any, turns: Path) -> None:
                 answer(spent)
 
 
-def recording(engine: Any) -> list[Any]:
-    """The prompts and seeds of the first round's turns, as they come."""
+def recording(engine: Any, count: int) -> list[Any]:
+    """The prompts and seeds of the next `count` turns, as they come."""
     generate, recorded = engine.generate, []
 
     async def generate_and_note(prompt: list[int], most: int, temperature: float, seed: int, stops: Any) -> Any:
         recorded.append([list(prompt), seed])
-        if len(recorded) == 6 * POOL:  # about as many as are measured
+        if len(recorded) == count:
             engine.generate = generate
         return await generate(prompt, most, temperature, seed, stops)
 
@@ -127,7 +126,7 @@ def recording(engine: Any) -> list[Any]:
     return recorded
 
 
-async def raw(config: Config, tokenizer: Any, turns: Path) -> None:
+async def raw(config: Config, tokenizer: Any, turns: Path, _: int) -> None:
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -139,7 +138,7 @@ async def raw(config: Config, tokenizer: Any, turns: Path) -> None:
     llm = LLM(**{name: value for name, value in arguments.items() if name not in ours})
     stops = [tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in SearchEnvironment.stops]
     print("ready", file=ANSWERS, flush=True)
-    for _ in sys.stdin:
+    for _line in sys.stdin:
         given = json.loads(await asyncio.to_thread(turns.read_text))
         settings = {"logprobs": 0, "flat_logprobs": True, "detokenize": False, "stop_token_ids": stops}
         settings |= {"max_tokens": config.episode.max_turn_tokens, "output_kind": RequestOutputKind.FINAL_ONLY}
@@ -150,7 +149,7 @@ async def raw(config: Config, tokenizer: Any, turns: Path) -> None:
         answer(clock.read(sum(len(output.outputs[0].token_ids) for output in found)))
 
 
-SIDES: dict[str, Callable[[Config, Any, Path], Any]] = {"worker": worker, "raw": raw, "raw-one-process": raw}
+SIDES: dict[str, Callable[[Config, Any, Path, int], Any]] = {"worker": worker, "raw": raw, "raw-one-process": raw}
 
 
 def main() -> None:
@@ -161,7 +160,7 @@ def main() -> None:
     from cusearch_async.models import check_model
 
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
-    getattr(start, "uvloop", asyncio).run(SIDES[side](config, tokenizer, Path(case["turns"])))
+    getattr(start, "uvloop", asyncio).run(SIDES[side](config, tokenizer, Path(case["turns"]), case["pool"]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.system
 
 def test_worker_and_vllm_alone_are_measured():
     sides = {name: bench_rollout.SIDES[name] for name in ("worker", "raw, one process")}
-    found = bench_rollout.measure(sides, 1)
+    found = bench_rollout.measure(sides, 1, pool=24)
     (worker,), (raw,) = found["worker"], found["raw, one process"]
     assert worker["engine_s"] > worker["own_s"] > 0
     assert raw["engine_s"] == 0 < raw["own_s"]
