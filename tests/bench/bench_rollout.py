@@ -7,7 +7,8 @@ the first 192 episodes until 384 more have ended, while it goes on. vLLM alone i
 worker has sampled, all given at once, with the same settings of the engine: with the engine in a process of its own, as
 vLLM starts it by default and the worker has it, and with both in one process. PREVIOUS is the worker of an earlier
 commit. All share one core, and take turns; CPU seconds are those of a side's own process and its engine's, not of
-retriever and Redis. Medians of ROUNDS rounds, the first of which does not count; into runs/bench/learner.json.
+retriever and Redis. Medians of ROUNDS rounds, the first of which does not count, and of the ratios within a round; into
+runs/bench/learner.json.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def rates(spent: list[Spent]) -> list[float]:
 
 
 def over(found: Mapping[str, list[Spent]], other: str) -> float:
-    return statistics.median(rates(found["worker"])) / statistics.median(rates(found[other]))
+    """The worker's rate over another side's in the same round, median."""
+    pairs = zip(rates(found["worker"]), rates(found[other]), strict=True)
+    return statistics.median(worker / of_other for worker, of_other in pairs)
 
 
 def table(found: Mapping[str, list[Spent]]) -> Table:
