@@ -75,10 +75,10 @@ def shares(config: Config, rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def table(runs: Mapping[str, Mapping[str, float]]) -> Table:
-    printed = Table(title=f"{STEPS} steps, search latency median 0.3 s, p99 2 s")
+    printed = Table(title=f"{STEPS} steps by max_staleness, search latency median 0.3 s, p99 2 s")
     printed.add_column("")
     for heading in runs:
-        printed.add_column(heading, justify="right")
+        printed.add_column(heading.removeprefix("staleness "), justify="right")
     rows = {"wall s": "wall_s", "busier of learner and engine, s": "optimum_s", "of wall": "optimum_over_wall"}
     rows |= {"learner idle": "learner_idle", "rollout idle": "rollout_idle", "update s / step": "update_s"}
     rows |= {"staleness, mean": "staleness_mean", "at most": "staleness_max"}
