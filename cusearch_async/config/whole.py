@@ -132,7 +132,9 @@ class Config(Section):
     def _can_take_turns(self) -> Config:
         learner = self.learner
         has_reference = self.loss.kl_coef > 0 and not learner.lora.rank
-        for is_wrong, needed in (
+        _refuse(
+            "run.take_turns",
+            self.run.take_turns,
             (learner.nodes > 1, f"learner.nodes = 1, got {learner.nodes}: the GPUs are locked on one machine"),
             (
                 learner.zero_stage not in (1, 2),
@@ -141,15 +143,15 @@ class Config(Section):
             (has_reference and learner.reference != "cpu", "learner.reference = 'cpu': it would stay on the GPU"),
             (learner.deepspeed.offload("offload_optimizer"), "no zero_optimization.offload_optimizer: all is moved"),
             (learner.deepspeed.offload("offload_param"), "no zero_optimization.offload_param: all is moved"),
-        ):
-            if self.run.take_turns and is_wrong:
-                raise ValueError(f"run.take_turns needs {needed}")
+        )
         return self
 
     @model_validator(mode="after")
     def _can_compile(self) -> Config:
         learner = self.learner
-        for is_wrong, needed in (
+        _refuse(
+            "learner.compile",
+            learner.compile,
             (learner.zero_stage == 3, "learner.zero_stage at most 2, got 3: DeepSpeed gathers weights layer by layer"),
             (learner.lora.rank > 0, f"learner.lora.rank = 0, got {learner.lora.rank}"),
             (
@@ -157,22 +159,20 @@ class Config(Section):
                 "learner.gradient_checkpointing = false: it may compute another code again",
             ),
             (learner.attention != "sdpa", f"learner.attention = 'sdpa', got {learner.attention!r}"),
-        ):
-            if learner.compile and is_wrong:
-                raise ValueError(f"learner.compile needs {needed}")
+        )
         return self
 
     @model_validator(mode="after")
     def _can_send_weights(self) -> Config:
-        for is_wrong, needed in (
+        _refuse(
+            "weights.url",
+            self.weights.url is not None,
             (
                 self.learner.lora.rank > 0,
                 "learner.lora.rank = 0: vLLM reads an adapter from its files; share the folder",
             ),
             (self.run.take_turns, "run.take_turns = false: the GPUs are this machine's, and so is the folder"),
-        ):
-            if self.weights.url is not None and is_wrong:
-                raise ValueError(f"weights.url needs {needed}")
+        )
         return self
 
     @model_validator(mode="after")
@@ -210,3 +210,10 @@ class Config(Section):
                 f"{self.learner.zero_stage}"
             )
         return self
+
+
+def _refuse(key: str, is_set: bool, *obstacles: tuple[bool, str]) -> None:
+    """`obstacles` are (whether it is there, what the setting `key` needs instead). Raises: ValueError."""
+    for is_there, needed in obstacles:
+        if is_set and is_there:
+            raise ValueError(f"{key} needs {needed}")
