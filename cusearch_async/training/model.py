@@ -7,9 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._inductor import config as inductor
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.exc import InvalidCxxCompiler
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
@@ -240,6 +237,11 @@ def compile_layers(model: Any, path: str) -> None:
     shape. Parameters keep their names.
 
     Raises: ConfigError when the model has no layers that are compiled by themselves, or there is no C++ compiler."""
+    # two seconds, which only those who compile shall wait
+    from torch._inductor import config as inductor  # noqa: PLC0415
+    from torch._inductor.cpp_builder import get_cpp_compiler  # noqa: PLC0415
+    from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415
+
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(f"model.path {path!r} has no layers that transformers knows as such; unset learner.compile")
