@@ -12,9 +12,20 @@ from tests.transport.conftest import make_limits
 
 
 @pytest.fixture
-def parts(atlas_config):
-    config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", "--rollout.max_episodes", "64"])
+def buffer_class() -> type[MemoryBuffer]:
+    return MemoryBuffer
+
+
+@pytest.fixture
+def most() -> int:
+    """Episodes at once."""
+    return 64
+
+
+@pytest.fixture
+def parts(atlas_config, buffer_class, most):
+    config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", "--rollout.max_episodes", str(most)])
     run = MemoryRun()
-    buffer, player = MemoryBuffer(run, make_limits(max_staleness=1)), HeldPlayer()
+    buffer, player = buffer_class(run, make_limits(max_staleness=1)), HeldPlayer()
     loop = RolloutLoop("w", config, buffer, FakeEngine(), None, player, FakeSearch(), QUESTIONS)
     return run, buffer, player, loop

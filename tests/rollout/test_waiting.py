@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from cusearch_async.config import load_config
-from cusearch_async.rollout.loop import RolloutLoop
-from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from cusearch_async.transport.memory import MemoryBuffer
 from tests.conftest import SLOW
-from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldPlayer, running, until
+from tests.rollout.workers import running, until
 from tests.transport.conftest import make_limits
 from tests.transport.filling import start
 
@@ -37,18 +35,8 @@ class CountingBuffer(MemoryBuffer):
 
 
 @pytest.fixture
-def most() -> int:
-    """Episodes at once."""
-    return 64
-
-
-@pytest.fixture
-def parts(atlas_config, most):
-    config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", "--rollout.max_episodes", str(most)])
-    run = MemoryRun()
-    buffer, player = CountingBuffer(run, make_limits(max_staleness=1)), HeldPlayer()
-    loop = RolloutLoop("w", config, buffer, FakeEngine(), None, player, FakeSearch(), QUESTIONS)
-    return run, buffer, player, loop
+def buffer_class() -> type[CountingBuffer]:
+    return CountingBuffer
 
 
 async def quiet(buffer: CountingBuffer) -> Counter[str]:
