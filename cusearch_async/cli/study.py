@@ -89,10 +89,11 @@ def claimed(folder: Path, file: Path, plan: Plan) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     copy = folder / _COPY
     if copy.exists():
-        before = read_plan(copy).study
+        before = read_plan(copy)
         for name, was, now in (
-            ("name", before.name, plan.study.name),
-            ("primary measures", before.primary, plan.study.primary),
+            ("name", before.study.name, plan.study.name),
+            ("primary measures", before.study.primary, plan.study.primary),
+            ("claims", *("; ".join(claim.model_dump_json() for claim in one.claims) for one in (before, plan))),
         ):
             if was != now:
                 raise ConfigError(f"{folder} is the folder of a study with the {name} {was}, not {now}; choose another")

@@ -12,6 +12,11 @@ seeds = 5
 [part.grid]                           # every combination of these
 "method.name" = ["grpo_full", "sdga_phase"]
 "retriever.stochastic" = [true, false]
+[[claim]]                             # what the study is to test
+text = "depth-first selection beats GRPO"
+part = "methods"
+better = { "method.name" = "sdga_phase" }
+than = { "method.name" = "grpo_full" }
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from cusearch_async.config.section import NAME, Section
 from cusearch_async.errors import ConfigError
 
 Value = bool | int | float | str | list[Any]
-Measure = Literal["em_last", "em_area"]
+Measure = Literal["em_last", "em_area", "depth_growth"]
 
 OF_A_RUN = ("run.name", "run.folder", "run.seed", "redis.url", "retriever.url", "weights.folder")
 """Settings that the study gives each of its runs."""
@@ -44,7 +49,7 @@ class StudySection(Section):
     """Name of the study."""
     configs: tuple[Path, ...] = Field(min_length=1)
     """The config files of all runs, as `cusearch launch` takes them."""
-    primary: tuple[Measure, ...] = ("em_last", "em_area")
+    primary: tuple[Literal["em_last", "em_area"], ...] = ("em_last", "em_area")
     """The measures that are decided by: held-out greedy exact match after the last step, and its mean over the run (the
     area under its curve). They cannot be changed once the study has a run."""
     baseline: dict[str, Value] = Field(min_length=1)
@@ -63,11 +68,31 @@ class Part(Section):
     """Setting -> its values; the part has every combination."""
 
 
+class Claim(Section):
+    """What the study is to test; claims cannot be changed once the study has a run.
+
+    A claim about the combinations of a part is tested once for each setting of what it does not name."""
+
+    text: str = Field(min_length=1)
+    """What is claimed, by whom."""
+    part: str
+    """Name of the part whose runs it is about."""
+    better: dict[str, Value] = Field(min_length=1)
+    """Settings of the runs that are claimed to be better."""
+    than: dict[str, Value] = Field({})
+    """Settings of those that they are compared with; empty for none: the measure itself is claimed to be above 0."""
+    more_where: dict[str, Value] = Field({})
+    """Settings where the difference is claimed to be larger than elsewhere; empty for no such claim."""
+    measures: tuple[Measure, ...] = ()
+    """What they are measured by; empty for study.primary."""
+
+
 class StudyFile(Section):
     study: StudySection
     settings: dict[str, Value] = Field({})
     """Settings of all runs."""
     part: tuple[Part, ...] = Field(min_length=1)
+    claim: tuple[Claim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +117,7 @@ class PlannedRun:
 class Plan:
     study: StudySection
     parts: tuple[Part, ...]
+    claims: tuple[Claim, ...]
     varied: tuple[str, ...]
     """Settings that differ between runs: columns of the tables."""
     runs: dict[str, PlannedRun]
@@ -118,7 +144,27 @@ def read_plan(path: Path) -> Plan:
         missing = [key for key in baseline if key not in varied]
         if missing:
             raise ConfigError(f"{name}: baseline {missing[0]} is the same in all runs; it must differ in some part")
-    return Plan(file.study, file.part, varied, runs)
+    for claim in file.claim:
+        _check_claim(claim, list(runs.values()))
+    return Plan(file.study, file.part, file.claim, varied, runs)
+
+
+def _check_claim(claim: Claim, runs: list[PlannedRun]) -> None:
+    """Raises: ConfigError when it is about runs that the study does not have."""
+    of_part = [run for run in runs if claim.part in run.parts]
+    sides = [("better", claim.better), ("than", claim.than), ("more_where", claim.more_where)]
+    for name, settings in sides:
+        if not any(has(run.config, settings) for run in of_part):
+            said = ", ".join(f"{key} = {_text(value)}" for key, value in settings.items())
+            raise ConfigError(f"claim {claim.text!r}: part {claim.part!r} has no run with its {name}: {said}")
+
+
+def has(config: Config, settings: dict[str, Value]) -> bool:
+    """Whether a config has these settings. Raises: ConfigError for a setting that there is none of."""
+    try:
+        return all(_text(value_of(config, key)) == _text(value) for key, value in settings.items())
+    except (AttributeError, KeyError) as error:
+        raise ConfigError(f"there is no setting {' and '.join(settings)}: {error}") from error
 
 
 def _runs_of(part: Part, file: StudyFile, varied: tuple[str, ...]) -> list[PlannedRun]:

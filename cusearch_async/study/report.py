@@ -1,7 +1,8 @@
 """The report of a study, from its tables alone: report.md and its figures.
 
-For each part: held-out curves, a table of the measures with intervals, the differences to the baseline, the costs.
-Failed runs are named; a combination with fewer than two seeds has no interval."""
+First the claims of the study, then for each part: held-out curves, a table of the measures with intervals, the
+differences to the baseline, the costs. Failed runs are named; a combination with fewer than two seeds has no
+interval."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import pandas as pd
 
 from cusearch_async.files import write_whole
 from cusearch_async.metrics.drawing import pyplot
+from cusearch_async.study.claims import outcomes_of
 from cusearch_async.study.plan import Part, Plan, value_of
 from cusearch_async.study.statistics import Difference, Estimate, Matrix, contributions, corrected, difference, estimate
 from cusearch_async.study.tables import Tables
@@ -22,7 +24,13 @@ from cusearch_async.study.tables import Tables
 HOW = """Intervals are of 95 %, by hierarchical bootstrap over seeds and questions; p-values of paired t-tests over
 seeds, Holm's over the rows of a table. *Detectable* is the true difference that so many seeds would have shown with a
 probability of 0.8. *Over-search* is the mean number of searches beyond those that a question needs."""
-NAMES = {"em_last": "EM after the last step", "em_area": "mean EM over the run"}
+CLAIMS = """A claim *holds*, or *the opposite holds*, where Holm's p over the claims of its table is at most 0.05; where
+only its own p is, it *leans* that way."""
+NAMES = {
+    "em_last": "EM after the last step",
+    "em_area": "mean EM over the run",
+    "depth_growth": "growth of depth over the run",
+}
 SECONDARY = {
     "em_sampled": "sampled EM, last fifth",
     "depth_last": "depth",
@@ -109,9 +117,20 @@ def write_report(plan: Plan, tables: Tables, folder: Path) -> Path:
     )
     failures = "".join(f"- {row['run']}: {row['reason']}\n" for _, row in failed.iterrows())
     path = folder / "report.md"
-    text = head + (f"\nFailed runs:\n\n{failures}" if failures else "") + "".join(parts)
+    text = head + (f"\nFailed runs:\n\n{failures}" if failures else "") + _claims(plan, tables) + "".join(parts)
     write_whole(path, text.encode())
     return path
+
+
+def _claims(plan: Plan, tables: Tables) -> str:
+    text = f"\n## Claims\n\n{CLAIMS}\n" if plan.claims else ""
+    for measure, tested in outcomes_of(plan, tables).items():
+        rows = [
+            [one.claim.text, _said(dict(one.context)), *_difference_cells(one.found), one.verdict] for one in tested
+        ]
+        text += f"\nBy {NAMES[measure]}:\n"
+        text += _table(["claim", "where", "seeds", "difference", "p", "Holm's p", "detectable", "verdict"], rows)
+    return text
 
 
 def _part(part: Part, plan: Plan, variants: Sequence[Variant], tables: Tables, folder: Path) -> str:
@@ -151,15 +170,15 @@ def _differences(variants: Sequence[Variant], plan: Plan, tables: Tables) -> str
         found = [(variant.label, compare(variant, baseline, measure, tables)) for variant in others]
         known = [(label, one) for label, one in found if one is not None]
         whole = corrected([one for _, one in known])
-        rows = [_difference_row(label, one) for (label, _), one in zip(known, whole, strict=True)]
+        rows = [[label, *_difference_cells(one)] for (label, _), one in zip(known, whole, strict=True)]
         text += f"\nLess {baseline.label}, {NAMES[measure]}:\n"
         text += _table(["", "seeds", "difference", "p", "Holm's p", "detectable"], rows)
     return text
 
 
-def _difference_row(label: str, one: Difference) -> list[str]:
+def _difference_cells(one: Difference) -> list[str]:
     numbers = [f"{value:.3f}" if value is not None else "–" for value in (one.p, one.p_holm, one.detectable)]
-    return [label, str(one.estimate.seeds), _shown(one.estimate, "+"), *numbers]
+    return [str(one.estimate.seeds), _shown(one.estimate, "+"), *numbers]
 
 
 def _shown(one: Estimate, sign: str = "") -> str:

@@ -19,6 +19,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
+from cusearch_async.algorithm.advantages import EQUAL
 from cusearch_async.streams import Stream, stream
 from cusearch_async.study.tables import area_weights
 
@@ -52,15 +53,19 @@ def contributions(answers: pd.DataFrame, measure: str) -> NDArray[np.float64]:
     """[questions] What each question contributes to a measure of one run, from its rows of the answers.
 
     Raises: ValueError for a measure that is not of the answers."""
-    table = answers.pivot_table(index="version", columns="question", values="em", sort=True)
-    versions, em = table.index.to_numpy(dtype=np.int64), table.to_numpy(dtype=np.float64)
+    column = "depth" if measure == "depth_growth" else "em"
+    table = answers.pivot_table(index="version", columns="question", values=column, sort=True)
+    versions, values = table.index.to_numpy(dtype=np.int64), table.to_numpy(dtype=np.float64)
+    last = np.where(versions == versions.max(), 1.0, 0.0)
     if measure == "em_last":
-        weights = np.where(versions == versions.max(), 1.0, 0.0)
+        weights = last
     elif measure == "em_area":
         weights = area_weights(versions)
+    elif measure == "depth_growth":
+        weights = last - np.where(versions == versions.min(), 1.0, 0.0)
     else:
-        raise ValueError(f"measure must be em_last or em_area, got {measure!r}")
-    found: NDArray[np.float64] = weights @ em
+        raise ValueError(f"measure must be em_last, em_area or depth_growth, got {measure!r}")
+    found: NDArray[np.float64] = weights @ values
     return found
 
 
@@ -84,10 +89,15 @@ def difference(values: Matrix, baseline: Matrix) -> Difference:
     Raises: ValueError for matrices of other shapes."""
     if values.shape != baseline.shape:
         raise ValueError(f"paired matrices must have one shape, got {values.shape} and {baseline.shape}")
-    found = estimate(values - baseline)
-    by_seed = (values - baseline).mean(axis=1)
+    return against_zero(values - baseline)
+
+
+def against_zero(values: Matrix) -> Difference:
+    """The mean of a matrix of differences, tested over its seeds."""
+    found = estimate(values)
+    by_seed = values.mean(axis=1)
     spread = float(by_seed.std(ddof=1)) if found.seeds > 1 else 0.0
-    if spread == 0:
+    if spread < EQUAL:
         return Difference(found, None)
     effect = TTestPower().solve_power(nobs=found.seeds, alpha=1 - LEVEL, power=POWER, alternative="two-sided")
     return Difference(found, float(stats.ttest_1samp(by_seed, 0.0).pvalue), None, float(effect) * spread)

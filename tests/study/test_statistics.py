@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from cusearch_async.study import statistics
-from cusearch_async.study.statistics import contributions, corrected, difference, estimate
+from cusearch_async.study.statistics import against_zero, contributions, corrected, difference, estimate
 from cusearch_async.study.tables import area_weights
 
 
@@ -108,5 +108,12 @@ def test_a_question_contributes_what_it_got():
     )
     assert contributions(answers, "em_last") == pytest.approx([1, 1])
     assert contributions(answers, "em_area") == pytest.approx([5 / 6, 3 / 6])
-    with pytest.raises(ValueError, match="em_last or em_area, got 'em'"):
+    with pytest.raises(ValueError, match="em_last, em_area or depth_growth, got 'em'"):
         contributions(answers, "em")
+
+
+def test_seeds_that_agree_to_the_last_digit_have_no_p_value():
+    """Their spread is rounding error: a test would call it certain."""
+    values = np.full((3, 40), 0.0)
+    values[:, 7] = [1.0, 1.0, 1.0 + 1e-15]
+    assert against_zero(values).p is None
