@@ -74,9 +74,9 @@ HARD = Style(
     not_found=0.15,
     verified=0.15,
     answers_at_once=0.02,
-    answers_after_link=0.55,
+    answers_after_link=0.7,
     answers_after_nothing=0.2,
-    answers_at_end=0.85,
+    answers_at_end=0.97,
 )
 STYLES = {style.world.name: style for style in (PLAIN, HARD)}
 

@@ -25,7 +25,7 @@ END_OF_TEXT = "<|endoftext|>"
 VOCABULARY = 384
 CONTEXT = 1024
 
-CYCLES = {PLAIN: ((1600, 2e-3), (700, 6e-4)), HARD: ((450, 8e-4),)}
+CYCLES = {PLAIN: ((1600, 2e-3), (700, 6e-4)), HARD: ((500, 8e-4),)}
 """Optimizer steps and peak learning rate of each one-cycle schedule; the second of PLAIN polishes reading."""
 TRACES_PER_STEP = 32
 
