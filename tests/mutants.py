@@ -24,6 +24,7 @@ RECORDING, REPLAYING = (("training/recording.py", "test_recording.py"), ("traini
 STATISTICS, PROBING = ("study/statistics.py", "test_statistics.py"), ("evaluation/probing.py", "test_probing.py")
 SCORING, LOCAL = ("evaluation/scoring.py", "test_scoring.py"), ("retrieval/local.py", "test_server.py")
 RUNNING, REPORT = ("study/running.py", "test_report.py"), ("study/report.py", "test_report.py")
+CLAIMS = ("study/claims.py", "test_claims.py")
 BASELINES = ("algorithm/methods/baselines.py", "test_methods.py")
 ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algorithm/losses.py", "test_losses.py")
 ANSWERS, REWARDS = ("algorithm/answers.py", "test_answers.py"), ("environments/search.py", "test_reward.py")
@@ -260,6 +261,10 @@ MUTANTS = {
     "a run that lacks a step is done": (("study/tables.py", "test_running.py"), "if len(rows) != steps or", "if"),
     "a failed run is made again unasked": (RUNNING, '{"failed"} if retry_failed else set()', '{"failed"}'),
     "a failed seed is in the mean": (REPORT, 'self.runs["status"] == "done"', 'self.runs["status"] != ""'),
+    "a claim is tested the wrong way round": (CLAIMS, "better[seed] - than[seed]", "than[seed] - better[seed]"),
+    "an uncorrected p decides": (CLAIMS, "self.found.p_holm <= 1 - LEVEL", "self.found.p <= 1 - LEVEL"),
+    "a gain elsewhere is not taken off": (CLAIMS, "where[seed] - elsewhere[seed]", "where[seed]"),
+    "growth is the last depth": (("study/statistics.py", "test_claims.py"), "weights = last - np.where(", "weights = last - 0 * np.where("),
     "versions to be scored are deleted": (WEIGHTS, "if not self._keeps(version):", "if True:"),
     "who sleeps keeps the GPUs": (TURNS, "                lock.give_back()\n", ""),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.study.plan import Claim, Measure, Plan, PlannedRun, has, value_of
+from cusearch_async.study.plan import Claim, Measure, Plan, PlannedRun, Value, has, value_of
 from cusearch_async.study.statistics import LEVEL, Difference, against_zero, contributions, corrected
 from cusearch_async.study.tables import Tables
 
@@ -85,14 +85,17 @@ def _gains(
     claim: Claim, measure: Measure, runs: Sequence[PlannedRun], tables: Tables
 ) -> dict[int, NDArray[np.float64]]:
     """Seed -> [questions] the measure of the better run, less that of the one it is compared with."""
-    better, than = (
-        {run.seed: _measured(run, measure, tables) for run in runs if has(run.config, settings)}
-        for settings in (claim.better, claim.than)
-    )
+    better = _by_seed(runs, claim.better, measure, tables)
     if not claim.than:
         return better
-    return {seed: better[seed] - than[seed] for seed in sorted(better) if seed in than}
+    than = _by_seed(runs, claim.than, measure, tables)
+    return {seed: better[seed] - than[seed] for seed in better if seed in than}
 
 
-def _measured(run: PlannedRun, measure: Measure, tables: Tables) -> NDArray[np.float64]:
-    return contributions(tables.answers[tables.answers["run"] == run.id], measure)
+def _by_seed(
+    runs: Sequence[PlannedRun], settings: dict[str, Value], measure: Measure, tables: Tables
+) -> dict[int, NDArray[np.float64]]:
+    """Of the runs with these settings: seed -> [questions] the measure."""
+    answers = tables.answers
+    found = [run for run in runs if has(run.config, settings)]
+    return {run.seed: contributions(answers[answers["run"] == run.id], measure) for run in found}
