@@ -24,7 +24,7 @@ RECORDING, REPLAYING = (("training/recording.py", "test_recording.py"), ("traini
 STATISTICS, PROBING = ("study/statistics.py", "test_statistics.py"), ("evaluation/probing.py", "test_probing.py")
 SCORING, LOCAL = ("evaluation/scoring.py", "test_scoring.py"), ("retrieval/local.py", "test_server.py")
 RUNNING, REPORT = ("study/running.py", "test_report.py"), ("study/report.py", "test_report.py")
-CLAIMS = ("study/claims.py", "test_claims.py")
+CLAIMS, GROWTH = (("study/claims.py", "test_claims.py"), ("study/statistics.py", "test_claims.py"))
 BASELINES = ("algorithm/methods/baselines.py", "test_methods.py")
 ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algorithm/losses.py", "test_losses.py")
 ANSWERS, REWARDS = ("algorithm/answers.py", "test_answers.py"), ("environments/search.py", "test_reward.py")
@@ -264,7 +264,7 @@ MUTANTS = {
     "a claim is tested the wrong way round": (CLAIMS, "better[seed] - than[seed]", "than[seed] - better[seed]"),
     "an uncorrected p decides": (CLAIMS, "self.found.p_holm <= 1 - LEVEL", "self.found.p <= 1 - LEVEL"),
     "a gain elsewhere is not taken off": (CLAIMS, "where[seed] - elsewhere[seed]", "where[seed]"),
-    "growth is the last depth": (("study/statistics.py", "test_claims.py"), "weights = last - np.where(", "weights = last - 0 * np.where("),
+    "growth is the last depth": (GROWTH, "weights = last - np.where(", "weights = last - 0 * np.where("),
     "versions to be scored are deleted": (WEIGHTS, "if not self._keeps(version):", "if True:"),
     "who sleeps keeps the GPUs": (TURNS, "                lock.give_back()\n", ""),
 }  # fmt: skip

@@ -48,7 +48,8 @@ COSTS = {
 class Variant:
     """One combination of settings in a part, with the runs of all its seeds."""
 
-    label: str
+    name: str
+    """Its settings among those that tell the baseline from the others."""
     context: str
     """The settings that it shares with its baseline."""
     is_baseline: bool
@@ -71,8 +72,9 @@ def variants_of(part: Part, plan: Plan, tables: Tables) -> list[Variant]:
     for values, runs in rows.groupby(shown, sort=False):
         settings = dict(zip(shown, values, strict=True))
         context = {key: value for key, value in settings.items() if key not in baseline}
+        own = {key: value for key, value in settings.items() if key in baseline}
         is_baseline = all(str(settings.get(key, value)) == str(value) for key, value in baseline.items())
-        found.append(Variant(_said(settings), _said(context), is_baseline, runs))
+        found.append(Variant(_said(own or settings), _said(context), is_baseline, runs))
     return found
 
 
@@ -95,7 +97,7 @@ def compare(variant: Variant, baseline: Variant, measure: str, tables: Tables) -
     if not shared:
         return None
     first, second = (
-        matrix(Variant(v.label, v.context, v.is_baseline, v.runs[v.runs["seed"].isin(shared)]), measure, tables)
+        matrix(Variant(v.name, v.context, v.is_baseline, v.runs[v.runs["seed"].isin(shared)]), measure, tables)
         for v in (variant, baseline)
     )
     return difference(first, second)
@@ -156,7 +158,7 @@ def _measures(variants: Sequence[Variant], plan: Plan, tables: Tables) -> str:
         cells = [_shown(estimate(matrix(variant, measure, tables))) for measure in plan.study.primary]
         means = variant.done[list(SECONDARY)].mean()
         cells += [f"{means[name]:.3f}" for name in SECONDARY]
-        rows.append([variant.label, f"{len(variant.done)} of {len(variant.runs)}", *cells])
+        rows.append([variant.name, f"{len(variant.done)} of {len(variant.runs)}", *cells])
     return _table(["", "seeds", *(NAMES[name] for name in plan.study.primary), *SECONDARY.values()], rows)
 
 
@@ -167,11 +169,11 @@ def _differences(variants: Sequence[Variant], plan: Plan, tables: Tables) -> str
         return ""
     text = ""
     for measure in plan.study.primary:
-        found = [(variant.label, compare(variant, baseline, measure, tables)) for variant in others]
-        known = [(label, one) for label, one in found if one is not None]
+        found = [(variant.name, compare(variant, baseline, measure, tables)) for variant in others]
+        known = [(name, one) for name, one in found if one is not None]
         whole = corrected([one for _, one in known])
-        rows = [[label, *_difference_cells(one)] for (label, _), one in zip(known, whole, strict=True)]
-        text += f"\nLess {baseline.label}, {NAMES[measure]}:\n"
+        rows = [[name, *_difference_cells(one)] for (name, _), one in zip(known, whole, strict=True)]
+        text += f"\nLess {baseline.name}, {NAMES[measure]}:\n"
         text += _table(["", "seeds", "difference", "p", "Holm's p", "detectable"], rows)
     return text
 
@@ -192,7 +194,8 @@ def _costs(variants: Sequence[Variant]) -> str:
     rows = []
     for variant in variants:
         means = variant.done[list(COSTS)].mean()
-        rows.append([variant.label, *(f"{means[name] / unit:.0f}" for name, (_, unit) in COSTS.items())])
+        label = ", ".join(filter(None, (variant.context, variant.name)))
+        rows.append([label, *(f"{means[name] / unit:.0f}" for name, (_, unit) in COSTS.items())])
     return "\nMean cost of a run:\n" + _table(["", *(name for name, _ in COSTS.values())], rows)
 
 
@@ -214,7 +217,7 @@ def draw_curves(variants: Sequence[Variant], tables: Tables, title: str, path: P
             continue
         frame = pd.DataFrame(curves)
         mean, error = frame.mean(), frame.sem().fillna(0.0)
-        axes.plot(mean.index, mean, color=color, label=variant.label, linewidth=2.2 if variant.is_baseline else 1.3)
+        axes.plot(mean.index, mean, color=color, label=variant.name, linewidth=2.2 if variant.is_baseline else 1.3)
         axes.fill_between(mean.index, mean - error, mean + error, color=color, alpha=0.15, linewidth=0)
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel("learner step")
