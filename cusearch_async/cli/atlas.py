@@ -22,6 +22,9 @@ from cusearch_async.lifecycle.placement import configure_process
 if TYPE_CHECKING:
     from cusearch_async.evaluation.scoring import Scores
 
+POOLS = 10
+"""Pools of a run that `check` plays."""
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -73,6 +76,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     from cusearch_async.atlas.check import LocalSearch, pool_figures, skills  # noqa: PLC0415
     from cusearch_async.atlas.questions import test_chains  # noqa: PLC0415
     from cusearch_async.cli.trace import stretches  # noqa: PLC0415
+    from cusearch_async.data.questions import load_run_questions  # noqa: PLC0415
     from cusearch_async.evaluation.probing import Pass  # noqa: PLC0415
     from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415
@@ -82,19 +86,22 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     search = LocalSearch(config.retriever, config.run.seed)
     chains = test_chains(arguments.per_length, world)
     questions = [chain.question() for chain in chains]
-    passes = [Pass(0.0)] + [Pass(config.episode.temperature)] * config.pool.rollouts
-    played = asyncio.run(play_with(search, config, model, questions, passes))
-    greedy, *sampled = (one.episodes for one in played)
+    drawn = load_run_questions(config)
+    own = [drawn.of(ticket) for ticket in range(POOLS * config.pool.questions)]
+    temperature = config.episode.temperature
+    passes = [Pass(questions, 0.0), Pass(questions, temperature), *[Pass(own, temperature)] * config.pool.rollouts]
+    greedy, sampled, *siblings = (one.episodes for one in asyncio.run(play_with(search, config, model, passes)))
     tokenizer = load_tokenizer(model)
     found = skills([stretches(t, tokenizer) for t in greedy], chains)
     console.print(f"right queries  {found.right_queries / max(found.searches, 1):.1%} of {found.searches} searches")
     console.print(f"right readings {found.right_readings / max(found.found, 1):.1%} of {found.found} found passages")
     console.print(f"over-search    {found.over_searches / len(chains):.2f} searches per question for what was known")
-    figures = pool_figures(list(zip(*sampled, strict=True)), config.episode.s_max)
-    console.print(f"groups of {len(sampled)} with equal rewards {figures.zero_variance:.1%}")
+    figures = pool_figures(list(zip(*siblings, strict=True)), config.episode.s_max)
+    console.print(f"{POOLS} pools of {config.pool.questions} groups of {len(siblings)}:")
+    console.print(f"groups with equal rewards {figures.zero_variance:.1%}")
     console.print(f"trajectories identical to another of their group {figures.identical:.1%}")
     console.print(f"trajectories by depth {' '.join(map(str, figures.depths))}")
-    console.print(_scores(summarize(greedy, questions), summarize(sampled[0], questions)))
+    console.print(_scores(summarize(greedy, questions), summarize(sampled, questions)))
 
 
 def world_of(config: Config) -> World:

@@ -152,13 +152,14 @@ async def evaluated(config: Config, model: str, arguments: argparse.Namespace) -
     if arguments.probe and all(question.evidence is None for question in questions):
         raise ConfigError("--probe needs questions that name their evidence, and none of these does")
     sampled = max(arguments.samples, 4 if arguments.probe else 0)
-    passes = [probing.Pass(arguments.temperature), *(probing.Pass(arguments.temperature, mode) for mode in probes)]
-    passes += [probing.Pass(config.episode.temperature)] * sampled
+    modes: tuple[Mode, ...] = ("full", *probes)
+    passes = [probing.Pass(questions, arguments.temperature, mode) for mode in modes]
+    passes += [probing.Pass(questions, config.episode.temperature)] * sampled
     async with SearchClient.open(config) as search:
         if config.uses_retriever:
             await search.wait_until_answering(config.run.wait_s)
-        full, *others = await play_with(search, config, model, questions, passes)
-        other = (await play_with(search, config, arguments.against, questions, passes[:1])) if arguments.against else []
+        full, *others = await play_with(search, config, model, passes)
+        other = (await play_with(search, config, arguments.against, passes[:1])) if arguments.against else []
     verdicts = await judge(config.eval.judge, full.episodes) if config.eval.judge.url else None
     right = [[t.em for t in one.episodes] for one in (full, *others)]
     samples = probing.summarize_samples([one.episodes for one in others[len(probes) :]]) if sampled else None

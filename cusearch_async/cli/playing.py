@@ -10,13 +10,10 @@ from cusearch_async.config import Config
 if TYPE_CHECKING:
     from cusearch_async.environments import Search
     from cusearch_async.evaluation.probing import Pass, Played
-    from cusearch_async.types import Question
 
 
-async def play_with(
-    search: Search, config: Config, model: str, questions: Sequence[Question], passes: Sequence[Pass]
-) -> list[Played]:
-    """One episode per question in each pass, with one engine. Equal passes give different samples."""
+async def play_with(search: Search, config: Config, model: str, passes: Sequence[Pass]) -> list[Played]:
+    """What was played in each pass, with one engine."""
     from cusearch_async.evaluation.probing import Played, ProbedSearch  # noqa: PLC0415
     from cusearch_async.evaluation.scoring import evaluate  # noqa: PLC0415
     from cusearch_async.models import check_model  # noqa: PLC0415
@@ -27,6 +24,6 @@ async def play_with(
     with open_player(config, model, tokenizer, probed) as (_, player):
         for rollout, one in enumerate(passes):
             probed.mode = one.mode
-            episodes = await evaluate(player, questions, one.temperature, config.rollout.max_episodes, rollout)
-            played.append(Played(episodes, probed.take_recall(questions)))
+            episodes = await evaluate(player, one.questions, one.temperature, config.rollout.max_episodes, rollout)
+            played.append(Played(episodes, probed.take_recall(one.questions)))
     return played

@@ -29,8 +29,9 @@ _COMPARED = 300
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One episode per question."""
+    """One episode per question. Equal passes give different samples."""
 
+    questions: Sequence[Question]
     temperature: float
     mode: Mode = "full"
 
