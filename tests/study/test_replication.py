@@ -1,0 +1,68 @@
+"""docs/replication.md and its report say what the committed tables say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cusearch_async.study.plan import read_plan
+from cusearch_async.study.report import write_report
+from cusearch_async.study.tables import Tables
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "replication"
+PLAN = ROOT / "cusearch_async" / "configs" / "studies" / "replication.toml"
+MIDDLE = range(9, 16)
+"""Learner steps in the middle of the training."""
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return Tables.read(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def steps(tables):
+    """Of the main part's runs with a stochastic engine."""
+    runs = tables.runs[tables.runs["parts"].str.contains("methods") & tables.runs["retriever.stochastic"]]
+    return tables.steps.merge(runs[["run", "method.name"]], on="run")
+
+
+def test_the_report_is_that_of_the_tables(tables, tmp_path):
+    report = write_report(read_plan(PLAN), tables, tmp_path).read_text(encoding="utf-8")
+    assert (FOLDER / "report.md").read_text(encoding="utf-8") == report
+    assert {path.name for path in FOLDER.glob("*.png")} == {path.name for path in tmp_path.glob("*.png")}
+
+
+def test_measures_and_claims_are_those_that_were_fixed():
+    fixed, now = read_plan(FOLDER / "study.toml"), read_plan(PLAN)
+    assert (fixed.study, fixed.claims) == (now.study, now.claims)
+
+
+def test_the_page_quotes_its_report():
+    """Every effect on the page, such as +0.005 [-0.010, +0.020], is in the report."""
+    page, report = ((FOLDER.parent / name).read_text() for name in ("replication.md", "replication/report.md"))
+    effects = re.findall(r"[+-]\d\.\d{3} (?:\[[^\]]+\]|\(no interval\))", page)
+    assert effects
+    assert [effect for effect in effects if effect not in report] == []
+
+
+def test_no_planned_run_failed(tables):
+    assert set(tables.runs["status"]) == {"done"}
+
+
+def test_the_hard_world_can_tell_methods_apart(tables, steps):
+    """What `configs/atlas-hard.toml` is for: room to learn, rewards that differ, every depth."""
+    runs = tables.runs.set_index("run")
+    full = [run for run in dict.fromkeys(steps["run"]) if runs.loc[run, "method.name"] == "grpo_full"]
+    assert runs.loc[full, "em_first"].between(0.2, 0.4).all()
+    assert runs.loc[full, "em_last"].mean() > 0.6
+    middle = steps[steps["step"].isin(MIDDLE)]
+    flat = middle.groupby("method.name")["groups/zero_variance_share"].mean()
+    assert flat["grpo_full"] < 0.4
+    depths = np.array([json.loads(depths) for depths in middle["depth/generated"]]).sum(axis=0)
+    assert (depths > 0.02 * depths.sum()).all()
