@@ -30,6 +30,7 @@ baseline = {{ "method.name" = "grpo_full" }}
 [settings]
 "run.steps" = 1
 "pool.questions" = 6
+"pool.rollouts" = 3
 "pool.max_staleness" = 0
 "method.budget" = 8
 "loss.minibatch" = 8
