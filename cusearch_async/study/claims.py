@@ -55,11 +55,8 @@ def outcomes_of(plan: Plan, tables: Tables) -> dict[Measure, list[Outcome]]:
 def _tested(
     claim: Claim, measure: Measure, plan: Plan, done: Sequence[PlannedRun], tables: Tables
 ) -> Iterator[Outcome]:
-    planned = [run for run in plan.runs.values() if claim.part in run.parts]
     named = {*claim.better, *claim.than, *claim.more_where}
-    free = [
-        key for key in plan.varied if key not in named and len({str(value_of(run.config, key)) for run in planned}) > 1
-    ]
+    free = [key for key in plan.differing(claim.part) if key not in named]
     contexts: dict[tuple[tuple[str, Any], ...], list[PlannedRun]] = {}
     for run in done:
         if claim.part in run.parts:

@@ -123,6 +123,15 @@ class Plan:
     runs: dict[str, PlannedRun]
     """By id, in the order of the parts; the seeds of a combination alternate with other combinations."""
 
+    def of(self, part: str) -> list[PlannedRun]:
+        """The runs of a part."""
+        return [run for run in self.runs.values() if part in run.parts]
+
+    def differing(self, part: str) -> list[str]:
+        """The settings that differ between the runs of a part."""
+        runs = self.of(part)
+        return [key for key in self.varied if len({str(value_of(run.config, key)) for run in runs}) > 1]
+
 
 def read_plan(path: Path) -> Plan:
     """Raises: ConfigError that names the part, the combination and the mistake."""

@@ -17,7 +17,7 @@ import pandas as pd
 from cusearch_async.files import write_whole
 from cusearch_async.metrics.drawing import pyplot
 from cusearch_async.study.claims import outcomes_of
-from cusearch_async.study.plan import Part, Plan, value_of
+from cusearch_async.study.plan import Part, Plan
 from cusearch_async.study.statistics import Difference, Estimate, Matrix, contributions, corrected, difference, estimate
 from cusearch_async.study.tables import Tables
 
@@ -62,11 +62,10 @@ class Variant:
 
 def variants_of(part: Part, plan: Plan, tables: Tables) -> list[Variant]:
     """The combinations of a part, in the order of the plan."""
-    planned = [run for run in plan.runs.values() if part.name in run.parts]
+    planned = plan.of(part.name)
     known = tables.runs.set_index("run", drop=False)
     rows = known.loc[[run.id for run in planned if run.id in known.index]]
-    differing = [key for key in plan.varied if len({str(value_of(run.config, key)) for run in planned}) > 1]
-    shown = differing or list(plan.varied[:1])
+    shown = plan.differing(part.name) or list(plan.varied[:1])
     baseline = part.baseline or plan.study.baseline
     found = []
     for values, runs in rows.groupby(shown, sort=False):
@@ -194,7 +193,7 @@ def _costs(variants: Sequence[Variant]) -> str:
     rows = []
     for variant in variants:
         means = variant.done[list(COSTS)].mean()
-        label = ", ".join(filter(None, (variant.context, variant.name)))
+        label = ", ".join(dict.fromkeys(filter(None, (variant.context, variant.name))))
         rows.append([label, *(f"{means[name] / unit:.0f}" for name, (_, unit) in COSTS.items())])
     return "\nMean cost of a run:\n" + _table(["", *(name for name, _ in COSTS.values())], rows)
 

@@ -148,3 +148,11 @@ def test_a_study_that_has_just_begun_names_what_it_will_compare(plan, tmp_path):
     begun = Tables(tables.runs[tables.runs["run"] == only], tables.steps, tables.answers)
     text = write_report(plan, begun, tmp_path).read_text()
     assert list(rows_of(text, "![")) == ["grpo_full"]
+
+
+def test_what_nothing_is_compared_with_is_named_once(tmp_path):
+    """The second part varies what its baseline, the study's, does not name."""
+    plan = plan_of(tmp_path, ('baseline = { "pool.max_staleness" = 2 }\n', ""))
+    text = write_report(plan, tables_of(plan), tmp_path).read_text()
+    costs = rows_of(text.split("## staleness")[1], "Mean cost of a run:")
+    assert sorted(costs) == ["max_staleness 0", "max_staleness 2"]
