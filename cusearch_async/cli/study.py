@@ -84,16 +84,16 @@ def claimed(folder: Path, file: Path, plan: Plan) -> Iterator[None]:
     """Lock the folder of a study, which is made here or belongs to it already.
 
     Raises: ConfigError when it is another study's, or this one's with other primary measures; RunInUse."""
-    from cusearch_async.study.plan import read_plan  # noqa: PLC0415
+    from cusearch_async.study.plan import Claim, read_file  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
     copy = folder / _COPY
     if copy.exists():
-        before = read_plan(copy)
+        before = read_file(copy)
         for name, was, now in (
             ("name", before.study.name, plan.study.name),
             ("primary measures", before.study.primary, plan.study.primary),
-            ("claims", *("; ".join(claim.model_dump_json() for claim in one.claims) for one in (before, plan))),
+            ("claims", *("; ".join(map(Claim.model_dump_json, claims)) for claims in (before.claim, plan.claims))),
         ):
             if was != now:
                 raise ConfigError(f"{folder} is the folder of a study with the {name} {was}, not {now}; choose another")

@@ -133,14 +133,19 @@ class Plan:
         return [key for key in self.varied if len({str(value_of(run.config, key)) for run in runs}) > 1]
 
 
-def read_plan(path: Path) -> Plan:
-    """Raises: ConfigError that names the part, the combination and the mistake."""
+def read_file(path: Path) -> StudyFile:
+    """A study as it is written, without its runs. Raises: ConfigError."""
     try:
-        file = StudyFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return StudyFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"study file {path} cannot be read: {error}") from error
     except ValidationError as error:
         raise ConfigError("\n".join(explain(problem) for problem in error.errors())) from error
+
+
+def read_plan(path: Path) -> Plan:
+    """Raises: ConfigError that names the part, the combination and the mistake."""
+    file = read_file(path)
     names = [part.name for part in file.part]
     if len(set(names)) < len(names):
         raise ConfigError(f"study file {path}: parts must have different names, got {', '.join(names)}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cusearch_async.study.plan import read_plan
+from cusearch_async.study.plan import read_file, read_plan
 from cusearch_async.study.report import write_report
 from cusearch_async.study.tables import Tables
 
@@ -39,8 +39,8 @@ def test_the_report_is_that_of_the_tables(tables, tmp_path):
 
 
 def test_measures_and_claims_are_those_that_were_fixed():
-    fixed, now = read_plan(FOLDER / "study.toml"), read_plan(PLAN)
-    assert (fixed.study, fixed.claims) == (now.study, now.claims)
+    fixed, now = read_file(FOLDER / "study.toml"), read_file(PLAN)
+    assert (fixed.study, fixed.claim) == (now.study, now.claim)
 
 
 def test_the_page_quotes_its_report():
