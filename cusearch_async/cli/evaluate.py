@@ -173,7 +173,7 @@ async def evaluated(config: Config, model: str, arguments: argparse.Namespace) -
         recall=sum(known) / len(known) if known else None,
         samples=samples,
         probes={mode: summarize(one.episodes, questions) for mode, one in zip(probes, others, strict=False)},
-        found=probing.findings(right[0], right[1], right[2], samples) if probes and samples else [],
+        found=probing.findings(questions, right[0], right[1], right[2], samples) if probes and samples else [],
         against=probing.compare_paired(right[0], [t.em for t in other[0].episodes]) if other else None,
         against_name=arguments.against or "",
         verdicts=verdicts,

@@ -144,23 +144,40 @@ def compare_paired(first: Sequence[float], second: Sequence[float]) -> Paired:
 
 
 SIGNIFICANT = 0.01
+_NO_HELP = 0.05
+"""Gain in EM below which, by the upper end of its interval, an engine does not help."""
 _AGREES = 0.5
 """Agreement of samples below which answers count as guesses."""
 
 
-def findings(full: Sequence[float], closed: Sequence[float], blocked: Sequence[float], samples: Samples) -> list[str]:
-    """What the probes say of a policy, in words; scores are EM [n] by question."""
-    said = []
+def findings(
+    questions: Sequence[Question],
+    full: Sequence[float],
+    closed: Sequence[float],
+    blocked: Sequence[float],
+    samples: Samples,
+) -> list[str]:
+    """What the probes say of a policy, in words; scores are EM [n] by question.
+
+    Questions that are known to need no evidence say nothing about searching, and are left out."""
+    needing = [i for i, question in enumerate(questions) if question.evidence != ()]
+    if not needing:
+        return []
+    full, closed, blocked = ([scores[i] for i in needing] for scores in (full, closed, blocked))
     searching, leaking = compare_paired(full, closed), compare_paired(blocked, closed)
-    known, em = float(np.mean(closed)), float(np.mean(full))
-    if searching.p >= SIGNIFICANT or searching.difference <= 0:
+    known = float(np.mean(closed))
+    figures = (
+        f"EM {float(np.mean(full)):.3f} with the engine, {known:.3f} without (p = {searching.p:.2g}) on {len(needing)} "
+        "questions that need a search"
+    )
+    agreement = f"its samples agree in {samples.agreement:.0%} of pairs"
+    if searching.p < SIGNIFICANT and searching.difference > 0:
+        said = [f"searching helps: {figures}"]
+    elif searching.interval[1] < _NO_HELP:
         how = "it guesses" if samples.agreement < _AGREES else "it knows the answers by heart"
-        said.append(
-            f"searching does not help: EM {em:.3f} with the engine, {known:.3f} without (p = {searching.p:.2g}); its "
-            f"samples agree in {samples.agreement:.0%} of pairs, so {how}"
-        )
+        said = [f"searching does not help: {figures}; {agreement}, so {how}"]
     else:
-        said.append(f"searching helps: EM {em:.3f} with the engine, {known:.3f} without (p = {searching.p:.2g})")
+        said = [f"too few questions to tell whether searching helps: {figures}; {agreement}"]
     if leaking.p < SIGNIFICANT and leaking.difference > 0:
         said.append(
             f"the engine leaks answers: without the evidence EM is {float(np.mean(blocked)):.3f}, without any engine "

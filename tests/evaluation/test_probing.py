@@ -19,7 +19,7 @@ from cusearch_async.evaluation.scoring import EVAL_TICKETS
 from cusearch_async.types import Question
 from tests.strategies import make_trajectory
 
-CAPITALS = [f"City {i % 12}" for i in range(120)]
+CAPITALS = [f"City {i % 12}" for i in range(600)]
 QUESTIONS = [
     Question(
         id=f"q{i}",
@@ -62,7 +62,7 @@ def reads(passages, question, rng):
 
 async def play(answer, engine, mode, sample=0):
     """EM by question, and the episodes, of a policy that searches once."""
-    search, rng = ProbedSearch(engine, mode), random.Random(sample)
+    search, rng = ProbedSearch(engine, mode), random.Random(f"{mode} {sample}")
     episodes = []
     for number, question in enumerate(QUESTIONS):
         passages = await search.search("?", 0, question, EVAL_TICKETS + number)
@@ -76,7 +76,7 @@ async def report(answer, engine):
         [t.em for t in (await play(answer, engine, mode))[0]] for mode in ("full", "closed", "blocked")
     ]
     samples = summarize_samples([(await play(answer, engine, "full", k))[0] for k in range(1, 5)])
-    return " ".join(findings(full, closed, blocked, samples))
+    return " ".join(findings(QUESTIONS, full, closed, blocked, samples))
 
 
 async def test_planted_policies_are_told_apart():
@@ -91,6 +91,28 @@ async def test_planted_policies_are_told_apart():
     honest = await report(reads, Engine())
     assert honest.startswith("searching helps: EM 1.000 with the engine, 0.000 without")
     assert "leaks" not in honest
+
+
+SAME = Samples(4, 0.5, 0.5, 1.0, 0.0)
+
+
+def test_questions_that_need_no_search_say_nothing_of_searching():
+    """A policy that reads is as right without an engine where the question says it all."""
+    easy = [Question(id=f"e{i}", text="?", answers=("x",), category="c", evidence=()) for i in range(80)]
+    right, wrong = [1.0] * 90, [1.0] * 80 + [0.0] * 10
+    said = findings([*easy, *QUESTIONS[:10]], right, wrong, wrong, SAME)
+    assert said == [
+        "searching helps: EM 1.000 with the engine, 0.000 without (p = 0.002) on 10 questions that need a search"
+    ]
+    assert findings(easy, right[:80], wrong[:80], wrong[:80], SAME) == []
+
+
+def test_a_gain_that_is_not_significant_is_not_called_none():
+    """12 of 40 right with the engine and 8 without: too few questions for a verdict either way."""
+    full, closed = [1.0] * 12 + [0.0] * 28, [1.0] * 7 + [0.0] * 32 + [1.0]
+    (said,) = findings(QUESTIONS[:40], full, closed, closed, SAME)
+    assert said.startswith("too few questions to tell whether searching helps: EM 0.300 with the engine, 0.200 without")
+    assert "by heart" not in said
 
 
 async def test_recall_is_the_share_of_the_evidence_that_was_found():
