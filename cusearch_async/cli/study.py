@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cusearch_async.errors import ConfigError, RunInUse, StudyIncomplete
+from cusearch_async.files import write_whole
 
 if TYPE_CHECKING:
-    from cusearch_async.study.plan import Plan, PlannedRun
+    from cusearch_async.study.plan import Plan, PlannedRun, StudyFile
     from cusearch_async.study.tables import Tables
 
 _COPY = "study.toml"
@@ -43,32 +43,55 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     console = Console()
     with claimed(folder, arguments.file, plan):
         before = Tables.read(folder)
-        left = [] if arguments.report else to_do(plan, before, arguments.retry_failed)
-        _describe(plan, before, len(left), console)
-        with _progress(console) as progress:
-            task = progress.add_task("runs", total=len(left[: arguments.most]))
-
-            def tell(one: PlannedRun, outcome: str, seconds: float) -> None:
-                progress.advance(task)
-                progress.console.print(f"{one.id}: {outcome}, {seconds:.0f} s", soft_wrap=True, markup=False)
-
-            run_all(plan, folder, left[: arguments.most], tell)
+        left = [] if arguments.report else to_do(plan, before, arguments.retry_failed)[: arguments.most]
+        progress = StudyProgress(plan, before, len(left), console)
+        with progress.bar:
+            run_all(plan, folder, left, progress.tell)
         tables = Tables.read(folder)
         if not len(tables.runs):
             raise StudyIncomplete(f"study {plan.study.name} has no run yet in {folder}")
+        tables.write_csv(folder)
         console.print(f"report  {write_report(plan, tables, folder)}", soft_wrap=True)
     _conclude(plan, tables)
 
 
-def _progress(console: Console) -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    return Progress(TextColumn("runs"), *columns, console=console, disable=not console.is_terminal)
+class StudyProgress:
+    """What is done and how long the rest will take, from the mean of the runs before: a bar on a terminal, and a line
+    for each run everywhere."""
 
+    def __init__(self, plan: Plan, tables: Tables, left: int, console: Console) -> None:
+        columns = (
+            TextColumn("runs"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        rows = tables.of(list(plan.runs.values()))
+        done = rows[rows["status"] == "done"]
+        self._seconds = list(done["wall_s"])
+        self._left = left
+        self._task = self.bar.add_task("runs", total=left, left=self.time_left)
+        said = f"study {plan.study.name}: {len(plan.runs)} runs, {len(done)} done, {left} to do now"
+        console.print(said + (f", {self.time_left}" if self.time_left else ""))
 
-def _describe(plan: Plan, tables: Tables, left: int, console: Console) -> None:
-    done = tables.runs[tables.runs["status"] == "done"] if len(tables.runs) else tables.runs
-    each = f", about {left * done['wall_s'].mean() / 3600:.1f} hours" if len(done) and left else ""
-    console.print(f"study {plan.study.name}: {len(plan.runs)} runs, {len(done)} done, {left} to do{each}")
+    @property
+    def time_left(self) -> str:
+        """Empty without a run to judge by."""
+        if not self._seconds or not self._left:
+            return ""
+        seconds = self._left * sum(self._seconds) / len(self._seconds)
+        return f"about {seconds / 3600:.1f} hours left" if seconds > 3600 else f"about {seconds / 60:.0f} minutes left"
+
+    def tell(self, run: PlannedRun, outcome: str, seconds: float) -> None:
+        """Of a run that is over."""
+        self._left -= 1
+        if outcome == "done":
+            self._seconds.append(seconds)
+        self.bar.update(self._task, advance=1, left=self.time_left)
+        rest = f"; {self.time_left}" if self.time_left else ""
+        self.bar.console.print(f"{run.id}: {outcome}, {seconds:.0f} s{rest}", soft_wrap=True, markup=False)
 
 
 def _conclude(plan: Plan, tables: Tables) -> None:
@@ -84,26 +107,31 @@ def claimed(folder: Path, file: Path, plan: Plan) -> Iterator[None]:
     """Lock the folder of a study, which is made here or belongs to it already.
 
     Raises: ConfigError when it is another study's, or this one's with other primary measures; RunInUse."""
-    from cusearch_async.study.plan import Claim, read_file  # noqa: PLC0415
+    from cusearch_async.study.plan import read_file  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
-    copy = folder / _COPY
-    if copy.exists():
-        before = read_file(copy)
-        for name, was, now in (
-            ("name", before.study.name, plan.study.name),
-            ("primary measures", before.study.primary, plan.study.primary),
-            ("claims", *("; ".join(map(Claim.model_dump_json, claims)) for claims in (before.claim, plan.claims))),
-        ):
-            if was != now:
-                raise ConfigError(f"{folder} is the folder of a study with the {name} {was}, not {now}; choose another")
-    elif any(path.suffix == ".parquet" for path in folder.iterdir()):
-        raise ConfigError(f"{folder} has tables but no {_COPY}; it is not the folder of a study")
     with (folder / ".lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunInUse(f"{folder} is in use: another `cusearch study` runs in it") from error
-        if file.resolve() != copy.resolve():
-            shutil.copyfile(file, copy)
+        copy = folder / _COPY
+        if copy.exists():
+            _check_same(plan, read_file(copy), folder)
+        elif any(path.suffix == ".parquet" for path in folder.iterdir()):
+            raise ConfigError(f"{folder} has tables but no {_COPY}; it is not the folder of a study")
+        if not copy.exists() or copy.read_bytes() != file.read_bytes():
+            write_whole(copy, file.read_bytes())
         yield
+
+
+def _check_same(plan: Plan, before: StudyFile, folder: Path) -> None:
+    """Raises: ConfigError for the folder of another study, or of this one with other primary measures or claims."""
+    claims = ("; ".join(claim.model_dump_json() for claim in one) for one in (before.claim, plan.claims))
+    for name, was, now in (
+        ("name", before.study.name, plan.study.name),
+        ("primary measures", before.study.primary, plan.study.primary),
+        ("claims", *claims),
+    ):
+        if was != now:
+            raise ConfigError(f"{folder} is the folder of a study with the {name} {was}, not {now}; choose another")

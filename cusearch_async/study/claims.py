@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.study.plan import Claim, Measure, Plan, PlannedRun, Value, has, value_of
-from cusearch_async.study.statistics import LEVEL, Difference, against_zero, contributions, corrected
+from cusearch_async.study.plan import Claim, Context, Measure, Plan, PlannedRun, has
+from cusearch_async.study.statistics import LEVEL, Estimate, contributions, estimate, holm
 from cusearch_async.study.tables import Tables
-
-Verdict = Literal["holds", "leans to it", "not seen", "leans against it", "the opposite holds", "one seed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +18,26 @@ class Outcome:
     """A claim by one measure, in one setting of what it does not name."""
 
     claim: Claim
-    measure: Measure
-    context: tuple[tuple[str, Any], ...]
+    context: Context
     """The setting: the values of what varies in the part and the claim does not name."""
-    found: Difference
+    found: Estimate
+    """Of the seeds whose runs are all done."""
+    planned: int
+    """Seeds."""
+    is_over: bool
+    """All its runs are done or have failed."""
+    p_holm: float | None = None
 
     @property
-    def verdict(self) -> Verdict:
-        """It holds by Holm's p-value over all claims by the same measure, and leans to it by its own alone."""
-        if self.found.estimate.seeds < 2:
-            return "one seed"
-        is_positive = self.found.estimate.mean > 0
-        if self.found.p_holm is not None and self.found.p_holm <= 1 - LEVEL:
+    def verdict(self) -> str:
+        """It holds by Holm's p-value over all claims by the same measure, and leans to it by its own alone. There is no
+        verdict before the last seed: who may stop at any seed finds something sooner or later."""
+        if not self.is_over:
+            return "not over"
+        if self.found.seeds < 2:
+            return "too few seeds"
+        is_positive = self.found.mean > 0
+        if self.p_holm is not None and self.p_holm <= 1 - LEVEL:
             return "holds" if is_positive else "the opposite holds"
         if self.found.p is not None and self.found.p <= 1 - LEVEL:
             return "leans to it" if is_positive else "leans against it"
@@ -40,59 +45,46 @@ class Outcome:
 
 
 def outcomes_of(plan: Plan, tables: Tables) -> dict[Measure, list[Outcome]]:
-    """By measure, in the order of the plan; without those whose runs are still to do."""
+    """By measure, in the order of the plan. Those without data count in Holm's correction."""
     found: dict[Measure, list[Outcome]] = {}
-    done = [run for run in plan.runs.values() if tables.statuses.get(run.id) == "done"]
     for claim in plan.claims:
         for measure in claim.measures or plan.study.primary:
-            found.setdefault(measure, []).extend(_tested(claim, measure, plan, done, tables))
-    return {
-        measure: [replace(one, found=f) for one, f in zip(tested, corrected([t.found for t in tested]), strict=True)]
-        for measure, tested in found.items()
-    }
+            found.setdefault(measure, []).extend(_tested(claim, measure, plan, tables))
+    return {measure: _corrected(tested) for measure, tested in found.items()}
 
 
-def _tested(
-    claim: Claim, measure: Measure, plan: Plan, done: Sequence[PlannedRun], tables: Tables
-) -> Iterator[Outcome]:
-    named = {*claim.better, *claim.than, *claim.more_where}
-    free = [key for key in plan.differing(claim.part) if key not in named]
-    contexts: dict[tuple[tuple[str, Any], ...], list[PlannedRun]] = {}
-    for run in done:
-        if claim.part in run.parts:
-            contexts.setdefault(tuple((key, value_of(run.config, key)) for key in free), []).append(run)
-    for context, runs in contexts.items():
+def _corrected(tested: Sequence[Outcome]) -> list[Outcome]:
+    adjusted = holm([one.found for one in tested])
+    return [
+        Outcome(one.claim, one.context, one.found, one.planned, one.is_over, p)
+        for one, p in zip(tested, adjusted, strict=True)
+    ]
+
+
+def _tested(claim: Claim, measure: Measure, plan: Plan, tables: Tables) -> Iterator[Outcome]:
+    for context, runs in plan.contexts(claim.part, claim.named).items():
+        about = [run for run in runs if any(has(run.config, side) for side in claim.sides)]
         rows = _claimed(claim, measure, runs, tables)
-        if rows:
-            yield Outcome(claim, measure, context, against_zero(np.array(rows)))
+        is_over = all(run.id in tables.statuses for run in about)
+        yield Outcome(claim, context, estimate(np.array(rows)), len({run.seed for run in about}), is_over)
 
 
 def _claimed(claim: Claim, measure: Measure, runs: Sequence[PlannedRun], tables: Tables) -> list[NDArray[np.float64]]:
     """Of each seed that can tell [questions]: what is claimed to be above 0 on average."""
-    if not claim.more_where:
-        return list(_gains(claim, measure, runs, tables).values())
-    where, elsewhere = (
-        _gains(claim, measure, [run for run in runs if has(run.config, claim.more_where) == is_there], tables)
-        for is_there in (True, False)
-    )
-    return [where[seed] - elsewhere[seed] for seed in where if seed in elsewhere]
+    first, *others = (_gains(claim, measure, half, tables) for half in claim.halves(runs))
+    return [first[seed] - sum(one[seed] for one in others) for seed in first if all(seed in one for one in others)]
 
 
 def _gains(
     claim: Claim, measure: Measure, runs: Sequence[PlannedRun], tables: Tables
 ) -> dict[int, NDArray[np.float64]]:
     """Seed -> [questions] the measure of the better run, less that of the one it is compared with."""
-    better = _by_seed(runs, claim.better, measure, tables)
-    if not claim.than:
-        return better
-    than = _by_seed(runs, claim.than, measure, tables)
-    return {seed: better[seed] - than[seed] for seed in better if seed in than}
-
-
-def _by_seed(
-    runs: Sequence[PlannedRun], settings: dict[str, Value], measure: Measure, tables: Tables
-) -> dict[int, NDArray[np.float64]]:
-    """Of the runs with these settings: seed -> [questions] the measure."""
-    answers = tables.answers
-    found = [run for run in runs if has(run.config, settings)]
-    return {run.seed: contributions(answers[answers["run"] == run.id], measure) for run in found}
+    better, *others = (
+        {
+            run.seed: contributions(tables.answers_of(run), measure)
+            for run in runs
+            if has(run.config, side) and tables.statuses.get(run.id) == "done"
+        }
+        for side in claim.sides
+    )
+    return {s: better[s] - sum(one[s] for one in others) for s in better if all(s in one for one in others)}

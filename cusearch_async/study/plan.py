@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import tomllib
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,6 +40,9 @@ from cusearch_async.errors import ConfigError
 
 Value = bool | int | float | str | list[Any]
 Measure = Literal["em_last", "em_area", "depth_growth"]
+
+Context = tuple[tuple[str, Any], ...]
+"""Settings and their values."""
 
 OF_A_RUN = ("run.name", "run.folder", "run.seed", "redis.url", "retriever.url", "weights.folder")
 """Settings that the study gives each of its runs."""
@@ -58,6 +62,8 @@ class StudySection(Section):
 
 class Part(Section):
     name: str = Field(pattern=NAME)
+    asks: str = ""
+    """What it is for, in a sentence of the report."""
     seeds: int = Field(ge=1)
     """Runs of each combination, with run.seed 0, 1, …"""
     settings: dict[str, Value] = Field({})
@@ -85,6 +91,20 @@ class Claim(Section):
     """Settings where the difference is claimed to be larger than elsewhere; empty for no such claim."""
     measures: tuple[Measure, ...] = ()
     """What they are measured by; empty for study.primary."""
+
+    @property
+    def named(self) -> set[str]:
+        return {*self.better, *self.than, *self.more_where}
+
+    @property
+    def sides(self) -> list[dict[str, Value]]:
+        return [self.better, self.than] if self.than else [self.better]
+
+    def halves(self, runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
+        """Those where more is claimed, and the others; all of them where no such thing is claimed."""
+        if not self.more_where:
+            return [list(runs)]
+        return [[run for run in runs if has(run.config, self.more_where) == there] for there in (True, False)]
 
 
 class StudyFile(Section):
@@ -132,6 +152,19 @@ class Plan:
         runs = self.of(part)
         return [key for key in self.varied if len({str(value_of(run.config, key)) for run in runs}) > 1]
 
+    def contexts(self, part: str, named: Collection[str]) -> dict[Context, list[PlannedRun]]:
+        """The runs of a part, by their values of the settings that differ in it and are not `named`."""
+        free = [key for key in self.differing(part) if key not in named]
+        found: dict[Context, list[PlannedRun]] = {}
+        for run in self.of(part):
+            found.setdefault(tuple((key, value_of(run.config, key)) for key in free), []).append(run)
+        return found
+
+    def baseline(self, part: Part) -> dict[str, Value]:
+        """What the others of a part are compared with: its settings that differ in the part."""
+        differing = self.differing(part.name)
+        return {key: value for key, value in (part.baseline or self.study.baseline).items() if key in differing}
+
 
 def read_file(path: Path) -> StudyFile:
     """A study as it is written, without its runs. Raises: ConfigError."""
@@ -152,45 +185,83 @@ def read_plan(path: Path) -> Plan:
     varied = tuple(dict.fromkeys(key for part in file.part for key in (*part.settings, *part.grid)))
     runs: dict[str, PlannedRun] = {}
     for part in file.part:
-        for run in _runs_of(part, file, varied):
+        for run in _runs_of(part, file):
             runs.setdefault(run.id, run).parts.append(part.name)
-    for name, baseline in (("study", file.study.baseline), *((f"part {p.name!r}", p.baseline) for p in file.part)):
-        missing = [key for key in baseline if key not in varied]
+    plan = Plan(file.study, file.part, file.claim, varied, runs)
+    _check_baselines(plan)
+    for claim in file.claim:
+        _check_claim(claim, plan)
+    return plan
+
+
+def _check_baselines(plan: Plan) -> None:
+    """Raises: ConfigError for a baseline that is no run of its part."""
+    sections = [("study", plan.study.baseline), *((f"part {part.name!r}", part.baseline) for part in plan.parts)]
+    for name, baseline in sections:
+        missing = [key for key in baseline if key not in plan.varied]
         if missing:
             raise ConfigError(f"{name}: baseline {missing[0]} is the same in all runs; it must differ in some part")
-    for claim in file.claim:
-        _check_claim(claim, list(runs.values()))
-    return Plan(file.study, file.part, file.claim, varied, runs)
+    for part in plan.parts:
+        baseline, about = plan.baseline(part), f"part {part.name!r}"
+        if not any(has(run.config, baseline) for run in plan.of(part.name)):
+            raise ConfigError(f"{about} has no run with its baseline: {_said(baseline)}")
+        for runs in plan.contexts(part.name, baseline).values():
+            _check_questions(about, runs)
 
 
-def _check_claim(claim: Claim, runs: list[PlannedRun]) -> None:
-    """Raises: ConfigError when it is about runs that the study does not have."""
-    of_part = [run for run in runs if claim.part in run.parts]
-    sides = [("better", claim.better), ("than", claim.than), ("more_where", claim.more_where)]
-    for name, settings in sides:
-        if not any(has(run.config, settings) for run in of_part):
-            said = ", ".join(f"{key} = {_text(value)}" for key, value in settings.items())
-            raise ConfigError(f"claim {claim.text!r}: part {claim.part!r} has no run with its {name}: {said}")
+def _check_claim(claim: Claim, plan: Plan) -> None:
+    """Raises: ConfigError unless each of its sides is one run, for each seed and setting of what it does not name."""
+    about = f"claim {claim.text!r}: part {claim.part!r}"
+    for name, side in (("better", claim.better), ("than", claim.than), ("more_where", claim.more_where)):
+        if not any(has(run.config, side) for run in plan.of(claim.part)):
+            raise ConfigError(f"{about} has no run with its {name}: {_said(side)}")
+    for runs in plan.contexts(claim.part, claim.named).values():
+        _check_questions(about, runs)
+        for half, side in itertools.product(claim.halves(runs), claim.sides):
+            seeds = Counter(run.seed for run in half if has(run.config, side))
+            if max(seeds.values(), default=0) > 1:
+                raise ConfigError(
+                    f"{about} has several runs of one seed with {_said(side)}: both sides of a claim must name the "
+                    "same settings, and more_where one of two values"
+                )
+
+
+def _check_questions(about: str, runs: Sequence[PlannedRun]) -> None:
+    """Raises: ConfigError for runs that are scored on other held-out questions."""
+    asked = [(run.config.eval, run.config.sources_of(run.config.evaluated_in)) for run in runs]
+    if any(one != asked[0] for one in asked):
+        raise ConfigError(f"{about} compares runs that are scored on other held-out questions; they must have the same")
+
+
+def _said(settings: dict[str, Value]) -> str:
+    return ", ".join(f"{key} = {_text(value)}" for key, value in settings.items())
 
 
 def has(config: Config, settings: dict[str, Value]) -> bool:
     """Whether a config has these settings. Raises: ConfigError for a setting that there is none of."""
     try:
-        return all(_text(value_of(config, key)) == _text(value) for key, value in settings.items())
+        return all(_plain(value_of(config, key)) == value for key, value in settings.items())
     except (AttributeError, KeyError) as error:
         raise ConfigError(f"there is no setting {' and '.join(settings)}: {error}") from error
 
 
-def _runs_of(part: Part, file: StudyFile, varied: tuple[str, ...]) -> list[PlannedRun]:
+def _plain(value: Any) -> Value:
+    """A value of a config as a study file writes it."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float) else str(value)
+
+
+def _runs_of(part: Part, file: StudyFile) -> list[PlannedRun]:
     found = []
     for seed in range(part.seeds):
         for values in itertools.product(*part.grid.values()):
             settings = file.settings | part.settings | dict(zip(part.grid, values, strict=True))
-            found.append(_planned(settings, seed, part, file, varied))
+            found.append(_planned(settings, seed, part, file))
     return found
 
 
-def _planned(settings: dict[str, Value], seed: int, part: Part, file: StudyFile, varied: tuple[str, ...]) -> PlannedRun:
+def _planned(settings: dict[str, Value], seed: int, part: Part, file: StudyFile) -> PlannedRun:
     taken = [key for key in settings if key in OF_A_RUN]
     if taken:
         raise ConfigError(f"part {part.name!r}: {taken[0]} is set by the study itself; remove it")
@@ -198,27 +269,25 @@ def _planned(settings: dict[str, Value], seed: int, part: Part, file: StudyFile,
     try:
         config = load_config(list(file.study.configs), [*words, "--run.seed", str(seed)])
     except ConfigError as error:
-        combination = ", ".join(f"{key} = {_text(value)}" for key, value in settings.items())
-        raise ConfigError(f"part {part.name!r}, with {combination}: {error}") from error
+        raise ConfigError(f"part {part.name!r}, with {_said(settings)}: {error}") from error
     if not config.eval.in_order:
         raise ConfigError(f"part {part.name!r}: a study needs eval.in_order = true, so that no version is skipped")
     if config.run.steps % config.eval.every:
         raise ConfigError(
             f"part {part.name!r}: run.steps ({config.run.steps}) must be a multiple of eval.every ({config.eval.every})"
         )
-    return PlannedRun(_id_of(config, varied), settings, seed, config)
+    return PlannedRun(_id_of(config), settings, seed, config)
 
 
-def _id_of(config: Config, varied: tuple[str, ...]) -> str:
-    """The varied values, the seed, and a checksum of everything that the runs of a study could differ in."""
-    whole = config.model_dump(mode="json")
-    values = [re.sub(r"[^A-Za-z0-9_.]", "", _text(value_of(config, key))) for key in varied]
+def _id_of(config: Config) -> str:
+    """Method, seed, and a checksum of all settings that are not the defaults, so that neither a new part of the study
+    nor a new setting of this program makes a run another one."""
+    whole = config.model_dump(mode="json", exclude_defaults=True)
     for key in OF_A_RUN:
         section, name = key.split(".")
-        if key != "run.seed":
-            whole[section].pop(name, None)
-    digest = xxhash.xxh3_64_hexdigest(json.dumps(whole, sort_keys=True).encode())[:6]
-    return "-".join([*values, f"s{config.run.seed}", digest])
+        whole.get(section, {}).pop(name, None)
+    digest = xxhash.xxh3_64_hexdigest(json.dumps(whole, sort_keys=True).encode())[:8]
+    return f"{config.method.name}-s{config.run.seed}-{digest}"
 
 
 def value_of(config: Config, key: str) -> Any:

@@ -1,149 +1,121 @@
 """The report of a study, from its tables alone: report.md and its figures.
 
 First the claims of the study, then for each part: held-out curves, a table of the measures with intervals, the
-differences to the baseline, the costs. Failed runs are named; a combination with fewer than two seeds has no
-interval."""
+differences to the baseline, EM by the searches that a question needs, the costs. Every row says how many of its seeds
+it is of; failed runs are listed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from cusearch_async.files import write_whole
-from cusearch_async.metrics.drawing import pyplot
 from cusearch_async.study.claims import outcomes_of
-from cusearch_async.study.plan import Part, Plan
-from cusearch_async.study.statistics import Difference, Estimate, Matrix, contributions, corrected, difference, estimate
+from cusearch_async.study.curves import draw_curves
+from cusearch_async.study.plan import Part, Plan, PlannedRun
+from cusearch_async.study.statistics import Estimate, estimate, holm
 from cusearch_async.study.tables import Tables
+from cusearch_async.study.variants import Variant, compare, matrix, said, variants_of
 
-HOW = """Intervals are of 95 %, by hierarchical bootstrap over seeds and questions; p-values of paired t-tests over
-seeds, Holm's over the rows of a table. *Detectable* is the true difference that so many seeds would have shown with a
-probability of 0.8. *Over-search* is the mean number of searches beyond those that a question needs."""
+HOW = """Intervals are of 95 %, over seeds and questions; an interval leaves out 0 just where p is below 0.05. Holm's p
+is over the rows of a table, those without data included. *Detectable* is the true effect that Holm's first step would
+have found with a probability of 0.8. *EM* is exact match on held-out questions, greedy; *sampled EM* that of the
+episodes played for training in the last fifth of the steps; *over-search* the mean number of searches beyond those that
+a question needs."""
 CLAIMS = """A claim *holds*, or *the opposite holds*, where Holm's p over the claims of its table is at most 0.05; where
-only its own p is, it *leans* that way."""
+only its own p is, it *leans* that way. There is no verdict before all its runs are over."""
 NAMES = {
     "em_last": "EM after the last step",
     "em_area": "mean EM over the run",
     "depth_growth": "growth of depth over the run",
 }
 SECONDARY = {
-    "em_sampled": "sampled EM, last fifth",
+    "em_first": "EM before",
+    "em_sampled": "sampled EM",
     "depth_last": "depth",
     "over_search": "over-search",
 }
 COSTS = {
     "trajectories": ("trajectories", 1),
     "trained": ("trained", 1),
+    "sampled_tokens": ("sampled tokens, thousands", 1000),
     "trained_tokens": ("trained tokens, thousands", 1000),
-    "wall_s": ("seconds", 1),
+    "steps_s": ("seconds of steps", 1),
+    "wall_s": ("seconds in all", 1),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One combination of settings in a part, with the runs of all its seeds."""
-
-    name: str
-    """Its settings among those that tell the baseline from the others."""
-    context: str
-    """The settings that it shares with its baseline."""
-    is_baseline: bool
-    runs: pd.DataFrame
-
-    @property
-    def done(self) -> pd.DataFrame:
-        return self.runs[self.runs["status"] == "done"].sort_values("seed")
-
-
-def variants_of(part: Part, plan: Plan, tables: Tables) -> list[Variant]:
-    """The combinations of a part, in the order of the plan."""
-    planned = plan.of(part.name)
-    known = tables.runs.set_index("run", drop=False)
-    rows = known.loc[[run.id for run in planned if run.id in known.index]]
-    shown = plan.differing(part.name) or list(plan.varied[:1])
-    baseline = part.baseline or plan.study.baseline
-    found = []
-    for values, runs in rows.groupby(shown, sort=False):
-        settings = dict(zip(shown, values, strict=True))
-        context = {key: value for key, value in settings.items() if key not in baseline}
-        own = {key: value for key, value in settings.items() if key in baseline}
-        is_baseline = all(str(settings.get(key, value)) == str(value) for key, value in baseline.items())
-        found.append(Variant(_said(own or settings), _said(context), is_baseline, runs))
-    return found
-
-
-def _said(settings: Mapping[str, Any]) -> str:
-    """Methods by their names, other settings with the last part of their key."""
-    texts = [str(v) if k == "method.name" else f"{k.split('.')[-1]} {v}" for k, v in settings.items()]
-    return ", ".join(texts)
-
-
-def matrix(variant: Variant, measure: str, tables: Tables) -> Matrix:
-    """[seeds, questions] of the runs that are done, by seed."""
-    answers = tables.answers
-    by_run = dict(tuple(answers[answers["run"].isin(variant.done["run"])].groupby("run")))
-    return np.array([contributions(by_run[run], measure) for run in variant.done["run"]])
-
-
-def compare(variant: Variant, baseline: Variant, measure: str, tables: Tables) -> Difference | None:
-    """Over the seeds that both have; None without any."""
-    shared = sorted(set(variant.done["seed"]) & set(baseline.done["seed"]))
-    if not shared:
-        return None
-    first, second = (
-        matrix(Variant(v.name, v.context, v.is_baseline, v.runs[v.runs["seed"].isin(shared)]), measure, tables)
-        for v in (variant, baseline)
-    )
-    return difference(first, second)
+FIGURES = "figures"
+"""Folder in that of the report; what is in it was made for the report."""
 
 
 def write_report(plan: Plan, tables: Tables, folder: Path) -> Path:
     """Write report.md and its figures into `folder`; returns its path."""
-    parts = []
-    for part in plan.parts:
-        variants = variants_of(part, plan, tables)
-        if variants:
-            parts.append(_part(part, plan, variants, tables, folder))
-    planned = tables.runs[tables.runs["run"].isin(plan.runs)]
-    done, failed = (planned[planned["status"] == status] for status in ("done", "failed"))
-    hours = planned["wall_s"].sum() / 3600
-    head = (
-        f"# {plan.study.name}\n\n{len(done)} of {len(plan.runs)} runs are done, {len(failed)} failed; "
-        f"{hours:.1f} hours in all. {HOW}\n"
+    figures = folder / FIGURES
+    figures.mkdir(parents=True, exist_ok=True)
+    for old in figures.glob("*.png"):
+        old.unlink()
+    parts = [_part(part, plan, tables, figures) for part in plan.parts]
+    path = folder / "report.md"
+    write_whole(path, (_head(plan, tables) + _claims(plan, tables) + "".join(parts)).encode())
+    return path
+
+
+def _head(plan: Plan, tables: Tables) -> str:
+    rows = tables.of(list(plan.runs.values()))
+    done, failed = (rows[rows["status"] == status] for status in ("done", "failed"))
+    others = len(tables.runs) - len(rows)
+    text = f"# {plan.study.name}\n\n{len(done)} of {len(plan.runs)} runs are done, {len(failed)} failed; "
+    text += f"{rows['wall_s'].sum() / 3600:.1f} hours in all."
+    text += f" {others} runs in the tables are not of this plan and do not count." if others else ""
+    config = next(iter(plan.runs.values())).config
+    configs = ", ".join(map(str, plan.study.configs))
+    text += (
+        f" All are of `{configs}`, with {config.run.steps} learner steps; held-out questions are scored every "
+        f"{config.eval.every} steps.\n\n{HOW}\n"
     )
     failures = "".join(f"- {row['run']}: {row['reason']}\n" for _, row in failed.iterrows())
-    path = folder / "report.md"
-    text = head + (f"\nFailed runs:\n\n{failures}" if failures else "") + _claims(plan, tables) + "".join(parts)
-    write_whole(path, text.encode())
-    return path
+    return text + (f"\nFailed runs:\n\n{failures}" if failures else "")
 
 
 def _claims(plan: Plan, tables: Tables) -> str:
     text = f"\n## Claims\n\n{CLAIMS}\n" if plan.claims else ""
     for measure, tested in outcomes_of(plan, tables).items():
         rows = [
-            [one.claim.text, _said(dict(one.context)), *_difference_cells(one.found), one.verdict] for one in tested
+            [
+                one.claim.text,
+                said(dict(one.context)),
+                f"{one.found.seeds} of {one.planned}",
+                *_effect_cells(one.found, one.p_holm, len(tested)),
+                one.verdict,
+            ]
+            for one in tested
         ]
         text += f"\nBy {NAMES[measure]}:\n"
-        text += _table(["claim", "where", "seeds", "difference", "p", "Holm's p", "detectable", "verdict"], rows)
+        text += _table(["claim", "where", "seeds", "effect", "p", "Holm's p", "detectable", "verdict"], rows)
     return text
 
 
-def _part(part: Part, plan: Plan, variants: Sequence[Variant], tables: Tables, folder: Path) -> str:
-    text = f"\n## {part.name}\n"
-    contexts = dict.fromkeys(variant.context for variant in variants)
-    for number, context in enumerate(contexts):
-        members = [variant for variant in variants if variant.context == context]
-        figure = folder / f"{part.name}-{number}.png"
-        draw_curves(members, tables, context or part.name, figure)
-        text += f"\n### {context or 'all'}\n\n![held-out EM over learner steps]({figure.name})\n"
-        text += _measures(members, plan, tables) + _differences(members, plan, tables)
-    return text + _costs(variants)
+def _part(part: Part, plan: Plan, tables: Tables, figures: Path) -> str:
+    text = f"\n## {part.name}\n" + (f"\n{part.asks}\n" if part.asks else "")
+    if part.settings:
+        text += f"\nWith {said(part.settings)}.\n"
+    for context, variants in variants_of(part, plan, tables).items():
+        text += f"\n### {context}\n" if context else ""
+        if not any(variant.done for variant in variants):
+            text += "\nNo run is done yet.\n"
+            continue
+        figure = figures / f"{'-'.join([part.name, *context.replace(',', '').split()]).replace('/', '-')}.png"
+        draw_curves(variants, tables, figure)
+        text += f"\n![held-out EM over learner steps]({FIGURES}/{figure.name})\n"
+        text += _measures(variants, plan, tables) + _differences(variants, plan, tables)
+        text += _by_need(variants, tables) + _costs(variants, tables)
+        if "pool.max_staleness" in plan.differing(part.name):
+            text += _off_policy(variants, tables)
+    return text
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -154,10 +126,9 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _measures(variants: Sequence[Variant], plan: Plan, tables: Tables) -> str:
     rows = []
     for variant in variants:
-        cells = [_shown(estimate(matrix(variant, measure, tables))) for measure in plan.study.primary]
-        means = variant.done[list(SECONDARY)].mean()
-        cells += [f"{means[name]:.3f}" for name in SECONDARY]
-        rows.append([variant.name, f"{len(variant.done)} of {len(variant.runs)}", *cells])
+        cells = [_shown(estimate(matrix(variant.done, measure, tables))) for measure in plan.study.primary]
+        means = tables.of(variant.done)[list(SECONDARY)].mean()
+        rows.append([variant.name, variant.seeds, *cells, *(_number(means[name]) for name in SECONDARY)])
     return _table(["", "seeds", *(NAMES[name] for name in plan.study.primary), *SECONDARY.values()], rows)
 
 
@@ -168,18 +139,19 @@ def _differences(variants: Sequence[Variant], plan: Plan, tables: Tables) -> str
         return ""
     text = ""
     for measure in plan.study.primary:
-        found = [(variant.name, compare(variant, baseline, measure, tables)) for variant in others]
-        known = [(name, one) for name, one in found if one is not None]
-        whole = corrected([one for _, one in known])
-        rows = [[name, *_difference_cells(one)] for (name, _), one in zip(known, whole, strict=True)]
+        found = [compare(variant, baseline, measure, tables) for variant in others]
+        rows = [
+            [variant.name, f"{one.seeds} of {len(variant.planned)}", *_effect_cells(one, p_holm, len(found))]
+            for variant, one, p_holm in zip(others, found, holm(found), strict=True)
+        ]
         text += f"\nLess {baseline.name}, {NAMES[measure]}:\n"
         text += _table(["", "seeds", "difference", "p", "Holm's p", "detectable"], rows)
     return text
 
 
-def _difference_cells(one: Difference) -> list[str]:
-    numbers = [f"{value:.3f}" if value is not None else "–" for value in (one.p, one.p_holm, one.detectable)]
-    return [str(one.estimate.seeds), _shown(one.estimate, "+"), *numbers]
+def _effect_cells(one: Estimate, p_holm: float | None, tests: int) -> list[str]:
+    ps = ["<0.001" if p is not None and p < 0.001 else _number(p) for p in (one.p, p_holm)]
+    return [_shown(one, "+"), *ps, _number(one.detectable(tests), 2)]
 
 
 def _shown(one: Estimate, sign: str = "") -> str:
@@ -189,40 +161,56 @@ def _shown(one: Estimate, sign: str = "") -> str:
     return f"{one.mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
-def _costs(variants: Sequence[Variant]) -> str:
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _by_need(variants: Sequence[Variant], tables: Tables) -> str:
+    """EM after the last step, by the searches that a question needs, where that is known."""
+    rows, needs = [], range(0)
+    for variant in filter(lambda variant: variant.done, variants):
+        answers = [tables.answers_of(run) for run in variant.done]
+        last = np.concatenate([one[one["version"] == one["version"].max()][["needed", "em"]] for one in answers])
+        needs = range(int(last[:, 0].max()) + 1)
+        rows.append(
+            [variant.name, *(_number(last[last[:, 0] == n, 1].mean() if n in last[:, 0] else None) for n in needs)]
+        )
+    if not needs:
+        return ""
+    return "\nEM after the last step, by searches needed:\n" + _table(["", *map(str, needs)], rows)
+
+
+def _costs(variants: Sequence[Variant], tables: Tables) -> str:
     rows = []
-    for variant in variants:
-        means = variant.done[list(COSTS)].mean()
-        label = ", ".join(dict.fromkeys(filter(None, (variant.context, variant.name))))
-        rows.append([label, *(f"{means[name] / unit:.0f}" for name, (_, unit) in COSTS.items())])
-    return "\nMean cost of a run:\n" + _table(["", *(name for name, _ in COSTS.values())], rows)
+    for variant in filter(lambda variant: variant.done, variants):
+        means = tables.of(variant.done)[list(COSTS)].mean()
+        updates = float(np.mean([_optimizer_steps(run, tables) for run in variant.done]))
+        cells = [_number(means[name] / unit, 0) for name, (_, unit) in COSTS.items()]
+        rows.append([variant.name, _number(updates, 0), *cells])
+    return "\nMean cost of a run:\n" + _table(["", "optimizer steps", *(name for name, _ in COSTS.values())], rows)
 
 
-def _curves(variant: Variant, tables: Tables) -> Iterator[pd.Series]:
-    """Of each seed: held-out EM by version."""
-    for run in variant.done["run"]:
-        of_run = tables.answers[tables.answers["run"] == run]
-        yield of_run.groupby("version")["em"].mean()
+def _optimizer_steps(run: PlannedRun, tables: Tables) -> int:
+    """One per mini-batch of what was selected."""
+    selected = tables.steps_of(run)["depth/selected"].map(json.loads).map(sum)
+    return int(np.ceil(selected / run.config.loss.minibatch).sum())
 
 
-def draw_curves(variants: Sequence[Variant], tables: Tables, title: str, path: Path) -> None:
-    """Held-out EM over learner steps: the mean over seeds, with a band of one standard error."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(7.5, 4.2), constrained_layout=True)
-    colors = plt.get_cmap("tab20")(np.linspace(0, 1, 20))
-    for color, variant in zip(np.tile(colors, (len(variants) // 20 + 1, 1)), variants, strict=False):
-        curves = list(_curves(variant, tables))
-        if not curves:
-            continue
-        frame = pd.DataFrame(curves)
-        mean, error = frame.mean(), frame.sem().fillna(0.0)
-        axes.plot(mean.index, mean, color=color, label=variant.name, linewidth=2.2 if variant.is_baseline else 1.3)
-        axes.fill_between(mean.index, mean - error, mean + error, color=color, alpha=0.15, linewidth=0)
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.set_xlabel("learner step")
-    axes.set_ylabel("held-out EM, greedy")
-    axes.set_ylim(0, 1)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+def _off_policy(variants: Sequence[Variant], tables: Tables) -> str:
+    """What staleness does to the importance ratios, by search depth."""
+    text = ""
+    for column, name in (
+        ("by_depth/mismatch_kl", "KL between the sampling and the trained policy, thousandths"),
+        ("by_depth/ess", "effective sample size of the importance ratios"),
+    ):
+        rows, depths = [], 0
+        for variant in filter(lambda variant: variant.done, variants):
+            steps = [tables.steps_of(run) for run in variant.done]
+            values = pd.DataFrame([json.loads(row) for one in steps for row in one[column]], dtype=np.float64)
+            means = values.mean() * (1000 if "kl" in column else 1)
+            stale = float(np.mean([one["staleness/mean"].mean() for one in steps]))
+            depths = len(means)
+            rows.append([variant.name, _number(stale, 2), *(_number(value) for value in means)])
+        text += f"\nBy search depth: {name}:\n"
+        text += _table(["", "mean staleness", *map(str, range(depths))], rows)
+    return text

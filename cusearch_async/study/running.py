@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
+from cusearch_async.run_folder import refuse_if_held
 from cusearch_async.study.plan import Plan, PlannedRun
 from cusearch_async.study.tables import Tables, done, failed
 
@@ -20,7 +23,9 @@ log = logging.getLogger(__name__)
 WORK = "work"
 """Folder of the runs that are under way, in the study's folder; a run's is deleted when it is in the tables."""
 _POLL_S = 0.2
-_LEAVE_S = 60.0
+_NOTE_S = 5.0
+_LEAVE_S = 600.0
+"""A launch that is told to stop has so long: its learner may be in a step."""
 
 
 def to_do(plan: Plan, tables: Tables, retry_failed: bool) -> list[PlannedRun]:
@@ -35,16 +40,24 @@ def run_all(
 ) -> None:
     """Make the `runs`, and add each to the tables in `folder` when it is over. One that an earlier call has begun goes
     on. `on_done` is called with each run, its status or reason of failure, and its seconds."""
+    for run in plan.runs.values():
+        if Tables.read(folder).statuses.get(run.id) == "done":
+            _remove(folder / WORK / run.id)
     for run in runs:
-        began = time.monotonic()
         where = folder / WORK / run.id
-        reason = _launch(plan, run, where)
-        wall_s = _seconds_before(where) + time.monotonic() - began
+        reason, wall_s = _launch(plan, run, where)
         row = _result(plan, run, where, reason, wall_s)
         Tables.read(folder).with_run(row).write(folder)
         if row.runs["status"][0] == "done":
-            shutil.rmtree(where)
+            _remove(where)
         on_done(run, row.runs["reason"][0] or "done", wall_s)
+
+
+def _remove(where: Path) -> None:
+    """Of a run that is in the tables, all but its log."""
+    if where.exists():
+        shutil.rmtree(where)
+    _seconds_path(where).unlink(missing_ok=True)
 
 
 def _result(plan: Plan, run: PlannedRun, where: Path, reason: str, wall_s: float) -> Tables:
@@ -56,42 +69,74 @@ def _result(plan: Plan, run: PlannedRun, where: Path, reason: str, wall_s: float
     return failed(run, plan, reason, wall_s)
 
 
-def _launch(plan: Plan, run: PlannedRun, where: Path) -> str:
-    """Launch a run, or go on with it, in the folder `where`. Returns why it failed, in a line; empty if it did not."""
+def _launch(plan: Plan, run: PlannedRun, where: Path) -> tuple[str, float]:
+    """Launch a run, or go on with it, in the folder `where`. Returns why it failed, in a line, empty if it did not, and
+    the seconds of all attempts at it."""
     where.parent.mkdir(parents=True, exist_ok=True)
+    _wait_until_free(where)
     output = where.with_name(f"{where.name}.log")
+    seen = output.stat().st_size if output.exists() else 0
+    before, began = _seconds_before(where), time.monotonic()
+    child = start_child(_command(plan, run, where), log_file=output)
+    noted = began
+    try:
+        while child.poll() is None:
+            time.sleep(_POLL_S)
+            if time.monotonic() > noted + _NOTE_S:
+                noted = time.monotonic()
+                _seconds_path(where).write_text(str(before + noted - began))
+    except BaseException:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_LEAVE_S)
+        raise
+    finally:
+        wall_s = before + time.monotonic() - began
+        _seconds_path(where).write_text(str(wall_s))
+    return (_reason(child.returncode, output, seen) if child.returncode else "", wall_s)
+
+
+def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
     own = {
         "run.name": f"{plan.study.name}-{run.id}",
         "run.folder": str(where),
         "redis.url": f"redis://127.0.0.1:{free_port()}/0",
         "retriever.url": f"http://127.0.0.1:{free_port()}",
     }
-    command = [sys.executable, "-m", "cusearch_async.cli.main", "launch", *map(str, plan.study.configs)]
-    command += [*run.arguments(), *(word for pair in own.items() for word in (f"--{pair[0]}", pair[1]))]
-    began = time.monotonic()
-    child = start_child(command, log_file=output)
-    try:
-        while child.poll() is None:
-            time.sleep(_POLL_S)
-    except BaseException:
-        child.terminate()
-        child.wait(_LEAVE_S)
-        _note_seconds(where, time.monotonic() - began)
-        raise
-    if child.returncode == 0:
-        return ""
-    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
-    return (lines[-1] if lines else f"ended with status {child.returncode}")[:500]
+    words = [word for pair in own.items() for word in (f"--{pair[0]}", pair[1])]
+    launch = [sys.executable, "-m", "cusearch_async.cli.main", "launch", *map(str, plan.study.configs)]
+    return [*launch, *run.arguments(), *words]
+
+
+def _wait_until_free(where: Path) -> None:
+    """A launch that an earlier call began may still be stopping. Raises: RunInUse when it does not."""
+    deadline = time.monotonic() + _LEAVE_S
+    told = False
+    while True:
+        try:
+            return refuse_if_held(where)
+        except RunInUse:
+            if time.monotonic() > deadline:
+                raise
+        if not told:
+            log.info("waiting for an earlier launch of %s to stop", where.name)
+            told = True
+        time.sleep(_POLL_S)
+
+
+def _reason(status: int, output: Path, seen: int) -> str:
+    """Of this attempt: the last line of its log, which has `seen` bytes of earlier ones, and how it ended."""
+    how = f"killed by signal {-status}" if status < 0 else f"exited with {status}"
+    with output.open("rb") as file:
+        file.seek(seen)
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    return f"{lines[-1][:500]} ({how})" if lines else how
 
 
 def _seconds_before(where: Path) -> float:
-    """What earlier attempts at a run took that were interrupted; one that was killed has noted nothing."""
+    """What earlier attempts at a run took."""
     path = _seconds_path(where)
-    return float(path.read_text()) if path.exists() else 0.0
-
-
-def _note_seconds(where: Path, seconds: float) -> None:
-    _seconds_path(where).write_text(str(_seconds_before(where) + seconds))
+    return float(path.read_text() or 0) if path.exists() else 0.0
 
 
 def _seconds_path(where: Path) -> Path:

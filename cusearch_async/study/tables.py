@@ -10,7 +10,9 @@ They are all that is kept of a run that is done, and what the report is made fro
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,12 @@ STEP_METRICS = (
 """Metrics that are kept of every step, where it has them."""
 BY_DEPTH = ("depth/generated", "depth/selected", "by_depth/mismatch_kl", "by_depth/ess")
 """The same, one number per depth."""
+MEASURES = ("em_first", "em_last", "em_area", "em_sampled", "depth_last", "depth_growth", "over_search")
+"""Of a run that is done, columns of the runs."""
+COSTS = ("trajectories", "trained", "trained_tokens", "sampled_tokens", "steps_s")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tables:
     runs: pd.DataFrame
     steps: pd.DataFrame
@@ -84,12 +89,37 @@ class Tables:
         """The runs last: a run that is in them is complete in the others."""
         for name in ("answers", "steps", "runs"):
             write_whole(folder / f"{name}.parquet", getattr(self, name).to_parquet(index=False, compression="zstd"))
+        self.write_csv(folder)
+
+    def write_csv(self, folder: Path) -> None:
         write_whole(folder / "runs.csv", self.runs.to_csv(index=False).encode())
 
-    @property
+    @cached_property
     def statuses(self) -> dict[str, str]:
         """Run -> `done` or `failed`."""
         return dict(zip(self.runs["run"], self.runs["status"], strict=True)) if len(self.runs) else {}
+
+    def of(self, runs: Sequence[PlannedRun]) -> pd.DataFrame:
+        """The rows of these runs, with all columns also where no run is done yet."""
+        columns = dict.fromkeys((*self.runs.columns, "run", "status", "reason", "wall_s", *MEASURES, *COSTS))
+        table = self.runs.reindex(columns=list(columns))
+        return table[table["run"].isin([run.id for run in runs])]
+
+    def answers_of(self, run: PlannedRun) -> pd.DataFrame:
+        """Of a run that is done."""
+        return self._answers[run.id]
+
+    def steps_of(self, run: PlannedRun) -> pd.DataFrame:
+        """Of a run that is done."""
+        return self._steps[run.id]
+
+    @cached_property
+    def _answers(self) -> dict[str, pd.DataFrame]:
+        return dict(iter(self.answers.groupby("run")))
+
+    @cached_property
+    def _steps(self) -> dict[str, pd.DataFrame]:
+        return dict(iter(self.steps.groupby("run")))
 
 
 def failed(run: PlannedRun, plan: Plan, reason: str, wall_s: float) -> Tables:

@@ -3,31 +3,48 @@
 fail    ends with a line and status 1
 short   leaves a run without its last step
 hang    says that it began, and waits
+slow    the same, and takes its time to stop
+die     is killed
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 
 def main() -> None:
+    from cusearch_async import run_folder
     from cusearch_async.config import load_config
-    from cusearch_async.data.questions import load_eval_questions
-    from cusearch_async.files import append_row
 
     words = sys.argv[sys.argv.index("launch") + 1 :]
     config = load_config([Path(words[0])], words[1:])
-    folder, how = config.folder, os.environ.get("FAKE_LAUNCH", "")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "began").open("a").write(f"{os.getpid()}\n")
+    run_folder.mark(config.folder, config.run.name)
+    with run_folder.hold(config.folder):
+        leave(config, os.environ.get("FAKE_LAUNCH", ""))
+
+
+def leave(config, how: str) -> None:
+    from cusearch_async.data.questions import load_eval_questions
+    from cusearch_async.files import append_row
+
+    folder = config.folder
+    began = folder / "began"
+    began.open("a").write(f"{os.getpid()}\n")
+    attempt = len(began.read_text().splitlines())
+    print(f"attempt {attempt}", flush=True)
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
     if how == "fail" and config.method.name == "sdga_phase":
         print("cusearch: the engine died\n")
         sys.exit(1)
-    while how == "hang" and len((folder / "began").read_text().splitlines()) == 1:
+    if how == "slow":
+        signal.signal(signal.SIGTERM, lambda *_: time.sleep(1.5) or sys.exit(1))
+    while how in ("hang", "slow") and attempt == 1:
         time.sleep(0.05)
     steps = config.run.steps - (how == "short")
     for step in range(steps):

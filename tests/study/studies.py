@@ -51,10 +51,20 @@ def plan_of(folder: Path, *changes: tuple[str, str]) -> Plan:
     return read_plan(path)
 
 
+def one_of(plan: Plan, method: str, stochastic: bool, seed: int) -> str:
+    """A run of the part "methods"."""
+    (found,) = (
+        run.id
+        for run in plan.of("methods")
+        if (run.config.method.name, run.config.retriever.stochastic, run.seed) == (method, stochastic, seed)
+    )
+    return found
+
+
 def tables_of(plan: Plan, effect: float = 0.2, failed: tuple[str, ...] = (), noise: float = 0.02) -> Tables:
     """Every method starts at an EM of 0.2; grpo_full ends at about 0.4, others at that and `effect`."""
     rows: list[dict[str, Any]] = []
-    answers = []
+    answers, steps = [], []
     for run in plan.runs.values():
         row = {"run": run.id, "seed": run.seed, "parts": " ".join(run.parts), "wall_s": 100.0}
         row |= {key: _value(run.config, key) for key in plan.varied}
@@ -69,9 +79,12 @@ def tables_of(plan: Plan, effect: float = 0.2, failed: tuple[str, ...] = (), noi
             of_version = {"run": run.id, "version": version, "question": np.arange(QUESTIONS), "em": em}
             answers.append(pd.DataFrame(of_version | {"depth": 2, "needed": 1}))
         costs = dict.fromkeys(("trajectories", "trained", "trained_tokens", "sampled_tokens", "steps_s"), 100.0)
-        measures = {"em_last": em.mean(), "em_sampled": 0.3, "depth_last": 2.0, "over_search": 1.0}
+        measures = {"em_last": em.mean(), "em_sampled": 0.3, "depth_last": 2.0, "over_search": 1.0, "em_first": 0.2}
+        for step in range(4):
+            by_depth = {"by_depth/mismatch_kl": "[0.001, NaN]", "by_depth/ess": "[0.99, NaN]", "staleness/mean": 1.0}
+            steps.append({"run": run.id, "step": step, "depth/selected": "[20, 40]"} | by_depth)
         rows.append(row | {"status": "done", "reason": ""} | measures | costs)
-    return Tables(pd.DataFrame(rows), pd.DataFrame(), pd.concat(answers, ignore_index=True))
+    return Tables(pd.DataFrame(rows), pd.DataFrame(steps), pd.concat(answers, ignore_index=True) if answers else pd.DataFrame())
 
 
 def _value(config: Any, key: str) -> Any:

@@ -7,9 +7,9 @@ import pytest
 from cusearch_async.errors import ConfigError
 from cusearch_async.study.claims import Outcome, outcomes_of
 from cusearch_async.study.report import write_report
-from cusearch_async.study.statistics import Difference, Estimate
+from cusearch_async.study.statistics import Estimate
 from cusearch_async.study.tables import Tables
-from tests.study.studies import FILE, plan_of, tables_of
+from tests.study.studies import FILE, one_of, plan_of, tables_of
 
 BETTER = """
 [[claim]]
@@ -46,7 +46,7 @@ def test_a_planted_effect_holds_in_each_environment_and_its_opposite_is_told(tmp
         ("depth first is worse", {"retriever.stochastic": True}, "the opposite holds"),
         ("depth first is worse", {"retriever.stochastic": False}, "the opposite holds"),
     ]
-    assert all(one.found.p_holm >= one.found.p for one in tested)
+    assert all(one.p_holm >= one.found.p for one in tested)
 
 
 def test_without_an_effect_a_claim_is_not_seen(tmp_path):
@@ -56,34 +56,35 @@ def test_without_an_effect_a_claim_is_not_seen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mean", "p", "p_holm", "verdict"),
+    ("mean", "error", "p_holm", "verdict"),
     [
-        (0.1, 0.001, 0.04, "holds"),
-        (-0.1, 0.001, 0.04, "the opposite holds"),
-        (0.1, 0.04, 0.2, "leans to it"),
-        (-0.1, 0.04, 0.2, "leans against it"),
-        (0.1, 0.2, 0.9, "not seen"),
-        (0.1, None, None, "not seen"),
+        (0.1, 0.01, 0.04, "holds"),
+        (-0.1, 0.01, 0.04, "the opposite holds"),
+        (0.1, 0.03, 0.2, "leans to it"),
+        (-0.1, 0.03, 0.2, "leans against it"),
+        (0.1, 0.09, 0.9, "not seen"),
+        (0.1, 0.0, None, "not seen"),
     ],
 )
-def test_a_verdict_says_how_sure_it_is(tmp_path, mean, p, p_holm, verdict):
+def test_a_verdict_says_how_sure_it_is(tmp_path, mean, error, p_holm, verdict):
     claim = plan_with(tmp_path, BETTER).claims[0]
-    found = Difference(Estimate(mean, (mean - 0.01, mean + 0.01), 5), p, p_holm)
-    assert Outcome(claim, "em_last", (), found).verdict == verdict
+    found = Estimate(mean, 5, error, 4.0)
+    assert Outcome(claim, (), found, 5, True, p_holm).verdict == verdict
+    assert Outcome(claim, (), found, 9, False, p_holm).verdict == "not over"
 
 
 def test_a_larger_gain_somewhere_is_a_difference_of_differences(tmp_path):
     plan = plan_with(tmp_path, MORE)
     tables = tables_of(plan, noise=0.05)
     (even,) = outcomes_of(plan, tables)["em_last"]
-    assert (even.context, even.verdict, even.found.estimate.mean) == ((), "not seen", 0.0)
+    assert (even.context, even.verdict, even.found.mean) == ((), "not seen", 0.0)
     runs = tables.runs
     lifted = runs[(runs["method.name"] == "sdga_phase") & runs["retriever.stochastic"]]["run"]
     better = tables.answers.assign(
         em=tables.answers["em"].where(~tables.answers["run"].isin(lifted) | (tables.answers["question"] % 3 > 0), 1)
     )
     (more,) = outcomes_of(plan, Tables(runs, tables.steps, better))["em_last"]
-    assert more.found.estimate.mean > 0.05
+    assert more.found.mean > 0.05
 
 
 def test_growth_is_from_the_first_version_to_the_last(tmp_path):
@@ -91,25 +92,34 @@ def test_growth_is_from_the_first_version_to_the_last(tmp_path):
     tables = tables_of(plan)
     grown = tables.answers.assign(depth=tables.answers["depth"] + tables.answers["version"] // 2)
     tested = outcomes_of(plan, Tables(tables.runs, tables.steps, grown))["depth_growth"]
-    assert [one.found.estimate.mean for one in tested] == [2.0, 2.0]
+    assert [one.found.mean for one in tested] == [2.0, 2.0]
 
 
-def test_runs_that_failed_or_are_to_do_tell_nothing(tmp_path):
+def test_there_is_no_verdict_before_the_last_run_and_a_failed_one_is_over(tmp_path):
     plan = plan_with(tmp_path, BETTER)
     tables = tables_of(plan)
-    kept = [name for name in plan.runs if "-s0-" in name and "-true-" in name]
-    one_seed = Tables(tables.runs[tables.runs["run"].isin(kept)], tables.steps, tables.answers)
-    (tested,) = outcomes_of(plan, one_seed)["em_last"]
-    assert tested.verdict == "one seed"
-    lost = tuple(name for name in plan.runs if name.startswith("sdga_phase-true-2"))
+    last = list(plan.runs)[-5:]
+    early = Tables(tables.runs[~tables.runs["run"].isin(last)], tables.steps, tables.answers)
+    assert [one.verdict for one in outcomes_of(plan, early)["em_last"]] == ["not over", "not over"]
+    lost = one_of(plan, "sdga_phase", True, 2)
+    tested = outcomes_of(plan, tables_of(plan, failed=(lost,)))["em_last"]
+    assert [(one.found.seeds, one.planned) for one in tested] == [(2, 3), (3, 3)]
+    assert tested[0].verdict != "not over"
+
+
+def test_a_claim_without_data_keeps_its_row_and_its_place_in_holms_correction(tmp_path):
+    plan = plan_with(tmp_path, BETTER)
+    lost = tuple(one_of(plan, "sdga_phase", True, seed) for seed in range(3))
     tested = outcomes_of(plan, tables_of(plan, failed=lost))["em_last"]
-    assert [dict(one.context) for one in tested] == [{"retriever.stochastic": False}]
+    assert [one.verdict for one in tested] == ["too few seeds", "holds"]
+    assert (tested[0].found.seeds, tested[0].p_holm) == (0, None)
+    assert tested[1].p_holm == pytest.approx(2 * tested[1].found.p)
 
 
 def test_the_report_has_a_row_for_each(tmp_path):
     plan = plan_with(tmp_path, BETTER, GROWS)
     text = write_report(plan, tables_of(plan), tmp_path).read_text()
-    assert text.count("| depth first is better | stochastic True | 3 | +0.") == 1
+    assert text.count("| depth first is better | stochastic True | 3 of 3 | +0.") == 1
     section = text.split("## Claims")[1].split("## methods")[0]
     assert section.count("holds |\n") == 2
     assert "By growth of depth over the run:" in section
@@ -122,9 +132,42 @@ def test_the_report_has_a_row_for_each(tmp_path):
         ('than = { "method.name" = "grpo_full" }', 'than = { "method.name" = "dapo" }', "its than: method.name = dapo"),
         ('than = { "method.name"', 'than = { "method.nam"', r"there is no setting method\.nam"),
         ('measures = ["em_last"]', 'measures = ["em"]', "measures"),
+        (
+            '"sdga_phase" }',
+            '"sdga_phase", "retriever.stochastic" = true }',
+            "several runs of one seed with method.name =",
+        ),
     ],
 )
 def test_a_claim_about_no_run_is_refused(tmp_path, old, new, said):
     assert old in BETTER
     with pytest.raises(ConfigError, match=said):
         plan_with(tmp_path, BETTER.replace(old, new))
+
+
+MORE_VALUES = """
+[[part]]
+name = "values"
+seeds = 1
+[part.grid]
+"method.name" = ["grpo_full", "sdga_phase"]
+"%s" = [%s]
+"""
+
+
+def test_more_than_elsewhere_needs_one_elsewhere(tmp_path):
+    more = MORE.replace('"methods"', '"values"').replace('"retriever.stochastic" = true', '"retriever.noise" = 0.25')
+    two, three = (MORE_VALUES % ("retriever.noise", values) for values in ("0.0, 0.25", "0.0, 0.25, 0.5"))
+    assert plan_with(tmp_path, two, more).claims
+    with pytest.raises(ConfigError, match=r"several runs of one seed with method\.name = sdga_phase"):
+        plan_with(tmp_path, three, more)
+
+
+def test_sides_that_are_scored_on_other_questions_are_refused(tmp_path):
+    part = MORE_VALUES % ("eval.questions_per_category", "4, 8")
+    claim = BETTER.replace('"methods"', '"values"')
+    assert plan_with(tmp_path, part, claim).claims, "a context for each"
+    for side, count in (("sdga_phase", 4), ("grpo_full", 8)):
+        claim = claim.replace(f'= "{side}"', f'= "{side}", "eval.questions_per_category" = {count}')
+    with pytest.raises(ConfigError, match="scored on other held-out questions"):
+        plan_with(tmp_path, part, claim)

@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
-from cusearch_async.config import load_config
+from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.study.plan import has
 from tests.study.studies import plan_of
 
 
@@ -43,8 +44,35 @@ def test_the_arguments_of_a_run_give_its_config(tmp_path):
 def test_an_id_is_readable_and_depends_on_every_setting(tmp_path):
     first, other = plan_of(tmp_path), plan_of(tmp_path, ('"run.steps" = 4', '"run.steps" = 8'))
     assert not first.runs.keys() & other.runs.keys()
-    assert next(iter(first.runs)).startswith("grpo_full-true-2-s0-")
+    assert next(iter(first.runs)).startswith("grpo_full-s0-")
     assert plan_of(tmp_path).runs.keys() == first.runs.keys()
+
+
+def test_a_new_part_makes_no_run_another_one(tmp_path):
+    more = (
+        '[[part]]\nname = "noise"\nseeds = 1\n[part.grid]\n"retriever.noise" = [0.25]\n\n[[part]]\nname = "staleness"'
+    )
+    assert plan_of(tmp_path).runs.keys() < plan_of(tmp_path, ('[[part]]\nname = "staleness"', more)).runs.keys()
+
+
+def test_a_new_setting_of_the_program_makes_no_run_another_one(tmp_path, monkeypatch):
+    """What is a default counts for nothing: as if all configs had one more."""
+    before = plan_of(tmp_path).runs.keys()
+    dump = Config.model_dump
+
+    def with_one_more(config, **options):
+        new = {} if options.get("exclude_defaults") else {"new": 1}
+        return dump(config, **options) | new
+
+    monkeypatch.setattr(Config, "model_dump", with_one_more)
+    assert plan_of(tmp_path).runs.keys() == before
+
+
+@pytest.mark.parametrize("value", ["2", "2.0"])
+def test_a_baseline_is_compared_by_value(tmp_path, value):
+    plan = plan_of(tmp_path, ('{ "pool.max_staleness" = 2 }', f'{{ "pool.max_staleness" = {value} }}'))
+    baseline = plan.baseline(plan.parts[1])
+    assert [has(run.config, baseline) for run in plan.of("staleness")].count(True) == 2
 
 
 @pytest.mark.parametrize(
@@ -57,6 +85,16 @@ def test_an_id_is_readable_and_depends_on_every_setting(tmp_path):
         ("seeds = 3", "seeds = 0", "seeds"),
         ('name = "staleness"', 'name = "methods"', "parts must have different names"),
         ('= "grpo_full" }', '= "grpo_full", "learner.lr" = 1 }', "learner.lr is the same in all runs"),
+        (
+            'baseline = { "method.name" = "grpo_full" }',
+            'baseline = { "method.name" = "grpo" }',
+            "its baseline: method.name =",
+        ),
+        (
+            'baseline = { "pool.max_staleness" = 2 }',
+            'baseline = { "pool.max_staleness" = 1 }',
+            "'staleness' has no run",
+        ),
         ("[settings]", "[setings]", "setings"),
         ('"pool.max_staleness" = [0, 2]', '"pool.max_staleness" = []', "max_staleness"),
         ('name = "small"', 'name = "a b"', "study.name"),

@@ -12,7 +12,7 @@ from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.study.report import variants_of, write_report
 from cusearch_async.study.running import to_do
 from cusearch_async.study.tables import Tables, failed
-from tests.study.studies import plan_of, tables_of
+from tests.study.studies import one_of, plan_of, tables_of
 
 
 def rows_of(text, heading):
@@ -33,17 +33,19 @@ def test_a_planted_effect_is_found_in_both_environments(plan, tmp_path):
         section = text.split(f"### {environment}")[1]
         found = rows_of(section, "Less grpo_full, EM")
         (row,) = found.values()
-        assert row[0] == "3"
+        assert row[0] == "3 of 3"
         low, high = map(float, re.search(r"\[(\S+), (\S+)\]", row[1]).groups())
         assert 0.05 < low < 0.2 < high < 0.45
-    assert (tmp_path / "methods-0.png").stat().st_size > 5000
+        figure = re.search(r"!\[[^]]*\]\(([^)]+)\)", section)[1]
+        assert (tmp_path / figure).stat().st_size > 5000
     assert "14 of 14 runs are done, 0 failed; 0.4 hours" in text
 
 
 def test_runs_of_an_earlier_plan_do_not_count(plan, tmp_path):
     tables = tables_of(plan)
     fewer = plan_of(tmp_path, ("seeds = 3", "seeds = 2"))
-    assert "10 of 10 runs are done, 0 failed; 0.3 hours" in write_report(fewer, tables, tmp_path).read_text()
+    text = write_report(fewer, tables, tmp_path).read_text()
+    assert "10 of 10 runs are done, 0 failed; 0.3 hours in all. 4 runs in the tables are not of this plan" in text
 
 
 def test_without_an_effect_there_is_none(plan, tmp_path):
@@ -53,14 +55,31 @@ def test_without_an_effect_there_is_none(plan, tmp_path):
 
 
 def test_a_failed_seed_is_named_and_counted_and_in_no_mean(plan, tmp_path):
-    lost = next(name for name in plan.runs if name.startswith("sdga_phase-true-2-s1"))
+    lost = one_of(plan, "sdga_phase", True, 1)
     text = write_report(plan, tables_of(plan, failed=(lost,)), tmp_path).read_text()
     assert f"- {lost}: the engine died" in text
     assert "13 of 14 runs are done, 1 failed" in text
     section = text.split("### stochastic True")[1]
-    assert rows_of(section, "![")["sdga_phase"][0] == "2 of 3"
+    assert rows_of(section, "![")["sdga_phase"][0] == "2 of 3 (1 failed)"
     (row,) = rows_of(section, "Less grpo_full").values()
-    assert row[0] == "2", "only seeds that both have are compared"
+    assert row[0] == "2 of 3", "only seeds that both have are compared"
+
+
+def test_a_method_that_failed_with_every_seed_keeps_its_rows_and_its_place_in_holms_correction(tmp_path):
+    plan = plan_of(tmp_path, ('"sdga_phase"]\n"retriever', '"sdga_phase", "random"]\n"retriever'))
+    lost = tuple(one_of(plan, "random", True, seed) for seed in range(3))
+    whole, less = (write_report(plan, tables_of(plan, failed=f), tmp_path).read_text() for f in ((), lost))
+    of_whole, of_less = (rows_of(text.split("### stochastic True")[1], "Less grpo_full") for text in (whole, less))
+    assert of_less["random"][:2] == ["0 of 3", "–"]
+    assert of_less["sdga_phase"] == of_whole["sdga_phase"]
+    assert rows_of(less.split("### stochastic True")[1], "![")["random"] == ["0 of 3 (3 failed)", *["–"] * 6]
+
+
+def test_a_study_whose_runs_have_all_failed_has_a_report(plan, tmp_path):
+    text = write_report(plan, tables_of(plan, failed=tuple(plan.runs)), tmp_path).read_text()
+    assert "0 of 14 runs are done, 14 failed" in text
+    assert text.count("the engine died") == 14
+    assert "No run is done yet" in text
 
 
 def test_one_seed_has_no_interval_and_that_is_said(plan, tmp_path):
@@ -71,13 +90,13 @@ def test_one_seed_has_no_interval_and_that_is_said(plan, tmp_path):
     rows = rows_of(text.split("### stochastic True")[1], "![")
     assert set(rows) == {"grpo_full", "sdga_phase"}
     row = rows["grpo_full"]
-    assert row[0] == "1 of 1"
+    assert row[0] == "1 of 3"
     assert row[1].endswith("(no interval)")
 
 
 def test_a_part_may_have_a_baseline_of_its_own(plan, tmp_path):
     part = plan.parts[1]
-    variants = variants_of(part, plan, tables_of(plan))
+    (variants,) = variants_of(part, plan, tables_of(plan)).values()
     assert {(v.name, v.is_baseline) for v in variants} == {("max_staleness 0", False), ("max_staleness 2", True)}
     text = write_report(plan, tables_of(plan), tmp_path).read_text()
     assert "Less max_staleness 2, EM after the last step" in text
@@ -126,6 +145,10 @@ def test_the_folder_of_another_study_is_refused(plan, tmp_path):
         claimed(folder, tmp_path / "small.toml", other),
     ):
         pass
+    claim = '\n[[claim]]\ntext = "late"\npart = "methods"\nbetter = { "method.name" = "sdga_phase" }\n'
+    later = plan_of(tmp_path, ("[settings]", f"{claim}\n[settings]"))
+    with pytest.raises(ConfigError, match="with the claims"), claimed(folder, tmp_path / "small.toml", later):
+        pass
     late = plan_of(tmp_path, ('configs = ["atlas"]', 'configs = ["atlas"]\nprimary = ["em_last"]'))
     with pytest.raises(ConfigError, match="primary measures"), claimed(folder, tmp_path / "small.toml", late):
         pass
@@ -147,7 +170,10 @@ def test_a_study_that_has_just_begun_names_what_it_will_compare(plan, tmp_path):
     only = next(iter(plan.runs))
     begun = Tables(tables.runs[tables.runs["run"] == only], tables.steps, tables.answers)
     text = write_report(plan, begun, tmp_path).read_text()
-    assert list(rows_of(text, "![")) == ["grpo_full"]
+    assert {name: row[0] for name, row in rows_of(text, "![").items()} == {
+        "grpo_full": "1 of 3",
+        "sdga_phase": "0 of 3",
+    }
 
 
 def test_what_nothing_is_compared_with_is_named_once(tmp_path):
@@ -156,3 +182,25 @@ def test_what_nothing_is_compared_with_is_named_once(tmp_path):
     text = write_report(plan, tables_of(plan), tmp_path).read_text()
     costs = rows_of(text.split("## staleness")[1], "Mean cost of a run:")
     assert sorted(costs) == ["max_staleness 0", "max_staleness 2"]
+
+
+def test_what_the_report_says_of_depth_staleness_and_cost(plan, tmp_path):
+    tables = tables_of(plan)
+    deep = tables.answers["question"] % 2
+    answers = tables.answers.assign(needed=deep, em=deep * (tables.answers["version"] == 4))
+    text = write_report(plan, Tables(tables.runs, tables.steps, answers), tmp_path).read_text()
+    needed = rows_of(text, "EM after the last step, by searches needed:")
+    assert needed == {"grpo_full": ["0.000", "1.000"], "sdga_phase": ["0.000", "1.000"]}
+    minibatch = plan.of("methods")[0].config.loss.minibatch
+    assert rows_of(text, "Mean cost of a run:")["grpo_full"][0] == str(4 * -(-60 // minibatch))
+    assert "By search depth" not in text.split("## staleness")[0]
+    stale = rows_of(text.split("## staleness")[1], "By search depth: KL")
+    assert stale["max_staleness 0"] == ["1.00", "1.000", "–"], "in thousandths; nobody was at the second depth"
+
+
+def test_figures_of_an_earlier_report_are_gone(plan, tmp_path):
+    write_report(plan, tables_of(plan), tmp_path)
+    (tmp_path / "figures" / "old.png").touch()
+    write_report(plan, tables_of(plan), tmp_path)
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert names == {"methods-stochastic-True.png", "methods-stochastic-False.png", "staleness.png"}

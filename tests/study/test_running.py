@@ -54,7 +54,9 @@ def test_a_run_that_is_done_is_in_the_tables_and_its_folder_is_gone(plan, folder
     assert to_do(plan, tables, retry_failed=False) == []
 
 
-@pytest.mark.parametrize(("how", "reason"), [("fail", "the engine died"), ("short", "it has 3 of 4 steps")])
+@pytest.mark.parametrize(
+    ("how", "reason"), [("fail", "the engine died (exited with 1)"), ("short", "it has 3 of 4 steps")]
+)
 def test_a_run_that_fails_is_kept_with_its_reason_and_the_others_go_on(plan, folder, monkeypatch, how, reason):
     monkeypatch.setenv("FAKE_LAUNCH", how)
     tables = make(plan, folder, [])
@@ -71,19 +73,53 @@ def test_a_run_that_fails_is_kept_with_its_reason_and_the_others_go_on(plan, fol
         assert set(Tables.read(folder).statuses.values()) == {"done"}
 
 
-def test_a_study_that_is_killed_goes_on_with_the_run_that_it_had_begun(plan, folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("how", ["hang", "slow"])
+def test_a_study_that_is_killed_goes_on_with_the_run_that_it_had_begun(plan, folder, tmp_path, how):
+    """Also at once, while the launch of the first one is still stopping."""
     command = [sys.executable, "-m", "tests.study.one_study", str(tmp_path / "small.toml"), str(folder)]
     root = Path(__file__).parents[2]
-    killed = subprocess.Popen(command, env=os.environ | {"FAKE_LAUNCH": "hang", "PYTHONPATH": str(root)}, cwd=root)
+    killed = subprocess.Popen(command, env=os.environ | {"FAKE_LAUNCH": how, "PYTHONPATH": str(root)}, cwd=root)
     first = folder / "work" / next(iter(plan.runs))
     try:
         wait_until(lambda: (first / "began").exists() and (first / "began").read_text().strip(), 30 * SLOW)
     finally:
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-    child = int((first / "began").read_text())
-    wait_until(lambda: not Path(f"/proc/{child}").exists(), 10 * SLOW)
     assert Tables.read(folder).statuses == {}
     tables = make(plan, folder, [])
-    assert set(tables.statuses.values()) == {"done"}
-    assert len(tables.statuses) == len(plan.runs)
+    assert tables.statuses == dict.fromkeys(plan.runs, "done")
+    log = first.with_name(f"{first.name}.log").read_text()
+    assert [line for line in log.splitlines() if line.startswith("attempt")] == ["attempt 1", "attempt 2"]
+
+
+def test_the_seconds_of_all_attempts_count(plan, folder, monkeypatch):
+    monkeypatch.setenv("FAKE_LAUNCH", "fail")
+    tables = make(plan, folder, [])
+    (lost,) = tables.runs[tables.runs["status"] == "failed"]["run"].head(1)
+    seconds = folder / "work" / f"{lost}.seconds"
+    assert float(seconds.read_text()) > 0
+    seconds.write_text("1000.0")
+    monkeypatch.delenv("FAKE_LAUNCH")
+    run_all(plan, folder, [plan.runs[lost]], lambda *_: None)
+    runs = Tables.read(folder).runs.set_index("run")
+    assert 1000 < runs.loc[lost, "wall_s"] < 2000
+    assert not seconds.exists()
+
+
+def test_a_launch_that_is_killed_has_its_signal_for_a_reason_and_not_an_earlier_line(plan, folder, monkeypatch):
+    run = next(iter(plan.runs.values()))
+    (folder / "work").mkdir(parents=True)
+    (folder / "work" / f"{run.id}.log").write_text("step 23\n")
+    monkeypatch.setenv("FAKE_LAUNCH", "die")
+    run_all(plan, folder, [run], lambda *_: None)
+    assert list(Tables.read(folder).runs["reason"]) == ["attempt 1 (killed by signal 9)"]
+
+
+def test_what_a_kill_has_left_of_a_run_that_is_done_is_removed(plan, folder):
+    """Killed between the tables and the folder."""
+    make(plan, folder, [])
+    left = folder / "work" / next(iter(plan.runs))
+    left.mkdir()
+    (left / "began").touch()
+    make(plan, folder, [])
+    assert not left.exists()

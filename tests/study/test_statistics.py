@@ -7,15 +7,15 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from cusearch_async.study import statistics
-from cusearch_async.study.statistics import against_zero, contributions, corrected, difference, estimate
+from cusearch_async.study.statistics import contributions, estimate, holm
 from cusearch_async.study.tables import area_weights
 
 
-def draw(seed, seeds, questions, between, within, mean=0.5):
-    """Seeds differ by `between`, questions by `within`; the same questions in all seeds."""
-    rng = np.random.default_rng(seed)
-    return mean + between * rng.standard_normal((seeds, 1)) + within * rng.standard_normal((1, questions))
+def draw(rng, seeds, questions, between, within, residual, mean=0.5):
+    """Seeds differ by `between`, questions by `within`, and what a seed makes of a question by `residual`."""
+    shape = (seeds, questions)
+    parts = (between * rng.standard_normal((seeds, 1)), within * rng.standard_normal((1, questions)))
+    return mean + parts[0] + parts[1] + residual * rng.standard_normal(shape)
 
 
 def width(values):
@@ -23,76 +23,75 @@ def width(values):
     return high - low
 
 
-def test_the_interval_of_many_seeds_is_that_of_their_means():
-    values = draw(0, 40, 50, between=0.1, within=0)
-    assert width(values) == pytest.approx(2 * 1.96 * values.mean(axis=1).std() / np.sqrt(40), rel=0.05)
+@pytest.mark.parametrize("seeds", [3, 5, 12])
+@pytest.mark.parametrize(
+    ("between", "within", "residual"), [(0.1, 0, 0), (0.1, 0, 0.4), (0.05, 0.2, 0.3), (0, 0.3, 0.4), (0, 0, 0.4)]
+)
+def test_the_interval_holds_the_truth_as_often_as_it_says(seeds, between, within, residual):
+    """Where seeds decide and where questions do; it errs to the wide side where neither matters."""
+    rng = np.random.default_rng(seeds)
+    intervals = [estimate(draw(rng, seeds, 100, between, within, residual)).interval for _ in range(400)]
+    assert 0.91 <= np.mean([low <= 0.5 <= high for low, high in intervals]) <= 0.995
 
 
-def test_questions_widen_the_interval_as_seeds_do():
-    """As many seeds as there are, they are all of the same questions."""
-    values = draw(1, 40, 50, between=0, within=0.3)
-    assert width(values) == pytest.approx(2 * 1.96 * values[0].std() / np.sqrt(50), rel=0.08)
-    both = draw(1, 40, 50, between=0.5, within=0.3)
-    expected = 2 * 1.96 * np.hypot(both.mean(axis=1).std() / np.sqrt(40), both.mean(axis=0).std() / np.sqrt(50))
-    assert width(both) == pytest.approx(expected, rel=0.08)
+def test_of_seeds_alone_it_is_the_t_interval_of_their_means():
+    values = draw(np.random.default_rng(0), 5, 50, 0.1, 0, 0)
+    expected = stats.t.interval(0.95, 4, values.mean(), stats.sem(values.mean(axis=1)))
+    assert estimate(values).interval == pytest.approx(expected)
 
 
-def test_the_interval_holds_the_truth_about_as_often_as_it_says(monkeypatch):
-    """With 12 seeds the percentile bootstrap is somewhat narrow."""
-    monkeypatch.setattr(statistics, "RESAMPLES", 400)
-    hits = 0
-    for seed in range(120):
-        low, high = estimate(draw(seed, 12, 60, between=0.1, within=0.3)).interval
-        hits += low <= 0.5 <= high
-    assert 0.85 <= hits / 120 <= 0.99
+def test_of_questions_alone_it_is_the_t_interval_of_theirs():
+    values = draw(np.random.default_rng(1), 5, 50, 0, 0.3, 0)
+    expected = stats.t.interval(0.95, 49, values.mean(), stats.sem(values[0]))
+    assert estimate(values).interval == pytest.approx(expected)
+
+
+def test_an_interval_leaves_out_zero_just_where_p_is_below_five_percent():
+    rng = np.random.default_rng(2)
+    found = [estimate(draw(rng, 4, 40, 0.05, 0.1, 0.2, mean=0.08)) for _ in range(200)]
+    assert {one.interval[0] > 0 or one.interval[1] < 0 for one in found} == {True, False}
+    assert all((one.interval[0] > 0 or one.interval[1] < 0) == (one.p < 0.05) for one in found)
 
 
 def test_fewer_than_two_seeds_have_no_interval():
-    assert estimate(np.full((1, 9), 0.4)).interval is None
-    assert estimate(np.full((1, 9), 0.4)).mean == pytest.approx(0.4)
-    assert difference(np.full((1, 9), 0.4), np.full((1, 9), 0.3)).p is None
+    one = estimate(np.full((1, 9), 0.4))
+    assert (one.interval, one.p, one.detectable(3)) == (None, None, None)
+    assert one.mean == pytest.approx(0.4)
+    assert estimate(np.array([])).seeds == 0
 
 
 def test_a_pair_of_seeds_cancels_what_they_share():
-    shared = draw(2, 5, 200, between=0.3, within=0.4)
     rng = np.random.default_rng(3)
+    shared = draw(rng, 5, 200, 0.3, 0.4, 0)
     better = shared + 0.05 + 0.01 * rng.standard_normal((5, 1))
-    found = difference(better, shared)
-    assert found.estimate.mean == pytest.approx(0.05, abs=0.01)
+    found = estimate(better - shared)
+    assert found.mean == pytest.approx(0.05, abs=0.01)
     assert found.p < 0.01
-    low, high = found.estimate.interval
+    low, high = found.interval
     assert 0 < low < high < 0.1
     assert width(better) > 10 * (high - low)
 
 
-def test_p_is_the_paired_t_tests_and_what_is_detectable_is_its_power():
-    rng = np.random.default_rng(4)
-    a, b = rng.random((6, 30)), rng.random((6, 30))
-    found = difference(a, b)
-    assert found.p == pytest.approx(stats.ttest_rel(a.mean(axis=1), b.mean(axis=1)).pvalue)
-    spread = (a - b).mean(axis=1).std(ddof=1)
-    shift = found.detectable * np.sqrt(6) / spread  # the non-centrality of the t-statistic
-    bound = stats.t.ppf(0.975, 5)
-    assert stats.nct.sf(bound, 5, shift) + stats.nct.cdf(-bound, 5, shift) == pytest.approx(0.8, abs=1e-3)
+@pytest.mark.parametrize("tests", [1, 36])
+def test_what_is_detectable_is_the_power_of_the_test_at_holms_first_step(tests):
+    found = estimate(draw(np.random.default_rng(4), 5, 60, 0.05, 0.1, 0.3))
+    bound = stats.t.isf(0.025 / tests, found.freedom)
+    drawn = stats.nct.rvs(found.freedom, found.detectable(tests) / found.error, size=20_000, random_state=0)
+    assert np.mean(drawn > bound) == pytest.approx(0.8, abs=0.02)
 
 
-def test_matrices_that_do_not_pair_are_refused():
-    with pytest.raises(ValueError, match="one shape"):
-        difference(np.zeros((2, 3)), np.zeros((3, 3)))
-
-
-def test_p_values_are_corrected_over_those_that_there_are():
-    """Holm: the smallest of three times 3, the next times 2, never falling."""
+def test_p_values_are_corrected_and_one_that_there_is_not_counts_as_a_test():
+    """Holm: the smallest of four times 4, the next times 3, never falling."""
     rng = np.random.default_rng(5)
-    found = [difference(rng.random((5, 20)) + shift, np.zeros((5, 20))) for shift in (0.0, 0.2, 0.4)]
-    alone = difference(np.ones((1, 20)), np.zeros((1, 20)))
-    whole = corrected([found[0], alone, found[1], found[2]])
-    assert whole[1].p_holm is None
+    found = [estimate(draw(rng, 5, 20, 0.02, 0, 0.3, mean=shift)) for shift in (0.0, 0.1, 0.3)]
+    alone = estimate(np.ones((1, 20)))
+    whole = holm([found[0], alone, found[1], found[2]])
+    assert whole[1] is None
     order = np.argsort([one.p for one in found])
-    expected = np.maximum.accumulate([found[i].p * (3 - n) for n, i in enumerate(order)])
+    expected = np.maximum.accumulate([found[i].p * (4 - n) for n, i in enumerate(order)])
     by_place = {i: min(1.0, value) for i, value in zip(order, expected, strict=True)}
-    kept = [whole[0], whole[2], whole[3]]
-    assert [one.p_holm for one in kept] == pytest.approx([by_place[i] for i in range(3)])
+    assert [whole[0], whole[2], whole[3]] == pytest.approx([by_place[i] for i in range(3)])
+    assert holm([]) == []
 
 
 def test_the_area_is_the_trapezoidal_mean():
@@ -112,8 +111,8 @@ def test_a_question_contributes_what_it_got():
         contributions(answers, "em")
 
 
-def test_seeds_that_agree_to_the_last_digit_have_no_p_value():
+def test_numbers_that_agree_to_the_last_digit_have_no_p_value():
     """Their spread is rounding error: a test would call it certain."""
-    values = np.full((3, 40), 0.0)
-    values[:, 7] = [1.0, 1.0, 1.0 + 1e-15]
-    assert against_zero(values).p is None
+    values = np.full((3, 40), 0.1)
+    values[1] += 1e-16
+    assert estimate(values).p is None

@@ -1,0 +1,73 @@
+"""`cusearch study`, with a stand-in for `launch`."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from cusearch_async.cli import study
+from cusearch_async.errors import StudyIncomplete
+from cusearch_async.study import running
+from cusearch_async.study.tables import Tables
+from tests.study.one_study import fake_child
+from tests.study.studies import plan_of
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Of a study of four runs."""
+    monkeypatch.setattr(running, "start_child", fake_child)
+    changes = [("seeds = 3", "seeds = 1"), ('"pool.max_staleness" = [0, 2]', '"pool.max_staleness" = [2]')]
+    changes.append(("seeds = 2", "seeds = 1"))
+    plan_of(tmp_path, *changes, ('baseline = { "pool.max_staleness" = 2 }\n', ""))
+
+    def run(**options):
+        plain = {"file": tmp_path / "small.toml", "folder": tmp_path / "study"}
+        plain |= {"report": False, "retry_failed": False, "most": None}
+        study.run(argparse.Namespace(**plain | options), [])
+        return Tables.read(tmp_path / "study")
+
+    return run
+
+
+def test_it_is_made_in_pieces_and_says_how_long_the_rest_takes(command, tmp_path, capsys):
+    with pytest.raises(StudyIncomplete, match="3 runs are to do and 0 failed"):
+        command(most=1)
+    out = capsys.readouterr().out
+    assert "study small: 4 runs, 0 done, 1 to do now\n" in out
+    assert "left" not in out, "with nothing to judge by, and nothing left"
+    tables = command()
+    assert set(tables.statuses.values()) == {"done"}
+    out = capsys.readouterr().out
+    assert "study small: 4 runs, 1 done, 3 to do now, about 0 minutes left\n" in out
+    assert out.count("; about 0 minutes left") == 2
+    assert "4 of 4 runs are done" in (tmp_path / "study" / "report.md").read_text()
+
+
+def test_a_failed_run_is_made_again_on_demand_only(command, monkeypatch):
+    monkeypatch.setenv("FAKE_LAUNCH", "fail")
+    with pytest.raises(StudyIncomplete, match="0 runs are to do and 2 failed"):
+        command()
+    monkeypatch.delenv("FAKE_LAUNCH")
+    with pytest.raises(StudyIncomplete, match="2 failed"):
+        command()
+    assert set(command(retry_failed=True).statuses.values()) == {"done"}
+
+
+def test_a_report_makes_no_run_and_writes_the_csv_again(command, tmp_path):
+    with pytest.raises(StudyIncomplete, match="no run yet"):
+        command(report=True)
+    with pytest.raises(StudyIncomplete):
+        command(most=2)
+    (tmp_path / "study" / "runs.csv").unlink()
+    with pytest.raises(StudyIncomplete, match="2 runs are to do"):
+        command(report=True)
+    assert (tmp_path / "study" / "runs.csv").read_text().count("\n") == 3
+
+
+def test_a_first_run_that_fails_leaves_a_report(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_LAUNCH", "die")
+    with pytest.raises(StudyIncomplete, match="3 runs are to do and 1 failed"):
+        command(most=1)
+    assert "(killed by signal 9)" in (tmp_path / "study" / "report.md").read_text()
