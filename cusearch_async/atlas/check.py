@@ -59,9 +59,8 @@ def skills(episodes: Sequence[Sequence[tuple[str, str]]], chains: Sequence[Chain
     for stretches, chain in zip(episodes, chains, strict=True):
         wanted = {_words(fact.query): fact for fact in chain.facts}
         known = set(chain.facts[: chain.is_first_given])
-        for (author, turn), (_, shown), (_, following) in zip(
-            stretches, stretches[1:], [*stretches[2:], ("", "")], strict=False
-        ):
+        padded = [*stretches, ("", "")]  # no turn may follow the last passages
+        for (author, turn), (_, shown), (_, following) in zip(padded, padded[1:], padded[2:], strict=False):
             query = _QUERY.search(turn) if author == "model" else None
             if query is None:
                 continue

@@ -151,16 +151,15 @@ def train_questions(world: World) -> list[Question]:
 def test_chains(per_length: int, world: World) -> list[Chain]:
     """The first `per_length` held-out chains of each number of links, in a fixed random order of cities.
 
-    Raises: ValueError when there are fewer."""
+    Raises: ValueError when there are fewer, or none is asked for."""
+    if per_length < 1:
+        raise ValueError(f"must be >= 1 test chain of each number of links, got {per_length}")
     shuffled = list(chains("test", world))
     random.Random("atlas/test").shuffle(shuffled)
     taken: list[Chain] = []
     for needed in world.needed:
         of_length = [chain for chain in shuffled if len(chain.needed) == needed]
         if per_length > len(of_length):
-            raise ValueError(
-                f"eval.questions_per_category must be <= {len(of_length)} (test chains of {needed} links), "
-                f"got {per_length}"
-            )
+            raise ValueError(f"must be <= {len(of_length)} (test chains of {needed} links), got {per_length}")
         taken.extend(of_length[:per_length])
     return taken

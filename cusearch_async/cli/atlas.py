@@ -6,21 +6,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.atlas.questions import WORLDS, World
+from cusearch_async.atlas.questions import WORLDS, Chain, World, test_chains
 from cusearch_async.cli.playing import play_with
-from cusearch_async.config import CONFIG_HELP, STARTER, STARTERS, Config, load_config
+from cusearch_async.cli.terminal import plain
+from cusearch_async.config import CONFIG_HELP, STARTER, STARTERS, Config, RetrieverConfig, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.http_server import serve
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from cusearch_async.evaluation.probing import Played
     from cusearch_async.evaluation.scoring import Scores
+
+    Play = Callable[..., Coroutine[Any, Any, list[Played]]]
 
 POOLS = 10
 """Pools of a run that `check` plays."""
@@ -68,15 +74,16 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
     warmstart.make_starter(folder, style, arguments.seed, str(STARTER), report)
 
 
-def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    config = load_config(arguments.config, overrides)
-    world = world_of(config)
+def check_policy(arguments: argparse.Namespace, overrides: list[str], play: Play = play_with) -> None:
+    """Raises: ConfigError."""
+    config = searched_here(load_config(arguments.config, overrides))
+    chains = held_out_chains(arguments.per_length, world_of(config))
     configure_process([])
     refuse_idle_cuda()
     from cusearch_async.atlas.check import LocalSearch, pool_figures, skills  # noqa: PLC0415
-    from cusearch_async.atlas.questions import test_chains  # noqa: PLC0415
     from cusearch_async.cli.trace import stretches  # noqa: PLC0415
     from cusearch_async.data.questions import load_run_questions  # noqa: PLC0415
+    from cusearch_async.evaluation.conditions import as_line, conditions  # noqa: PLC0415
     from cusearch_async.evaluation.probing import Pass  # noqa: PLC0415
     from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415
@@ -84,15 +91,16 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
     model = arguments.checkpoint or config.model.location
     search = LocalSearch(config.retriever, config.run.seed)
-    chains = test_chains(arguments.per_length, world)
     questions = [chain.question() for chain in chains]
     drawn = load_run_questions(config)
     own = [drawn.of(ticket) for ticket in range(POOLS * config.pool.questions)]
     temperature = config.episode.temperature
     passes = [Pass(questions, 0.0), Pass(questions, temperature), *[Pass(own, temperature)] * config.pool.rollouts]
-    greedy, sampled, *siblings = (one.episodes for one in asyncio.run(play_with(search, config, model, passes)))
+    greedy, sampled, *siblings = (one.episodes for one in asyncio.run(play(search, config, model, passes)))
     tokenizer = load_tokenizer(model)
     found = skills([stretches(t, tokenizer) for t in greedy], chains)
+    named = conditions(config, model, questions, f"greedy, and temperature {temperature:g}")
+    console.print(plain(as_line(named)), soft_wrap=True)
     console.print(f"right queries  {found.right_queries / max(found.searches, 1):.1%} of {found.searches} searches")
     console.print(f"right readings {found.right_readings / max(found.found, 1):.1%} of {found.found} found passages")
     console.print(f"over-search    {found.over_searches / len(chains):.2f} searches per question for what was known")
@@ -102,6 +110,22 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console.print(f"trajectories identical to another of their group {figures.identical:.1%}")
     console.print(f"trajectories by depth {' '.join(map(str, figures.depths))}")
     console.print(_scores(summarize(greedy, questions), summarize(sampled, questions)))
+
+
+def held_out_chains(per_length: int, world: World) -> list[Chain]:
+    """Raises: ConfigError."""
+    try:
+        return test_chains(per_length, world)
+    except ValueError as error:
+        raise ConfigError(f"--per-length {error}") from error
+
+
+def searched_here(config: Config) -> Config:
+    """The config as `check` plays it: held-out cities, and LocalSearch for the retriever."""
+    settings = config.retriever
+    own = {name: getattr(settings, name) for name in ("topk", "distractors", "noise", "stochastic")}
+    suite = config.eval.model_copy(update={"suite": ()})
+    return config.model_copy(update={"retriever": RetrieverConfig(**own), "eval": suite})
 
 
 def world_of(config: Config) -> World:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +23,22 @@ from cusearch_async.cli import trace
 from cusearch_async.cli.playing import play_with
 from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, JudgeFailed
+from cusearch_async.evaluation.conditions import as_line, conditions, full_name, suite_of
 from cusearch_async.files import refuse_unwritable
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from cusearch_async.evaluation.findings import Paired, Samples
     from cusearch_async.evaluation.judge import Verdicts
-    from cusearch_async.evaluation.probing import Mode, Paired, Samples
+    from cusearch_async.evaluation.probing import Mode, Pass, Played
     from cusearch_async.evaluation.scoring import Scores
-    from cusearch_async.types import Trajectory
+    from cusearch_async.types import Question, Trajectory
+
+    Play = Callable[[str, Sequence[Pass]], Awaitable[list[Played]]]
 
 COLUMNS = {
     "em": "EM",
@@ -59,12 +67,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Raises: ConfigError."""
+    """Raises: ConfigError; JudgeFailed, after all else is written when the judge fails behind the episodes."""
     if arguments.suite:
         overrides = [*overrides, "--eval.suite", json.dumps(arguments.suite.split(","))]
     config = load_config(arguments.config, overrides)
     if arguments.samples < 0:
         raise ConfigError(f"--samples must be >= 0, got {arguments.samples}")
+    if not 0 <= arguments.temperature < math.inf:
+        raise ConfigError(f"--temperature must be >= 0 and finite, got {arguments.temperature}; 0 is greedy")
     if arguments.output:
         prepare(arguments.output)
     configure_process([])
@@ -75,13 +85,15 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     check_model(model, config.episode.max_tokens, "--checkpoint" if arguments.checkpoint else "model.path")
     if arguments.against:
         check_model(arguments.against, config.episode.max_tokens, "--against")
-    report = asyncio.run(evaluated(config, model, arguments))
+    report = asyncio.run(scored(config, model, arguments))
     console = Console()
     console.print(table(report.scores, report.title))
     for line in report.lines():
         console.print(plain(line), soft_wrap=True)
     if arguments.output:
         write(arguments.output, report, model)
+    if report.judge_failed:
+        raise JudgeFailed(report.judge_failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +103,8 @@ class Report:
     title: str
     scores: Scores
     episodes: Sequence[Trajectory]
-    conditions: dict[str, str]
-    """What the scores hold for: search engine, k, S_max, prompt, temperature."""
+    conditions: dict[str, str | int | float]
+    """What the scores belong to; see evaluation/conditions.py."""
     recall: float | None
     """Mean share of the evidence that was found; None where no question names its evidence."""
     samples: Samples | None
@@ -104,25 +116,26 @@ class Report:
     against_name: str
     verdicts: Verdicts | None
     """Of the judge."""
+    judge_failed: str
+    """Why there are no verdicts of a judge that was asked; empty if it was not, or did not fail."""
 
     def lines(self) -> list[str]:
-        said = [", ".join(f"{name} {value}" for name, value in self.conditions.items())]
+        said = [as_line(self.conditions)]
         if self.recall is not None:
             said.append(f"retrieval recall {self.recall:.3f} of the evidence")
         for mode, scores in self.probes.items():
             said.append(f"{mode}: EM {_figure(scores['all'], 'em')}, depth {scores['all']['depth']:.2f}")
         if self.samples is not None:
-            k = self.samples
-            said.append(
-                f"{k.k} samples: pass@1 {k.pass_at_1:.3f}, pass@{k.k} {k.pass_at_k:.3f}, agreement {k.agreement:.3f}, "
-                f"abstained {k.abstain_share:.3f}"
-            )
+            said.append(_of_samples(self.samples))
         if self.verdicts is not None:
-            name = self.verdicts.model or "the judge"
+            name, unreadable = self.verdicts.model or "the judge", self.verdicts.unreadable
             said.append(
                 f"judged by {name}: {self.verdicts.right:.3f} right; exact match says the same of "
                 f"{self.verdicts.agrees_with_em:.3f}"
+                + (f"; no verdict on {unreadable:.3f}, where it says neither yes nor no" if unreadable else "")
             )
+        if self.judge_failed:
+            said.append(f"no verdicts: {self.judge_failed}")
         if self.against is not None:
             one = self.against
             said.append(
@@ -134,66 +147,89 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         parts = {"samples": self.samples, "against": self.against, "judge": self.verdicts}
         kept = {name: asdict(part) for name, part in parts.items() if part is not None}
+        if self.judge_failed:
+            kept["judge"] = {"failed": self.judge_failed}
         whole = {"scores": self.scores, "conditions": self.conditions, "recall": self.recall, "probes": self.probes}
         return whole | kept | {"findings": self.found}
 
 
-async def evaluated(config: Config, model: str, arguments: argparse.Namespace) -> Report:
-    """Play and summarise; needs the config's retriever. Raises: ConfigError."""
+def _of_samples(samples: Samples) -> str:
+    k = samples.k
+    several = "" if k == 1 else f", pass@{k} {samples.pass_at_k:.3f}"
+    agreement = "" if samples.agreement is None else f", agreement {samples.agreement:.3f}"
+    noun = "sample" if k == 1 else "samples"
+    return f"{k} {noun}: pass@1 {samples.pass_at_1:.3f}{several}{agreement}, abstained {samples.abstain_share:.3f}"
+
+
+async def scored(config: Config, model: str, arguments: argparse.Namespace) -> Report:
+    """Play with the config's retriever, and summarise. Raises: ConfigError; JudgeFailed before any episode."""
     # vLLM and torch are loaded only by the commands that use them.
     from cusearch_async.data.questions import load_eval_questions  # noqa: PLC0415
-    from cusearch_async.evaluation import probing  # noqa: PLC0415
-    from cusearch_async.evaluation.judge import judge  # noqa: PLC0415
-    from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415
+    from cusearch_async.evaluation.judge import try_judge  # noqa: PLC0415
     from cusearch_async.retrieval.client import SearchClient  # noqa: PLC0415
 
     questions = load_eval_questions(config)
-    probes: tuple[Mode, ...] = ("closed", "blocked") if arguments.probe else ()
-    if arguments.probe and all(question.evidence is None for question in questions):
+    if arguments.probe and not any(question.evidence for question in questions):
         raise ConfigError("--probe needs questions that name their evidence, and none of these does")
-    sampled = max(arguments.samples, 4 if arguments.probe else 0)
-    modes: tuple[Mode, ...] = ("full", *probes)
-    passes = [probing.Pass(questions, arguments.temperature, mode) for mode in modes]
-    passes += [probing.Pass(questions, config.episode.temperature)] * sampled
+    if config.eval.judge.url:
+        await try_judge(config.eval.judge)
     async with SearchClient.open(config) as search:
         if config.uses_retriever:
             await search.wait_until_answering(config.run.wait_s)
-        full, *others = await play_with(search, config, model, passes)
-        other = (await play_with(search, config, arguments.against, passes[:1])) if arguments.against else []
-    verdicts = await judge(config.eval.judge, full.episodes) if config.eval.judge.url else None
-    right = [[t.em for t in one.episodes] for one in (full, *others)]
-    samples = probing.summarize_samples([one.episodes for one in others[len(probes) :]]) if sampled else None
+        return await evaluated(config, model, arguments, questions, partial(play_with, search, config))
+
+
+async def evaluated(
+    config: Config, model: str, arguments: argparse.Namespace, questions: Sequence[Question], play: Play
+) -> Report:
+    """`play` plays passes with the model of a path."""
+    from cusearch_async.evaluation import findings  # noqa: PLC0415
+    from cusearch_async.evaluation.probing import Pass  # noqa: PLC0415
+    from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415
+
+    modes: tuple[Mode, ...] = ("full", "closed", "blocked") if arguments.probe else ("full",)
+    passes = [Pass(questions, arguments.temperature, mode) for mode in modes]
+    sampled = max(arguments.samples, 4 if arguments.probe else 0)
+    played = await play(model, [*passes, *[Pass(questions, config.episode.temperature)] * sampled])
+    of_mode = dict(zip(modes, played[: len(modes)], strict=True))
+    samples, full = played[len(modes) :], of_mode["full"]
+    other = await play(arguments.against, passes[:1]) if arguments.against else []
+    verdicts, judge_failed = await _judged(config, full.episodes)
     known = [share for share in full.recall if share is not None]
     how = "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
+    named: dict[str, str | int | float] = {**conditions(config, model, questions, how)}
+    if sampled:
+        named["samples_temperature"] = config.episode.temperature
+    if arguments.against:
+        named["against"] = full_name(arguments.against)
     return Report(
-        title=f"{Path(model).name}: held-out questions, {how}",
+        title=f"{full_name(model)}: {len(questions)} questions of {suite_of(config)}, {how}",
         scores=summarize(full.episodes, questions),
         episodes=full.episodes,
-        conditions=conditions(config, how),
+        conditions=named,
         recall=sum(known) / len(known) if known else None,
-        samples=samples,
-        probes={mode: summarize(one.episodes, questions) for mode, one in zip(probes, others, strict=False)},
-        found=probing.findings(questions, right[0], right[1], right[2], samples) if probes and samples else [],
-        against=probing.compare_paired(right[0], [t.em for t in other[0].episodes]) if other else None,
-        against_name=arguments.against or "",
+        samples=findings.summarize_samples([one.episodes for one in samples]) if samples else None,
+        probes={mode: summarize(of_mode[mode].episodes, questions) for mode in modes[1:]},
+        found=findings.findings(questions, full, of_mode["closed"], of_mode["blocked"], samples)
+        if arguments.probe
+        else [],
+        against=findings.compare_paired(full.em, other[0].em) if other else None,
+        against_name=full_name(arguments.against or ""),
         verdicts=verdicts,
+        judge_failed=judge_failed,
     )
 
 
-def conditions(config: Config, how: str) -> dict[str, str]:
-    """What decides about scores besides the policy."""
-    retriever, environment = config.retriever, config.environment[config.evaluated_in]
-    engine = (
-        f"{retriever.backend} on {retriever.corpus}" if retriever.backend in ("bm25", "dense") else retriever.backend
-    )
-    noise = f" with noise {retriever.noise:g}" if retriever.noise else ""
-    return {
-        "engine": engine + noise,
-        "k": str(retriever.topk),
-        "S_max": str(config.episode.s_max),
-        "prompt": environment.template.splitlines()[0][:60],
-        "sampling": how,
-    }
+async def _judged(config: Config, episodes: Sequence[Trajectory]) -> tuple[Verdicts | None, str]:
+    """The judge's verdicts, or why there are none: what was played is not lost with them."""
+    from cusearch_async.evaluation.judge import judge  # noqa: PLC0415
+
+    verdicts, failed = None, ""
+    try:
+        verdicts = await judge(config.eval.judge, episodes) if config.eval.judge.url else None
+    except* JudgeFailed as group:
+        failed = str(group.exceptions[0])
+    return verdicts, failed
 
 
 def prepare(output: Path) -> None:
@@ -218,7 +254,7 @@ def write(output: Path, report: Report, model: str) -> None:
 
 def table(scores: Scores, title: str) -> Table:
     """A table of means, with the 95 % interval of EM in brackets (--output has the intervals of all of them)."""
-    shown = Table(title=title, box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = Table(title=plain(title), box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("category", overflow="fold")
     for name in ("n", *COLUMNS.values()):
         shown.add_column(name, justify="right", no_wrap=True)

@@ -14,16 +14,11 @@ if TYPE_CHECKING:
 
 async def play_with(search: Search, config: Config, model: str, passes: Sequence[Pass]) -> list[Played]:
     """What was played in each pass, with one engine."""
-    from cusearch_async.evaluation.probing import Played, ProbedSearch  # noqa: PLC0415
-    from cusearch_async.evaluation.scoring import evaluate  # noqa: PLC0415
+    from cusearch_async.evaluation.probing import ProbedSearch, play_passes  # noqa: PLC0415
     from cusearch_async.models import check_model  # noqa: PLC0415
     from cusearch_async.processes.playing import open_player  # noqa: PLC0415
 
     tokenizer = check_model(model, config.episode.max_tokens)
-    probed, played = ProbedSearch(search), []
+    probed = ProbedSearch(search)
     with open_player(config, model, tokenizer, probed) as (_, player):
-        for rollout, one in enumerate(passes):
-            probed.mode = one.mode
-            episodes = await evaluate(player, one.questions, one.temperature, config.rollout.max_episodes, rollout)
-            played.append(Played(episodes, probed.take_recall(one.questions)))
-    return played
+        return await play_passes(player, probed, passes, config.rollout.max_episodes)

@@ -89,7 +89,7 @@ def _held_out(config: Config) -> list[Question]:
         try:
             return [chain.question() for chain in test_chains(settings.questions_per_category, world)]
         except ValueError as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(f"eval.questions_per_category {error}") from error
     questions: list[Question] = []
     for name in settings.suite:
         if name not in SUITE and not Path(name).suffix:

@@ -32,6 +32,7 @@ HUB = "hf:"
 SUFFIXES = (".parquet", ".jsonl", ".json")
 _MARKER = "Question:"
 """What the question follows in the prompts of Search-R1 and VERL."""
+_DOCUMENTS = pa.list_(pa.struct([("text", pa.string())]))
 _INSTRUCTIONS = re.compile(r"</?(?:think|search|information|answer)>")
 
 
@@ -106,7 +107,9 @@ def parse_row(row: Row, stem: str, number: int) -> Question:
     question = Question(
         id="/".join(parts), text=tidy(text), answers=tuple(answers), category=source, evidence=_evidence(row)
     )
-    for name, value in (("question", text), *(("golden_answers", answer) for answer in answers), ("id", question.id)):
+    texts = [("question", text), *(("golden_answers", answer) for answer in answers), ("id", question.id)]
+    texts += [("evidence_docs", evidence) for evidence in question.evidence or ()]
+    for name, value in texts:
         if half := half_character(value):
             raise ConfigError(f"{row.where}: {name!r} holds half a character, {half}; fix the text")
     return question
@@ -188,7 +191,8 @@ def tidy(text: str) -> str:
 
 
 def write_parquet(questions: Sequence[Question], path: Path) -> None:
-    """Search-R1's schema, the paper's template in `prompt`; `read_rows` reads the same questions back."""
+    """Search-R1's schema, the paper's template in `prompt`, and BrowseComp-Plus's `evidence_docs` where evidence is
+    known; `read_rows` reads the same questions back."""
     rows = []
     for question in questions:
         # an id is source[/split]/index
@@ -205,8 +209,16 @@ def write_parquet(questions: Sequence[Question], path: Path) -> None:
                 "extra_info": {"split": split, "index": index},
             }
         )
+    table = pa.Table.from_pylist(rows)
+    if any(question.evidence is not None for question in questions):
+        # from_pylist finds no type where no question has any
+        documents = [
+            None if question.evidence is None else [{"text": text} for text in question.evidence]
+            for question in questions
+        ]
+        table = table.append_column("evidence_docs", pa.array(documents, _DOCUMENTS))
     path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pa.Table.from_pylist(rows), path)
+    parquet.write_table(table, path)
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

@@ -24,6 +24,7 @@ Right answers: {answers}
 Given answer: {prediction}
 
 Is the given answer one of the right answers, in whatever words? Answer with a single word, yes or no."""
+_TRIAL = PROMPT.format(question="Which city is the capital of France?", answers="Paris", prediction="Paris")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,42 +32,73 @@ class Verdicts:
     model: str
     prompt: str
     right: float
-    """Share of the episodes that it takes for right."""
+    """Share of the episodes with a verdict that it takes for right."""
     agrees_with_em: float
-    """Share of the episodes where it says what exact match says."""
+    """Share of the episodes with a verdict where it says what exact match says."""
+    unreadable: float
+    """Share of all episodes of which it says neither yes nor no."""
+
+
+async def try_judge(settings: JudgeConfig) -> None:
+    """Ask an easy question, before the episodes are played. Raises: JudgeFailed without a yes or no."""
+    async with _client(settings) as client:
+        said = await _ask(client, settings, _TRIAL)
+    if _verdict(said) is None:
+        raise JudgeFailed(
+            f"the judge at eval.judge.url {settings.url} must say yes or no, and says {said!r:.100}; give the URL of "
+            "an OpenAI-compatible server, like http://127.0.0.1:8001/v1"
+        )
 
 
 async def judge(settings: JudgeConfig, episodes: Sequence[Trajectory]) -> Verdicts:
-    """Ask for a verdict on each episode. Raises: JudgeFailed when the server fails, or says neither yes nor no."""
+    """Ask for a verdict on each episode. Raises: JudgeFailed when the server fails, or no verdict can be read."""
     room = asyncio.Semaphore(settings.at_once)
-    async with AsyncOpenAI(
-        base_url=settings.url, api_key=os.environ.get(KEY, "none"), timeout=settings.timeout_s, max_retries=3
-    ) as client:
+    async with _client(settings) as client:
 
-        async def one(episode: Trajectory) -> bool:
+        async def one(episode: Trajectory) -> bool | None:
+            text = PROMPT.format(
+                question=episode.question, answers=" | ".join(episode.answers), prediction=episode.prediction
+            )
             async with room:
-                return await _verdict(client, settings.model, episode)
+                return _verdict(await _ask(client, settings, text))
 
+        shown = [number for number, episode in enumerate(episodes) if (episode.prediction or "").strip()]
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(one(episode)) for episode in episodes]
-    right = [task.result() for task in asked]
-    agreed = [is_right == bool(episode.em) for is_right, episode in zip(right, episodes, strict=True)]
-    count = max(len(episodes), 1)
-    return Verdicts(settings.model, PROMPT, sum(right) / count, sum(agreed) / count)
+            asked = {number: tasks.create_task(one(episodes[number])) for number in shown}
+    found = {number: task.result() for number, task in asked.items()}
+    if shown and all(verdict is None for verdict in found.values()):
+        raise JudgeFailed(f"the judge {settings.model} says neither yes nor no of any of {len(shown)} answers")
+    verdicts = [(found.get(number, False), bool(episode.em)) for number, episode in enumerate(episodes)]
+    read = [(is_right, em) for is_right, em in verdicts if is_right is not None]
+    return Verdicts(
+        model=settings.model,
+        prompt=PROMPT,
+        right=sum(is_right for is_right, _ in read) / len(read),
+        agrees_with_em=sum(is_right == em for is_right, em in read) / len(read),
+        unreadable=1 - len(read) / len(episodes),
+    )
 
 
-async def _verdict(client: AsyncOpenAI, model: str, episode: Trajectory) -> bool:
-    if not (episode.prediction or "").strip():
-        return False
-    text = PROMPT.format(question=episode.question, answers=" | ".join(episode.answers), prediction=episode.prediction)
+def _client(settings: JudgeConfig) -> AsyncOpenAI:
+    key = os.environ.get(KEY, "none")
+    return AsyncOpenAI(base_url=settings.url, api_key=key, timeout=settings.timeout_s, max_retries=3)
+
+
+async def _ask(client: AsyncOpenAI, settings: JudgeConfig, text: str) -> str:
+    """What the judge says. Raises: JudgeFailed."""
     try:
         answer = await client.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": text}], temperature=0.0
+            model=settings.model, messages=[{"role": "user", "content": text}], temperature=0.0
         )
-    except OpenAIError as error:
-        raise JudgeFailed(f"the judge at eval.judge.url {client.base_url} fails: {first_line(error)}") from error
-    said = (answer.choices[0].message.content or "") if answer.choices else ""
-    word = said.strip().lower().rstrip(".!")
-    if word not in ("yes", "no"):
-        raise JudgeFailed(f"the judge {model} must say yes or no, and says {said!r:.100} of {episode.question!r:.100}")
-    return word == "yes"
+    except (OpenAIError, ValueError) as error:  # ValueError: half an answer
+        raise JudgeFailed(f"the judge at eval.judge.url {settings.url} fails: {first_line(error)}") from error
+    try:
+        return answer.choices[0].message.content or ""
+    except (AttributeError, IndexError, TypeError):  # a web page, or JSON of another protocol
+        return str(answer)
+
+
+def _verdict(said: str) -> bool | None:
+    """Yes or no, after what a reasoning model thinks; None for anything else."""
+    word = said.rpartition("</think>")[2].strip().strip("*.!").lower()
+    return {"yes": True, "no": False}.get(word)

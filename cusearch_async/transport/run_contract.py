@@ -79,7 +79,7 @@ def contract_of(config: Config, questions: Sequence[Question], tokenizer: Any) -
         terms[f"environment.{label}.template"] = _checksum(dataclasses.astuple(environment.prompt))
         del terms[f"environment.{label}.source"]  # the questions themselves are in the fingerprint of the data
     terms |= {
-        DATA: _fingerprint_of_data(questions),
+        DATA: fingerprint_of_questions(questions),
         MODEL: _fingerprint_of_model(config.model.location, tokenizer),
         "payload_schema": str(SCHEMA),
     }
@@ -118,7 +118,7 @@ def _settings(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _fingerprint_of_data(questions: Sequence[Question]) -> str:
+def fingerprint_of_questions(questions: Sequence[Question]) -> str:
     """Count and checksum of the questions in order: a ticket refers to a question by its index."""
     asked = [(question.id, question.text, question.answers, question.environment) for question in questions]
     return f"{len(questions)} ({_checksum(asked)})"

@@ -169,8 +169,14 @@ def test_held_out_chains_are_not_the_biggest_cities_only():
 
 
 def test_more_held_out_chains_than_there_are_is_refused_with_the_number():
-    with pytest.raises(ValueError, match=r"questions_per_category must be <= 395 \(test chains of 5 links\), got 396"):
+    with pytest.raises(ValueError, match=r"^must be <= 395 \(test chains of 5 links\), got 396"):
         held_out(396)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_held_out_chains_are_refused(count):
+    with pytest.raises(ValueError, match=f"must be >= 1 .*, got {count}"):
+        held_out(count)
 
 
 @pytest.mark.parametrize("world", [HARD, SHALLOW])

@@ -212,6 +212,34 @@ def test_what_is_written_is_search_r1s_schema_and_is_read_back(tmp_path, write):
     assert load_questions([str(path)]) == before, "of the same ids: the same groups"
 
 
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        [None, None],
+        [(), ()],
+        [None, ()],
+        [(), ("A botanist.", '"Pinsk"\nHe left\tPinsk – 1911, 平壤.\n')],
+        [("one",), None, (), ("two", "three")],
+    ],
+)
+def test_evidence_is_written_and_read_back(tmp_path, evidence):
+    before = [
+        Question(id=f"s/test/{i}", text=f"q{i}?", answers=("a",), category="s", evidence=texts)
+        for i, texts in enumerate(evidence)
+    ]
+    path = tmp_path / "mine.parquet"
+    write_parquet(before, path)
+    assert load_questions([str(path)]) == before
+    is_known = any(texts is not None for texts in evidence)
+    assert ("evidence_docs" in parquet.read_schema(path).names) == is_known, "else the schema is Search-R1's own"
+
+
+def test_half_a_character_in_evidence_is_named_by_its_row(write):
+    row = ROW | {"evidence_docs": [{"text": "whole"}, {"text": "half \ud800"}]}
+    with pytest.raises(ConfigError, match="line 1: 'evidence_docs' holds half a character"):
+        load_questions([write(row, name="train.jsonl")])
+
+
 @pytest.mark.parametrize("name", ["train.parquet", "train.jsonl"])
 def test_a_missing_index_is_the_id_or_the_row(write, name):
     rows = [{**ROW, "id": f"x{i}", "extra_info": {"split": "train", "index": None}} for i in range(2)]
@@ -350,6 +378,11 @@ def test_without_a_suite_atlas_has_questions_of_its_own_and_others_are_asked_for
     assert len(load_eval_questions(suite("--eval.questions_per_category", "2"))) == 10
     with pytest.raises(ConfigError, match=r"eval\.suite must name benchmarks \(nq, triviaqa"):
         load_eval_questions(suite("--data.source", write(ROW)))
+
+
+def test_more_questions_of_atlas_than_there_are_is_refused_with_the_setting(suite):
+    with pytest.raises(ConfigError, match=r"eval\.questions_per_category must be <= 500 .*, got 9999"):
+        load_eval_questions(suite("--eval.questions_per_category", "9999"))
 
 
 def test_the_seven_benchmarks_have_their_published_sizes():

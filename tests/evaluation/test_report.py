@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 from cusearch_async.cli import evaluate
-from cusearch_async.cli.evaluate import Report, conditions
-from cusearch_async.config import load_config
+from cusearch_async.cli.evaluate import Report
+from cusearch_async.evaluation.findings import Paired, Samples
 from cusearch_async.evaluation.judge import PROMPT, Verdicts
-from cusearch_async.evaluation.probing import Paired, Samples
 from cusearch_async.evaluation.scoring import summarize
 from tests.evaluation.test_scoring import EPISODES, QUESTIONS, Letters
 
@@ -27,21 +26,9 @@ def report(**changes):
         "against": None,
         "against_name": "",
         "verdicts": None,
+        "judge_failed": "",
     }
     return Report(**plain | changes)
-
-
-def test_a_score_says_what_it_holds_for(atlas_config):
-    config = load_config(atlas_config, ["--retriever.noise", "0.25", "--episode.s_max", "4"])
-    assert conditions(config, "greedy") == {
-        "engine": "bm25 on atlas with noise 0.25",
-        "k": "2",
-        "S_max": "4",
-        "prompt": "atlas",
-        "sampling": "greedy",
-    }
-    web = load_config(atlas_config, ["--retriever.backend", "serper", "--retriever.topk", "5"])
-    assert conditions(web, "greedy")["engine"] == "serper"
 
 
 def test_only_what_was_asked_for_is_said():
@@ -57,13 +44,16 @@ def test_all_that_was_asked_for_is_said():
         found=["searching helps"],
         against=Paired(7, 2, 0.05, (0.01, 0.09), 0.004),
         against_name="other",
-        verdicts=Verdicts("a-judge", PROMPT, 0.8, 0.7),
+        verdicts=Verdicts("a-judge", PROMPT, 0.8, 0.7, 0.1),
     )
     lines = whole.lines()
     assert lines[1] == "retrieval recall 0.750 of the evidence"
     assert lines[2].startswith("closed: EM 0.500 [")
     assert lines[3] == "4 samples: pass@1 0.500, pass@4 0.800, agreement 0.600, abstained 0.100"
-    assert lines[4] == "judged by a-judge: 0.800 right; exact match says the same of 0.700"
+    assert lines[4] == (
+        "judged by a-judge: 0.800 right; exact match says the same of 0.700; no verdict on 0.100, where it says "
+        "neither yes nor no"
+    )
     assert lines[5] == (
         "less other: EM +0.050 [+0.010, +0.090], p = 0.004 (exact McNemar; 7 questions only here, 2 only there)"
     )
@@ -71,6 +61,19 @@ def test_all_that_was_asked_for_is_said():
     kept = json.loads(json.dumps(whole.as_json()))
     assert kept["against"]["only_first"] == 7
     assert kept["judge"]["prompt"] == PROMPT
+
+
+def test_without_a_pair_no_agreement_is_said():
+    assert report(samples=Samples(1, 0.5, 0.5, None, 0.1)).lines()[1] == "1 sample: pass@1 0.500, abstained 0.100"
+    assert report(samples=Samples(2, 0.5, 0.7, None, 0.9)).lines()[1] == (
+        "2 samples: pass@1 0.500, pass@2 0.700, abstained 0.900"
+    )
+
+
+def test_a_judge_that_failed_is_named():
+    failed = report(judge_failed="the judge at eval.judge.url http://j fails: Connection error.")
+    assert failed.lines()[1] == "no verdicts: the judge at eval.judge.url http://j fails: Connection error."
+    assert failed.as_json()["judge"] == {"failed": failed.judge_failed}
 
 
 def test_it_is_written_as_json_markdown_and_a_page(tmp_path, monkeypatch):

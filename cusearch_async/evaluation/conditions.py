@@ -1,0 +1,70 @@
+"""What scores belong to: the policy, the questions, and the settings that decide about scores besides these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cusearch_async.config import Config, RetrieverConfig
+from cusearch_async.transport.run_contract import fingerprint_of_questions
+from cusearch_async.types import Question
+
+_LOCAL = ("bm25", "dense")
+"""Backends with a corpus, whose results may be reranked and disturbed."""
+
+
+def conditions(config: Config, model: str, questions: Sequence[Question], sampling: str) -> dict[str, str | int]:
+    """By name, in the order in which they are printed. Scores are comparable where all but the model agree."""
+    episode, environment = config.episode, config.environment[config.evaluated_in]
+    engine = config.rollout.vllm
+    quantised = f", quantization {engine.quantization}, KV cache {engine.kv_cache_dtype}" if engine.is_quantised else ""
+    return {
+        "model": full_name(model),
+        "suite": suite_of(config),
+        "questions": fingerprint_of_questions(questions),
+        "seed": config.run.seed,
+        "engine": search_engine(config.retriever),
+        "k": config.retriever.topk,
+        "S_max": episode.s_max,
+        "turn_tokens": episode.max_turn_tokens,
+        "observation_tokens": episode.max_observation_tokens,
+        "prompt": environment.template.splitlines()[0][:60],
+        **{name: repr(value) for name, value in environment.own.model_dump(mode="json").items()},
+        "dtype": config.model.dtype + quantised,
+        "sampling": sampling,
+    }
+
+
+def as_line(named: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in named.items())
+
+
+def full_name(model: str) -> str:
+    """The whole path of a model's folder, or its Hub id."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
+def suite_of(config: Config) -> str:
+    return ", ".join(config.eval.suite or config.sources_of(config.evaluated_in))
+
+
+def search_engine(settings: RetrieverConfig) -> str:
+    """A search engine, and what is done to its results."""
+    if settings.backend == "zerosearch":
+        simulator = settings.zerosearch
+        return (
+            f"zerosearch by {simulator.model or simulator.url} ({simulator.mode}, temperature "
+            f"{simulator.temperature:g}, noise {simulator.p_start:g} to {simulator.p_end:g})"
+        )
+    if settings.backend not in _LOCAL:
+        return settings.backend
+    dense, rerank, place = settings.dense, settings.rerank, "search" if settings.stochastic else "query"
+    parts = (
+        (settings.backend == "dense", f"encoder {dense.encoder} ({dense.kind})"),
+        (rerank.model, f"the best of {rerank.candidates} by {rerank.model}"),
+        (settings.distractors, f"{settings.distractors} distractors"),
+        (settings.noise, f"noise {settings.noise:g}"),
+        (settings.distractors or settings.noise, f"drawn for each {place}"),
+    )
+    added = ", ".join(text for is_there, text in parts if is_there)
+    return f"{settings.backend} on {settings.corpus}" + (f" with {added}" if added else "")

@@ -1,0 +1,73 @@
+"""`cusearch atlas check`, with episodes of a stand-in for the policy."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from cusearch_async.atlas.questions import WORLDS
+from cusearch_async.cli.atlas import POOLS, check_policy, held_out_chains, searched_here
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
+from cusearch_async.evaluation.probing import Played
+from tests.strategies import make_trajectory
+
+
+class Playing:
+    """Greedy episodes are right and of depth 1; the others are wrong, and of depth 2."""
+
+    def __init__(self) -> None:
+        self.passes = []
+
+    async def __call__(self, search, config, model, passes):
+        self.passes = passes
+        return [
+            Played([self.episode(i, one.temperature) for i in range(len(one.questions))], [None] * len(one.questions))
+            for one in passes
+        ]
+
+    @staticmethod
+    def episode(number, temperature):
+        right = float(temperature == 0)
+        return make_trajectory(number, 0, em=right, reward=right, depth=1 if right else 2)
+
+
+def test_a_check_plays_the_held_out_cities_greedy_and_sampled_and_then_pools(atlas_config, capsys):
+    playing = Playing()
+    arguments = argparse.Namespace(config=[atlas_config], checkpoint=None, per_length=2)
+    check_policy(arguments, ["--episode.temperature", "0.5", "--retriever.backend", "serper"], playing)
+    greedy, sampled, *siblings = playing.passes
+    assert (greedy.temperature, sampled.temperature) == (0.0, 0.5)
+    assert len(greedy.questions) == 10
+    assert greedy.questions == sampled.questions
+    assert [(one.temperature, len(one.questions)) for one in siblings] == [(0.5, POOLS * 64)] * 3
+    said = capsys.readouterr().out
+    first = said.splitlines()[0]
+    assert "starter, suite atlas, questions 10 (" in first
+    assert "engine bm25 on atlas, k 2" in first, "it searches here, whatever the config's retriever is"
+    assert first.endswith("sampling greedy, and temperature 0.5")
+    assert "groups with equal rewards 100.0%" in said
+    assert f"trajectories by depth 0 0 {POOLS * 64 * 3} 0 0 0" in said
+    (everything,) = [line.split() for line in said.splitlines() if " all " in line]
+    assert [cell for cell in everything if cell[0].isdigit()] == ["10", "1.00", "0.00", "1.00", "2.00"]
+
+
+def test_a_check_keeps_the_noise_of_the_config(atlas_config):
+    overrides = ["--retriever.noise", "0.25", "--retriever.stochastic", "false", "--eval.suite", '["nq"]']
+    config = searched_here(load_config(atlas_config, overrides))
+    assert (config.retriever.noise, config.retriever.stochastic, config.retriever.topk) == (0.25, False, 2)
+    assert config.eval.suite == ()
+
+
+@pytest.mark.parametrize(
+    ("per_length", "said"),
+    [
+        (0, "--per-length must be >= 1 test chain of each number of links, got 0"),
+        (-3, "--per-length must be >= 1 .*, got -3"),
+        (9999, r"--per-length must be <= 500 \(test chains of 1 links\), got 9999"),
+    ],
+)
+def test_a_number_of_chains_that_there_is_not_is_refused(per_length, said):
+    with pytest.raises(ConfigError, match=said):
+        held_out_chains(per_length, WORLDS["atlas"])
