@@ -33,6 +33,7 @@ LEARNER = "learner.lock"
 GPUS = "gpus.lock"
 METRICS = "metrics.jsonl"
 SCORES = "eval.jsonl"
+TRACES = "traces"
 CHILDREN = (
     "config.toml",
     "launch.toml",
@@ -40,6 +41,7 @@ CHILDREN = (
     GPUS,
     "starts",
     "records",
+    TRACES,
     "checkpoints",
     "weights",
     METRICS,
@@ -117,6 +119,12 @@ def read_marker(folder: Path) -> Marker | None:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{folder / MARKER} cannot be read ({error}); is {folder} the folder of a run?") from error
+
+
+def refuse_no_run(folder: Path) -> None:
+    """Raises: ConfigError for a folder that is not a run's."""
+    if read_marker(folder) is None:
+        raise ConfigError(f"{folder} is not the folder of a run; give one like runs/demo")
 
 
 @contextmanager

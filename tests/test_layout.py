@@ -15,6 +15,7 @@ LAYERS = [
         "types",
         "errors",
         "files",
+        "fingerprint",
         "published",
         "run_folder",
         "streams",

@@ -7,10 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from cusearch_async.errors import ConfigError
 from cusearch_async.metrics.drawing import pyplot
 
 INK = "#333333"
 BLUE, ORANGE, GREEN = "#3b6ea5", "#d9822b", "#4c9a6a"
+
+
+def refuse_format(path: Path, option: str) -> None:
+    """Raises: ConfigError that names `option`, the option with the path, for a file that matplotlib cannot draw."""
+    from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415  (takes a second to load)
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lower()[1:] not in known:
+        raise ConfigError(f"{option} {path} must end in one of {', '.join(f'.{name}' for name in sorted(known))}")
 
 
 def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied,
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
+from cusearch_async.training.provenance import COMMAND
 from cusearch_async.transport.server import is_listening, own_server
 
 log = logging.getLogger(__name__)
@@ -176,7 +178,8 @@ class Fleet:
         takes over first: until then Redis holds the old run contract, and the other processes would be refused."""
         starts = self._config.folder / "starts"
         before = set(starts.glob("*.json"))
-        self.start_worker("learner", "learner", options=["--accept-changes"] if accept_changes else [])
+        options = ["--accept-changes"] if accept_changes else []
+        self.start_worker("learner", "learner", {COMMAND: shlex.join(sys.argv)}, options)
         if accept_changes:
             with log_waiting(log, "waiting for the learner to take over the run"):
                 self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))

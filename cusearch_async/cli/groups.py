@@ -11,6 +11,7 @@ import numpy as np
 
 from cusearch_async.cli import trace
 from cusearch_async.files import refuse_unwritable
+from cusearch_async.run_folder import TRACES
 
 if TYPE_CHECKING:
     from cusearch_async.training.replaying import RecordedStep
@@ -21,18 +22,17 @@ log = logging.getLogger(__name__)
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="such as runs/demo")
     parser.add_argument("--step", type=int, required=True, help="the learner step")
-    parser.add_argument("--output", type=Path, help="the .html file to write; default: beside the record of the step")
+    parser.add_argument("--output", type=Path, help="the .html file to write; default: in traces/ of the run")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, _: list[str]) -> None:
     """Raises: ConfigError when the step is not recorded, or the page cannot be written."""
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
-    from cusearch_async.training.recording import FOLDER  # noqa: PLC0415
     from cusearch_async.training.replaying import RecordedStep  # noqa: PLC0415
 
     step = RecordedStep.read(arguments.folder, arguments.step)
-    output = arguments.output or arguments.folder / FOLDER / f"{arguments.step:06d}.html"
+    output = arguments.output or arguments.folder / TRACES / f"{arguments.step:06d}.html"
     refuse_unwritable(output, "--output")
     advantages = dict(zip(step.record.selected, step.record.advantages, strict=True))
     page = trace.group_page(
@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
         _table(step),
         f"{step.config.run.name}, step {arguments.step}: {step.config.method.name}",
     )
+    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page, encoding="utf-8")
     log.info("wrote %s", output)
 

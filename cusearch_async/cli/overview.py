@@ -12,14 +12,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.cli.figure import draw_together
+from cusearch_async.cli.figure import draw_together, refuse_format
 from cusearch_async.cli.terminal import plain
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import refuse_unwritable
 from cusearch_async.metrics.files import read_metrics, read_scores
-from cusearch_async.run_folder import METRICS, SCORES, read_marker
-from cusearch_async.training.starts import Start, changed_settings, read_starts, read_stop
+from cusearch_async.run_folder import METRICS, SCORES, refuse_no_run
+from cusearch_async.training.starts import Start, changed_settings, made_otherwise, read_starts, read_stop
 
+COLUMNS = ("run", "started", "method", "seed", "steps", "EM", "held-out", "depth", "code", "outcome")
+"""Of the list of runs."""
 COMPARED = {
     "reward/em": "EM, sampled",
     "reward/all": "reward",
@@ -44,8 +46,7 @@ class KeptRun:
     @classmethod
     def read(cls, folder: Path) -> KeptRun:
         """Raises: ConfigError for a folder that is not a run's, or whose config cannot be read."""
-        if read_marker(folder) is None:
-            raise ConfigError(f"{folder} is not the folder of a run; give one like runs/demo")
+        refuse_no_run(folder)
         path = folder / "config.toml"
         try:
             settings = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -56,7 +57,8 @@ class KeptRun:
         return cls(folder, settings, starts, read_metrics(folder / METRICS), scores)
 
     def setting(self, section: str, name: str) -> Any:
-        return self.settings.get(section, {}).get(name, "–")
+        found = self.settings.get(section)
+        return found.get(name, "–") if isinstance(found, dict) else "–"
 
     @property
     def outcome(self) -> str:
@@ -87,12 +89,20 @@ def list_runs(arguments: argparse.Namespace, _: list[str]) -> None:
     if not folders:
         raise ConfigError(f"{arguments.folder} holds no run; give the folder that your runs are in")
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("run", "started", "method", "seed", "steps", "EM", "held-out", "depth", "code", "outcome"):
+    for name in COLUMNS:
         is_number = name in ("seed", "steps", "EM", "held-out", "depth")
         shown.add_column(name, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
-    for run in map(KeptRun.read, folders):
-        shown.add_row(*map(plain, _cells(run)))
+    for folder in folders:
+        shown.add_row(*map(plain, _row(folder)))
     Console().print(shown)
+
+
+def _row(folder: Path) -> list[str]:
+    """A run that cannot be read hides no other."""
+    try:
+        return _cells(KeptRun.read(folder))
+    except (ConfigError, OSError) as error:
+        return [folder.name, *["–"] * (len(COLUMNS) - 2), first_line(error)]
 
 
 def _cells(run: KeptRun) -> list[str]:
@@ -104,18 +114,23 @@ def _cells(run: KeptRun) -> list[str]:
         str(run.setting("method", "name")),
         str(run.setting("run", "seed")),
         f"{len(run.rows)}/{run.setting('run', 'steps')}",
-        f"{last['reward/em']:.2f}" if last else "–",
+        _figure(last, "reward/em"),
         "–" if run.last_em is None else f"{run.last_em:.2f}",
-        f"{last['depth/mean']:.2f}" if last else "–",
+        _figure(last, "depth/mean"),
         (start and start.commit) or "–",
         run.outcome,
     ]
+
+
+def _figure(row: dict[str, Any], name: str) -> str:
+    return f"{row[name]:.2f}" if isinstance(row.get(name), float | int) else "–"
 
 
 def compare(arguments: argparse.Namespace, _: list[str]) -> None:
     """Raises: ConfigError for fewer than two runs, or one without a step."""
     if len(arguments.folders) < 2:
         raise ConfigError("compare needs two runs or more: cusearch compare runs/one runs/other")
+    refuse_format(arguments.output, "--output")
     refuse_unwritable(arguments.output, "--output")
     runs = [KeptRun.read(folder) for folder in arguments.folders]
     for run in runs:
@@ -125,7 +140,7 @@ def compare(arguments: argparse.Namespace, _: list[str]) -> None:
     first = runs[0]
     for other in runs[1:]:
         console.print(f"{other.folder} against {first.folder}:", soft_wrap=True, markup=False)
-        for line in differences(first, other) or ["settings, packages, code, data and model are the same"]:
+        for line in differences(first, other) or ["settings, packages, machine, code, data and model are the same"]:
             console.print(plain(f"  {line}"), soft_wrap=True)
     console.print(_figures(runs))
     draw_together({str(run.folder): run.rows for run in runs}, arguments.output)
@@ -133,18 +148,16 @@ def compare(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 def differences(first: KeptRun, other: KeptRun) -> list[str]:
-    """What is not the same in two runs, a line each: settings, then packages, code, machine, data and model."""
+    """What is not the same in two runs, a line each: settings, then what they were made with; and what of it is not
+    known."""
     changes = changed_settings(first.settings, other.settings)
     if first.starts and other.starts:
         before, after = first.starts[-1], other.starts[-1]
-        changes |= changed_settings({"package": before.versions}, {"package": after.versions})
-        changes |= changed_settings({"machine": before.machine}, {"machine": after.machine})
-        named = {"commit": before.commit or "–"}, {"commit": after.commit or "–"}
-        changes |= changed_settings(*named)
-        files = [
-            {key: start.contract.get(key, "–") for key in ("data.source", "model.path")} for start in (before, after)
-        ]
-        changes |= {f"content of {key}": text for key, text in changed_settings(*files).items()}
+        changes |= made_otherwise(before, after)
+        if not before.weights and not after.weights:
+            changes["weights of model.path"] = "not recorded by either run"
+    else:
+        changes["packages, machine, code, data and model"] = "not recorded by both runs"
     return [f"{key}: {change}" for key, change in changes.items()]
 
 

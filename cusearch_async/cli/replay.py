@@ -11,12 +11,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import Config, with_overrides
 from cusearch_async.errors import ReplayDiffers
-from cusearch_async.lifecycle.placement import configure_process
+from cusearch_async.lifecycle.placement import configure_process, count_sharers
 
 if TYPE_CHECKING:
-    from cusearch_async.training.replaying import Choice, RecordedStep, ReplayedUpdate
+    from cusearch_async.training.replaying import Choice, RecordedStep
+    from cusearch_async.training.update_again import ReplayedUpdate
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -33,27 +34,31 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Raises: ConfigError; ReplayDiffers when the step's own method does not choose as it did."""
-    from cusearch_async.training.replaying import RecordedStep  # noqa: PLC0415  (torch only where it is needed)
+    from cusearch_async.training.replaying import RecordedStep  # noqa: PLC0415  (only where it is needed)
 
     step = RecordedStep.read(arguments.folder, arguments.step)
     console = Console()
     again = step.choose(step.config)
     choices = {f"{step.config.method.name}, recorded": step.recorded, "recomputed": again}
     if arguments.method or overrides:
-        config = _changed(step, arguments.folder, arguments.method, overrides)
+        config = _changed(step.config, arguments.method, overrides)
         choices[config.method.name] = step.choose(config)
     console.print(_table(step, choices))
     if not again.is_same(step.recorded):
         raise ReplayDiffers(f"step {arguments.step} was not chosen as it would be now: see the table")
     console.print("the selection and its advantages are identical, bit for bit", soft_wrap=True)
     if arguments.update:
-        _report(_update(step, arguments.folder), arguments.step, console)
+        _report(_update(step, arguments.folder), step, console)
 
 
-def _changed(step: RecordedStep, folder: Path, method: str | None, overrides: list[str]) -> Config:
-    settings = folder / "starts" / f"{step.record.epoch:04d}.toml"
-    named = ["--method.name", method] if method else []
-    return load_config(settings, [*named, *overrides])
+def _changed(recorded: Config, method: str | None, overrides: list[str]) -> Config:
+    """Another method has its own settings from `overrides` and its defaults: the recorded one's are no keys of it."""
+    values = recorded.model_dump(mode="json", exclude_none=True)
+    if method and method != recorded.method.name:
+        own = recorded.method.own_kind.model_fields
+        values["method"] = {name: value for name, value in values["method"].items() if name not in own}
+        values["method"]["name"] = method
+    return with_overrides(values, overrides)
 
 
 def _table(step: RecordedStep, choices: dict[str, Choice]) -> Table:
@@ -90,29 +95,50 @@ def _mean(values: np.ndarray[tuple[int], np.dtype[np.generic]]) -> str:
 
 
 def _update(step: RecordedStep, folder: Path) -> ReplayedUpdate:
-    from cusearch_async.training.replaying import checkpoint_before, replay_update  # noqa: PLC0415
+    from cusearch_async.training.replaying import checkpoint_before  # noqa: PLC0415
 
     checkpoint = checkpoint_before(folder, step.record.step, step.config)
-    configure_process(step.config.learner.cores)
+    configure_process(step.config.learner.cores, sharers=count_sharers(step.config))
     os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
+    import torch  # noqa: PLC0415  (reads the settings above when it is loaded)
+
     from cusearch_async.training.learner import Learner  # noqa: PLC0415
     from cusearch_async.training.ranks import Ranks  # noqa: PLC0415
+    from cusearch_async.training.update_again import replay_update  # noqa: PLC0415
 
+    if step.start and step.start.computing:
+        torch.set_num_threads(step.start.computing.threads)
     learner = Learner(step.config, Ranks(step.config.learner.collective_timeout_s))
     return replay_update(step, folder, checkpoint, learner)
 
 
-def _report(found: ReplayedUpdate, step: int, console: Console) -> None:
-    """Raises: ReplayDiffers."""
+def _report(found: ReplayedUpdate, step: RecordedStep, console: Console) -> None:
+    """Raises: ReplayDiffers, which says what the update is now made with that differs."""
+    number = step.record.step
     differing = {name: values for name, values in found.metrics.items() if values[0] != values[1]}
     tensors = found.differing_tensors
-    weights = f"version {step + 1} is not kept, so the weights are not compared"
+    weights = f"version {number + 1} is not kept, so the weights are not compared"
     if tensors is not None:
         weights = (
-            f"{len(tensors)} parameters differ from version {step + 1}" if tensors else "the weights are identical"
+            f"{len(tensors)} parameters differ from version {number + 1}" if tensors else "the weights are identical"
         )
     same = len(found.metrics) - len(differing)
     console.print(f"update: {same} of {len(found.metrics)} metrics are identical; {weights}", soft_wrap=True)
     if not found.is_same:
         named = ", ".join(f"{name}: {was} -> {now}" for name, (was, now) in list(differing.items())[:4])
-        raise ReplayDiffers(f"the update of step {step} is not what it was: {named or ', '.join((tensors or [])[:4])}")
+        raise ReplayDiffers(
+            f"the update of step {number} is not what it was: {named or ', '.join((tensors or [])[:4])}; "
+            f"{_causes(step)}"
+        )
+
+
+def _causes(step: RecordedStep) -> str:
+    """What the update is made with now, against what it was made with."""
+    from cusearch_async.training.starts import made_otherwise, start_now  # noqa: PLC0415
+
+    before = step.start
+    if before is None:
+        return f"what it was made with is not known: starts/{step.record.epoch:04d}.json cannot be read"
+    changes = made_otherwise(before, start_now(step.config, before.epoch, before.step, before.contract))
+    listed = ", ".join(f"{key}: {change}" for key, change in changes.items())
+    return f"it was made with other than now: {listed}" if listed else "it is made with what it was made with"

@@ -14,6 +14,7 @@ from cusearch_async.config.reading import (
     load_config,
     save_config,
     shipped_configs,
+    with_overrides,
 )
 from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import (
@@ -79,4 +80,5 @@ __all__ = [
     "save_config",
     "section_of",
     "shipped_configs",
+    "with_overrides",
 ]

@@ -32,6 +32,12 @@ def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> 
     values: dict[str, Any] = {}
     for path in [files] if isinstance(files, Path) else files:
         _lay_over(values, _read(path))
+    return with_overrides(values, overrides)
+
+
+def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> Config:
+    """The config of `values` as read from TOML, which are changed by the overrides. Raises: ConfigError, one line per
+    mistake."""
     for key, value in _pairs(overrides):
         *parents, last = key.split(".")
         section = values

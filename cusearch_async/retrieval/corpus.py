@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import overload
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from cusearch_async.errors import ConfigError
+from cusearch_async.fingerprint import fingerprint
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.surrogates import half_character
 
 _EVERY = 100_000
-_BLOCK = 1 << 20
-_BLOCKS = 64
 
 
 class Corpus(Sequence[Passage]):
@@ -63,12 +61,7 @@ class Corpus(Sequence[Passage]):
 
     @property
     def fingerprint(self) -> str:
-        """Of its size and of 64 pieces of 1 MiB. Of a corpus of over 64 MiB it does not see an edit between the pieces
-        that keeps the size."""
-        digest = xxhash.xxh3_128(str(len(self._text)).encode())
-        for place in np.linspace(0, max(0, len(self._text) - _BLOCK), _BLOCKS, dtype=np.int64).tolist():
-            digest.update(self._text[place : place + _BLOCK])
-        return digest.hexdigest()
+        return fingerprint(self._text)
 
     def __len__(self) -> int:
         return len(self._starts) - 1

@@ -2,8 +2,9 @@
 
     <run folder>/records/000012-e1.zz   a `Record` of step 12 by epoch 1: msgpack, compressed with zlib
 
-`cusearch replay` recomputes a step from it, `cusearch trace` shows it. Records are written behind the training loop;
-the oldest are deleted once they take more than run.records_mib.
+`cusearch replay` recomputes a step from it, `cusearch trace` shows it. Records are written behind the training loop,
+which goes on without one that cannot be written; the oldest are deleted once they take more than run.records_mib.
+When a learner goes back to step 8, the records of later steps by earlier learners do not count any more.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import msgspec
 
 from cusearch_async import published
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import remove
 from cusearch_async.training.background import Background
 from cusearch_async.training.selecting import Chosen
+from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport import codec
 from cusearch_async.types import Pool
 
@@ -40,8 +42,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     epoch: int
     """Fencing epoch of the learner, whose settings are starts/EPOCH.toml."""
-    seed: int
-    """run.seed, from which the selection and the mini-batches are drawn together with the step."""
     memory: str
     """What the method remembered before the step; the phase of SDGA-Phase among it."""
     pool: list[bytes]
@@ -65,26 +65,28 @@ class Recorder(Background):
         super().__init__()
         self._folder = config.folder / FOLDER
         self._most_bytes = config.run.records_mib * MIB
-        self._seed = config.run.seed
         self._epoch = epoch
 
     def write(self, chosen: Chosen) -> None:
-        """Begin to write the record of a step; nothing, and a warning, while the one before is still being written.
-
-        Raises: WriteFailed, of the one before."""
-        self.check()
+        """Begin to write the record of a step. A record that cannot be written, and one that comes while the one before
+        is still being written, is left out with a warning."""
         if not self._most_bytes:
             return
         if self.is_busy:
             log.warning("step %d is not recorded: the disk has not yet taken the step before it", chosen.pool.step)
             return
-        self.start(asyncio.to_thread(self._write, chosen))
+        self.start(asyncio.to_thread(self._write_or_warn, chosen))
+
+    def _write_or_warn(self, chosen: Chosen) -> None:
+        try:
+            self._write(chosen)
+        except (OSError, WriteFailed) as error:
+            log.warning("step %d is not recorded: %s: %s", chosen.pool.step, type(error).__name__, error)
 
     def _write(self, chosen: Chosen) -> None:
         record = Record(
             step=chosen.pool.step,
             epoch=self._epoch,
-            seed=self._seed,
             memory=chosen.memory,
             pool=[codec.encode(trajectory) for trajectory in chosen.pool],
             selected=chosen.indices.tolist(),
@@ -98,22 +100,37 @@ class Recorder(Background):
         self._remove_old(target)
 
     def _remove_old(self, newest: Path) -> None:
-        """Oldest first, and those of earlier learners before all others; the newest stays, however large."""
+        """Oldest first, and those of earlier learners before all others; the newest stays, however large. Another
+        learner may delete the same ones."""
         found = [(int(name[2]), int(name[1]), path) for path, name in published.entries(self._folder, _NAME)]
         kept = [path for *_, path in sorted(found) if path != newest]
-        total = newest.stat().st_size + sum(path.stat().st_size for path in kept)
+        total = _size(newest) + sum(map(_size, kept))
         for path in kept:
             if total <= self._most_bytes:
                 break
-            total -= path.stat().st_size
+            total -= _size(path)
             remove(path)
 
 
+def _size(path: Path) -> int:
+    """0 of a file that is gone meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def recorded(run_folder: Path) -> dict[int, Path]:
-    """Step -> the record by the latest learner that made the step, in order of step."""
+    """Step -> the record by the latest learner that made the step, in order of step, of what no later learner has gone
+    back behind."""
     found = published.entries(run_folder / FOLDER, _NAME)
     whole = [(int(name[1]), int(name[2]), path) for path, name in found if path.name == name[0]]
-    return {step: path for step, _, path in sorted(whole)}
+    starts = epochs_and_steps(run_folder)
+    return {
+        step: path
+        for step, epoch, path in sorted(whole)
+        if all(later <= epoch or step < went_on_at for later, went_on_at in starts)
+    }
 
 
 def read_record(run_folder: Path, step: int) -> Record:

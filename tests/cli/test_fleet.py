@@ -25,6 +25,7 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
+from cusearch_async.training.provenance import launched_by
 from tests.conftest import SLOW, wait_until
 
 GOODBYE = """
@@ -209,6 +210,23 @@ def test_each_process_gets_the_secrets_that_it_needs(fleet, monkeypatch):
     fleet.start_run()
     for name in ("learner", "rollout-0"):
         assert read_environment(fleet.children[name]) == {"CUSEARCH_REDIS_PASSWORD": "hush"}
+
+
+class Unstarted(Fleet):
+    """Starts nothing: it writes down with which environment it would."""
+
+    def _start(self, name, command, env=None):
+        self.children[name] = env
+
+
+def test_the_learner_is_told_by_which_command_it_was_started(config, monkeypatch):
+    typed = ["/usr/bin/cusearch", "launch", "atlas", "--run.name", "two words"]
+    monkeypatch.setattr(sys, "argv", typed)
+    fleet = Unstarted(config)
+    fleet.start_run()
+    for name, value in fleet.children["learner"].items():
+        monkeypatch.setenv(name, value)
+    assert launched_by() == typed
 
 
 def read_environment(child: Child) -> dict[str, str]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+
 import pytest
+import torch
 
 from cusearch_async import run_folder
 from cusearch_async.cli.main import make_parser
-from cusearch_async.config import load_config
+from cusearch_async.config import load_config, save_config
 from cusearch_async.errors import ConfigError, ReplayDiffers
 from cusearch_async.files import append_row
 from cusearch_async.lifecycle.entry import split_overrides
+from cusearch_async.lifecycle.placement import count_sharers
 from cusearch_async.training.recording import Recorder
 from cusearch_async.training.selecting import Selector, initial_method_state
 from cusearch_async.training.starts import read_starts, record_start, record_stop
 from cusearch_async.transport.run_contract import RunContract
 from cusearch_async.types import Pool
+from tests.conftest import SLOW
+from tests.fakes import STARTER
 from tests.strategies import make_trajectory
 from tests.training.learners import QUESTIONS
 
@@ -61,6 +71,30 @@ def test_the_runs_of_a_folder_are_listed_with_how_they_ended(make_run, tmp_path,
     assert "running or killed" in lines["killed"]
 
 
+GARBAGE = '[run\n\x00"\xff'
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.toml", GARBAGE, "config.toml cannot be read"),
+        ("config.toml", 'run = 5\nmethod = "x"', "finished"),
+        ("run.json", GARBAGE, "run.json cannot be read"),
+        ("metrics.jsonl", '{"step": 0, "epoch": 1}\n', "finished"),
+    ],
+)
+def test_a_damaged_run_is_listed_with_its_error_and_hides_no_other(
+    make_run, tmp_path, capsys, monkeypatch, file, content, said
+):
+    monkeypatch.setenv("COLUMNS", "400")
+    for name in ("broken", "whole"):
+        record_stop(make_run(name), 1, 10, "finished")
+    (tmp_path / "runs" / "broken" / file).write_text(content)
+    lines = {line.split()[0]: line for line in cusearch(capsys, "runs", str(tmp_path / "runs")).splitlines()[1:]}
+    assert said in lines["broken"]
+    assert "10/10" in lines["whole"]
+
+
 def test_a_folder_without_runs_says_so(tmp_path, capsys):
     with pytest.raises(ConfigError, match="holds no run"):
         cusearch(capsys, "runs", str(tmp_path))
@@ -86,6 +120,51 @@ def test_equal_runs_have_no_difference(make_run, tmp_path, capsys):
     assert [line.strip() for line in said.splitlines()[1:2]] == [f"run.folder: '{one.folder}' -> '{other.folder}'"]
 
 
+def test_a_model_with_other_weights_is_another_model(make_run, tmp_path, capsys):
+    """With the same config and tokenizer, which are all that the contract has of it."""
+    runs = []
+    for name in ("one", "other"):
+        shutil.copytree(STARTER, tmp_path / "models" / name)
+        runs.append(tmp_path / "runs" / name)
+    weights = tmp_path / "models" / "other" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 1
+    weights.write_bytes(content)
+    for folder in runs:
+        make_run(folder.name, "--model.path", str(tmp_path / "models" / folder.name))
+    said = cusearch(capsys, "compare", *map(str, runs), "--output", str(tmp_path / "c.png"))
+    assert "weights of model.path: '" in said
+    assert "content of model.path" not in said
+
+
+def test_runs_of_one_model_have_the_same_weights_and_those_from_before_do_not_say_so(make_run, tmp_path, capsys):
+    one, other = make_run("one"), make_run("other")
+    words = ["compare", str(one.folder), str(other.folder), "--output", str(tmp_path / "c.png")]
+    assert "weights of model.path" not in cusearch(capsys, *words)
+    for config in (one, other):
+        path = config.folder / "starts" / "0001.json"
+        start = json.loads(path.read_text())
+        path.write_text(json.dumps({key: value for key, value in start.items() if key != "weights"}))
+    assert "weights of model.path: not recorded by either run" in cusearch(capsys, *words)
+
+
+def test_a_corpus_that_changed_under_the_same_name_is_told(make_run, tmp_path, capsys):
+    corpus, runs = tmp_path / "corpus.jsonl", []
+    for text in ("a", "b"):
+        corpus.write_text(json.dumps({"id": "0", "contents": text}))
+        runs.append(make_run(text, "--retriever.corpus", str(corpus)).folder)
+    said = cusearch(capsys, "compare", *map(str, runs), "--output", str(tmp_path / "c.png"))
+    assert "content of retriever.corpus: '" in said
+
+
+@pytest.mark.parametrize("name", ["x.foo", "x"])
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_printed(make_run, tmp_path, capsys, name):
+    one, other = make_run("one"), make_run("other")
+    with pytest.raises(ConfigError, match=rf"--output .*/{name} must end in one of .*\.png"):
+        cusearch(capsys, "compare", str(one.folder), str(other.folder), "--output", str(tmp_path / name))
+    assert capsys.readouterr().out == ""
+
+
 def test_a_comparison_needs_two_runs_with_a_step(make_run, tmp_path, capsys):
     one, empty = make_run("one"), make_run("empty", steps=0)
     with pytest.raises(ConfigError, match="needs two runs"):
@@ -101,18 +180,25 @@ def test_a_start_says_on_which_machine(make_run):
     assert start.machine["cores"] >= 1
     assert start.machine["memory_mib"] > 100
     assert start.machine["processor"]
+    assert (start.computing.ranks, start.computing.threads) == (1, torch.get_num_threads())
+    assert start.computing.device == (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture
 async def recorded(make_run):
     config = make_run("one")
+    await record(config)
+    return config
+
+
+async def record(config):
+    """Step 0 of a run."""
     depths = [1, 3, 2, 1, 1, 5, 0, 1]
     pool = Pool(0, tuple(make_trajectory(i // 2, i % 2, depth=d, reward=i / 8) for i, d in enumerate(depths)))
     selector = Selector(config, QUESTIONS, initial_method_state(config))
     async with Recorder(config, 1) as recorder:
         recorder.write(selector.choose(pool))
         await recorder.finish()
-    return config
 
 
 def test_a_step_is_replayed_and_another_method_shown_beside_it(recorded, capsys, monkeypatch):
@@ -126,6 +212,77 @@ def test_a_step_is_replayed_and_another_method_shown_beside_it(recorded, capsys,
     assert [row[-1] for row in by_depth] == ["1", "3", "0", "0", "0", "0"]
 
 
+async def test_another_method_does_not_get_the_settings_of_a_users_own(make_run, capsys, monkeypatch):
+    """`method.step_size: unknown key` would be no help to a user who has not given it."""
+    monkeypatch.setenv("COLUMNS", "160")
+    config = make_run("own", "--method.name", "docs.examples.methods:FrontierDepth", "--method.step_size", "0.5")
+    await record(config)
+    words = ["replay", str(config.folder), "--step", "0"]
+    said = cusearch(capsys, *words, "--method", "sdga_anti")
+    assert "sdga_anti" in said
+    assert "identical, bit for bit" in said
+    assert "identical, bit for bit" in cusearch(capsys, *words, "--method.step_size", "1.0")
+    with pytest.raises(ConfigError, match=r"method\.window: unknown key"):
+        cusearch(capsys, *words, "--method", "sdga_anti", "--method.window", "3")
+
+
+REPLAY = """
+import sys
+import types
+import cusearch_async.config
+assert "torch" not in sys.modules
+class Learner:
+    def __init__(self, config, ranks):
+        import torch
+        print("threads", torch.get_num_threads())
+    def update(self, selected, advantages, step):
+        return {"train/loss": 0.5}
+sys.modules["cusearch_async.training.learner"] = types.SimpleNamespace(Learner=Learner)
+from cusearch_async.cli.main import main
+main()
+"""
+
+
+def replay_update(folder):
+    """What `cusearch replay --update` prints in a process of its own, with a learner that says how many threads it
+    has and has a loss of 0.5."""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", REPLAY, "replay", str(folder), "--step", "0", "--update"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60 * SLOW)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_an_update_is_made_again_with_as_many_threads_as_the_learner_had(recorded):
+    """As its start says. What still differs is named where the update does."""
+    start = recorded.folder / "starts" / "0001.json"
+    made = json.loads(start.read_text())
+    start.write_text(json.dumps({**made, "computing": {"ranks": 1, "threads": 3, "device": "abacus"}}))
+    append_row(recorded.folder / "metrics.jsonl", {"step": 0, "epoch": 1, "train/loss": 0.75})
+    status, said = replay_update(recorded.folder)
+    assert "threads 3\n" in said
+    assert status == 1
+    assert "the update of step 0 is not what it was: train/loss: 0.75 -> 0.5; it was made with other than now:" in said
+    assert "computing.device: 'abacus' -> '" in said
+    assert "computing.threads" not in said
+
+
+@pytest.mark.parametrize("cores", ["[0]", "[]"])
+def test_for_a_start_from_before_it_kept_its_threads_they_are_those_of_its_settings(recorded, cores):
+    """One for each of its cores, or for its share of the machine: torch must not be loaded before."""
+    start, settings = (recorded.folder / "starts" / f"0001.{kind}" for kind in ("json", "toml"))
+    made = json.loads(start.read_text())
+    del made["computing"]
+    start.write_text(json.dumps(made))
+    config = load_config(settings, ["--learner.cores", cores, "--rollout.cores", "[]"])
+    save_config(config, settings)
+    threads = 1 if config.learner.cores else max(1, len(os.sched_getaffinity(0)) // count_sharers(config))
+    append_row(recorded.folder / "metrics.jsonl", {"step": 0, "epoch": 1, "train/loss": 0.5})
+    status, said = replay_update(recorded.folder)
+    assert status == 0, said
+    assert f"threads {threads}\n" in said
+    assert "update: 1 of 1 metrics are identical; version 1 is not kept" in said
+
+
 def test_a_step_that_would_be_chosen_otherwise_is_told(recorded, capsys):
     settings = recorded.folder / "starts" / "0001.toml"
     settings.write_text(settings.read_text().replace('singleton = "raw"', 'singleton = "zero"'))
@@ -135,11 +292,19 @@ def test_a_step_that_would_be_chosen_otherwise_is_told(recorded, capsys):
 
 def test_the_page_of_a_step_has_its_groups_with_their_advantages(recorded, capsys):
     cusearch(capsys, "trace", str(recorded.folder), "--step", "0")
-    page = (recorded.folder / "records" / "000000.html").read_text()
+    page = (recorded.folder / "traces" / "000000.html").read_text()
+    assert [path.suffix for path in (recorded.folder / "records").iterdir()] == [".zz"], "the pages are not counted"
     assert page.count('<section class="group">') == 4
     assert page.count("not selected</span>") == 4
     assert page.count('class="advantage">A ') == 4
     assert "sdga_phase" in page
+
+
+@pytest.mark.parametrize("command", ["replay", "trace", "compare"])
+def test_a_folder_that_is_no_runs_is_said_to_be_none(tmp_path, capsys, command):
+    options = ["--step", "5"] if command != "compare" else [str(tmp_path)]
+    with pytest.raises(ConfigError, match="is not the folder of a run; give one like runs/demo"):
+        cusearch(capsys, command, str(tmp_path), *options)
 
 
 def test_a_step_without_a_record_is_told(make_run, capsys):

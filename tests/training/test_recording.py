@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
+import zlib
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from cusearch_async.config import load_config, save_config
-from cusearch_async.errors import ConfigError, WriteFailed
+from cusearch_async import published, run_folder
+from cusearch_async.config import load_config
+from cusearch_async.errors import ConfigError
 from cusearch_async.training import recording
 from cusearch_async.training.recording import Recorder, read_record, recorded
 from cusearch_async.training.replaying import RecordedStep, checkpoint_before
 from cusearch_async.training.selecting import Selector, initial_method_state
+from cusearch_async.training.starts import record_start
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 from tests.training.learners import QUESTIONS
@@ -28,7 +34,8 @@ REWARDS = [0.2, 1.0, 0.7, 0.7, 0.2, 0.55, 1.0, 0.0]
 def config_of(atlas_config, tmp_path):
     def make(*overrides):
         config = load_config(atlas_config, [*SMALL, "--run.folder", str(tmp_path / "run"), *overrides])
-        save_config(config, tmp_path / "run" / "starts" / "0003.toml")
+        run_folder.mark(config.folder, config.run.name)
+        record_start(config, 3, 0)
         return config
 
     return make
@@ -102,10 +109,25 @@ async def test_records_take_no_more_than_is_allowed_and_the_oldest_go(config_of,
     size = max(path.stat().st_size for path in recorded(config.folder).values())
     monkeypatch.setattr(recording, "MIB", size + 16)  # room for two
     await record_all(config_of("--run.records_mib", "2"), epoch=4)
-    assert {step: path.name for step, path in recorded(config.folder).items()} == {
-        1: "000001-e4.zz",
-        2: "000002-e4.zz",
-    }
+    assert {path.name for path in (config.folder / "records").iterdir()} == {"000001-e4.zz", "000002-e4.zz"}
+
+
+async def test_a_record_that_another_learner_has_deleted_meanwhile_is_no_error(config_of, monkeypatch, caplog):
+    config = config_of()
+    await record_all(config)
+    there = published.entries
+
+    def then_gone(*arguments):
+        found = there(*arguments)
+        for path in config.folder.glob("records/*-e3.zz"):
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(published, "entries", then_gone)
+    monkeypatch.setattr(recording, "MIB", 1)
+    await record_all(config, epoch=4)
+    assert not caplog.records
+    assert (config.folder / "records" / "000002-e4.zz").exists()
 
 
 async def test_nothing_is_recorded_where_there_is_no_room_for_records(config_of):
@@ -114,16 +136,25 @@ async def test_nothing_is_recorded_where_there_is_no_room_for_records(config_of)
     assert recorded(config.folder) == {}
 
 
-async def test_a_step_that_was_made_twice_is_that_of_the_later_learner(config_of, tmp_path):
+async def test_steps_that_a_later_learner_has_gone_back_behind_do_not_count(config_of):
+    """As their metrics, scores and checkpoints do not: they are of another course of the run."""
     config = config_of()
     await record_all(config, epoch=3)
-    await record_all(config, epoch=12, steps=1)
-    assert [read_record(config.folder, step).epoch for step in range(3)] == [12, 3, 3]
+    record_start(config, 12, 1)
+    await record_all(config, epoch=12, steps=2)  # of which it has made step 1 only
+    (config.folder / "records" / "000000-e12.zz").unlink()
+    assert {step: path.name for step, path in recorded(config.folder).items()} == {
+        0: "000000-e3.zz",
+        1: "000001-e12.zz",
+    }
+    with pytest.raises(ConfigError, match="has no record of step 2; it has steps 0 to 1"):
+        read_record(config.folder, 2)
 
 
 async def test_a_slow_disk_costs_a_record_and_not_the_loop(config_of, caplog, monkeypatch):
     config = config_of()
     chosen = await record_all(config)
+    record_start(config, 5, 0)
     is_full = threading.Event()
     write = Recorder._write
     monkeypatch.setattr(Recorder, "_write", lambda self, of: (is_full.wait(30), write(self, of)))
@@ -134,21 +165,50 @@ async def test_a_slow_disk_costs_a_record_and_not_the_loop(config_of, caplog, mo
         is_full.set()
         await recorder.finish()
     assert "step 1 is not recorded: the disk has not yet taken the step before it" in caplog.text
-    assert [read_record(config.folder, step).epoch for step in range(3)] == [5, 3, 3]
+    assert {step: path.name for step, path in recorded(config.folder).items()} == {0: "000000-e5.zz"}
 
 
-async def test_a_full_disk_is_told_with_the_file(config_of):
+async def test_a_full_disk_costs_records_and_not_the_run(config_of, caplog, monkeypatch):
+    """Neither the next step nor the end of the loop raises; the next record is written as soon as there is room."""
     config = config_of()
     chosen = await record_all(config)
-    folder = config.folder / "records"
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
-    folder.write_text("in the way")
+    record_start(config, 5, 0)
+    write = Path.write_bytes
+
+    def refuse(path, content):
+        if path.name.endswith("000000-e5.zz"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
     async with Recorder(config, 5) as recorder:
-        recorder.write(chosen[0])
-        with pytest.raises(WriteFailed, match="records"):
+        for choice in chosen[:2]:
+            recorder.write(choice)
             await recorder.finish()
+    [warning] = caplog.messages
+    assert warning.startswith("step 0 is not recorded: WriteFailed: cannot write ")
+    assert warning.endswith("000000-e5.zz: No space left on device")
+    assert [path.name for path in recorded(config.folder).values()] == ["000001-e5.zz"]
+
+
+async def test_a_folder_that_takes_no_record_is_named(config_of, caplog):
+    config = config_of()
+    [chosen] = await record_all(config_of("--run.records_mib", "0"), steps=1)
+    (config.folder / "records").write_text("in the way")
+    async with Recorder(config, 5) as recorder:
+        recorder.write(chosen)
+        await recorder.finish()
+    assert "step 0 is not recorded: WriteFailed: cannot write" in caplog.text
+
+
+async def test_a_record_of_before_is_read(config_of):
+    """It had the run's seed, which is in the settings of its start."""
+    config = config_of()
+    await record_all(config)
+    path = recorded(config.folder)[1]
+    content = msgspec.msgpack.decode(zlib.decompress(path.read_bytes()))
+    path.write_bytes(zlib.compress(msgspec.msgpack.encode({**content, "seed": 7})))
+    assert read_record(config.folder, 1).step == 1
 
 
 async def test_a_step_without_a_record_is_told_with_those_that_have_one(config_of):
@@ -168,6 +228,28 @@ async def test_a_damaged_record_is_refused_by_name(config_of, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ConfigError, match=r"000001-e3\.zz cannot be read"):
         read_record(config.folder, 1)
+
+
+def test_a_folder_that_is_no_runs_is_said_to_be_none(tmp_path):
+    with pytest.raises(ConfigError, match="is not the folder of a run; give one like runs/demo"):
+        RecordedStep.read(tmp_path, 5)
+
+
+async def test_a_method_with_another_number_of_groups_is_not_given_the_recorded_ones(config_of):
+    """grpo_half would have generated half of them; all 8 trajectories are twice what it trains on."""
+    config = config_of()
+    await record_all(config)
+    step = RecordedStep.read(config.folder, 0)
+    half = config_of("--method.name", "grpo_half")
+    with pytest.raises(ConfigError, match="grpo_half would have had 2 groups, and the pool of step 0 has 4, for sdga"):
+        step.choose(half)
+    assert len(step.choose(config_of("--method.name", "grpo_full")).indices) == 8
+
+
+async def test_an_update_of_several_ranks_is_not_made_again_by_one(config_of):
+    config = config_of("--learner.ranks", "2")
+    with pytest.raises(ConfigError, match=r"was made by learner.ranks = 2, which add up in another order than one"):
+        checkpoint_before(config.folder, 0, config)
 
 
 async def test_an_update_without_its_checkpoint_says_which_are_kept(config_of):

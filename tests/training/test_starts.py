@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.models import load_tokenizer
 from cusearch_async.training import starts
 from cusearch_async.training.checkpoint import CheckpointState
+from cusearch_async.training.provenance import COMMAND, weights_of
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.starts import (
     OPERATIONAL,
@@ -172,6 +174,48 @@ def test_a_model_that_changed_under_the_same_name_is_refused(config_of, tmp_path
     (model / file).write_bytes(content.replace(was, is_now))
     with pytest.raises(ConfigError, match=r"model\.path: its config or tokenizer has changed: 384 tokens \(.* -> "):
         refuse_changes(config_of(), accept=False, contract=contract(model=model))
+
+
+def test_a_start_keeps_the_command_that_was_typed_beside_the_learners_own(config_of, monkeypatch):
+    typed = ["/usr/bin/cusearch", "launch", "atlas", "--run.name", "two words"]
+    monkeypatch.setenv(COMMAND, shlex.join(typed))
+    record_start(config_of(), epoch=1, step=0)
+    monkeypatch.delenv(COMMAND)
+    record_start(config_of(), epoch=2, step=0)
+    first, second = read_starts(config_of().folder)
+    assert (first.launched, first.argv) == (typed, sys.argv)
+    assert second.launched == []
+
+
+def test_a_start_keeps_a_checksum_of_the_models_weights(config_of, tmp_path, caplog):
+    model = tmp_path / "model"
+    shutil.copytree(STARTER, model)
+    again = tmp_path / "again"
+    shutil.copytree(STARTER, again)
+    assert weights_of(str(model)) == weights_of(str(again)) != ""
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    for place in (9, len(content) // 2, len(content) - 1):
+        content[place] ^= 1
+        weights.write_bytes(content)
+        assert weights_of(str(model)) != weights_of(str(again))
+        content[place] ^= 1
+    weights.write_bytes(content)
+    assert weights_of(str(model)) == weights_of(str(again))
+    record_start(config_of("--model.path", str(model)), epoch=1, step=0)
+    [start] = read_starts(config_of().folder)
+    assert start.weights == weights_of(str(model))
+    assert not caplog.records
+
+
+def test_weights_that_cannot_be_read_are_named_and_do_not_end_the_start(config_of, tmp_path, caplog):
+    model = tmp_path / "model"
+    shutil.copytree(STARTER, model)
+    weights = model / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(tmp_path / "gone")
+    assert weights_of(str(model)) == ""
+    assert f"the weights of {model} cannot be read" in caplog.text
 
 
 def test_another_name_is_said_once_and_a_start_without_a_contract_is_not_compared_with(config_of):

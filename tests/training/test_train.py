@@ -69,6 +69,15 @@ async def start(s, step=0, method=None):
         await train(learner, s.buffer, store, s.checkpoints, began, QUESTIONS, s.config, s.heartbeat, s.stop)
 
 
+async def test_a_disk_that_takes_no_records_does_not_end_the_run(setting, caplog):
+    s = setting()
+    (s.config.folder / "records").write_text("in the way")
+    await start(s)
+    assert rows(s) == [0, 1, 2]
+    assert "step 2 is not recorded: WriteFailed: cannot write" in caplog.text
+    assert [path.name for path in s.checkpoints.folder.glob("step000003*")] == ["step000003-e1"]
+
+
 def rows(s):
     return [row["step"] for row in read_metrics(s.config.folder / "metrics.jsonl")]
 

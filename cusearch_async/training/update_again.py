@@ -1,0 +1,83 @@
+"""The update of a recorded step once more, compared bit for bit with what the run has kept of it."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cusearch_async.errors import ConfigError
+from cusearch_async.metrics.files import read_metrics
+from cusearch_async.metrics.table import Metrics
+from cusearch_async.run_folder import METRICS
+from cusearch_async.training.in_thread import Lent
+from cusearch_async.training.replaying import RecordedStep
+from cusearch_async.transport.tensor_file import records_of, write_tensors
+from cusearch_async.transport.weights import WeightStore, epoch_of
+from cusearch_async.types import Trajectory
+
+
+class Updates(Protocol):
+    """A learner, as `replay_update` needs it."""
+
+    def load(self, folder: Path) -> None: ...
+
+    def update(self, selected: list[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics: ...
+
+    def lend(self) -> Lent: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedUpdate:
+    metrics: dict[str, tuple[Any, Any]]
+    """Name -> as recorded in metrics.jsonl, and as computed again."""
+    differing_tensors: list[str] | None
+    """Parameters that differ from the published version behind the step; None when that is not kept any more."""
+
+    @property
+    def is_same(self) -> bool:
+        """Bit for bit."""
+        return all(was == now for was, now in self.metrics.values()) and not self.differing_tensors
+
+
+def replay_update(step: RecordedStep, run_folder: Path, checkpoint: Path | None, learner: Updates) -> ReplayedUpdate:
+    """Make the update of a recorded step again, with a new `learner`.
+
+    Raises: ConfigError when the run keeps nothing that it could be compared with."""
+    if checkpoint is not None:
+        learner.load(checkpoint)
+    record = step.record
+    computed = learner.update(step.selected(), step.recorded.advantages, record.step)
+    rows = {row["step"]: row for row in read_metrics(run_folder / METRICS) if row.get("epoch") == record.epoch}
+    row = rows.get(record.step, {})
+    metrics = {name: (row[name], value) for name, value in computed.items() if name in row}
+    store = WeightStore((step.config.weights.folder or run_folder) / "weights")
+    differing = _differing(store, record.step + 1, record.epoch, learner)
+    if not metrics and differing is None:
+        raise ConfigError(
+            f"the update of step {record.step} can be compared with nothing: epoch {record.epoch} left no row of it in "
+            f"{run_folder / METRICS}, and version {record.step + 1} is not kept in {store.folder}; choose another step"
+        )
+    return ReplayedUpdate(metrics, differing)
+
+
+def _differing(store: WeightStore, version: int, epoch: int, learner: Updates) -> list[str] | None:
+    """Parameters of `learner` that differ from a version that was published by `epoch` or a later one, which goes on
+    from it; None when there is none."""
+    newest = store.newest_of(version)
+    if newest is None or epoch_of(newest) < epoch:
+        return None
+    lent = learner.lend()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "computed"
+            write_tensors(written, lent.tensors)
+            computed = records_of(written)
+    finally:
+        lent.release()
+    published = store.verify(newest).tensors
+    return sorted(name for name in computed.keys() | published.keys() if computed.get(name) != published.get(name))
