@@ -21,9 +21,15 @@ SDGA, PHASE = (("algorithm/methods/sdga.py", tests) for tests in ("test_sdga.py"
 AR3PO, VISITS = (("algorithm/methods/ar3po.py", tests) for tests in ("test_ar3po.py", "test_methods.py"))
 CONTROLS, STRATIFIED = ((f"algorithm/methods/{name}.py", "test_controls.py") for name in ("controls", "stratified"))
 RECORDING, REPLAYING = (("training/recording.py", "test_recording.py"), ("training/replaying.py", "test_recording.py"))
+AGAIN = ("training/update_again.py", "test_update_again.py")
+PROVENANCE = ("training/provenance.py", "test_starts.py")
 STATISTICS, PROBING = ("study/statistics.py", "test_statistics.py"), ("evaluation/probing.py", "test_probing.py")
+FINDINGS, EVALUATED = ("evaluation/findings.py", "test_findings.py"), ("cli/evaluate.py", "test_evaluated.py")
+JUDGE = ("evaluation/judge.py", "test_judge.py")
 SCORING, LOCAL = ("evaluation/scoring.py", "test_scoring.py"), ("retrieval/local.py", "test_server.py")
-RUNNING, REPORT = ("study/running.py", "test_report.py"), ("study/report.py", "test_report.py")
+RUNNING, VARIANTS = ("study/running.py", "test_report.py"), ("study/variants.py", "test_report.py")
+LAUNCHED, STUDY = ("study/running.py", "test_running.py"), ("study/plan.py", "test_plan.py")
+SIDES = ("study/plan.py", "test_claims.py")
 CLAIMS, GROWTH = (("study/claims.py", "test_claims.py"), ("study/statistics.py", "test_claims.py"))
 BASELINES = ("algorithm/methods/baselines.py", "test_methods.py")
 ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algorithm/losses.py", "test_losses.py")
@@ -247,23 +253,56 @@ MUTANTS = {
     "siblings are the first": (CONTROLS, "np.lexsort((rng.random(len(group)), group))", "np.arange(len(group))"),
     "a control has as many trajectories": (CONTROLS, "order[:count]", "order[: len(followed.indices)]"),
     "records are never deleted": (RECORDING, "if total <= self._most_bytes:", "if True:"),
-    "the earliest record counts": (RECORDING, "in sorted(whole)}", "in sorted(whole, reverse=True)}"),
+    "records of another course count": (RECORDING, "later <= epoch or step < went_on_at", "True"),
+    "a record ends the run": (RECORDING, "except (OSError, WriteFailed) as", "except KeyError as"),
+    "a record that is gone ends the run": (RECORDING, "except FileNotFoundError:", "except KeyError:"),
+    "another method has half of its pool": (REPLAYING, "if groups != recorded_groups:", "if False:"),
+    "one rank stands for several": (REPLAYING, "if config.learner.ranks > 1:", "if False:"),
+    "weights of another run are compared": (AGAIN, ".folder or run_folder", ".folder or step.config.folder"),
+    "nothing is compared": (AGAIN, "if not metrics and differing is None:", "if False:"),
+    "metrics of another epoch are compared": (AGAIN, 'if row.get("epoch") == record.epoch', "if True"),
+    "weights of another epoch are compared": (AGAIN, "newest is None or epoch_of(newest) < epoch", "newest is None"),
+    "weights have no checksum": (PROVENANCE, "fingerprint_of_file(path)) for", "0) for"),
     "a replay forgets": (REPLAYING, "self.record.memory if method.Memory is recorded.Memory else", '"" if True else'),
-    "questions are not drawn again": (STATISTICS, "(by_question * columns).sum(axis=1)", "by_question.sum(axis=1)"),
-    "seeds are not drawn again": (STATISTICS, "values[row].mean", "values.mean"),
-    "a difference is not paired": (STATISTICS, "1samp(by_seed, 0.0)", "ind(values.mean(1), baseline.mean(1))"),
-    "blocked evidence is shown": (PROBING, "if _key(passage) not in evidence]", "]"),
+    "questions do not count in an error": (STATISTICS, "max(parts @ [1, 1, -1], *parts[:2])", "parts[0]"),
+    "seeds do not count in an error": (STATISTICS, "max(parts @ [1, 1, -1], *parts[:2])", "parts[1]"),
+    "few seeds are as good as many": (STATISTICS, "stats.t.ppf((1 + LEVEL) / 2, self.freedom)", "1.96"),
+    "no data is no test": (CLAIMS, "adjusted = holm([one.found for", "adjusted = [one.found.p for _ in [0] for"),
+    "what is detectable ignores Holm": (STATISTICS, "(1 - LEVEL) / 2 / tests", "(1 - LEVEL) / 2"),
+    "a new default makes all runs new": (STUDY, "mode=\"json\", exclude_defaults=True", "mode=\"json\""),
+    "any of several runs stands for a side": (SIDES, "if max(seeds.values(), default=0) > 1:", "if False:"),
+    "other questions are compared": (SIDES, "if any(one != asked[0] for one in asked):", "if False:"),
+    "a baseline may be no run": (STUDY, "not any(has(run.config, baseline) for", "not any(True for"),
+    "blocked evidence is shown": (PROBING, "strict=True) if not evidence]", "strict=True)]"),
     "a closed book is open": (PROBING, 'if self.mode == "closed":', "if False:"),
-    "recall is carried over": (PROBING, "shown, self._shown = self._shown, {}", "shown = self._shown"),
+    "recall is carried over": (PROBING, "found, self._found = self._found, {}", "found = self._found"),
+    "a title hides the evidence": (PROBING, "or shown_body == whole", "or False"),
+    "all passes are played with the engine": (PROBING, "search.mode = one.mode", 'search.mode = "full"'),
+    "questions of unknown evidence count": (FINDINGS, "if question.evidence]", "if question.evidence != ()]"),
+    "a leak is judged of evidence that was never seen": (FINDINGS, "if not blocked_in and not", "if False and not"),
+    "who is harmed is helped": (FINDINGS, "'helps' if gain.difference > 0", "'helps' if True"),
+    "one question is proof": (FINDINGS, "(only_first + 1) / (a.size + 2)", "only_first / a.size"),
+    "what is always wrong is known by heart": (FINDINGS, "known.low > _KNOWS and", "True and"),
+    "closed and blocked are swapped": (EVALUATED, '("full", "closed", "blocked")', '("full", "blocked", "closed")'),
+    "a probe counts as a sample": (EVALUATED, "played[len(modes) :]", "played[len(modes) - 1 :]"),
+    "a judge's failure loses the scores": (EVALUATED, "except* JudgeFailed as group", "except* ConfigError as group"),
+    "what is not read is wrong": (JUDGE, "if is_right is not None]", "if True]"),
     "a version is scored before it is there": (SCORING, "if following > state.published:", "if False:"),
     "a version is skipped in order": (SCORING, "(scored // every + 1) * every", "(scored // every + 2) * every"),
     "equal queries differ": (LOCAL, "query.draw if self.stochastic else", "query.draw if True else"),
     "a run that lacks a step is done": (("study/tables.py", "test_running.py"), "if len(rows) != steps or", "if"),
     "a failed run is made again unasked": (RUNNING, '{"failed"} if retry_failed else set()', '{"failed"}'),
-    "a failed seed is in the mean": (REPORT, 'self.runs["status"] == "done"', 'self.runs["status"] != ""'),
-    "a claim is tested the wrong way round": (CLAIMS, "better[seed] - than[seed]", "than[seed] - better[seed]"),
-    "an uncorrected p decides": (CLAIMS, "self.found.p_holm <= 1 - LEVEL", "self.found.p <= 1 - LEVEL"),
-    "a gain elsewhere is not taken off": (CLAIMS, "where[seed] - elsewhere[seed]", "where[seed]"),
+    "a launch begins beside the one before": (LAUNCHED, "    _wait_until_free(where)\n", ""),
+    "an interrupted run begins anew": (LAUNCHED, "    _wait_until_free(where)\n", "    shutil.rmtree(where, True)\n"),
+    "earlier attempts took no time": (LAUNCHED, "before, began = _seconds_before(where),", "before, began = 0.0,"),
+    "an earlier line is the reason": (LAUNCHED, "file.seek(seen)", "file.seek(0)"),
+    "a failed seed is in the mean": (VARIANTS, 'if status == "done"]', "]"),
+    "seeds that one lacks are compared": (VARIANTS, "if run.seed in shared]", "][:len(shared)]"),
+    "sides are not paired by seed": (VARIANTS, "sorted(runs, key=lambda run: run.seed)", "list(runs)[::-1]"),
+    "a claim is tested the wrong way round": (CLAIMS, "better[s] - sum(", "-better[s] + sum("),
+    "a verdict comes before the last run": (CLAIMS, "if not self.is_over:", "if False:"),
+    "an uncorrected p decides": (CLAIMS, "self.p_holm <= 1 - LEVEL", "self.found.p <= 1 - LEVEL"),
+    "a gain elsewhere is not taken off": (CLAIMS, "first[seed] - sum(one[seed] for one in others)", "first[seed]"),
     "growth is the last depth": (GROWTH, "weights = last - np.where(", "weights = last - 0 * np.where("),
     "versions to be scored are deleted": (WEIGHTS, "if not self._keeps(version):", "if True:"),
     "who sleeps keeps the GPUs": (TURNS, "                lock.give_back()\n", ""),
