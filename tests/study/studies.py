@@ -84,7 +84,9 @@ def tables_of(plan: Plan, effect: float = 0.2, failed: tuple[str, ...] = (), noi
             by_depth = {"by_depth/mismatch_kl": "[0.001, NaN]", "by_depth/ess": "[0.99, NaN]", "staleness/mean": 1.0}
             steps.append({"run": run.id, "step": step, "depth/selected": "[20, 40]"} | by_depth)
         rows.append(row | {"status": "done", "reason": ""} | measures | costs)
-    return Tables(pd.DataFrame(rows), pd.DataFrame(steps), pd.concat(answers, ignore_index=True) if answers else pd.DataFrame())
+    return Tables(
+        pd.DataFrame(rows), pd.DataFrame(steps), pd.concat(answers, ignore_index=True) if answers else pd.DataFrame()
+    )
 
 
 def _value(config: Any, key: str) -> Any:
