@@ -8,7 +8,7 @@ TRL_VENV := .venv-trl
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup setup-gpu demo test test-fast test-chaos test-study test-cuda-contract check-locks mutants soak lint bench bench-async bench-buffer bench-gpu bench-learner bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
+.PHONY: setup setup-gpu demo test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak lint bench bench-async bench-buffer bench-gpu bench-learner bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
 
 # What is started often is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,7 +46,11 @@ demo: setup
 
 test: setup lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu"
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "system or gpu"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "(system or gpu) and not slow"
+
+# what CI leaves out: benchmarks in small, what learners take of memory, two more campaigns of faults
+test-slow: setup
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 
 # the same tests as the first half of `make test`, with a quarter of the examples where they are drawn
 test-fast: setup

@@ -38,6 +38,8 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     from cusearch_async.study.running import run_all, to_do  # noqa: PLC0415
     from cusearch_async.study.tables import Tables  # noqa: PLC0415
 
+    if arguments.most is not None and arguments.most < 1:
+        raise ConfigError(f"--most must be >= 1, got {arguments.most}")
     plan = read_plan(arguments.file)
     folder = arguments.folder or Path("runs") / "studies" / plan.study.name
     console = Console()
@@ -106,7 +108,7 @@ def _conclude(plan: Plan, tables: Tables) -> None:
 def claimed(folder: Path, file: Path, plan: Plan) -> Iterator[None]:
     """Lock the folder of a study, which is made here or belongs to it already.
 
-    Raises: ConfigError when it is another study's, or this one's with other primary measures; RunInUse."""
+    Raises: ConfigError when it is another study's, or this one's with other primary measures or claims; RunInUse."""
     from cusearch_async.study.plan import read_file  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -218,7 +218,7 @@ SHAPES = {
 
 @pytest.mark.system
 @pytest.mark.parametrize("checkpointing", [True, False])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "float32"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_pass_takes_what_the_allocator_gives(name, dtype, checkpointing, tmp_path):
     tokens, at_once = 512, 200

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from cusearch_async.cli import study
-from cusearch_async.errors import StudyIncomplete
+from cusearch_async.errors import ConfigError, StudyIncomplete
 from cusearch_async.study import running
 from cusearch_async.study.tables import Tables
 from tests.study.one_study import fake_child
@@ -43,6 +43,11 @@ def test_it_is_made_in_pieces_and_says_how_long_the_rest_takes(command, tmp_path
     assert "study small: 4 runs, 1 done, 3 to do now, about 0 minutes left\n" in out
     assert out.count("; about 0 minutes left") == 2
     assert "4 of 4 runs are done" in (tmp_path / "study" / "report.md").read_text()
+
+
+def test_a_piece_of_no_run_is_refused(command):
+    with pytest.raises(ConfigError, match="--most must be >= 1, got -1"):
+        command(most=-1)
 
 
 def test_a_failed_run_is_made_again_on_demand_only(command, monkeypatch):

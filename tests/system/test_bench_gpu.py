@@ -14,7 +14,7 @@ import pytest
 from tests.bench.bench_gpu import cases
 from tests.conftest import SLOW
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.bench.bench_learner import BARE, LEARNER, POOLS, make_equal_pool, measure, started
 from tests.bench.update_case import read_pool
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("step", [6, 11])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench import bench_rollout, figures
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
 def test_worker_and_vllm_alone_are_measured():

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import SLOW
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
 def test_the_figures_of_publishing_are_written(tmp_path: Path):

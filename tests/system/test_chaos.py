@@ -24,8 +24,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "only"),
-    [("asynchronous", set()), ("forgetful", set()), ("engine", ON_THE_ENGINE)],
-    ids=["asynchronous", "forgetful", "engine"],
+    [
+        pytest.param("asynchronous", set(), id="asynchronous"),
+        pytest.param("forgetful", set(), id="forgetful", marks=pytest.mark.slow),
+        pytest.param("engine", ON_THE_ENGINE, id="engine", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_under_every_kind_of_fault_loses_nothing(tmp_path: Path, model: Path, name: str, only: set[str]):
     campaign = next(campaign for campaign in CAMPAIGNS if campaign.name == name)

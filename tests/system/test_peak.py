@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 from cusearch_async.config import STARTER
 from tests.conftest import SLOW
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 HEADS = {"num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 1024}
 SHAPES: dict[str, PreTrainedConfig] = {

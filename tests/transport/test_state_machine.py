@@ -38,7 +38,7 @@ from tests.transport.both_buffers import (
     contract_of,
 )
 
-SEQUENCES = int(os.environ.get("CUSEARCH_SEQUENCES", "60"))
+SEQUENCES = int(os.environ.get("CUSEARCH_SEQUENCES", "25"))
 
 
 class Run(BothBuffers):
