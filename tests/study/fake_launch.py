@@ -4,7 +4,7 @@ fail    ends with a line and status 1
 short   leaves a run without its last step
 hang    says that it began, and waits
 slow    the same, and takes its time to stop
-die     is killed
+die     is killed before it says a word
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def leave(config, how: str) -> None:
     began = folder / "began"
     began.open("a").write(f"{os.getpid()}\n")
     attempt = len(began.read_text().splitlines())
-    print(f"attempt {attempt}", flush=True)
     if how == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    print(f"attempt {attempt}", flush=True)
     if how == "fail" and config.method.name == "sdga_phase":
         print("cusearch: the engine died\n")
         sys.exit(1)

@@ -75,4 +75,4 @@ def test_a_first_run_that_fails_leaves_a_report(command, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_LAUNCH", "die")
     with pytest.raises(StudyIncomplete, match="3 runs are to do and 1 failed"):
         command(most=1)
-    assert "(killed by signal 9)" in (tmp_path / "study" / "report.md").read_text()
+    assert ": killed by signal 9\n" in (tmp_path / "study" / "report.md").read_text()

@@ -65,6 +65,16 @@ def test_a_failed_seed_is_named_and_counted_and_in_no_mean(plan, tmp_path):
     assert row[0] == "2 of 3", "only seeds that both have are compared"
 
 
+def test_a_seed_is_compared_with_itself(plan, tmp_path):
+    """Seeds differ much, and one side lacks the second."""
+    tables = tables_of(plan, failed=(one_of(plan, "sdga_phase", True, 1),), noise=0.2)
+    last = tables.answers[tables.answers["version"] == 4].groupby("run")["em"].mean()
+    found = [last[one_of(plan, "sdga_phase", True, s)] - last[one_of(plan, "grpo_full", True, s)] for s in (0, 2)]
+    text = write_report(plan, tables, tmp_path).read_text()
+    (row,) = rows_of(text.split("### stochastic True")[1], "Less grpo_full").values()
+    assert float(row[1].split(" [")[0]) == pytest.approx(sum(found) / 2, abs=0.001)
+
+
 def test_a_method_that_failed_with_every_seed_keeps_its_rows_and_its_place_in_holms_correction(tmp_path):
     plan = plan_of(tmp_path, ('"sdga_phase"]\n"retriever', '"sdga_phase", "random"]\n"retriever'))
     lost = tuple(one_of(plan, "random", True, seed) for seed in range(3))

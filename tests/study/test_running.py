@@ -112,7 +112,7 @@ def test_a_launch_that_is_killed_has_its_signal_for_a_reason_and_not_an_earlier_
     (folder / "work" / f"{run.id}.log").write_text("step 23\n")
     monkeypatch.setenv("FAKE_LAUNCH", "die")
     run_all(plan, folder, [run], lambda *_: None)
-    assert list(Tables.read(folder).runs["reason"]) == ["attempt 1 (killed by signal 9)"]
+    assert list(Tables.read(folder).runs["reason"]) == ["killed by signal 9"]
 
 
 def test_what_a_kill_has_left_of_a_run_that_is_done_is_removed(plan, folder):
