@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,10 +55,7 @@ def outcomes_of(plan: Plan, tables: Tables) -> dict[Measure, list[Outcome]]:
 
 def _corrected(tested: Sequence[Outcome]) -> list[Outcome]:
     adjusted = holm([one.found for one in tested])
-    return [
-        Outcome(one.claim, one.context, one.found, one.planned, one.is_over, p)
-        for one, p in zip(tested, adjusted, strict=True)
-    ]
+    return [replace(one, p_holm=p) for one, p in zip(tested, adjusted, strict=True)]
 
 
 def _tested(claim: Claim, measure: Measure, plan: Plan, tables: Tables) -> Iterator[Outcome]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cusearch_async.metrics.drawing import pyplot
-from cusearch_async.study.statistics import estimate
+from cusearch_async.study.statistics import by_version, estimate
 from cusearch_async.study.tables import Tables
 from cusearch_async.study.variants import Variant
 
@@ -48,9 +48,8 @@ def draw_curves(variants: Sequence[Variant], tables: Tables, path: Path) -> None
 
 
 def _draw(axes: Any, variant: Variant, tables: Tables, color: str) -> None:
-    answers = [tables.answers_of(run).sort_values(["version", "question"]) for run in variant.done]
-    versions = np.unique(answers[0]["version"])
-    em = np.array([one["em"].to_numpy(dtype=np.float64).reshape(len(versions), -1) for one in answers])
+    curves = [by_version(tables.answers_of(run), "em") for run in variant.done]
+    versions, em = curves[0][0], np.array([values for _, values in curves])  # em [seeds, versions, questions]
     found = [estimate(em[:, place]) for place in range(len(versions))]
     axes.plot(versions, [one.mean for one in found], color=color, linewidth=1.5)
     intervals = [one.interval for one in found if one.interval is not None]

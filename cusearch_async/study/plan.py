@@ -155,10 +155,7 @@ class Plan:
     def contexts(self, part: str, named: Collection[str]) -> dict[Context, list[PlannedRun]]:
         """The runs of a part, by their values of the settings that differ in it and are not `named`."""
         free = [key for key in self.differing(part) if key not in named]
-        found: dict[Context, list[PlannedRun]] = {}
-        for run in self.of(part):
-            found.setdefault(tuple((key, value_of(run.config, key)) for key in free), []).append(run)
-        return found
+        return grouped(self.of(part), free)
 
     def baseline(self, part: Part) -> dict[str, Value]:
         """What the others of a part are compared with: its settings that differ in the part."""
@@ -235,6 +232,14 @@ def _check_questions(about: str, runs: Sequence[PlannedRun]) -> None:
 
 def _said(settings: dict[str, Value]) -> str:
     return ", ".join(f"{key} = {_text(value)}" for key, value in settings.items())
+
+
+def grouped(runs: Sequence[PlannedRun], keys: Sequence[str]) -> dict[Context, list[PlannedRun]]:
+    """The runs by their values of these settings."""
+    found: dict[Context, list[PlannedRun]] = {}
+    for run in runs:
+        found.setdefault(tuple((key, value_of(run.config, key)) for key in keys), []).append(run)
+    return found
 
 
 def has(config: Config, settings: dict[str, Value]) -> bool:

@@ -105,16 +105,17 @@ def _part(part: Part, plan: Plan, tables: Tables, figures: Path) -> str:
         text += f"\nWith {said(part.settings)}.\n"
     for context, variants in variants_of(part, plan, tables).items():
         text += f"\n### {context}\n" if context else ""
-        if not any(variant.done for variant in variants):
+        done = [variant for variant in variants if variant.done]
+        if not done:
             text += "\nNo run is done yet.\n"
             continue
         figure = figures / f"{'-'.join([part.name, *context.replace(',', '').split()]).replace('/', '-')}.png"
         draw_curves(variants, tables, figure)
         text += f"\n![held-out EM over learner steps]({FIGURES}/{figure.name})\n"
         text += _measures(variants, plan, tables) + _differences(variants, plan, tables)
-        text += _by_need(variants, tables) + _costs(variants, tables)
+        text += _by_need(done, tables) + _costs(done, tables)
         if "pool.max_staleness" in plan.differing(part.name):
-            text += _off_policy(variants, tables)
+            text += _off_policy(done, tables)
     return text
 
 
@@ -168,7 +169,7 @@ def _number(value: float | None, digits: int = 3) -> str:
 def _by_need(variants: Sequence[Variant], tables: Tables) -> str:
     """EM after the last step, by the searches that a question needs, where that is known."""
     rows, needs = [], range(0)
-    for variant in filter(lambda variant: variant.done, variants):
+    for variant in variants:
         answers = [tables.answers_of(run) for run in variant.done]
         last = np.concatenate([one[one["version"] == one["version"].max()][["needed", "em"]] for one in answers])
         needs = range(int(last[:, 0].max()) + 1)
@@ -182,7 +183,7 @@ def _by_need(variants: Sequence[Variant], tables: Tables) -> str:
 
 def _costs(variants: Sequence[Variant], tables: Tables) -> str:
     rows = []
-    for variant in filter(lambda variant: variant.done, variants):
+    for variant in variants:
         means = tables.of(variant.done)[list(COSTS)].mean()
         updates = float(np.mean([_optimizer_steps(run, tables) for run in variant.done]))
         cells = [_number(means[name] / unit, 0) for name, (_, unit) in COSTS.items()]
@@ -204,7 +205,7 @@ def _off_policy(variants: Sequence[Variant], tables: Tables) -> str:
         ("by_depth/ess", "effective sample size of the importance ratios"),
     ):
         rows, depths = [], 0
-        for variant in filter(lambda variant: variant.done, variants):
+        for variant in variants:
             steps = [tables.steps_of(run) for run in variant.done]
             values = pd.DataFrame([json.loads(row) for one in steps for row in one[column]], dtype=np.float64)
             means = values.mean() * (1000 if "kl" in column else 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
+from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.run_folder import refuse_if_held
 from cusearch_async.study.plan import Plan, PlannedRun
 from cusearch_async.study.tables import Tables, done, failed
@@ -40,9 +41,9 @@ def run_all(
 ) -> None:
     """Make the `runs`, and add each to the tables in `folder` when it is over. One that an earlier call has begun goes
     on. `on_done` is called with each run, its status or reason of failure, and its seconds."""
-    for run in plan.runs.values():
-        if Tables.read(folder).statuses.get(run.id) == "done":
-            _remove(folder / WORK / run.id)
+    for name, status in Tables.read(folder).statuses.items():
+        if status == "done":
+            _remove(folder / WORK / name)
     for run in runs:
         where = folder / WORK / run.id
         reason, wall_s = _launch(plan, run, where)
@@ -111,17 +112,14 @@ def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
 def _wait_until_free(where: Path) -> None:
     """A launch that an earlier call began may still be stopping. Raises: RunInUse when it does not."""
     deadline = time.monotonic() + _LEAVE_S
-    told = False
-    while True:
-        try:
-            return refuse_if_held(where)
-        except RunInUse:
-            if time.monotonic() > deadline:
-                raise
-        if not told:
-            log.info("waiting for an earlier launch of %s to stop", where.name)
-            told = True
-        time.sleep(_POLL_S)
+    with log_waiting(log, f"waiting for an earlier launch of {where.name} to stop"):
+        while True:
+            try:
+                return refuse_if_held(where)
+            except RunInUse:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_S)
 
 
 def _reason(status: int, output: Path, seen: int) -> str:

@@ -79,9 +79,7 @@ def contributions(answers: pd.DataFrame, measure: str) -> NDArray[np.float64]:
 
     Raises: ValueError for a measure that is not of the answers."""
     column = "depth" if measure == "depth_growth" else "em"
-    table = answers.sort_values(["version", "question"])
-    versions = np.unique(table["version"].to_numpy(dtype=np.int64))
-    values = table[column].to_numpy(dtype=np.float64).reshape(len(versions), -1)
+    versions, values = by_version(answers, column)
     last = np.where(versions == versions.max(), 1.0, 0.0)
     if measure == "em_last":
         weights = last
@@ -93,6 +91,13 @@ def contributions(answers: pd.DataFrame, measure: str) -> NDArray[np.float64]:
         raise ValueError(f"measure must be em_last, em_area or depth_growth, got {measure!r}")
     found: NDArray[np.float64] = weights @ values
     return found
+
+
+def by_version(answers: pd.DataFrame, column: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Of one run: its scored versions [V], ascending, and what each question got [V, questions]."""
+    table = answers.sort_values(["version", "question"])
+    versions = np.unique(table["version"].to_numpy(dtype=np.int64))
+    return versions, table[column].to_numpy(dtype=np.float64).reshape(len(versions), -1)
 
 
 def estimate(values: Matrix) -> Estimate:

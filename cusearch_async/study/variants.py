@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cusearch_async.study.plan import Context, Part, Plan, PlannedRun, has, value_of
+from cusearch_async.study.plan import Part, Plan, PlannedRun, grouped, has
 from cusearch_async.study.statistics import Estimate, Matrix, contributions, estimate
 from cusearch_async.study.tables import Tables
 
@@ -33,16 +33,13 @@ def variants_of(part: Part, plan: Plan, tables: Tables) -> dict[str, list[Varian
     """The combinations of a part by the settings that they share with their baseline, in the order of the plan."""
     baseline = plan.baseline(part)
     own = list(baseline) or plan.differing(part.name) or list(plan.varied[:1])
-    found = {}
-    for context, runs in plan.contexts(part.name, own).items():
-        by_settings: dict[Context, list[PlannedRun]] = {}
-        for run in runs:
-            by_settings.setdefault(tuple((key, value_of(run.config, key)) for key in own), []).append(run)
-        found[said(dict(context))] = [
+    return {
+        said(dict(context)): [
             _variant(said(dict(settings)), baseline, of_all_seeds, tables)
-            for settings, of_all_seeds in by_settings.items()
+            for settings, of_all_seeds in grouped(runs, own).items()
         ]
-    return found
+        for context, runs in plan.contexts(part.name, own).items()
+    }
 
 
 def _variant(name: str, baseline: dict[str, Any], runs: Sequence[PlannedRun], tables: Tables) -> Variant:
