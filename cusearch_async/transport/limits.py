@@ -8,7 +8,17 @@ from cusearch_async.config import Config
 from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.types import Trajectory
 
-LIMITS_IN_REDIS = ("questions", "rollouts", "max_staleness", "order", "s_max", "max_attempts", "limit", "limit_bytes")
+LIMITS_IN_REDIS = (
+    "questions",
+    "rollouts",
+    "max_staleness",
+    "steps",
+    "order",
+    "s_max",
+    "max_attempts",
+    "limit",
+    "limit_bytes",
+)
 """The run limits that the learner writes into Redis for all processes; also lease_s, as `lease_ms`."""
 
 
@@ -21,6 +31,8 @@ class RunLimits:
     rollouts: int
     """G, trajectories per group; a method may give single groups another size when it commits."""
     max_staleness: int
+    steps: int
+    """Pools of the run. In ticket order no ticket is granted that belongs to none of them."""
     order: str
     s_max: int
     lease_s: float
@@ -55,6 +67,7 @@ def limits_of(config: Config, vocab_size: int | None = None) -> RunLimits:
         questions=config.questions_per_step,
         rollouts=config.pool.rollouts,
         max_staleness=config.pool.max_staleness,
+        steps=config.run.steps,
         order=config.pool.order,
         s_max=config.episode.s_max,
         lease_s=config.redis.lease_s,

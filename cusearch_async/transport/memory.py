@@ -63,7 +63,8 @@ class MemoryBuffer:
                 run.fail_attempt(ticket)
         if run.state.published < 0 or run.state.paused:
             return []
-        limit = (limits.max_staleness + min(loaded_version, run.state.published) + 1) * limits.questions
+        pools = limits.max_staleness + min(loaded_version, run.state.published) + 1
+        limit = (min(pools, limits.steps) if limits.order == "ticket" else pools) * limits.questions
         granted: list[RolloutSlot] = []
         waiting = sorted(ticket for ticket in run.requeue if ticket < limit)
         for ticket in itertools.chain(waiting, range(run.state.next_ticket, limit)):

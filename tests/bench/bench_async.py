@@ -1,6 +1,7 @@
 """What asynchrony saves when searches take as long as on the web: the same config and number of steps, synchronously
 (max_staleness = 0), with a max_staleness of 1, 2, 4 and 8, and with 2 and an evaluator beside, one after the other on
-the same machine.
+the same machine; 0 and 2 in ROUNDS rounds, the others in the first. How many times as fast is the median of the ratios
+within a round.
 
     python -m tests.bench.bench_async [--section.key value]...
 
@@ -13,8 +14,9 @@ runs/bench/async.json.
 from __future__ import annotations
 
 import json
+import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,20 @@ from cusearch_async.metrics.files import read_metrics
 CONFIG = Path(__file__).parents[2] / "configs" / "atlas.toml"
 FOLDER = Path("runs/bench")
 STEPS = 12
-STALENESS = (0, 1, 2, 4, 8)
+ROUNDS = 3
+SYNCHRONOUS, ASYNCHRONOUS, EVALUATED = "0", "2", "2, evaluated"
+SIDES = {name: ["--pool.max_staleness", name] for name in ("0", "1", "2", "4", "8")}
+SIDES |= {EVALUATED: [*SIDES[ASYNCHRONOUS], "--eval.every", str(STEPS // 3)]}
 WEB_LATENCY = ["--retriever.latency_median_s", "0.3", "--retriever.latency_p99_s", "2.0"]
 
 
-def measure(name: str, overrides: list[str]) -> dict[str, float]:
+def measure(side: str, overrides: list[str]) -> dict[str, float]:
     """Run once; wall seconds and shares of the whole run."""
     ports = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
     ports += ["--retriever.url", f"http://127.0.0.1:{free_port()}"]
-    folder = ["--run.folder", str(FOLDER / name), "--learner.checkpoint_every", str(STEPS)]
-    config = load_config(CONFIG, ["--steps", str(STEPS), *WEB_LATENCY, *folder, *ports, *overrides])
+    folder = FOLDER / f"staleness-{side.replace(', ', '-')}"
+    own = ["--run.folder", str(folder), "--learner.checkpoint_every", str(STEPS)]
+    config = load_config(CONFIG, ["--steps", str(STEPS), *WEB_LATENCY, *own, *ports, *overrides])
     run_folder.forget(config.folder)
     with Fleet(config) as fleet:
         fleet.start_services()
@@ -74,45 +80,46 @@ def shares(config: Config, rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def table(runs: Mapping[str, Mapping[str, float]]) -> Table:
+def over(rounds: Sequence[Mapping[str, Mapping[str, float]]], slower: str, faster: str) -> list[float]:
+    """How many times as long the `slower` side takes, in each round that has both."""
+    return [r[slower]["wall_s"] / r[faster]["wall_s"] for r in rounds if slower in r and faster in r]
+
+
+def medians(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Of each side and figure, over the rounds."""
+    of_sides = {side: [r[side] for r in rounds if side in r] for side in rounds[0]}
+    return {side: {key: statistics.median(r[key] for r in of) for key in of[0]} for side, of in of_sides.items()}
+
+
+def table(sides: Mapping[str, Mapping[str, float]]) -> Table:
     printed = Table(title=f"{STEPS} steps by max_staleness, search latency median 0.3 s, p99 2 s")
     printed.add_column("")
-    for heading in runs:
-        printed.add_column(heading.removeprefix("staleness "), justify="right")
+    for heading in sides:
+        printed.add_column(heading, justify="right")
     rows = {"wall s": "wall_s", "busier of learner and engine, s": "optimum_s", "of wall": "optimum_over_wall"}
     rows |= {"learner idle": "learner_idle", "rollout idle": "rollout_idle", "update s / step": "update_s"}
     rows |= {"staleness, mean": "staleness_mean", "at most": "staleness_max"}
     rows |= {"episode s, mean": "episode_s", "of it searching": "search_s"}
     for label, key in rows.items():
-        printed.add_row(label, *(f"{of_run[key]:.2f}" for of_run in runs.values()))
+        printed.add_row(label, *(f"{of_side[key]:.2f}" for of_side in sides.values()))
     return printed
 
 
 def main() -> None:
-    overrides = sys.argv[1:]
-    runs = {
-        f"staleness {most}": measure(f"staleness-{most}", [*overrides, "--pool.max_staleness", str(most)])
-        for most in STALENESS
-    }
-    sync, asynchronous = runs["staleness 0"], runs["staleness 2"]
-    evaluated = measure("evaluated", [*overrides, "--eval.every", str(STEPS // 3)])
-    speedup = sync["wall_s"] / asynchronous["wall_s"]
-    slowdown = evaluated["wall_s"] / asynchronous["wall_s"]
-    figures = {
-        "speedup": speedup,
-        "slowdown_by_evaluator": slowdown,
-        "wall_sync_s": sync["wall_s"],
-        "wall_async_s": asynchronous["wall_s"],
-        "learner_idle_sync": sync["learner_idle"],
-        "learner_idle_async": asynchronous["learner_idle"],
-        "rollout_idle_sync": sync["rollout_idle"],
-        "rollout_idle_async": asynchronous["rollout_idle"],
-        "runs": runs | {"evaluated": evaluated},
-    }
+    rounds = []
+    for number in range(ROUNDS):
+        sides = SIDES if number == 0 else (SYNCHRONOUS, ASYNCHRONOUS)
+        rounds.append({side: measure(side, [*sys.argv[1:], *SIDES[side]]) for side in sides})
+    speedups = over(rounds, SYNCHRONOUS, ASYNCHRONOUS)
+    speedup = statistics.median(speedups)
+    [slowdown] = over(rounds, EVALUATED, ASYNCHRONOUS)
+    found = medians(rounds)
+    figures = {"speedup": speedup, "speedup_of_rounds": speedups, "slowdown_by_evaluator": slowdown, "rounds": rounds}
     (FOLDER / "async.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    Console().print(table(runs | {"2, evaluated": evaluated}))
+    Console().print(table(found))
     Console().print(
-        f"asynchronous is {speedup:.2f} times as fast; with an evaluator it takes {slowdown:.2f} times as long"
+        f"asynchronous is {speedup:.2f} ({min(speedups):.2f}-{max(speedups):.2f}) times as fast; with an evaluator it"
+        f" takes {slowdown:.2f} times as long"
     )
     Console().print(f"figures in {FOLDER / 'async.json'}")
 

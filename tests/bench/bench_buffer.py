@@ -48,6 +48,7 @@ def make_limits(questions: int, max_staleness: int) -> RunLimits:
         questions=questions,
         rollouts=3,
         max_staleness=max_staleness,
+        steps=10**6,
         order="ticket",
         s_max=5,
         lease_s=600,

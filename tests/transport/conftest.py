@@ -23,7 +23,7 @@ _runs = itertools.count()
 
 def make_limits(**changes: Any) -> RunLimits:
     values = {"questions": 4, "rollouts": 2, "max_staleness": 1, "order": "ticket", "s_max": 5, "lease_s": 60.0}
-    values |= {"max_attempts": 3, "limit": 1000, "limit_bytes": 10**9, "max_tokens": 1000}
+    values |= {"max_attempts": 3, "limit": 1000, "limit_bytes": 10**9, "max_tokens": 1000, "steps": 1000}
     return RunLimits(**(values | changes))  # type: ignore[arg-type]
 
 

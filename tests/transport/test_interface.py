@@ -41,6 +41,27 @@ async def test_admission_stops_at_the_staleness_bound(backend, max_staleness):
     assert await buffer.admit("w", 5, G) == [], "a version that was never announced grants nothing"
 
 
+async def test_no_ticket_is_granted_that_the_run_will_not_train_on(backend):
+    buffer = backend.make(max_staleness=3, steps=2)
+    await start(buffer)
+    assert {slot.ticket for slot in await buffer.admit("w", 0, 1000)} == set(range(2 * N))
+    assert await buffer.admit("w", 0, 1000) == []
+
+
+async def test_a_run_that_gets_more_steps_grants_the_next_tickets(backend):
+    worker = backend.make(max_staleness=3, steps=2)
+    await start(worker)
+    await worker.admit("w", 0, 1000)
+    await start(backend.make(max_staleness=3, steps=3))
+    assert {slot.ticket for slot in await worker.admit("w", 0, 1000)} == set(range(2 * N, 3 * N))
+
+
+async def test_in_the_order_of_completion_more_tickets_are_granted_than_the_run_has_pools(backend):
+    buffer = backend.make(max_staleness=1, steps=1, order="oldest_complete")
+    await start(buffer)
+    assert len({slot.ticket for slot in await buffer.admit("w", 0, 1000)}) == 2 * N
+
+
 async def test_newer_weights_open_the_next_tickets(backend):
     buffer = backend.make(max_staleness=0)
     await start(buffer)

@@ -1,4 +1,5 @@
--- Grant rollouts to a worker: lease tickets below the staleness limit, requeued ones first.
+-- Grant rollouts to a worker: lease tickets within the staleness bound and the steps of the run, requeued ones
+-- first.
 -- A request with the same token gets the same grant again, without tickets that are now beyond the limit. An older
 -- request of the same process gets nothing. So a command that is sent again, or arrives late, changes nothing.
 -- ARGV worker token("process/number") room loaded_version contract_digest
@@ -10,7 +11,9 @@ local refused = contract_refusal(ARGV[5])
 if refused then return refused end
 local published = run.published or -1
 if published < 0 then return {} end
-local limit = (run.max_staleness + math.min(loaded, published) + 1) * run.questions
+local pools = run.max_staleness + math.min(loaded, published) + 1
+if run.order == 'ticket' then pools = math.min(pools, run.steps) end
+local limit = pools * run.questions
 
 local granted = {}
 local function grant(ids)
