@@ -85,8 +85,7 @@ class SoftmaxInPieces(torch.autograd.Function):
         chosen, entropy, normalizer = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
         for piece in _pieces(len(hidden), at_once):
             logits = _scaled_logits(hidden[piece], weight, bias, temperature)
-            softmax = _softmax_and_entropy if wants_entropy else _softmax
-            chosen[piece], entropy[piece], normalizer[piece] = softmax(logits, targets[piece])
+            chosen[piece], entropy[piece], normalizer[piece] = _softmax(logits, targets[piece], wants_entropy)
             del logits
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy if entropy_has_gradient else None)
         ctx.temperature, ctx.at_once = temperature, at_once
@@ -137,28 +136,22 @@ def _scaled_logits(
     return logits
 
 
-def _softmax(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, float, torch.Tensor]:
-    """Log-probability of the targets, no entropy, and logarithm of the normalizer; `logits` are overwritten."""
+def _softmax(
+    logits: torch.Tensor, targets: torch.Tensor, wants_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor | float, torch.Tensor]:
+    """Log-probability of the targets, entropy (0 if it is not wanted) and logarithm of the normalizer; overwrites the
+    `logits`."""
     largest = logits.amax(-1, keepdim=True)
     logits -= largest
     of_targets = logits.gather(-1, targets[:, None]).squeeze(-1)
-    log_total = logits.exp_().sum(-1).log()
-    return of_targets - log_total, 0.0, largest.squeeze(-1) + log_total
-
-
-def _softmax_and_entropy(
-    logits: torch.Tensor, targets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `_softmax`, with the entropy."""
-    largest = logits.amax(-1, keepdim=True)
-    logits -= largest
-    exponentials = logits.exp()
+    exponentials = logits.exp() if wants_entropy else logits.exp_()
     total = exponentials.sum(-1)
     log_total = total.log()
-    chosen = logits.gather(-1, targets[:, None]).squeeze(-1) - log_total
-    exponentials *= logits
-    entropy = log_total - exponentials.sum(-1) / total  # log Σ e^z - Σ e^z z / Σ e^z
-    return chosen, entropy, largest.squeeze(-1) + log_total
+    entropy: torch.Tensor | float = 0.0
+    if wants_entropy:
+        exponentials *= logits
+        entropy = log_total - exponentials.sum(-1) / total  # log Σ e^z - Σ e^z z / Σ e^z
+    return of_targets - log_total, entropy, largest.squeeze(-1) + log_total
 
 
 def _slope(log_p: torch.Tensor, targets: torch.Tensor, of_chosen: torch.Tensor) -> torch.Tensor:
