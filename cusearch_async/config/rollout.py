@@ -24,7 +24,7 @@ class RolloutConfig(Section):
     """After every so many loaded versions, the engine's log-probabilities are compared with the learner's, and the
     checksums of its tensors with those of the last time: all that the learner has changed must have changed."""
     cores: tuple[int, ...] = ()
-    """CPU cores of the workers, divided among them; empty for all."""
+    """CPU cores of the engines, divided among the workers; empty for all. What plays the episodes takes any core."""
     gpus: tuple[int, ...] = ()
     """CUDA devices of the workers, `vllm.tensor_parallel_size` for each. A worker takes a group that no other worker of
     this machine has. Empty: those that the learner leaves free."""

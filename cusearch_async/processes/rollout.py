@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Collection
 
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
@@ -21,8 +23,9 @@ from cusearch_async.transport.weight_link import open_weights
 log = logging.getLogger(__name__)
 
 
-async def run(config: Config, name: str) -> None:
-    """Run the rollout worker `name` until a signal arrives."""
+async def run(config: Config, name: str, cores: Collection[int]) -> None:
+    """Run the rollout worker `name` until a signal arrives. Its engine, another process, keeps to the cores of the start.
+    Afterwards this one takes any of `cores`: what plays the episodes need not wait for what decodes."""
     stop = stop_on_signals()
     with log_waiting(log, "waiting for the questions to be read"):
         questions = load_run_questions(config)
@@ -42,6 +45,7 @@ async def run(config: Config, name: str) -> None:
         if stop.is_set():
             return
         with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
+            os.sched_setaffinity(0, cores)
             log.info("ready")
             await RolloutLoop(name, config, buffer, engine, source, player, search, questions).run(stop)
             log.info("stopped; its tickets are released")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -93,7 +94,11 @@ class Scene:
 
     async def process(self, name: str) -> None:
         """The process from start to end, which must come in time."""
-        work = self.rollout.run(self.config, "w") if name == "rollout" else self.evaluator.run(self.config)
+        work = (
+            self.rollout.run(self.config, "w", os.sched_getaffinity(0))
+            if name == "rollout"
+            else self.evaluator.run(self.config)
+        )
         await asyncio.wait_for(work, 20 * SLOW)
 
     @asynccontextmanager

@@ -100,21 +100,35 @@ def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(r
     assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
 
 
+def engines_of(pid: int) -> list[psutil.Process]:
+    return [p for p in psutil.Process(pid).children(recursive=True) if "VLLM" in p.name()]
+
+
+def test_an_engine_keeps_to_its_cores_and_its_worker_takes_any(run: Run):
+    """What plays the episodes takes a quarter of the engine's time, which another core may have to spare."""
+    run.forks = False
+    run.cusearch("redis")
+    run.worker("retriever")
+    usable = psutil.Process().cpu_affinity()
+    rollout = run.worker("rollout", rollout__cores=usable[:1])
+    wait_until(lambda: "ready" in rollout.log.read_text(errors="replace") or rollout.poll() is not None, START_S)
+    assert [engine.cpu_affinity() for engine in engines_of(rollout.pid)] == [usable[:1]]
+    assert psutil.Process(rollout.pid).cpu_affinity() == usable
+
+
 @pytest.mark.parametrize("when", ["while the engine starts", "when it is ready"])
 def test_an_engine_does_not_outlive_its_worker(run: Run, when: str):
     run.forks = False
     services = [run.cusearch("redis"), run.worker("retriever")]
     rollout = run.worker("rollout")
 
-    def engines() -> list[psutil.Process]:
-        return [p for p in psutil.Process(rollout.pid).children(recursive=True) if "VLLM" in p.name()]
-
     def is_ready() -> bool:
         return "ready" in rollout.log.read_text(errors="replace")
 
-    wait_until(engines if when == "while the engine starts" else is_ready, START_S)
+    starts = when == "while the engine starts"
+    wait_until(lambda: engines_of(rollout.pid) if starts else is_ready(), START_S)
     assert [service.poll() for service in services] == [None, None]
-    assert engines()
+    assert engines_of(rollout.pid)
     family = psutil.Process(rollout.pid).children(recursive=True)
     rollout.kill()
     assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
