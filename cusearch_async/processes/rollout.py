@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 async def run(config: Config, name: str, cores: Collection[int]) -> None:
-    """Run the rollout worker `name` until a signal arrives. Its engine, another process, keeps to the cores of the start.
-    Afterwards this one takes any of `cores`: what plays the episodes need not wait for what decodes."""
+    """Run the rollout worker `name` until a signal arrives. Its engine, another process, keeps to its cores; this one
+    then takes any of `cores`: what plays the episodes need not wait for what decodes."""
     stop = stop_on_signals()
     with log_waiting(log, "waiting for the questions to be read"):
         questions = load_run_questions(config)
