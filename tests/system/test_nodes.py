@@ -108,9 +108,9 @@ def test_another_number_of_ranks_than_the_launchers_is_refused_in_one_line(lives
 
 def test_a_run_goes_on_with_other_ranks_and_another_zero_stage(lives: Lives):
     """The whole learner, from its own checkpoint; tests/system/test_divided_state.py compares the numbers."""
-    first = lives.start("none", 0, "--run.steps", "2", "--learner.zero_stage", "3")
+    first = lives.start("after checkpoint", 1, "--learner.zero_stage", "3")
     lives.feed()
-    finish(first, 0)
+    finish(first, -signal.SIGKILL)
     command = [sys.executable, "-m", *LEARNER, *lives.overrides, "--learner.ranks", "2", "--learner.zero_stage", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240 * SLOW, check=False)
     assert done.returncode == 0, done.stderr
