@@ -95,9 +95,7 @@ class Connection:
         if backend == "nccl" and not torch.cuda.is_available():
             return Refused("it has no GPU, and NCCL sends from GPU to GPU; set weights.folder in place of weights.url")
         try:
-            kind = (
-                GlooGroup if backend == "gloo" else (await asyncio.to_thread(importlib.import_module, NCCL)).NcclGroup
-            )
+            group = await _group_of(backend)
         except ImportError as error:
             return Refused(f"it sends over NCCL with vLLM, which cannot be imported there: {error}")
         if self._group is not None:
@@ -106,7 +104,7 @@ class Connection:
         listener = socket.create_server((self._address, 0), family=family)
         port = listener.getsockname()[1]
         loop = asyncio.get_running_loop()
-        self._group = loop.run_in_executor(self._thread, kind, self._address, port, 0, 1 + ranks, listener)
+        self._group = loop.run_in_executor(self._thread, group, self._address, port, 0, 1 + ranks, listener)
         return Joined(port)
 
     async def _open(self, name: str) -> Answer:
@@ -135,6 +133,13 @@ class Connection:
         if self._group is not None:
             self._group.add_done_callback(_destroy)
         self._thread.shutdown(wait=False)
+
+
+async def _group_of(backend: str) -> Any:
+    """The class of a process group. That of NCCL imports vLLM, which takes seconds: in a thread, the loop goes on."""
+    if backend == "gloo":
+        return GlooGroup
+    return (await asyncio.to_thread(importlib.import_module, NCCL)).NcclGroup
 
 
 def _destroy(made: asyncio.Future[Group]) -> None:
