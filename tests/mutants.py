@@ -142,7 +142,7 @@ MUTANTS = {
     ),
     "tickets are granted beyond the last pool": (lua("admit"), "math.min(pools, run.steps)", "pools"),
     "the last pool is one too early": (lua("admit"), "math.min(pools, run.steps)", "math.min(pools, run.steps - 1)"),
-    "completion order ends at the last pool": (lua("admit"), "if run.order == 'ticket' then", "if true then"),
+    "completion order ends at the last pool": (lua("admit"), "run.order == 'ticket' and", ""),
     "a requeued ticket ignores the staleness bound": (lua("admit"), "'(' .. limit, 'LIMIT'", "'+inf', 'LIMIT'"),
     "a requeued ticket that does not fit is lost": (lua("admit"), "  if not has_room then break end\n", ""),
     "an admission ignores the contract": (lua("admit", "run_contract"), "if refused then return refused end", ""),

@@ -380,6 +380,13 @@ async def test_what_scripts_of_an_earlier_version_look_for_is_no_longer_in_the_s
     assert not set(limits) & set(await redis_backend.client.hkeys(buffer.keys.state))
 
 
+async def test_a_worker_plays_on_under_a_learner_of_an_earlier_version_which_wrote_no_steps(redis_backend):
+    buffer = redis_backend.make(OURS, max_staleness=1, steps=1)
+    await start(buffer)
+    await redis_backend.client.hdel(buffer.keys.limits, "steps")
+    assert len({slot.ticket for slot in await buffer.admit("w", 0, 1000)}) == 2 * N
+
+
 async def test_limits_that_are_gone_are_found_and_written_again(redis_backend):
     buffer = redis_backend.make(OURS)
     await start(buffer)
