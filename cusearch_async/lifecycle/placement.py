@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 _NICENESS = 10
 
 
-def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: int = 1) -> set[int]:
+def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: int = 1) -> None:
     """Restrict this process to `cores` and `gpus` (empty: all), with one thread per core, and let waiting threads
     sleep. A process without `cores` of its own has a thread for its share of the machine: `sharers` such processes run
-    on it. Returns the cores that it could use before.
+    on it.
 
     On a small machine, OpenMP threads that spin while they wait starve the other processes of the run. The libraries
     read these variables when they are loaded, so this must run before torch is imported. Cores that this machine does
@@ -44,8 +44,7 @@ def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: i
     warnings.simplefilter("ignore", FutureWarning)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    before = os.sched_getaffinity(0)
-    usable = sorted(set(cores) & before)
+    usable = sorted(set(cores) & os.sched_getaffinity(0))
     if usable:
         os.sched_setaffinity(0, usable)
     threads = len(os.sched_getaffinity(0)) // (1 if usable else sharers)
@@ -53,7 +52,6 @@ def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: i
         os.environ["OMP_NUM_THREADS"] = str(max(1, threads))
         # On a GPU, vLLM loads a model with these threads and then serves with one, unless a user has chosen the number.
         os.environ["VLLM_OMP_NUM_THREADS_SET_BY_VLLM"] = "1"
-    return before
 
 
 def count_sharers(config: Config) -> int:

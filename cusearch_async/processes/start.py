@@ -58,8 +58,8 @@ def rollout(config: Config, gpu: Sequence[str] = ()) -> None:
     GPUs, else a group that is free."""
     index = int(os.environ.get("CUSEARCH_WORKER_INDEX", "0"))
     gpus = claim([tuple(gpu)] if gpu else engine_groups(config, list_gpus()), "rollout.gpus", config.run.name)
-    cores = share_of(config.rollout.cores, index, config.rollout.workers)
-    every_core = configure_process(cores, gpus, count_sharers(config))
+    every_core = os.sched_getaffinity(0)
+    configure_process(share_of(config.rollout.cores, index, config.rollout.workers), gpus, count_sharers(config))
     require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 

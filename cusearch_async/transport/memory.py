@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import msgspec
 
+from cusearch_async.algorithm.staleness import ticket_limit
 from cusearch_async.errors import BufferLost, ConfigError, ContractMismatch, Fenced
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
@@ -63,8 +64,9 @@ class MemoryBuffer:
                 run.fail_attempt(ticket)
         if run.state.published < 0 or run.state.paused:
             return []
-        pools = limits.max_staleness + min(loaded_version, run.state.published) + 1
-        limit = (min(pools, limits.steps) if limits.order == "ticket" else pools) * limits.questions
+        limit = ticket_limit(min(loaded_version, run.state.published), limits.max_staleness, limits.questions)
+        if limits.order == "ticket":
+            limit = min(limit, limits.steps * limits.questions)
         granted: list[RolloutSlot] = []
         waiting = sorted(ticket for ticket in run.requeue if ticket < limit)
         for ticket in itertools.chain(waiting, range(run.state.next_ticket, limit)):

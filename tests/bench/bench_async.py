@@ -113,10 +113,9 @@ def main() -> None:
     speedups = over(rounds, SYNCHRONOUS, ASYNCHRONOUS)
     speedup = statistics.median(speedups)
     [slowdown] = over(rounds, EVALUATED, ASYNCHRONOUS)
-    found = medians(rounds)
     figures = {"speedup": speedup, "speedup_of_rounds": speedups, "slowdown_by_evaluator": slowdown, "rounds": rounds}
     (FOLDER / "async.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
-    Console().print(table(found))
+    Console().print(table(medians(rounds)))
     Console().print(
         f"asynchronous is {speedup:.2f} ({min(speedups):.2f}-{max(speedups):.2f}) times as fast; with an evaluator it"
         f" takes {slowdown:.2f} times as long"

@@ -21,6 +21,10 @@ pytestmark = pytest.mark.system
 START_S = 150
 
 
+def engines_of(pid: int) -> list[psutil.Process]:
+    return [p for p in psutil.Process(pid).children(recursive=True) if "VLLM" in p.name()]
+
+
 def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run):
     launched = run.cusearch("launch", run__steps=4)
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
@@ -91,17 +95,13 @@ def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(r
     wait_until(lambda: len(run.metrics()) >= 1 or launched.poll() is not None, START_S)
     worker = run.process("rollout")
     family = psutil.Process(launched.pid).children(recursive=True)
-    assert any("VLLM" in process.name() for process in family)
+    assert engines_of(launched.pid)
     worker.kill()
     status, output = finish(launched, 60)
     assert status == 1
     assert "rollout-0 ended with status -9" in output
     assert "Traceback" not in output
     assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
-
-
-def engines_of(pid: int) -> list[psutil.Process]:
-    return [p for p in psutil.Process(pid).children(recursive=True) if "VLLM" in p.name()]
 
 
 def test_an_engine_keeps_to_its_cores_and_its_worker_takes_any(run: Run):
