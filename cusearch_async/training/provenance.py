@@ -31,20 +31,21 @@ PACKAGES = (
 
 
 class Computing(msgspec.Struct, frozen=True):
-    """What a learner's sums are divided among: with another, the last bits of an update may differ."""
+    """What a learner's sums depend on: with another, the last bits of an update may differ."""
 
     ranks: int
     threads: int
     """Of each rank."""
     device: str
-    """`cpu`, or the GPU's name."""
+    """The GPU's name, or `cpu` and its vector instructions, like `cpu AVX2`."""
 
 
 def computing(ranks: int) -> Computing:
     """How this process, one of `ranks`, computes."""
     import torch  # noqa: PLC0415  (seconds to load, and the learner has it; `launch` reads starts too)
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    cpu = f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
     return Computing(ranks, torch.get_num_threads(), device)
 
 
