@@ -7,7 +7,8 @@ within a round.
 
 The clock runs from the learner's first wait to the end of its last step, workers being up and warm in all cases;
 the process start-up is not counted. No overlap can make a run shorter than the busier of learner and engine was in it:
-the learner when it did not wait for a pool, the engine when it had at least one request. Figures also go to
+the learner when it did not wait for a pool, the engine when it had at least one request; nor shorter than all
+processes together need of the cores, of which the machine's idle time after the first step tells. Figures also go to
 runs/bench/async.json.
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -55,8 +57,20 @@ def measure(side: str, overrides: list[str]) -> dict[str, float]:
         logs = [config.folder / "logs" / f"{worker}.log" for worker in beside]
         fleet.wait(lambda: all("ready" in log.read_text(errors="replace") for log in logs))
         fleet.start_worker("learner", "learner")
+        fleet.wait((config.folder / "metrics.jsonl").exists)
+        before = psutil.cpu_times()
         fleet.wait(lambda: fleet.has_ended("learner"))
-    return shares(config, read_metrics(config.folder / "metrics.jsonl"))
+        busy = busy_share(before, psutil.cpu_times())
+    return shares(config, read_metrics(config.folder / "metrics.jsonl")) | {"cores_busy": busy}
+
+
+def busy_share(before: Any, after: Any) -> float:
+    """The share of all cores' time between two readings of the machine's clocks in which they computed."""
+    idle, computing = (
+        sum(getattr(after, name) - getattr(before, name) for name in names)
+        for names in (("idle", "iowait"), ("user", "nice", "system"))
+    )
+    return computing / (computing + idle)
 
 
 def shares(config: Config, rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -98,7 +112,7 @@ def table(sides: Mapping[str, Mapping[str, float]]) -> Table:
         printed.add_column(heading, justify="right")
     rows = {"wall s": "wall_s", "busier of learner and engine, s": "optimum_s", "of wall": "optimum_over_wall"}
     rows |= {"learner idle": "learner_idle", "rollout idle": "rollout_idle", "update s / step": "update_s"}
-    rows |= {"staleness, mean": "staleness_mean", "at most": "staleness_max"}
+    rows |= {"cores busy": "cores_busy", "staleness, mean": "staleness_mean", "at most": "staleness_max"}
     rows |= {"episode s, mean": "episode_s", "of it searching": "search_s"}
     for label, key in rows.items():
         printed.add_row(label, *(f"{of_side[key]:.2f}" for of_side in sides.values()))
