@@ -58,19 +58,10 @@ def measure(side: str, overrides: list[str]) -> dict[str, float]:
         fleet.wait(lambda: all("ready" in log.read_text(errors="replace") for log in logs))
         fleet.start_worker("learner", "learner")
         fleet.wait((config.folder / "metrics.jsonl").exists)
-        before = psutil.cpu_times()
+        psutil.cpu_percent()  # the next call tells of the time since this one
         fleet.wait(lambda: fleet.has_ended("learner"))
-        busy = busy_share(before, psutil.cpu_times())
+        busy = psutil.cpu_percent() / 100
     return shares(config, read_metrics(config.folder / "metrics.jsonl")) | {"cores_busy": busy}
-
-
-def busy_share(before: Any, after: Any) -> float:
-    """The share of all cores' time between two readings of the machine's clocks in which they computed."""
-    idle, computing = (
-        sum(getattr(after, name) - getattr(before, name) for name in names)
-        for names in (("idle", "iowait"), ("user", "nice", "system"))
-    )
-    return computing / (computing + idle)
 
 
 def shares(config: Config, rows: list[dict[str, Any]]) -> dict[str, float]:
