@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +17,13 @@ import pytest
 from hypothesis import settings
 
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.server import is_listening, server_command
 
 SLOW = float(os.environ.get("CUSEARCH_SLOW", "3"))
 """Deadlines that wait for other processes are multiplied by this: they are meant for an idle machine, and hold on one
 that is three times slower. CUSEARCH_SLOW=10 for one that is busier still."""
+
+_ports = itertools.count()
 
 SYSTEM_TESTS = "\npytestmark = pytest.mark.system"
 MARKED = re.compile(r"mark\.(system|gpu)\b")
@@ -71,10 +75,22 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = start_child(server_command(url, folder, None), log_file=folder / "redis.log")
     try:
         wait_until(lambda: is_listening(url), timeout_s=20)
+        assert server.poll() is None, "another server is at its port"
         yield url
     finally:
         server.kill()
         server.wait()
+
+
+def free_port() -> int:
+    """A TCP port on loopback that stays free until the process that it is for takes it: below those that the system
+    gives to whoever asks for any, and out of the part of this one of the processes that run tests side by side."""
+    first = 10_000 + 2_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = first + next(_ports) % 2_000
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(is_true: Callable[[], bool], timeout_s: float) -> None:

@@ -12,9 +12,8 @@ import pytest
 from aiohttp import web
 
 from cusearch_async.http_server import serve
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.server import is_listening
-from tests.conftest import wait_until_async
+from tests.conftest import free_port, wait_until_async
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from cusearch_async import run_folder
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.metrics.files import read_metrics
-from tests.conftest import SLOW
+from tests.conftest import SLOW, free_port
 from tests.system.conftest import SMALL
 
 pytestmark = pytest.mark.system

@@ -28,8 +28,8 @@ from rich.table import Table
 from cusearch_async import run_folder
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import Config, load_config
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.metrics.files import read_metrics
+from tests.conftest import free_port
 
 CONFIG = Path(__file__).parents[2] / "configs" / "atlas.toml"
 FOLDER = Path("runs/bench")

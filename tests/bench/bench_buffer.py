@@ -24,7 +24,6 @@ from rich.table import Table
 
 from cusearch_async.config import RedisConfig
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport import codec
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
@@ -32,7 +31,7 @@ from cusearch_async.transport.interface import RolloutSlot, WorkerStatus
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.server import is_listening, server_command
 from cusearch_async.types import Trajectory
-from tests.conftest import wait_until
+from tests.conftest import free_port, wait_until
 from tests.strategies import make_trajectory
 
 OUTPUT = Path("runs/bench/buffer.json")

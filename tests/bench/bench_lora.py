@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.lifecycle.entry import split_overrides
-from cusearch_async.lifecycle.ports import free_port
+from tests.conftest import free_port
 
 FOLDER = Path("runs/bench")
 FIGURES = FOLDER / "lora.json"

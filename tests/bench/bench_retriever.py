@@ -31,11 +31,10 @@ from cusearch_async.atlas.questions import train_questions
 from cusearch_async.config import load_config
 from cusearch_async.data.questions import load_corpus
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.retrieval import indexing
 from cusearch_async.retrieval.local import Index
 from cusearch_async.transport.server import is_listening
-from tests.conftest import wait_until
+from tests.conftest import free_port, wait_until
 
 OUTPUT = Path("runs/bench/retriever.json")
 WORDS, LENGTH, QUERY = 200_000, 60, 5

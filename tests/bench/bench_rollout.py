@@ -28,9 +28,9 @@ from rich.table import Table
 
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import load_config
-from cusearch_async.lifecycle.ports import free_port
 from tests.bench import figures
 from tests.bench.bench_learner import OUTPUT, ROOT, Side, ask, previous_tree, started
+from tests.conftest import free_port
 
 PREVIOUS = "cdae10c"
 ROUNDS = 5

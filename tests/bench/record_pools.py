@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from cusearch_async.config import Config, load_config
 from cusearch_async.lifecycle.placement import configure_process
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.types import Pool, Trajectory
+from tests.conftest import free_port
 
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
 

@@ -10,10 +10,9 @@ import pytest
 
 from cusearch_async import run_folder
 from cusearch_async.config import load_config, save_config
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
-from tests.conftest import SLOW
+from tests.conftest import SLOW, free_port
 
 pytestmark = pytest.mark.system  # each starts an interpreter of its own
 

@@ -20,11 +20,10 @@ import redis
 
 from cusearch_async.cli import main
 from cusearch_async.config import load_config
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.processes import start
 from cusearch_async.transport.buffer import open_buffer
 from tests.cli.bad_inputs import CASES, Case
-from tests.conftest import SLOW
+from tests.conftest import SLOW, free_port
 
 MOST_S = 10.0
 """Of this process's own time: what another process keeps busy is no fault of the command. By the clock it may take

@@ -17,7 +17,7 @@ from cusearch_async.cli.preflight.shapes import PUBLISHED, shape_of
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.lifecycle.ports import free_port
+from tests.conftest import free_port
 from tests.fakes import STARTER
 
 pytestmark = pytest.mark.system  # it builds models of transformers, which takes long

@@ -28,8 +28,8 @@ from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import BufferUnavailable, ConfigError
 from cusearch_async.lifecycle import cuda
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.weights import WeightStore
+from tests.conftest import free_port
 from tests.fakes import STARTER
 from tests.system.test_learner import train
 

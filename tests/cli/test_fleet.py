@@ -24,9 +24,8 @@ from cusearch_async.cli.fleet import Child, Fleet
 from cusearch_async.config import load_config
 from cusearch_async.errors import ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training.provenance import launched_by
-from tests.conftest import SLOW, wait_until
+from tests.conftest import SLOW, free_port, wait_until
 
 GOODBYE = """
 import signal, sys, time

@@ -11,7 +11,7 @@ import pytest
 
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.entry import exit_with_one_line
-from cusearch_async.lifecycle.ports import free_port
+from tests.conftest import free_port
 
 
 @pytest.mark.parametrize("module", ["cusearch_async.processes.start", "workers.learner", "workers.retriever"])

@@ -10,11 +10,11 @@ from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.retrieval.local import Degradation, IndexBackend
 from cusearch_async.retrieval.server import Retriever
+from tests.conftest import free_port
 from tests.http_service import Service, hangs, hangs_up, says
 from tests.retrieval.retrievers import QUESTION, client_of, closes_early, finds, waits_for_more
 

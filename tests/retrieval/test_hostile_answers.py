@@ -17,10 +17,9 @@ from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import EpisodeConfig, load_config
 from cusearch_async.errors import RetrievalUnavailable, SearchRefused
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.retrieval import client as client_module
 from cusearch_async.retrieval.client import SearchClient
-from tests.conftest import SLOW
+from tests.conftest import SLOW, free_port
 from tests.http_service import Service, says
 from tests.retrieval.retrievers import QUESTION, client_of, finds
 from tests.rollout.retrievers import play

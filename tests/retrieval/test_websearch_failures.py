@@ -12,8 +12,8 @@ from aiohttp import web
 
 from cusearch_async.config import WebConfig
 from cusearch_async.errors import ConfigError, SearchFailed
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.retrieval.websearch import pause_s, web_search
+from tests.conftest import free_port
 from tests.http_service import Service, hangs, hangs_up, says
 from tests.retrieval.web_services import (
     ENGINES,

@@ -12,9 +12,8 @@ import psutil
 import pytest
 import redis
 
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.metrics.files import read_metrics
-from tests.conftest import SLOW
+from tests.conftest import SLOW, free_port
 from tests.system.forked import Command, Forked, Process
 
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
@@ -76,14 +75,14 @@ class Run:
     def processes(self) -> list[psutil.Process]:
         """Everything alive that works for this run."""
         found = []
-        for process in psutil.process_iter(["cmdline"]):
+        for process in psutil.process_iter(["cmdline", "status"]):
             words = " ".join(process.info["cmdline"] or [])
-            if str(self.folder) in words and process.status() != psutil.STATUS_ZOMBIE:
+            if str(self.folder) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(process)
         return found
 
     def process(self, name: str) -> psutil.Process:
-        return next(p for p in self.processes() if f".start {name} " in " ".join(p.cmdline()))
+        return next(p for p in self.processes() if f".start {name} " in " ".join(p.info["cmdline"]))
 
 
 @pytest.fixture

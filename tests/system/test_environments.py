@@ -12,9 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig
 
 from cusearch_async.config import STARTER
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.server import is_listening
-from tests.conftest import wait_until
+from tests.conftest import free_port, wait_until
 from tests.retrieval.encoders import SMALL, save_model, sentences
 from tests.system.conftest import Run, finish
 

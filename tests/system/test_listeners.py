@@ -6,8 +6,7 @@ import socket
 
 import pytest
 
-from cusearch_async.lifecycle.ports import free_port
-from tests.conftest import SLOW, wait_until
+from tests.conftest import SLOW, free_port, wait_until
 from tests.sockets import ANYWHERE, family, listening
 from tests.system.conftest import Run, finish
 

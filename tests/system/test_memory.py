@@ -16,9 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from cusearch_async.config import STARTER
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training.model import SoftmaxInPieces
-from tests.conftest import SLOW
+from tests.conftest import SLOW, free_port
 
 pytestmark = pytest.mark.system
 

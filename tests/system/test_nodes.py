@@ -14,8 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cusearch_async.lifecycle.ports import free_port
-from tests.conftest import SLOW, wait_until
+from tests.conftest import SLOW, free_port, wait_until
 from tests.system.test_crashes import ATLAS, STEPS, Lives, finish
 
 pytestmark = pytest.mark.system

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from cusearch_async.lifecycle.ports import free_port
-from tests.conftest import SLOW, wait_until
+from tests.conftest import SLOW, free_port, wait_until
 from tests.sockets import ANYWHERE, listening
 from tests.system.forked import Forked
 
@@ -217,19 +216,19 @@ def test_a_rank_that_hangs_is_named_and_one_that_waits_is_not(start_ranks):
 
 
 def test_a_rank_that_is_stopped_is_named_by_all_that_wait_for_it(start_ranks):
-    ranks = start_ranks(3, TIMEOUT_S="3")
+    ranks = start_ranks(3, TIMEOUT_S=str(3 * SLOW))
     ranks.processes[2].send_signal(signal.SIGSTOP)
     for rank in (0, 1):
         ranks.say(rank, "meet")
     said = (
         "rank 2 (stopped or gone) did not arrive at a collective, or left it; see the log of that rank. "
-        "If it was only slow, raise learner.collective_timeout_s, which is 3 s"
+        f"If it was only slow, raise learner.collective_timeout_s, which is {3 * SLOW:g} s"
     )
     assert [ranks.answer(rank, "failed") for rank in (0, 1)] == [said, said]
 
 
 def test_a_rank_that_is_busy_is_named(start_ranks):
-    ranks = start_ranks(2, TIMEOUT_S="3")
+    ranks = start_ranks(2, TIMEOUT_S=str(3 * SLOW))
     ranks.say(0, "meet")
     said = ranks.answer(0, "failed")
     assert said.startswith("rank 1 (alive, but busy) did not arrive at a collective, or left it; see the log")
@@ -277,7 +276,8 @@ def test_ranks_that_do_not_come_are_named(rank, absent):
 def test_the_collectives_of_deepspeed_have_the_same_time_out(tmp_path, stage):
     """Its group is one of its own; by torch's default a rank would wait for half an hour."""
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    settings = ["--learner.collective_timeout_s", "3", "--learner.zero_stage", stage, "--learner.ranks", "2"]
+    timeout_s = 3 * SLOW  # the ranks must also come within it
+    settings = ["--learner.collective_timeout_s", f"{timeout_s}", "--learner.zero_stage", stage, "--learner.ranks", "2"]
     command = ["tests.system.half_a_meeting", *settings]
     first, second = (
         Forked(command, tmp_path / f"log{rank}", shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -289,8 +289,8 @@ def test_the_collectives_of_deepspeed_have_the_same_time_out(tmp_path, stage):
         second.send_signal(signal.SIGKILL)
     *_, waited, last = said.strip().splitlines()
     assert last.startswith("rank: rank 1 (stopped or gone) did not arrive at a collective, or left it"), said
-    assert last.endswith("raise learner.collective_timeout_s, which is 3 s")
-    assert 2.5 < float(waited) < 30 * SLOW
+    assert last.endswith(f"raise learner.collective_timeout_s, which is {timeout_s:g} s")
+    assert 2.5 * SLOW < float(waited) < 30 * SLOW
 
 
 @pytest.mark.parametrize("store", ["--standalone", "--master_addr=127.0.0.1"])

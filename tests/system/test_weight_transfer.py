@@ -12,12 +12,11 @@ import psutil
 import pytest
 
 from cusearch_async.errors import WeightsMismatch, WeightsUnavailable
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training.sending import sending
 from cusearch_async.transport.gloo import GlooGroup
 from cusearch_async.transport.weight_link import WeightLink
 from cusearch_async.transport.weights import WeightStore
-from tests.conftest import SLOW, wait_until
+from tests.conftest import SLOW, free_port, wait_until
 from tests.system.conftest import Run, finish
 from tests.system.test_engine import STOPS, logprobs_of, publish, small_model, wide_model, with_engine
 

@@ -16,14 +16,13 @@ import pytest
 import torch
 
 from cusearch_async.errors import ConfigError, WeightsUnavailable
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training import sending as sending_module
 from cusearch_async.training.sending import sending
 from cusearch_async.transport.gloo import GlooGroup
 from cusearch_async.transport.tensor_file import dtype_of
 from cusearch_async.transport.weight_link import PATH, SentVersion, WeightLink
 from cusearch_async.transport.weights import Canary, WeightStore
-from tests.conftest import SLOW
+from tests.conftest import SLOW, free_port
 
 CANARY = Canary([1, 2], [-0.5], 0.1)
 

@@ -237,7 +237,7 @@ async def test_a_stop_before_anything_was_done_saves_nothing(setting):
 
 
 async def test_an_update_that_is_refused_commits_nothing_and_its_pool_stays_claimed(setting):
-    s = setting()
+    s = setting("--pool.max_staleness", "0")  # version 1 is announced before its pool is played
 
     def refuse(step):
         if step == 1:
@@ -253,7 +253,7 @@ async def test_an_update_that_is_refused_commits_nothing_and_its_pool_stays_clai
 
 
 async def test_a_learner_that_was_replaced_meanwhile_writes_no_row_and_no_weights(setting):
-    s = setting()
+    s = setting("--pool.max_staleness", "0")  # version 1 is announced before its pool is played
     successor = MemoryBuffer(s.run, limits_of(s.config))
     s.learner.at_update = lambda step: at_once(successor.recover(1)) if step == 1 else None
     with pytest.raises(Fenced):

@@ -18,12 +18,11 @@ from redis import exceptions
 from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport import connection as connections
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.server import find_redis_server, is_listening, server_command
-from tests.conftest import SLOW, wait_until
+from tests.conftest import SLOW, free_port, wait_until
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
 from tests.transport.filling import G, N, fill, start

@@ -18,14 +18,13 @@ from cusearch_async.cli import main
 from cusearch_async.config import Config, RedisConfig, load_config
 from cusearch_async.errors import BufferUnavailable
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.roles import ROLES, SCRIPTS_OF_WORKERS, WRITTEN_BY_WORKERS, acl_file
 from cusearch_async.transport.scripts import script
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
-from tests.conftest import SLOW, wait_until
+from tests.conftest import SLOW, free_port, wait_until
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
 

@@ -18,7 +18,6 @@ import redis
 from cusearch_async.config import Config, RedisConfig, load_config, redis_password
 from cusearch_async.errors import BufferUnavailable, ConfigError
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport import server as redis_server
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.connection import Connection, connect
@@ -30,7 +29,7 @@ from cusearch_async.transport.server import (
     redis_version,
     server_command,
 )
-from tests.conftest import SLOW, wait_until
+from tests.conftest import SLOW, free_port, wait_until
 from tests.transport.conftest import make_limits
 
 AWKWARD = ["two words", "it's", 'say "x"', "back\\slash", "#hash", "$HOME `id`", "żółw"]

@@ -24,13 +24,12 @@ from redis import exceptions
 
 from cusearch_async.config import Config, load_config
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.server import is_listening, server_command
-from tests.conftest import SLOW
+from tests.conftest import SLOW, free_port
 from tests.system.chaos.gateway import Gateway
 from tests.system.chaos.proxy import Link
 from tests.system.forked import Forked
