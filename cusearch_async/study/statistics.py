@@ -7,9 +7,11 @@ of other seeds and of other questions, as all seeds answer the same ones: of the
                                     V_e = var of the residuals / (S Q)
 
 with Satterthwaite's degrees of freedom (1946). It is what a hierarchical bootstrap over seeds and questions estimates,
-corrected for few seeds: that bootstrap's percentile interval is far too narrow with two to five of them. Intervals and
-p-values are those of one t-statistic, so that an interval leaves out 0 just where p is below 0.05. Differences are
-paired by seed and by question.
+corrected for few seeds: that bootstrap's percentile interval is far too narrow with two to five of them. By itself it
+is too sure far out in the tail, where Holm's correction looks: by chance few seeds lie close together, the questions
+then decide, and they bring many degrees of freedom. So the seeds' means alone must say it as well, in the t-test of
+V_s: of the two the larger p-value and the wider interval count, and the interval leaves out 0 just where p is below
+0.05. Differences are paired by seed and by question.
 """
 
 from __future__ import annotations
@@ -35,43 +37,63 @@ Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """Of the mean of a Matrix."""
+class Spread:
+    """Of a t-statistic."""
 
-    mean: float
-    """NaN without seeds."""
-    seeds: int
-    error: float | None
-    """Standard error; None with fewer than two seeds."""
+    error: float
+    """Standard error of the mean."""
     freedom: float
     """Its degrees of freedom."""
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """Of 95 %; None with fewer than two seeds."""
-        if self.error is None:
-            return None
-        half = float(stats.t.ppf((1 + LEVEL) / 2, self.freedom)) * self.error
-        return self.mean - half, self.mean + half
+    def half(self) -> float:
+        """Half of the interval of 95 %."""
+        return float(stats.t.ppf((1 + LEVEL) / 2, self.freedom)) * self.error
 
-    @property
-    def p(self) -> float | None:
-        """Of the two-sided test that the mean is 0; None with fewer than two seeds, or when all numbers are equal."""
-        if not self.error:
-            return None
-        return float(2 * stats.t.sf(abs(self.mean) / self.error, self.freedom))
+    def p(self, mean: float) -> float:
+        """Of the two-sided test that the mean is 0."""
+        return float(2 * stats.t.sf(abs(mean) / self.error, self.freedom)) if self.error else 0.0
 
-    def detectable(self, tests: int) -> float | None:
-        """The true mean that would be told from 0 with probability POWER, at the first step of Holm's correction for so
-        many tests."""
-        if not self.error:
-            return None
+    def detectable(self, tests: int) -> float:
         bound = float(stats.t.isf((1 - LEVEL) / 2 / tests, self.freedom))
 
         def power(shift: float) -> float:
             return float(stats.nct.sf(bound, self.freedom, shift)) - POWER
 
         return self.error * float(optimize.brentq(power, 0.0, 4 * bound, xtol=1e-3))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Of the mean of a Matrix."""
+
+    mean: float
+    """NaN without seeds."""
+    seeds: int
+    spreads: tuple[Spread, ...] = ()
+    """Of the crossed design and of the seeds' means; empty with fewer than two seeds."""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of 95 %; None with fewer than two seeds."""
+        if not self.spreads:
+            return None
+        half = max(spread.half for spread in self.spreads)
+        return self.mean - half, self.mean + half
+
+    @property
+    def p(self) -> float | None:
+        """Of the two-sided test that the mean is 0; None with fewer than two seeds, or when all numbers are equal."""
+        return max(spread.p(self.mean) for spread in self.spreads) if self._varies else None
+
+    def detectable(self, tests: int) -> float | None:
+        """The true mean that would be told from 0 with a probability of about POWER, at the first step of Holm's
+        correction for so many tests."""
+        return max(spread.detectable(tests) for spread in self.spreads) if self._varies else None
+
+    @property
+    def _varies(self) -> bool:
+        return any(spread.error for spread in self.spreads)
 
 
 def contributions(answers: pd.DataFrame, measure: str) -> NDArray[np.float64]:
@@ -104,7 +126,7 @@ def estimate(values: Matrix) -> Estimate:
     """The mean of a matrix with its error, over seeds and over questions."""
     seeds = len(values)
     if seeds < 2:
-        return Estimate(float(values.mean()) if seeds else math.nan, seeds, None, 0.0)
+        return Estimate(float(values.mean()) if seeds else math.nan, seeds)
     questions = values.shape[1]
     mean, by_seed, by_question = values.mean(), values.mean(axis=1), values.mean(axis=0)
     residuals = values - by_seed[:, None] - by_question + mean
@@ -118,8 +140,9 @@ def estimate(values: Matrix) -> Estimate:
     )
     variance = max(parts @ [1, 1, -1], *parts[:2])
     if math.sqrt(variance) < EQUAL:
-        return Estimate(float(mean), seeds, 0.0, seeds - 1.0)
-    return Estimate(float(mean), seeds, math.sqrt(variance), float(variance**2 / (parts**2 / free).sum()))
+        return Estimate(float(mean), seeds, (Spread(0.0, seeds - 1.0),))
+    crossed = Spread(math.sqrt(variance), float(variance**2 / (parts**2 / free).sum()))
+    return Estimate(float(mean), seeds, (crossed, Spread(math.sqrt(parts[0]), seeds - 1.0)))
 
 
 def holm(estimates: Sequence[Estimate]) -> list[float | None]:
