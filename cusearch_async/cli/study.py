@@ -129,7 +129,9 @@ def claimed(folder: Path, file: Path, plan: Plan) -> Iterator[None]:
 
 def _check_same(plan: Plan, before: StudyFile, folder: Path) -> None:
     """Raises: ConfigError for the folder of another study, or of this one with other primary measures or claims."""
-    claims = ("; ".join(claim.model_dump_json() for claim in one) for one in (before.claim, plan.claims))
+    claims = (
+        "; ".join(claim.model_dump_json(exclude={"reported"}) for claim in one) for one in (before.claim, plan.claims)
+    )
     for name, was, now in (
         ("name", before.study.name, plan.study.name),
         ("primary measures", before.study.primary, plan.study.primary),

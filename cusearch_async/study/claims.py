@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.study.plan import Claim, Context, Measure, Plan, PlannedRun, has
+from cusearch_async.study.plan import Claim, Context, Measure, Plan, PlannedRun, has, plain
 from cusearch_async.study.statistics import LEVEL, Estimate, contributions, estimate, holm
 from cusearch_async.study.tables import Tables
 
@@ -18,6 +18,7 @@ class Outcome:
     """A claim by one measure, in one setting of what it does not name."""
 
     claim: Claim
+    measure: Measure
     context: Context
     """The setting: the values of what varies in the part and the claim does not name."""
     found: Estimate
@@ -29,11 +30,24 @@ class Outcome:
     p_holm: float | None = None
 
     @property
+    def reported(self) -> float | None:
+        """What somebody else has found for it."""
+        context = dict(self.context)
+        for one in self.claim.reported:
+            if one.measure == self.measure and all(plain(context.get(key)) == v for key, v in one.where.items()):
+                return one.difference
+        return None
+
+    @property
     def verdict(self) -> str:
         """It holds by Holm's p-value over all claims by the same measure, and leans to it by its own alone. There is no
-        verdict before the last seed: who may stop at any seed finds something sooner or later."""
+        verdict before the last seed: who may stop at any seed finds something sooner or later; nor one of fewer seeds
+        than were planned: who may leave some out finds it too."""
         if not self.is_over:
             return "not over"
+        lost = self.planned - self.found.seeds
+        if lost:
+            return f"{lost} of {self.planned} seeds failed"
         if self.found.seeds < 2:
             return "too few seeds"
         is_positive = self.found.mean > 0
@@ -63,7 +77,7 @@ def _tested(claim: Claim, measure: Measure, plan: Plan, tables: Tables) -> Itera
         about = [run for run in runs if any(has(run.config, side) for side in claim.sides)]
         rows = _claimed(claim, measure, runs, tables)
         is_over = all(run.id in tables.statuses for run in about)
-        yield Outcome(claim, context, estimate(np.array(rows)), len({run.seed for run in about}), is_over)
+        yield Outcome(claim, measure, context, estimate(np.array(rows)), len({run.seed for run in about}), is_over)
 
 
 def _claimed(claim: Claim, measure: Measure, runs: Sequence[PlannedRun], tables: Tables) -> list[NDArray[np.float64]]:

@@ -1,16 +1,19 @@
-"""The figures of a study: held-out curves, each combination in a panel with the baseline."""
+"""The figures of a study: curves, each combination in a panel with the baseline."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cusearch_async.metrics.drawing import pyplot
-from cusearch_async.study.statistics import by_version, estimate
+from cusearch_async.study.plan import PlannedRun
+from cusearch_async.study.statistics import Matrix, by_version, estimate
 from cusearch_async.study.tables import Tables
 from cusearch_async.study.variants import Variant
 
@@ -18,8 +21,50 @@ _COLUMNS = 4
 _BASELINE, _OTHER = "black", "#d1495b"
 
 
-def draw_curves(variants: Sequence[Variant], tables: Tables, path: Path) -> None:
-    """Held-out EM over learner steps: the mean over seeds, with its 95 % interval where there are two seeds or more."""
+class Points(Protocol):
+    def __call__(self, run: PlannedRun, tables: Tables) -> tuple[NDArray[np.float64], Matrix]:
+        """Of a run that is done: where its points lie [P], and what each question got there [P, questions]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    name: str
+    """Of its file."""
+    across: str
+    upwards: str
+    top: float
+    """Nothing is above it."""
+    points: Points
+
+
+def held_out(run: PlannedRun, tables: Tables) -> tuple[NDArray[np.float64], Matrix]:
+    versions, em = by_version(tables.answers_of(run), "em")
+    return versions.astype(np.float64), em
+
+
+def held_out_by_tokens(run: PlannedRun, tables: Tables) -> tuple[NDArray[np.float64], Matrix]:
+    """Over the tokens trained on so far, in thousands."""
+    versions, em = held_out(run, tables)
+    trained = np.cumsum([0.0, *tables.steps_of(run).sort_values("step")["train/tokens"].fillna(0.0)]) / 1000
+    return trained[versions.astype(int)], em
+
+
+def training_depth(run: PlannedRun, tables: Tables) -> tuple[NDArray[np.float64], Matrix]:
+    """Of all trajectories of a step's pool."""
+    steps = tables.steps_of(run).sort_values("step")
+    return steps["step"].to_numpy(np.float64), steps[["depth/mean"]].to_numpy(np.float64)
+
+
+CURVES = (
+    Curve("", "learner step", "held-out EM, greedy", 1.0, held_out),
+    Curve("tokens", "thousand tokens trained on", "held-out EM, greedy", 1.0, held_out_by_tokens),
+    Curve("depth", "learner step", "searches per trajectory", math.inf, training_depth),
+)
+
+
+def draw(curve: Curve, variants: Sequence[Variant], tables: Tables, path: Path) -> None:
+    """The mean over seeds, with its 95 % interval where there are two seeds or more. The intervals are of each curve by
+    itself; the tests are of differences, paired by seed and question, and see more."""
     shown = [variant for variant in variants if variant.done]
     baseline = next((variant for variant in shown if variant.is_baseline), None)
     panels = [variant for variant in shown if not variant.is_baseline] or shown
@@ -27,32 +72,32 @@ def draw_curves(variants: Sequence[Variant], tables: Tables, path: Path) -> None
     columns = min(_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure, grid = plt.subplots(
-        rows, columns, figsize=(2.6 * columns, 2.2 * rows + 0.5), sharex=True, sharey=True, squeeze=False,
+        rows, columns, figsize=(max(2.6 * columns, 4.0), 2.2 * rows + 0.5), sharex=True, sharey=True, squeeze=False,
         constrained_layout=True,
     )  # fmt: skip
     for axes, variant in zip(grid.flat, panels, strict=False):
         if baseline is not None and baseline is not variant:
-            _draw(axes, baseline, tables, _BASELINE)
-        _draw(axes, variant, tables, _OTHER)
+            _draw(curve, axes, baseline, tables, _BASELINE)
+        _draw(curve, axes, variant, tables, _OTHER)
         axes.set_title(variant.name, fontsize=9, color=_OTHER, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     grid[0, 0].set_ylim(bottom=0)
-    figure.supxlabel("learner step", fontsize=9)
+    figure.supylabel(curve.upwards, fontsize=9)
     beside = f"; black: {baseline.name}" if baseline is not None else ""
-    figure.supylabel(f"held-out EM, greedy{beside}", fontsize=9)
+    figure.supxlabel(f"{curve.across}{beside}", fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def _draw(axes: Any, variant: Variant, tables: Tables, color: str) -> None:
-    curves = [by_version(tables.answers_of(run), "em") for run in variant.done]
-    versions, em = curves[0][0], np.array([values for _, values in curves])  # em [seeds, versions, questions]
-    found = [estimate(em[:, place]) for place in range(len(versions))]
-    axes.plot(versions, [one.mean for one in found], color=color, linewidth=1.5)
+def _draw(curve: Curve, axes: Any, variant: Variant, tables: Tables, color: str) -> None:
+    runs = [curve.points(run, tables) for run in variant.done]
+    places, values = np.mean([one[0] for one in runs], axis=0), np.array([one[1] for one in runs])
+    found = [estimate(values[:, place]) for place in range(len(places))]  # of values [seeds, places, questions]
+    axes.plot(places, [one.mean for one in found], color=color, linewidth=1.5)
     intervals = [one.interval for one in found if one.interval is not None]
     if intervals:
-        low, high = np.clip(np.array(intervals).T, 0, 1)
-        axes.fill_between(versions, low, high, color=color, alpha=0.15, linewidth=0)
+        low, high = np.clip(np.array(intervals).T, 0, curve.top)
+        axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)

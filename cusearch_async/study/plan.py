@@ -70,8 +70,20 @@ class Part(Section):
     """Settings of all its runs."""
     baseline: dict[str, Value] = Field({})
     """What the part's runs are compared with; empty for study.baseline."""
+    beside: str = ""
+    """Another part: each run is also compared with the one of that part that differs in `settings` alone."""
     grid: dict[str, Annotated[tuple[Value, ...], Field(min_length=1)]] = Field({})
     """Setting -> its values; the part has every combination."""
+
+
+class Reported(Section):
+    """What somebody else has found for a claim."""
+
+    difference: float
+    """In the measure, such as 0.118 for 11.8 points of exact match."""
+    where: dict[str, Value] = Field({})
+    """In which setting of what the claim does not name; empty for any."""
+    measure: Measure = "em_last"
 
 
 class Claim(Section):
@@ -91,6 +103,8 @@ class Claim(Section):
     """Settings where the difference is claimed to be larger than elsewhere; empty for no such claim."""
     measures: tuple[Measure, ...] = ()
     """What they are measured by; empty for study.primary."""
+    reported: tuple[Reported, ...] = ()
+    """What the claim rests on, shown beside what the study finds; may be added at any time."""
 
     @property
     def named(self) -> set[str]:
@@ -157,6 +171,17 @@ class Plan:
         free = [key for key in self.differing(part) if key not in named]
         return grouped(self.of(part), free)
 
+    def pairs(self, part: Part) -> dict[str, str]:
+        """The runs of a part -> those of the part beside it that differ from them in its settings alone."""
+        same = [key for key in self.varied if key not in part.settings]
+
+        def shared(run: PlannedRun) -> str:
+            return json.dumps([run.seed, *(str(value_of(run.config, key)) for key in same)])
+
+        others = {shared(run): run.id for run in self.of(part.beside)}
+        found = {run.id: others.get(shared(run), run.id) for run in self.of(part.name)}
+        return {name: other for name, other in found.items() if other != name}
+
     def baseline(self, part: Part) -> dict[str, Value]:
         """What the others of a part are compared with: its settings that differ in the part."""
         differing = self.differing(part.name)
@@ -188,6 +213,8 @@ def read_plan(path: Path) -> Plan:
     _check_baselines(plan)
     for claim in file.claim:
         _check_claim(claim, plan)
+    for part in file.part:
+        _check_beside(part, plan)
     return plan
 
 
@@ -222,6 +249,22 @@ def _check_claim(claim: Claim, plan: Plan) -> None:
                     "same settings, and more_where one of two values"
                 )
 
+    for one in claim.reported:
+        contexts = plan.contexts(claim.part, claim.named).values()
+        if not any(has(runs[0].config, one.where) for runs in contexts if runs) or claim.named & {*one.where}:
+            raise ConfigError(f"{about} is tested in no such setting as its reported where: {_said(one.where)}")
+
+
+def _check_beside(part: Part, plan: Plan) -> None:
+    """Raises: ConfigError unless there are runs beside each of its runs, which are scored on the same questions."""
+    if not part.beside:
+        return
+    pairs = plan.pairs(part)
+    if not pairs:
+        raise ConfigError(f"part {part.name!r}: no run of beside = {part.beside!r} differs in its settings alone")
+    for pair in pairs.items():
+        _check_questions(f"part {part.name!r}", [plan.runs[name] for name in pair])
+
 
 def _check_questions(about: str, runs: Sequence[PlannedRun]) -> None:
     """Raises: ConfigError for runs that are scored on other held-out questions."""
@@ -245,15 +288,15 @@ def grouped(runs: Sequence[PlannedRun], keys: Sequence[str]) -> dict[Context, li
 def has(config: Config, settings: dict[str, Value]) -> bool:
     """Whether a config has these settings. Raises: ConfigError for a setting that there is none of."""
     try:
-        return all(_plain(value_of(config, key)) == value for key, value in settings.items())
+        return all(plain(value_of(config, key)) == value for key, value in settings.items())
     except (AttributeError, KeyError) as error:
         raise ConfigError(f"there is no setting {' and '.join(settings)}: {error}") from error
 
 
-def _plain(value: Any) -> Value:
+def plain(value: Any) -> Value:
     """A value of a config as a study file writes it."""
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value if isinstance(value, bool | int | float) else str(value)
 
 

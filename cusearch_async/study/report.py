@@ -1,8 +1,8 @@
 """The report of a study, from its tables alone: report.md and its figures.
 
-First the claims of the study, then for each part: held-out curves, a table of the measures with intervals, the
-differences to the baseline, EM by the searches that a question needs, the costs. Every row says how many of its seeds
-it is of; failed runs are listed."""
+First the claims of the study, then for each part: curves, a table of the measures with intervals, the differences to
+the baseline and to the runs of another part, EM by the searches that a question needs, what was trained on, the costs.
+Every row says how many of its seeds it is of; failed runs are listed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from cusearch_async.files import write_whole
-from cusearch_async.study.claims import outcomes_of
-from cusearch_async.study.curves import draw_curves
+from cusearch_async.study.claims import Outcome, outcomes_of
+from cusearch_async.study.curves import CURVES, draw
 from cusearch_async.study.plan import Part, Plan, PlannedRun
 from cusearch_async.study.statistics import Estimate, estimate, holm
 from cusearch_async.study.tables import Tables
@@ -26,9 +26,12 @@ HOW = """Intervals are of 95 %, over seeds and questions; an interval leaves out
 is over the rows of a table, those without data included. *Detectable* is the true effect that Holm's first step would
 have found with a probability of 0.8. *EM* is exact match on held-out questions, greedy; *sampled EM* that of the
 episodes played for training in the last fifth of the steps; *over-search* the mean number of searches beyond those that
-a question needs."""
+a question needs. The bands of the figures are of each curve by itself; tests are of differences, paired by seed and
+question. What is below the claims is exploratory: many tables, each corrected within itself alone."""
 CLAIMS = """A claim *holds*, or *the opposite holds*, where Holm's p over the claims of its table is at most 0.05; where
-only its own p is, it *leans* that way. There is no verdict before all its runs are over."""
+only its own p is, it *leans* that way; *not seen* is no refutation of what is smaller than *detectable*. There is no
+verdict before all its runs are over, nor with fewer seeds than were planned. *Reported* is what the claim rests on, and
+where it lies by the interval found here."""
 NAMES = {
     "em_last": "EM after the last step",
     "em_area": "mean EM over the run",
@@ -38,6 +41,7 @@ SECONDARY = {
     "em_first": "EM before",
     "em_sampled": "sampled EM",
     "depth_last": "depth",
+    "depth_growth": "its growth",
     "over_search": "over-search",
 }
 COSTS = {
@@ -45,9 +49,8 @@ COSTS = {
     "trained": ("trained", 1),
     "sampled_tokens": ("sampled tokens, thousands", 1000),
     "trained_tokens": ("trained tokens, thousands", 1000),
-    "steps_s": ("seconds of steps", 1),
-    "wall_s": ("seconds in all", 1),
 }
+SECONDS = {"steps_s": "seconds of steps", "wall_s": "seconds in all"}
 FIGURES = "figures"
 """Folder in that of the report; what is in it was made for the report."""
 
@@ -89,14 +92,26 @@ def _claims(plan: Plan, tables: Tables) -> str:
                 one.claim.text,
                 said(dict(one.context)),
                 f"{one.found.seeds} of {one.planned}",
-                *_effect_cells(one.found, one.p_holm, len(tested)),
+                *_effect_cells(one.found, one.p_holm, len(tested), measure),
+                reported(one),
                 one.verdict,
             ]
             for one in tested
         ]
         text += f"\nBy {NAMES[measure]}:\n"
-        text += _table(["claim", "where", "seeds", "effect", "p", "Holm's p", "detectable", "verdict"], rows)
+        header = ["claim", "where", "seeds", "effect", "p", "Holm's p", "detectable", "reported", "verdict"]
+        text += _table(header, rows)
     return text
+
+
+def reported(one: Outcome) -> str:
+    if one.reported is None:
+        return "–"
+    where = ""
+    if one.found.interval is not None:
+        low, high = one.found.interval
+        where = ": above" if one.reported > high else ": below" if one.reported < low else ": inside"
+    return f"{one.reported:+.3f}{where}"
 
 
 def _part(part: Part, plan: Plan, tables: Tables, figures: Path) -> str:
@@ -109,11 +124,14 @@ def _part(part: Part, plan: Plan, tables: Tables, figures: Path) -> str:
         if not done:
             text += "\nNo run is done yet.\n"
             continue
-        figure = figures / f"{'-'.join([part.name, *context.replace(',', '').split()]).replace('/', '-')}.png"
-        draw_curves(variants, tables, figure)
-        text += f"\n![held-out EM over learner steps]({FIGURES}/{figure.name})\n"
+        name = "-".join([part.name, *context.replace(",", "").split()]).replace("/", "-")
+        for curve in CURVES:
+            figure = figures / f"{'-'.join(filter(None, [name, curve.name]))}.png"
+            draw(curve, variants, tables, figure)
+            text += f"\n![{curve.upwards}, by {curve.across}]({FIGURES}/{figure.name})\n"
         text += _measures(variants, plan, tables) + _differences(variants, plan, tables)
-        text += _by_need(done, tables) + _costs(done, tables)
+        text += _beside(part, variants, plan, tables)
+        text += _by_need(done, tables) + _trained_on(done, tables) + _costs(done, tables)
         if "pool.max_staleness" in plan.differing(part.name):
             text += _off_policy(done, tables)
     return text
@@ -127,7 +145,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _measures(variants: Sequence[Variant], plan: Plan, tables: Tables) -> str:
     rows = []
     for variant in variants:
-        cells = [_shown(estimate(matrix(variant.done, measure, tables))) for measure in plan.study.primary]
+        cells = [shown(estimate(matrix(variant.done, measure, tables))) for measure in plan.study.primary]
         means = tables.of(variant.done)[list(SECONDARY)].mean()
         rows.append([variant.name, variant.seeds, *cells, *(_number(means[name]) for name in SECONDARY)])
     return _table(["", "seeds", *(NAMES[name] for name in plan.study.primary), *SECONDARY.values()], rows)
@@ -140,22 +158,47 @@ def _differences(variants: Sequence[Variant], plan: Plan, tables: Tables) -> str
         return ""
     text = ""
     for measure in plan.study.primary:
-        found = [compare(variant, baseline, measure, tables) for variant in others]
-        rows = [
-            [variant.name, f"{one.seeds} of {len(variant.planned)}", *_effect_cells(one, p_holm, len(found))]
-            for variant, one, p_holm in zip(others, found, holm(found), strict=True)
-        ]
+        found = [compare(variant.done, baseline.done, measure, tables) for variant in others]
+        seeds = [f"{one.seeds} of {len(variant.planned)}" for one, variant in zip(found, others, strict=True)]
         text += f"\nLess {baseline.name}, {NAMES[measure]}:\n"
-        text += _table(["", "seeds", "difference", "p", "Holm's p", "detectable"], rows)
+        text += _compared([variant.name for variant in others], seeds, found, measure)
     return text
 
 
-def _effect_cells(one: Estimate, p_holm: float | None, tests: int) -> list[str]:
+def _beside(part: Part, variants: Sequence[Variant], plan: Plan, tables: Tables) -> str:
+    """Each run less the one of another part that differs from it in the settings of the part alone."""
+    if not part.beside:
+        return ""
+    pairs = {name: plan.runs[other] for name, other in plan.pairs(part).items()}
+    text = ""
+    for measure in plan.study.primary:
+        names, seeds, found = [], [], []
+        for variant in variants:
+            others = [pairs[run.id] for run in variant.planned if run.id in pairs]
+            done = [run for run in others if tables.statuses.get(run.id) == "done"]
+            found.append(compare(variant.done, done, measure, tables))
+            names.append(variant.name)
+            seeds.append(f"{found[-1].seeds} of {len(others)}")
+        text += f"\nLess the same in {part.beside}, {NAMES[measure]}:\n" + _compared(names, seeds, found, measure)
+    return text
+
+
+def _compared(names: Sequence[str], seeds: Sequence[str], found: Sequence[Estimate], measure: str) -> str:
+    rows = [
+        [name, of, *_effect_cells(one, p_holm, len(found), measure)]
+        for name, of, one, p_holm in zip(names, seeds, found, holm(found), strict=True)
+    ]
+    return _table(["", "seeds", "difference", "p", "Holm's p", "detectable"], rows)
+
+
+def _effect_cells(one: Estimate, p_holm: float | None, tests: int, measure: str) -> list[str]:
+    least = one.detectable(tests)
+    seen = "> 1" if least is not None and least > 1 and measure != "depth_growth" else _number(least, 2)
     ps = ["<0.001" if p is not None and p < 0.001 else _number(p) for p in (one.p, p_holm)]
-    return [_shown(one, "+"), *ps, _number(one.detectable(tests), 2)]
+    return [shown(one, "+"), *ps, seen]
 
 
-def _shown(one: Estimate, sign: str = "") -> str:
+def shown(one: Estimate, sign: str = "") -> str:
     if one.interval is None:
         return f"{one.mean:{sign}.3f} (no interval)" if one.seeds else "–"
     low, high = one.interval
@@ -181,14 +224,35 @@ def _by_need(variants: Sequence[Variant], tables: Tables) -> str:
     return "\nEM after the last step, by searches needed:\n" + _table(["", *map(str, needs)], rows)
 
 
+def _trained_on(variants: Sequence[Variant], tables: Tables) -> str:
+    """The pools and what was selected of them: at the end where it changes with training, else over all steps."""
+    rows = []
+    for variant in variants:
+        steps = [tables.steps_of(run).sort_values("step") for run in variant.done]
+        whole = pd.concat(steps)
+        ends = pd.concat([one.tail(max(1, len(one) // 5)) for one in steps])
+        first = pd.concat([one.head(1) for one in steps])
+        means = [first["depth/mean"], ends["depth/mean"], ends["depth/mean_trained"], ends["reward/all"]]
+        means += [whole["groups/singleton_share"], whole["groups/zero_variance_share"]]
+        phase = ends["selection/phase"] if "selection/phase" in ends else pd.Series(dtype=float)
+        rows.append([variant.name, *(_number(float(one.mean()), 2) for one in [*means, phase])])
+    header = ["", "depth at first", "depth at the end", "of what is trained", "reward at the end", "alone in its group"]
+    header += ["groups of equal rewards", "phase at the end"]
+    return "\nPools, and what was trained of them (the end: the last fifth of the steps):\n" + _table(header, rows)
+
+
 def _costs(variants: Sequence[Variant], tables: Tables) -> str:
     rows = []
     for variant in variants:
-        means = tables.of(variant.done)[list(COSTS)].mean()
+        table = tables.of(variant.done)
+        means, seconds = table[list(COSTS)].mean(), table[list(SECONDS)].median()
         updates = float(np.mean([_optimizer_steps(run, tables) for run in variant.done]))
         cells = [_number(means[name] / unit, 0) for name, (_, unit) in COSTS.items()]
+        cells += [_number(seconds[name], 0) for name in SECONDS]
         rows.append([variant.name, _number(updates, 0), *cells])
-    return "\nMean cost of a run:\n" + _table(["", "optimizer steps", *(name for name, _ in COSTS.values())], rows)
+    header = ["", "optimizer steps", *(name for name, _ in COSTS.values()), *SECONDS.values()]
+    text = "\nMean cost of a run (seconds: medians, which also depend on what else the machine did):\n"
+    return text + _table(header, rows)
 
 
 def _optimizer_steps(run: PlannedRun, tables: Tables) -> int:

@@ -26,7 +26,7 @@ from cusearch_async.files import write_whole
 from cusearch_async.metrics.files import read_metrics, read_scores
 from cusearch_async.run_folder import METRICS, SCORES
 from cusearch_async.study.plan import Plan, PlannedRun, value_of
-from cusearch_async.training.starts import epochs_and_steps
+from cusearch_async.training.starts import epochs_and_steps, read_starts
 
 STEP_METRICS = (
     "reward/all",
@@ -139,7 +139,8 @@ def done(run: PlannedRun, plan: Plan, folder: Path, wall_s: float) -> Tables:
     answers = _answers(run, scores)
     step_rows = [{"run": run.id, "step": row["step"], **_metrics(row)} for row in rows]
     measures = _measures(rows, scores, answers) | _costs(rows)
-    row = _settings(run, plan) | {"status": "done", "reason": "", "wall_s": wall_s} | measures
+    commits = " ".join(dict.fromkeys(start.commit or "unknown" for start in read_starts(folder)))
+    row = _settings(run, plan) | {"status": "done", "reason": "", "wall_s": wall_s, "commits": commits} | measures
     return Tables(pd.DataFrame([row]), pd.DataFrame(step_rows), answers)
 
 

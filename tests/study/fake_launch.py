@@ -50,6 +50,8 @@ def leave(config, how: str) -> None:
     for step in range(steps):
         row = {"step": step, "epoch": 1, "reward/em": 0.25, "episode/sampled_tokens": 40.0, "time/step_s": 2.0}
         row |= {"depth/generated": [1, 2, 3], "depth/selected": [0, 1, 2], "train/tokens": 100.0}
+        row |= {"depth/mean": 1.0, "depth/mean_trained": 1.5, "reward/all": 0.3}
+        row |= {"groups/singleton_share": 0.0, "groups/zero_variance_share": 0.5}
         append_row(folder / "metrics.jsonl", row)
     count = len(load_eval_questions(config))
     for version in range(0, config.run.steps + 1, config.eval.every):

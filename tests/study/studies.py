@@ -79,10 +79,19 @@ def tables_of(plan: Plan, effect: float = 0.2, failed: tuple[str, ...] = (), noi
             of_version = {"run": run.id, "version": version, "question": np.arange(QUESTIONS), "em": em}
             answers.append(pd.DataFrame(of_version | {"depth": 2, "needed": 1}))
         costs = dict.fromkeys(("trajectories", "trained", "trained_tokens", "sampled_tokens", "steps_s"), 100.0)
-        measures = {"em_last": em.mean(), "em_sampled": 0.3, "depth_last": 2.0, "over_search": 1.0, "em_first": 0.2}
+        measures = {
+            "em_last": em.mean(),
+            "em_sampled": 0.3,
+            "depth_last": 2.0,
+            "over_search": 1.0,
+            "depth_growth": 0.0,
+            "em_first": 0.2,
+        }
         for step in range(4):
             by_depth = {"by_depth/mismatch_kl": "[0.001, NaN]", "by_depth/ess": "[0.99, NaN]", "staleness/mean": 1.0}
-            steps.append({"run": run.id, "step": step, "depth/selected": "[20, 40]"} | by_depth)
+            of_pool = {"depth/mean": 1.5, "depth/mean_trained": 2.0, "reward/all": 0.4, "train/tokens": 500.0}
+            of_pool |= {"groups/singleton_share": 0.1, "groups/zero_variance_share": 0.3}
+            steps.append({"run": run.id, "step": step, "depth/selected": "[20, 40]"} | by_depth | of_pool)
         rows.append(row | {"status": "done", "reason": ""} | measures | costs)
     return Tables(
         pd.DataFrame(rows), pd.DataFrame(steps), pd.concat(answers, ignore_index=True) if answers else pd.DataFrame()

@@ -7,7 +7,7 @@ import pytest
 from cusearch_async.errors import ConfigError
 from cusearch_async.study.claims import Outcome, outcomes_of
 from cusearch_async.study.report import write_report
-from cusearch_async.study.statistics import Estimate
+from cusearch_async.study.statistics import Estimate, Spread
 from cusearch_async.study.tables import Tables
 from tests.study.studies import FILE, one_of, plan_of, tables_of
 
@@ -68,9 +68,10 @@ def test_without_an_effect_a_claim_is_not_seen(tmp_path):
 )
 def test_a_verdict_says_how_sure_it_is(tmp_path, mean, error, p_holm, verdict):
     claim = plan_with(tmp_path, BETTER).claims[0]
-    found = Estimate(mean, 5, error, 4.0)
-    assert Outcome(claim, (), found, 5, True, p_holm).verdict == verdict
-    assert Outcome(claim, (), found, 9, False, p_holm).verdict == "not over"
+    found = Estimate(mean, 5, (Spread(error, 4.0),))
+    assert Outcome(claim, "em_last", (), found, 5, True, p_holm).verdict == verdict
+    assert Outcome(claim, "em_last", (), found, 9, False, p_holm).verdict == "not over"
+    assert Outcome(claim, "em_last", (), found, 6, True, p_holm).verdict == "1 of 6 seeds failed"
 
 
 def test_a_larger_gain_somewhere_is_a_difference_of_differences(tmp_path):
@@ -104,14 +105,14 @@ def test_there_is_no_verdict_before_the_last_run_and_a_failed_one_is_over(tmp_pa
     lost = one_of(plan, "sdga_phase", True, 2)
     tested = outcomes_of(plan, tables_of(plan, failed=(lost,)))["em_last"]
     assert [(one.found.seeds, one.planned) for one in tested] == [(2, 3), (3, 3)]
-    assert tested[0].verdict != "not over"
+    assert [one.verdict for one in tested] == ["1 of 3 seeds failed", "holds"]
 
 
 def test_a_claim_without_data_keeps_its_row_and_its_place_in_holms_correction(tmp_path):
     plan = plan_with(tmp_path, BETTER)
     lost = tuple(one_of(plan, "sdga_phase", True, seed) for seed in range(3))
     tested = outcomes_of(plan, tables_of(plan, failed=lost))["em_last"]
-    assert [one.verdict for one in tested] == ["too few seeds", "holds"]
+    assert [one.verdict for one in tested] == ["3 of 3 seeds failed", "holds"]
     assert (tested[0].found.seeds, tested[0].p_holm) == (0, None)
     assert tested[1].p_holm == pytest.approx(2 * tested[1].found.p)
 
@@ -119,10 +120,26 @@ def test_a_claim_without_data_keeps_its_row_and_its_place_in_holms_correction(tm
 def test_the_report_has_a_row_for_each(tmp_path):
     plan = plan_with(tmp_path, BETTER, GROWS)
     text = write_report(plan, tables_of(plan), tmp_path).read_text()
-    assert text.count("| depth first is better | stochastic True | 3 of 3 | +0.") == 1
+    assert text.count("| depth first is better | stochastic | 3 of 3 | +0.") == 1
     section = text.split("## Claims")[1].split("## methods")[0]
     assert section.count("holds |\n") == 2
     assert "By growth of depth over the run:" in section
+
+
+REPORTED = 'reported = [{ difference = %s, where = { "retriever.stochastic" = true } }]\n'
+
+
+@pytest.mark.parametrize(("difference", "place"), [(0.9, "above"), (0.2, "inside"), (-0.3, "below")])
+def test_what_was_reported_is_shown_where_it_belongs_beside_the_interval(tmp_path, difference, place):
+    plan = plan_with(tmp_path, BETTER + REPORTED % difference)
+    text = write_report(plan, tables_of(plan), tmp_path).read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| depth first is better")]
+    assert [row.split(" | ")[-2] for row in rows] == [f"{difference:+.3f}: {place}", "–"]
+
+
+def test_what_was_reported_of_no_setting_of_the_claim_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no such setting as its reported where: retriever\.noise = 0\.75"):
+        plan_with(tmp_path, BETTER + (REPORTED % 0.1).replace('stochastic" = true', 'noise" = 0.75'))
 
 
 @pytest.mark.parametrize(

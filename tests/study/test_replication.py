@@ -1,4 +1,6 @@
-"""docs/replication.md and its report say what the committed tables say."""
+"""docs/replication.md and its report say what the committed tables say.
+
+`python -m tests.study.test_replication` writes the page's table of claims anew, from the tables."""
 
 from __future__ import annotations
 
@@ -10,13 +12,16 @@ import numpy as np
 import pytest
 import xxhash
 
+from cusearch_async.study.claims import outcomes_of
 from cusearch_async.study.plan import read_file, read_plan
-from cusearch_async.study.report import write_report
+from cusearch_async.study.report import reported, shown, write_report
 from cusearch_async.study.tables import Tables
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "replication"
 PLAN = ROOT / "cusearch_async" / "configs" / "studies" / "replication.toml"
+PAGE = ROOT / "docs" / "replication.md"
+ENGINE = "retriever.stochastic"
 MIDDLE = range(9, 16)
 """Learner steps in the middle of the training."""
 
@@ -39,36 +44,51 @@ def test_the_report_is_that_of_the_tables(tables, tmp_path):
     assert {path.name for path in FOLDER.glob("figures/*")} == {path.name for path in tmp_path.glob("figures/*")}
 
 
-def test_measures_and_claims_are_those_that_were_fixed():
-    """With the checksum of what stood in the file before the first run."""
+def checksum(*what):
+    return xxhash.xxh3_64_hexdigest(json.dumps(what, sort_keys=True).encode())
+
+
+def test_measures_claims_and_runs_are_those_that_were_fixed():
+    """With the checksums of what stood in the file before the first run."""
     file = read_file(PLAN)
-    fixed = json.dumps([file.study.primary, [claim.model_dump(mode="json") for claim in file.claim]], sort_keys=True)
-    assert xxhash.xxh3_64_hexdigest(fixed.encode()) == "61d9b55a04029aab"
+    claims = [claim.model_dump(mode="json", exclude={"reported"}) for claim in file.claim]
+    assert checksum(file.study.primary, claims) == "61d9b55a04029aab"
+    parts = [part.model_dump(mode="json", include={"name", "seeds", "settings", "grid"}) for part in file.part]
+    assert checksum(file.settings, parts) == "cf24af4abcd77a7f"
     assert read_file(FOLDER / "study.toml") == file
 
 
-def rows_of(text):
-    """Of the tables in a text: first cell -> the cells behind it, of each table that has such a row."""
-    found = {}
-    for line in text.splitlines():
-        if line.startswith("| "):
-            first, *others = [cell.strip() for cell in line.strip("| ").split(" | ")]
-            found.setdefault(first, []).append(others)
-    return found
+HEADER = [
+    "claim", "where", "EM at the end", "mean EM", "reported, of EM at the end", "seeds", "verdicts",
+]  # fmt: skip
 
 
-def test_the_page_quotes_its_report():
-    """Each effect on the page, such as +0.005 [-0.010, +0.020], is in a row of the report with the same first cell."""
-    page, report = ((FOLDER.parent / name).read_text() for name in ("replication.md", "replication/report.md"))
-    in_report, quoted = rows_of(report), 0
-    for first, rows in rows_of(page).items():
-        effects = [cell for cells in rows for cell in cells if re.match(r"[+-]\d\.\d{3} ", cell)]
-        known = {cell for cells in in_report.get(first, []) for cell in cells}
-        assert set(effects) <= known, first
-        quoted += len(effects)
-    assert quoted
-    outside = [line for line in page.splitlines() if not line.startswith("| ")]
-    loose = re.findall(r"[+-]\d\.\d{3} (?:\[[^\]]+\]|\(no interval\))", "\n".join(outside))
+def claims_table(tables):
+    """A row for each claim and setting: the effects on both primary measures."""
+    plan = read_plan(PLAN)
+    tested = outcomes_of(plan, tables)
+    lines = [HEADER, ["---"] * len(HEADER)]
+    for last, area in zip(tested["em_last"], tested["em_area"], strict=True):
+        assert (last.claim, last.context) == (area.claim, area.context)
+        where = {True: "stochastic engine", False: "deterministic engine"}.get(dict(last.context).get(ENGINE), "")
+        lines.append([last.claim.text, where, shown(last.found, "+"), shown(area.found, "+"), reported(last)])
+        lines[-1] += [f"{last.found.seeds} of {last.planned}", ", ".join(dict.fromkeys([last.verdict, area.verdict]))]
+    for one in tested["depth_growth"]:
+        where = {True: "stochastic engine", False: "deterministic engine"}[dict(one.context)[ENGINE]]
+        lines.append([f"{one.claim.text}: in searches", where, shown(one.found, "+"), "", "–"])
+        lines[-1] += [f"{one.found.seeds} of {one.planned}", one.verdict]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def test_the_page_has_the_table_of_its_report(tables):
+    assert claims_table(tables) in PAGE.read_text(encoding="utf-8")
+
+
+def test_what_the_page_quotes_elsewhere_is_in_the_report():
+    """Each effect such as +0.005 [-0.010, +0.020]."""
+    report = (FOLDER / "report.md").read_text(encoding="utf-8")
+    outside = "\n".join(line for line in PAGE.read_text(encoding="utf-8").splitlines() if not line.startswith("| "))
+    loose = re.findall(r"[+-]\d\.\d{3} (?:\[[^\]]+\]|\(no interval\))", outside)
     assert [effect for effect in loose if effect not in report] == []
 
 
@@ -88,3 +108,13 @@ def test_the_hard_world_can_tell_methods_apart(tables, steps):
     assert flat["grpo_full"] < 0.4
     depths = np.array([json.loads(depths) for depths in middle["depth/generated"]]).sum(axis=0)
     assert (depths > 0.02 * depths.sum()).all()
+
+
+def write_table():
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(f"| {HEADER[0]} | {HEADER[1]} |", 1)
+    PAGE.write_text(before + claims_table(Tables.read(FOLDER)) + rest[rest.index("\n\n") + 1 :], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_table()

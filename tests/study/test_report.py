@@ -29,8 +29,8 @@ def plan(tmp_path):
 
 def test_a_planted_effect_is_found_in_both_environments(plan, tmp_path):
     text = write_report(plan, tables_of(plan), tmp_path).read_text()
-    for environment in ("stochastic True", "stochastic False"):
-        section = text.split(f"### {environment}")[1]
+    for environment in ("stochastic", "not stochastic"):
+        section = text.split(f"### {environment}\n")[1]
         found = rows_of(section, "Less grpo_full, EM")
         (row,) = found.values()
         assert row[0] == "3 of 3"
@@ -50,7 +50,7 @@ def test_runs_of_an_earlier_plan_do_not_count(plan, tmp_path):
 
 def test_without_an_effect_there_is_none(plan, tmp_path):
     text = write_report(plan, tables_of(plan, effect=0.0), tmp_path).read_text()
-    (row,) = rows_of(text.split("### stochastic True")[1], "Less grpo_full").values()
+    (row,) = rows_of(text.split("### stochastic\n")[1], "Less grpo_full").values()
     assert row[1].startswith("+0.000 [")
 
 
@@ -59,7 +59,7 @@ def test_a_failed_seed_is_named_and_counted_and_in_no_mean(plan, tmp_path):
     text = write_report(plan, tables_of(plan, failed=(lost,)), tmp_path).read_text()
     assert f"- {lost}: the engine died" in text
     assert "13 of 14 runs are done, 1 failed" in text
-    section = text.split("### stochastic True")[1]
+    section = text.split("### stochastic\n")[1]
     assert rows_of(section, "![")["sdga_phase"][0] == "2 of 3 (1 failed)"
     (row,) = rows_of(section, "Less grpo_full").values()
     assert row[0] == "2 of 3", "only seeds that both have are compared"
@@ -71,7 +71,7 @@ def test_a_seed_is_compared_with_itself(plan, tmp_path):
     last = tables.answers[tables.answers["version"] == 4].groupby("run")["em"].mean()
     found = [last[one_of(plan, "sdga_phase", True, s)] - last[one_of(plan, "grpo_full", True, s)] for s in (0, 2)]
     text = write_report(plan, tables, tmp_path).read_text()
-    (row,) = rows_of(text.split("### stochastic True")[1], "Less grpo_full").values()
+    (row,) = rows_of(text.split("### stochastic\n")[1], "Less grpo_full").values()
     assert float(row[1].split(" [")[0]) == pytest.approx(sum(found) / 2, abs=0.001)
 
 
@@ -79,10 +79,10 @@ def test_a_method_that_failed_with_every_seed_keeps_its_rows_and_its_place_in_ho
     plan = plan_of(tmp_path, ('"sdga_phase"]\n"retriever', '"sdga_phase", "random"]\n"retriever'))
     lost = tuple(one_of(plan, "random", True, seed) for seed in range(3))
     whole, less = (write_report(plan, tables_of(plan, failed=f), tmp_path).read_text() for f in ((), lost))
-    of_whole, of_less = (rows_of(text.split("### stochastic True")[1], "Less grpo_full") for text in (whole, less))
+    of_whole, of_less = (rows_of(text.split("### stochastic\n")[1], "Less grpo_full") for text in (whole, less))
     assert of_less["random"][:2] == ["0 of 3", "–"]
     assert of_less["sdga_phase"] == of_whole["sdga_phase"]
-    assert rows_of(less.split("### stochastic True")[1], "![")["random"] == ["0 of 3 (3 failed)", *["–"] * 6]
+    assert rows_of(less.split("### stochastic\n")[1], "![")["random"] == ["0 of 3 (3 failed)", *["–"] * 7]
 
 
 def test_a_study_whose_runs_have_all_failed_has_a_report(plan, tmp_path):
@@ -97,7 +97,7 @@ def test_one_seed_has_no_interval_and_that_is_said(plan, tmp_path):
     tables = tables_of(plan)
     one = Tables(tables.runs[tables.runs["run"].isin(kept)], tables.steps, tables.answers)
     text = write_report(plan, one, tmp_path).read_text()
-    rows = rows_of(text.split("### stochastic True")[1], "![")
+    rows = rows_of(text.split("### stochastic\n")[1], "![")
     assert set(rows) == {"grpo_full", "sdga_phase"}
     row = rows["grpo_full"]
     assert row[0] == "1 of 3"
@@ -107,7 +107,7 @@ def test_one_seed_has_no_interval_and_that_is_said(plan, tmp_path):
 def test_a_part_may_have_a_baseline_of_its_own(plan, tmp_path):
     part = plan.parts[1]
     (variants,) = variants_of(part, plan, tables_of(plan)).values()
-    assert {(v.name, v.is_baseline) for v in variants} == {("max_staleness 0", False), ("max_staleness 2", True)}
+    assert [(v.name, v.is_baseline) for v in variants] == [("max_staleness 2", True), ("max_staleness 0", False)]
     text = write_report(plan, tables_of(plan), tmp_path).read_text()
     assert "Less max_staleness 2, EM after the last step" in text
 
@@ -190,7 +190,7 @@ def test_what_nothing_is_compared_with_is_named_once(tmp_path):
     """The second part varies what its baseline, the study's, does not name."""
     plan = plan_of(tmp_path, ('baseline = { "pool.max_staleness" = 2 }\n', ""))
     text = write_report(plan, tables_of(plan), tmp_path).read_text()
-    costs = rows_of(text.split("## staleness")[1], "Mean cost of a run:")
+    costs = rows_of(text.split("## staleness")[1], "Mean cost of a run")
     assert sorted(costs) == ["max_staleness 0", "max_staleness 2"]
 
 
@@ -202,10 +202,57 @@ def test_what_the_report_says_of_depth_staleness_and_cost(plan, tmp_path):
     needed = rows_of(text, "EM after the last step, by searches needed:")
     assert needed == {"grpo_full": ["0.000", "1.000"], "sdga_phase": ["0.000", "1.000"]}
     minibatch = plan.of("methods")[0].config.loss.minibatch
-    assert rows_of(text, "Mean cost of a run:")["grpo_full"][0] == str(4 * -(-60 // minibatch))
+    assert rows_of(text, "Mean cost of a run")["grpo_full"][0] == str(4 * -(-60 // minibatch))
     assert "By search depth" not in text.split("## staleness")[0]
     stale = rows_of(text.split("## staleness")[1], "By search depth: KL")
     assert stale["max_staleness 0"] == ["1.00", "1.000", "–"], "in thousandths; nobody was at the second depth"
+
+
+BESIDE = (
+    '[[part]]\nname = "staleness"',
+    '[[part]]\nname = "other"\nseeds = 2\nsettings = { "pool.max_staleness" = 0 }\n',
+)
+
+
+def test_a_part_is_compared_with_the_same_runs_of_another_part(tmp_path):
+    """Synchronous runs, beside those of the main part with a stochastic engine; the planted effect is in both."""
+    other = BESIDE[1] + 'beside = "methods"\n[part.grid]\n"method.name" = ["grpo_full", "sdga_phase"]\n\n'
+    plan = plan_of(tmp_path, (BESIDE[0], other + BESIDE[0]))
+    pairs = plan.pairs(plan.parts[1])
+    assert len(pairs) == 4
+    for name, beside in pairs.items():
+        mine, theirs = plan.runs[name].config, plan.runs[beside].config
+        assert (mine.method, mine.run.seed) == (theirs.method, theirs.run.seed)
+        assert (mine.pool.max_staleness, theirs.pool.max_staleness) == (0, 2)
+        assert theirs.retriever.stochastic == mine.retriever.stochastic
+    tables = tables_of(plan)
+    lifted = tables.answers["run"].isin([name for name in pairs if name.startswith("sdga")])
+    better = tables.answers.assign(em=tables.answers["em"].where(~lifted | (tables.answers["version"] < 4), 1))
+    text = write_report(plan, Tables(tables.runs, tables.steps, better), tmp_path).read_text()
+    rows = rows_of(text.split("## other")[1], "Less the same in methods, EM after the last step")
+    assert rows["grpo_full"][:2] == ["2 of 2", "+0.000 [+0.000, +0.000]"]
+    assert rows["sdga_phase"][0] == "2 of 2"
+    assert float(rows["sdga_phase"][1].split(" [")[0]) > 0.2
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [("nothing", "no run of beside = 'nothing'"), ("fewer", "scored on other held-out questions")],
+)
+def test_a_part_beside_nothing_or_other_questions_is_refused(tmp_path, beside, said):
+    other = BESIDE[1].replace('pool.max_staleness" = 0', 'eval.questions_per_category" = 4')
+    fewer = '[[part]]\nname = "fewer"\nseeds = 2\n[part.grid]\n"method.name" = ["grpo_full", "sdga_phase"]\n\n'
+    other += f'beside = "{beside}"\n[part.grid]\n"method.name" = ["grpo_full", "sdga_phase"]\n\n'
+    with pytest.raises(ConfigError, match=said):
+        plan_of(tmp_path, (BESIDE[0], fewer + other + BESIDE[0]))
+
+
+def test_what_the_report_says_of_the_pools(plan, tmp_path):
+    tables = tables_of(plan)
+    steps = tables.steps.assign(**{"depth/mean": tables.steps["step"] + 1.0, "groups/singleton_share": 0.25})
+    text = write_report(plan, Tables(tables.runs, steps, tables.answers), tmp_path).read_text()
+    row = rows_of(text, "Pools, and what was trained of them")["grpo_full"]
+    assert (row[0], row[1], row[4]) == ("1.00", "4.00", "0.25")
 
 
 def test_figures_of_an_earlier_report_are_gone(plan, tmp_path):
@@ -213,4 +260,8 @@ def test_figures_of_an_earlier_report_are_gone(plan, tmp_path):
     (tmp_path / "figures" / "old.png").touch()
     write_report(plan, tables_of(plan), tmp_path)
     names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert names == {"methods-stochastic-True.png", "methods-stochastic-False.png", "staleness.png"}
+    assert names == {
+        f"{about}{curve}.png"
+        for about in ("methods-stochastic", "methods-not-stochastic", "staleness")
+        for curve in ("", "-tokens", "-depth")
+    }
