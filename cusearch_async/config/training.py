@@ -106,7 +106,8 @@ class LearnerConfig(Section):
     weights."""
     packing: bool = False
     """Concatenate the trajectories of a forward pass instead of padding them. Use it with attention `varlen`: `sdpa`
-    computes the attention between trajectories too, and then masks it."""
+    computes the attention between trajectories too, and then masks it. A model in which a trajectory would see the one
+    before it, as recurrent and convolutional layers do, is refused."""
     attention: Literal["sdpa", "varlen", "flash_attention_2"] = "sdpa"
     """Attention kernel of the learner. `varlen` is torch's own for packed trajectories (in bfloat16 on a GPU; elsewhere
     one call of sdpa for each trajectory); flash_attention_2 needs the flash-attn package and a GPU."""

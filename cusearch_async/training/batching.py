@@ -125,7 +125,7 @@ def collate(trajectories: Sequence[Trajectory], packing: bool) -> Inputs:
     if packing:
         token_ids = np.concatenate([t.token_ids for t in trajectories], dtype=np.int64)[None]
         sampled = np.concatenate([t.sampled for t in trajectories])
-        return Inputs(torch.from_numpy(token_ids), _places(sampled), _pack([len(t.token_ids) for t in trajectories]))
+        return Inputs(torch.from_numpy(token_ids), _places(sampled), pack([len(t.token_ids) for t in trajectories]))
     longest = max(len(t.token_ids) for t in trajectories)
     token_ids = np.zeros((len(trajectories), longest), dtype=np.int64)
     sampled = np.zeros((len(trajectories), longest), dtype=np.bool_)
@@ -136,7 +136,8 @@ def collate(trajectories: Sequence[Trajectory], packing: bool) -> Inputs:
     return Inputs(torch.from_numpy(token_ids), _places(sampled), None)
 
 
-def _pack(lengths: list[int]) -> Packed:
+def pack(lengths: list[int]) -> Packed:
+    """Trajectories of these lengths end to end."""
     positions = np.concatenate([np.arange(length) for length in lengths])[None]
     bounds = np.cumsum([0, *lengths], dtype=np.int32)
     return Packed(torch.from_numpy(positions), torch.from_numpy(bounds), tuple(lengths))

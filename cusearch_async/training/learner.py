@@ -31,6 +31,7 @@ from cusearch_async.training.model import SampledLogprobs, compile_layers, load_
 from cusearch_async.training.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.reference import AdapterOff, DividedReference, WholeReference
+from cusearch_async.training.suitability import refuse_unsuitable_policy
 from cusearch_async.training.update import LogProbs, Update, surrogate_of
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
@@ -69,12 +70,13 @@ class Learner:
         self._adapter = Adapter.into(model, lora, config.model.location, config.run.seed) if lora.rank else None
         is_copied = has_reference and self._adapter is None and config.learner.zero_stage < 3
         copied = copy.deepcopy(model) if is_copied else None
+        self._module = SampledLogprobs(model, config.learner.logits_at_once, config.loss.entropy_coef > 0)
+        refuse_unsuitable_policy(self._module, config.model.location, config.learner.packing)
         if config.learner.gradient_checkpointing:
             recompute_layers(model)
         if config.learner.compile:
             compile_layers(model, config.model.location)
         self._hf_config = model.config
-        self._module = SampledLogprobs(model, config.learner.logits_at_once, config.loss.entropy_coef > 0)
         self._engine = DeepSpeedEngine(self._module, config)
         self._device = self._engine.device
         self._lent = threading.Lock()

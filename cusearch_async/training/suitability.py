@@ -1,0 +1,65 @@
+"""Whether the learner computes what a model would: asked of every model before it is trained.
+
+The learner takes a model's hidden states through its LM head by itself, of the sampled tokens only, and may lay
+several trajectories into one row. Most models are used so; one that scales or caps its logits, or carries a state from
+token to token, is not, and would silently be trained on other log-probabilities than it samples with."""
+
+from __future__ import annotations
+
+import torch
+
+from cusearch_async.errors import ConfigError
+from cusearch_async.training.batching import pack
+from cusearch_async.training.model import SampledLogprobs
+
+_TOKENS = 8
+"""Of each of the sequences that are tried."""
+_APART = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+"""Nats by which log-probabilities may differ: the last bit of a logit of 16 to 32 is 0.1 in bfloat16."""
+_SEEN = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+"""The same where all shapes are equal, but for the tokens that each expert gets."""
+
+
+@torch.no_grad()
+def refuse_unsuitable_policy(policy: SampledLogprobs, path: str, packing: bool) -> None:
+    """Raises: ConfigError with what differs, for a model whose log-probabilities the learner would not compute."""
+    model = policy.model
+    attention = model.config._attn_implementation
+    if attention.startswith("flash"):  # whose kernels are none of the CPU's, where the model is still
+        model.set_attn_implementation("sdpa")
+    words = model.get_output_embeddings().out_features
+    sequences = torch.randint(words, (3, 1, _TOKENS), generator=torch.Generator().manual_seed(0))
+    first, other, second = sequences.to(model.device)
+    apart = _apart_from_its_own(policy, first)
+    seen = _seen_of_the_first(policy, first, other, second) if packing else 0.0
+    model.set_attn_implementation(attention)
+    if apart > _APART[model.dtype]:
+        raise ConfigError(
+            f"model.path {path!r} cannot be trained: log-probabilities of its own forward pass differ by {apart:.2g} "
+            "from those of its last hidden states and LM head, so it scales or caps them in between, as Granite, "
+            "Cohere and Gemma 2 do; use a model that does not, such as Qwen or Llama"
+        )
+    if seen > _SEEN[model.dtype]:
+        raise ConfigError(
+            f"learner.packing cannot be used with model.path {path!r}: a trajectory sees the one before it in the row "
+            f"(its log-probabilities change by {seen:.2g}); set learner.packing to false"
+        )
+
+
+def _apart_from_its_own(policy: SampledLogprobs, token_ids: torch.Tensor) -> float:
+    sampled = torch.arange(1, _TOKENS, device=token_ids.device)
+    found, _ = policy(token_ids, sampled, 1.0, wants_entropy=False)
+    log_p = policy.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+    return float((log_p.gather(-1, token_ids[0, 1:, None]).squeeze(-1) - found).abs().max())
+
+
+def _seen_of_the_first(policy: SampledLogprobs, *sequences: torch.Tensor) -> float:
+    """By how much a sequence changes with the one before it in its row."""
+    first, other, second = sequences
+    of_second = torch.arange(_TOKENS + 1, 2 * _TOKENS, device=second.device)
+    packed = pack([_TOKENS, _TOKENS]).to(second.device)
+    one, another = (
+        policy(torch.cat([before, second], dim=1), of_second, 1.0, packed, wants_entropy=False)[0]
+        for before in (first, other)
+    )
+    return float((one - another).abs().max())
