@@ -39,6 +39,8 @@ TICKETS = ("algorithm/tickets.py", "test_tickets.py")
 BATCHING = ("training/batching.py", "test_batching.py")
 PLAN, UPDATE = (("training/plan.py", "test_plan.py"), ("training/update.py", "test_update.py"))
 MODEL = ("training/model.py", "test_model.py")
+SUITABLE, BESIDE = ("training/suitability.py", "test_suitability.py"), ("study/plan.py", "test_report.py")
+ENGINE, RATE = (("training/deepspeed_engine.py", "test_optimizer.py"), ("training/learner.py", "test_optimizer.py"))
 ATTENTION = ("training/attention.py", "test_attention.py")
 
 LEADING = ("training/leading.py", "test_leading.py")
@@ -300,7 +302,17 @@ MUTANTS = {
     "earlier attempts took no time": (LAUNCHED, "before, began = _seconds_before(where),", "before, began = 0.0,"),
     "an earlier line is the reason": (LAUNCHED, "file.seek(seen)", "file.seek(0)"),
     "a failed seed is in the mean": (VARIANTS, 'if status == "done"]', "]"),
-    "seeds that one lacks are compared": (VARIANTS, "if run.seed in shared]", "][:len(shared)]"),
+    "seeds that one lacks are compared": (VARIANTS, "& {run.seed for run in others}", "| {run.seed for run in others}"),
+    "seeds need not say it": (STATISTICS, "(crossed, Spread(math.sqrt(parts[0]), seeds - 1.0))", "(crossed,)"),
+    "seeds that failed are no matter": (CLAIMS, "if lost:", "if False:"),
+    "what was reported of one setting is shown in all": (CLAIMS, "plain(context.get(key)) == v", "True"),
+    "runs beside a part differ in anything": (BESIDE, "if key not in part.settings]", "if key in part.settings]"),
+    "a model that scales its logits is trained": (SUITABLE, "if apart > _APART[model.dtype]:", "if False:"),
+    "a model that carries a state is packed": (SUITABLE, "if seen > _SEEN[model.dtype]:", "if False:"),
+    "gradients are not clipped": (ENGINE, '"gradient_clipping": settings.grad_clip', '"gradient_clipping": 1e9'),
+    "weights do not decay": (ENGINE, '"weight_decay": settings.weight_decay', '"weight_decay": 0.0'),
+    "the rate is what it began with": (ENGINE, 'group["lr"] = lr', 'group["lr"] = group["lr"]'),
+    "there is no warm-up": (RATE, "min(1.0, (step + 1) / settings.warmup_steps)", "1.0"),
     "a claim is tested the wrong way round": (CLAIMS, "better[s] - sum(", "-better[s] + sum("),
     "a verdict comes before the last run": (CLAIMS, "if not self.is_over:", "if False:"),
     "an uncorrected p decides": (CLAIMS, "self.p_holm <= 1 - LEVEL", "self.found.p <= 1 - LEVEL"),

@@ -1,0 +1,81 @@
+"""Whole optimizer steps against torch's own AdamW: later mini-batches, clipping, weight decay, warm-up, reference."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from cusearch_async.config import STARTER, load_config
+from cusearch_async.training.model import load_causal_lm
+from cusearch_async.training.plan import plan_update
+from tests.system.learner_script import fixed_trajectories, with_copies
+from tests.system.test_learner import train
+
+pytestmark = pytest.mark.system
+
+STEPS = 3
+SETTINGS = (
+    *("--method.budget", "18", "--loss.minibatch", "6", "--loss.kl_coef", "0.01", "--learner.lr", "1e-3"),
+    *("--learner.grad_clip", "0.05", "--learner.weight_decay", "0.5", "--learner.warmup_steps", "2"),
+)
+
+
+def log_probs(model, trajectory):
+    ids = torch.tensor(trajectory.token_ids[None].astype(np.int64))
+    log_p = torch.log_softmax(model(ids).logits[0, :-1], -1)
+    return log_p.gather(-1, ids[0, 1:, None]).squeeze(-1)[torch.tensor(trajectory.sampled[1:])]
+
+
+def loss_of(trajectory, advantage, log_p, proximal, reference, loss):
+    """Of one trajectory, summed over its sampled tokens."""
+    weight = (proximal - torch.tensor(trajectory.logprobs)).exp().clamp(max=loss.correction_bound)
+    ratio = (log_p - proximal).exp()
+    clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
+    surrogate = weight * torch.minimum(ratio * advantage, clipped * advantage)
+    apart = reference - log_p
+    return (loss.kl_coef * (apart.exp() - apart - 1).clamp(max=10) - surrogate).sum()
+
+
+def trained(config):
+    """The parameters after STEPS learner steps, and how many gradients were clipped."""
+    selected, advantages = with_copies(*fixed_trajectories())
+    model = load_causal_lm(str(STARTER), "float32").double().eval()
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=config.learner.weight_decay)
+    clipped = 0
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = config.learner.lr * min(1.0, (step + 1) / config.learner.warmup_steps)
+        with torch.no_grad():
+            proximal, of_reference = ([log_probs(one, t) for t in selected] for one in (model, reference))
+        for parts in plan_update(selected, advantages, step, config).minibatches:
+            rows = sorted({row for part in parts for row in part.rows if not part.is_filler})
+            optimizer.zero_grad()
+            total = sum(len(selected[row].logprobs) for row in rows)
+            for row in rows:
+                log_p = log_probs(model, selected[row])
+                loss = loss_of(
+                    selected[row], advantages[row], log_p, proximal[row], of_reference[row], config.loss
+                )  # fmt: skip
+                (loss / total).backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.learner.grad_clip)
+            clipped += bool(norm > config.learner.grad_clip)
+            optimizer.step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}, clipped
+
+
+@pytest.mark.parametrize("stage", ["0", "2"])
+def test_whole_steps_are_those_of_torchs_own_optimizer(tmp_path, atlas_config, stage):
+    config = load_config(atlas_config, list(SETTINGS))
+    assert (config.loss.proximal, config.loss.correction, config.episode.temperature) == ("recomputed", "tis", 1.0)
+    expected, clipped = trained(config)
+    assert clipped == 3 * STEPS, "every mini-batch"
+    arguments = ("--copies", "--to-step", str(STEPS))
+    found = train(tmp_path, "learner", *arguments, settings=(*SETTINGS, "--learner.zero_stage", stage))
+    start = load_causal_lm(str(STARTER), "float32").double()
+    moved = {name: parameter.detach() for name, parameter in start.named_parameters()}
+    off = sum(float((found[name].double() - expected[name]).square().sum()) for name in expected)
+    whole = sum(float((expected[name] - moved[name]).square().sum()) for name in expected)
+    assert off < (1e-3) ** 2 * whole, "float32 against float64"
