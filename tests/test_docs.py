@@ -18,6 +18,7 @@ from cusearch_async.metrics.step import describe_environments, describe_ledger, 
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.transport.interface import Ledger
+from cusearch_async.transport.run_contract import SETTINGS
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 
@@ -87,7 +88,9 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     """`python -m tests.test_docs` writes the page."""
     pool = Pool(0, (make_trajectory(0),))
     names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), 1, 5).keys()
-    names |= UpdateReport(5, torch.device("cpu")).metrics(1).keys()
+    report = UpdateReport(5, torch.device("cpu"))
+    report.sums += 1  # a token of each depth
+    names |= report.metrics(1).keys()
     names |= WorkerRates().since_last({}).keys() | describe_ledger(Ledger()).keys()
     names |= describe_times(1, 1, 1, 1, 1, 1).keys()
     names |= {name.replace("/a/", "/LABEL/") for name in describe_environments(pool, [], ["a", "b"]) if "/a/" in name}
@@ -106,6 +109,35 @@ KEYS = "\n## Every key\n\nAs `cusearch config` prints them: the key, its default
 def test_every_setting_is_in_the_docs_as_the_command_prints_it():
     """`python -m tests.test_docs` writes them there."""
     assert (DOCS / "configuration.md").read_text(encoding="utf-8").partition(KEYS)[2] == reference(None)
+
+
+def anchor(heading: str) -> str:
+    """As GitHub makes it of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def headings(path: Path) -> set[str]:
+    text = re.sub(r"(?ms)^```.*?^```", "", path.read_text(encoding="utf-8"))
+    return {anchor(line.lstrip("#")) for line in text.splitlines() if line.startswith("#")}
+
+
+def test_every_link_within_the_project_leads_somewhere():
+    pages = [DOCS.parent / "README.md", DOCS.parent / "CHANGELOG.md", *DOCS.rglob("*.md")]
+    dead, links = [], 0
+    for page in pages:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, place = target.partition("#")
+            to = (page.parent / name).resolve() if name else page
+            links += 1
+            if not to.exists() or (place and place not in headings(to)):
+                dead.append(f"{page.name}: {target}")
+    assert dead == []
+    assert links > 100
+
+
+def test_the_page_names_every_setting_of_the_contract():
+    text = (DOCS / "redis.md").read_text(encoding="utf-8").split("`contract`:")[1].split("\n\n")[0]
+    assert [key for key in SETTINGS if f"`{key}`" not in text] == []
 
 
 def test_every_setting_has_a_meaning():

@@ -16,22 +16,25 @@ from cusearch_async.types import Pool, Trajectory
 def describe_step(
     pool: Pool, selected: Sequence[Trajectory], advantages: Advantages, budget: int, s_max: int
 ) -> Metrics:
-    """Rewards, depths, staleness, group and selection figures of one step."""
+    """Rewards, depths, staleness, group and selection figures of one step; without means of the selected ones where
+    nothing was."""
     everyone = list(pool)
     staleness = np.array([max(0, pool.step - t.oldest_version) for t in everyone])
     depths = np.array([t.depth for t in everyone])
     retrieval = np.array([t.retrieval_tokens for t in everyone])
     best = np.sort(retrieval)[::-1][: len(selected)].sum()
     covered = sum(t.retrieval_tokens for t in selected)
-    return {
+    of_selected: Metrics = {}
+    if selected:
+        of_selected["reward/trained"] = _mean(t.reward for t in selected)
+        of_selected["depth/mean_trained"] = _mean(t.depth for t in selected)
+    return of_selected | {
         "reward/all": _mean(t.reward for t in everyone),
-        "reward/trained": _mean(t.reward for t in selected),
         "reward/em": _mean(t.em for t in everyone),
         "reward/f1": _mean(t.f1 for t in everyone),
         "reward/format_valid": _mean(t.format_valid for t in everyone),
         "reward/answered": _mean(t.prediction is not None for t in everyone),
         "depth/mean": _mean(t.depth for t in everyone),
-        "depth/mean_trained": _mean(t.depth for t in selected),
         "depth/generated": _histogram(everyone, s_max),
         "depth/selected": _histogram(selected, s_max),
         "selection/budget_filled": len(selected) / budget,

@@ -96,7 +96,12 @@ FAMILIES = (
                 "−1 to 1 [S+1]",
                 "Σ a_t·A_t / Σ a_t·\\|A_t\\|: all pushed down, or all pushed up; raw singletons push up",
             ),
-            Metric("by_depth/mismatch_kl", "nats [S+1]", "k3 of learner against sampling policy", "> 1e-3 on policy"),
+            Metric(
+                "by_depth/mismatch_kl",
+                "nats [S+1]",
+                "k3 of π_prox, which is the learner, against the sampling policy",
+                '> 1e-3 on policy; not with `loss.proximal = "loglinear"`, see below',
+            ),
             Metric("by_depth/weight_bounded_share", "share [S+1]", "tokens whose off-policy weight was bounded"),
             Metric("by_depth/ess", "share [S+1]", "effective sample size over sample size, (Σ w)² / (n Σ w²)", "< 0.3"),
             Metric("by_depth/staleness", "steps [S+1]", "mean staleness of the pool's trajectories"),
@@ -109,12 +114,18 @@ FAMILIES = (
             Metric("staleness/min", "steps", "step − oldest version that sampled a token: the pool's least"),
             Metric("staleness/mean", "steps", "its mean", "it grows"),
             Metric("staleness/max", "steps", "the pool's most; never above `pool.max_staleness`"),
-            Metric("off_policy/mismatch_kl", "nats", "k3 of learner against sampling policy", "> 1e-3 on policy"),
+            Metric(
+                "off_policy/mismatch_kl",
+                "nats",
+                "k3 of π_prox, which is the learner, against the sampling policy; this, those by depth, the next two "
+                'and the weights are of the interpolated π_prox with `loss.proximal = "loglinear"`, so 0 and 1 on '
+                "fresh tokens, where they tell nothing of the learner",
+                "> 1e-3 on policy",
+            ),
             Metric(
                 "off_policy/logprob_difference_mean",
                 "nats",
-                "\\|log π_prox − log μ\\|; this, the next and the weights are to the interpolated π_prox with "
-                '`loss.proximal = "loglinear"`, so 0 and 1 on fresh tokens',
+                "\\|log π_prox − log μ\\|",
             ),
             Metric("off_policy/logprob_difference_max", "nats", "the most of a token"),
             Metric("off_policy/weight_mean", "ratio", "mean of w after its bound", "outside 0.5 to 2"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -56,23 +56,12 @@ class UpdateReport:
         self.largest = torch.maximum(self.largest, values["difference"].double().max())
 
     def metrics(self, optimizer_steps: int) -> Metrics:
-        """Averages over all trained tokens, and by depth what SDGA does to the gradient."""
+        """Averages over all trained tokens, none where there are none, and by depth what SDGA does to the gradient."""
         by_depth = {name: self.sums[row].tolist() for row, name in enumerate(SUMMED)}
         total = {name: sum(values) for name, values in by_depth.items()}
-        tokens = max(total["tokens"], 1.0)
-        return {
+        return self._averages(total, optimizer_steps) | {
             "train/tokens": total["tokens"],
-            "train/loss": total["loss"] / max(optimizer_steps, 1),
             "train/optimizer_steps": float(optimizer_steps),
-            "train/clip_fraction": total["clipped"] / tokens,
-            "train/kl_reference": total["kl_reference"] / tokens,
-            "train/entropy": total["entropy"] / tokens,
-            "off_policy/mismatch_kl": total["mismatch"] / tokens,
-            "off_policy/logprob_difference_mean": total["difference"] / tokens,
-            "off_policy/logprob_difference_max": float(self.largest),
-            "off_policy/weight_mean": total["weight"] / tokens,
-            "off_policy/weight_bounded_share": total["weight_bounded"] / tokens,
-            "off_policy/ess": effective_share(total["weight"], total["weight_squared"], total["tokens"]) or 0.0,
             "by_depth/token_share": _shares(by_depth["tokens"]),
             "by_depth/advantage_mass": _shares(by_depth["advantage_mass"]),
             "by_depth/advantage": _ratios(by_depth["advantage"], by_depth["advantage_mass"]),
@@ -83,6 +72,24 @@ class UpdateReport:
                 for of_one in zip(by_depth["weight"], by_depth["weight_squared"], by_depth["tokens"], strict=True)
             ],
         }
+
+    def _averages(self, total: Mapping[str, float], optimizer_steps: int) -> Metrics:
+        tokens = total["tokens"]
+        if not tokens:
+            return {}
+        found: Metrics = {
+            "train/loss": total["loss"] / max(optimizer_steps, 1),
+            "train/clip_fraction": total["clipped"] / tokens,
+            "train/kl_reference": total["kl_reference"] / tokens,
+            "train/entropy": total["entropy"] / tokens,
+            "off_policy/mismatch_kl": total["mismatch"] / tokens,
+            "off_policy/logprob_difference_mean": total["difference"] / tokens,
+            "off_policy/logprob_difference_max": float(self.largest),
+            "off_policy/weight_mean": total["weight"] / tokens,
+            "off_policy/weight_bounded_share": total["weight_bounded"] / tokens,
+        }
+        ess = effective_share(total["weight"], total["weight_squared"], tokens)
+        return found | ({} if ess is None else {"off_policy/ess": ess})
 
 
 def effective_share(weight: float, weight_squared: float, count: float) -> float | None:

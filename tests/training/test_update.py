@@ -265,6 +265,8 @@ def test_an_update_of_nothing_is_described_too():
     assert found["train/tokens"] == 0
     assert found["by_depth/token_share"] == [0, 0, 0, 0]
     assert found["by_depth/ess"] == [None] * 4
+    assert not [name for name in found if name.startswith("off_policy/")], "a mean of nothing is no 0"
+    assert not {"train/entropy", "train/loss", "train/kl_reference"} & found.keys()
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 6), min_size=2, max_size=6))

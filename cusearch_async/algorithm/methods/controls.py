@@ -23,7 +23,7 @@ class RandomTokens(SdgaPhase):
         order = rng.permutation(len(pool.tokens))
         tokens = np.concatenate([[0], np.cumsum(pool.tokens[order])])
         wanted = pool.tokens[followed.indices].sum()
-        count = int(np.abs(tokens - wanted).argmin())
+        count = max(1, int(np.abs(tokens - wanted).argmin()))
         return _instead(followed, order[:count])
 
 
