@@ -115,7 +115,7 @@ class EvalConfig(Section):
     cores: tuple[int, ...] = ()
     """CPU cores of the evaluator; empty for all."""
     gpus: tuple[int, ...] = ()
-    """CUDA devices of the evaluator; empty for all."""
+    """CUDA devices of the evaluator; empty for the last ones that the learner leaves."""
     judge: JudgeConfig = JudgeConfig()
 
     def keeps(self, version: int) -> bool:

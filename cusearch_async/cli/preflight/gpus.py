@@ -162,14 +162,16 @@ def named_gpus(config: Config) -> Finding:
             "the GPU that the engine may take, or give each process its own GPU"
         )
         return Finding("error", "GPUs", text)
-    if bool(learner) != bool(rollout):
-        empty = "rollout.gpus" if learner else "learner.gpus"
-        return Finding("warning", "GPUs", f"{empty} is empty, which means all GPUs, also those that the other names")
-    if named and config.eval.every and not evaluator:
-        return Finding("warning", "GPUs", "eval.gpus is empty, which means all GPUs, also those that the others name")
     if not named:
-        return Finding("ok", "GPUs", "none named: every process sees all GPUs of the machine")
-    text = f"learner {list(learner)}, rollout {list(rollout)}, evaluator {list(evaluator)}"
+        text = (
+            "none named: the learner takes the last ones of the machine, the evaluator those before, workers the rest"
+        )
+        return Finding("ok", "GPUs", text)
+    text = ", ".join(
+        f"{name} {list(gpus) or 'some of those that the others leave'}"
+        for name, gpus in (("learner", learner), ("rollout", rollout), ("evaluator", evaluator))
+        if gpus or name != "evaluator" or config.eval.every
+    )
     if shared and config.run.take_turns:
         text += f"; {', '.join(map(str, shared))} in turn"
     elif shared:
