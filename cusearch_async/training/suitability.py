@@ -25,14 +25,16 @@ def refuse_unsuitable_policy(policy: SampledLogprobs, path: str, packing: bool) 
     """Raises: ConfigError with what differs, for a model whose log-probabilities the learner would not compute."""
     model = policy.model
     attention = model.config._attn_implementation
-    if attention.startswith("flash"):  # whose kernels are none of the CPU's, where the model is still
+    is_flash = attention.startswith("flash")  # whose kernels are none of the CPU's, where the model is still
+    if is_flash:
         model.set_attn_implementation("sdpa")
     words = model.get_output_embeddings().out_features
     sequences = torch.randint(words, (3, 1, _TOKENS), generator=torch.Generator().manual_seed(0))
     first, other, second = sequences.to(model.device)
     apart = _apart_from_its_own(policy, first)
     seen = _seen_of_the_first(policy, first, other, second) if packing else 0.0
-    model.set_attn_implementation(attention)
+    if is_flash:
+        model.set_attn_implementation(attention)
     if apart > _APART[model.dtype]:
         raise ConfigError(
             f"model.path {path!r} cannot be trained: log-probabilities of its own forward pass differ by {apart:.2g} "

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteConfig
 
 from cusearch_async.config import STARTER
+from cusearch_async.models import load_tokenizer
 from cusearch_async.training.batching import shares
 from cusearch_async.training.model import load_causal_lm
 from tests.conftest import SLOW, free_port
@@ -256,6 +257,16 @@ def test_the_gradient_is_that_of_every_single_trajectory_by_itself(tmp_path, ran
     found = gradient(tmp_path, "learner")
     assert wanted.abs().max() > 0.01
     assert (found - wanted).norm() < 2e-5 * wanted.norm(), "float32 against float64"
+
+
+def test_a_model_that_the_learner_would_get_wrong_is_refused_at_its_start(tmp_path):
+    tokenizer = load_tokenizer(str(STARTER))
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = GraniteConfig(vocab_size=len(tokenizer), num_key_value_heads=2, logits_scaling=8.0, **shape)
+    for part in (tokenizer, AutoModelForCausalLM.from_config(config)):
+        part.save_pretrained(tmp_path / "granite")
+    said = train(tmp_path, "granite", settings=("--model.path", str(tmp_path / "granite")), status=1)
+    assert f"model.path '{tmp_path}/granite' cannot be trained: log-probabilities of its own forward pass" in said
 
 
 @pytest.mark.parametrize(
