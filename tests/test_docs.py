@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from cusearch_async import run_folder
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods import METHODS, Candidates, NoMemory
 from cusearch_async.cli.config import reference
@@ -23,6 +25,7 @@ from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 
 DOCS = Path(__file__).parents[1] / "docs"
+PACKAGE = Path(run_folder.__file__).parent
 
 
 def method_table() -> dict[str, list[str]]:
@@ -138,6 +141,37 @@ def test_every_link_within_the_project_leads_somewhere():
 def test_the_page_names_every_setting_of_the_contract():
     text = (DOCS / "redis.md").read_text(encoding="utf-8").split("`contract`:")[1].split("\n\n")[0]
     assert [key for key in SETTINGS if f"`{key}`" not in text] == []
+
+
+def test_the_page_on_troubleshooting_knows_the_folder_of_a_run():
+    section = (DOCS / "troubleshooting.md").read_text(encoding="utf-8").split("| in the folder |")[1].split("\n\n")[0]
+    named = re.findall(r"`([^`]+?)/?`", "\n".join(line.split("|")[1] for line in section.splitlines()[2:]))
+    written = {*run_folder.CHILDREN, run_folder.MARKER}
+    assert [name for name in written if not any(fnmatch(name, pattern) for pattern in named)] == []
+    assert [pattern for pattern in named if not any(fnmatch(name, pattern) for name in written)] == []
+
+
+def test_the_last_lines_that_the_page_quotes_are_those_of_the_code():
+    quoted = re.findall(r"^\| “(.+?)”", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
+    code = [path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")]
+    assert [text for text in quoted if not any(text in source for source in code)] == []
+    assert len(quoted) > 10
+
+
+def test_every_setting_that_a_page_names_exists():
+    of_python = {"episode.memory", "episode.draw"}  # what extending.md's environments are given
+    keys = {*known_keys(), *run_folder.CHILDREN, run_folder.MARKER, *of_python}
+    sections = {key.partition(".")[0] for key in known_keys() if "." in key}
+    pages = [DOCS.parent / "README.md", *(path for path in DOCS.glob("*.md"))]
+    unknown, seen = [], 0
+    for page in pages:
+        for key in re.findall(r"`(?:--)?([a-z_]+(?:\.[a-z_]+)+)[` =]", page.read_text(encoding="utf-8")):
+            if key.partition(".")[0] in sections:
+                seen += 1
+                if key not in keys:
+                    unknown.append(f"{page.name}: {key}")
+    assert unknown == []
+    assert seen > 200
 
 
 def test_every_setting_has_a_meaning():
