@@ -341,3 +341,28 @@ def test_the_papers_batch_leaves_a_quarter_alone():
 @pytest.mark.parametrize(("rollouts", "budget", "expected"), [(3, 192, 0.0), (1, 10, 1.0), (3, 1, 1.0)])
 def test_singletons_at_the_ends(rollouts, budget, expected):
     assert sizing.singleton_share(64, rollouts, budget) == expected
+
+
+# The page's table.
+
+
+def fits(line: str) -> tuple[str, list[float]]:
+    """The first cells of a row, and its figures."""
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    return cells[1], [float(cell) for cell in cells[3:]]
+
+
+def test_the_pages_table_of_what_fits_is_what_check_computes():
+    text = (CONFIGS.parent / "docs" / "gpu.md").read_text(encoding="utf-8")
+    rows = text.split("| config | model |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(rows) == 6
+    for row in rows:
+        files = row.strip("|").split("|")[0].strip(" `").split()
+        config = load_config([CONFIGS / f"{file}.toml" for file in files])
+        model, figures = fits(row)
+        assert model == config.model.path.rpartition("/")[2]
+        shape = published(config.model.path)
+        memory = sizing.learner_memory(shape, config, sizing.forward_tokens(config))
+        written = sizing.checkpoint_bytes(shape, config.model.dtype, config.learner.zero_stage)
+        computed = (memory.peak, max(sizing.host_bytes(shape, config)), written)
+        assert figures == [round(size / GIB, 1) for size in computed], row
