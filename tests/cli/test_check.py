@@ -182,10 +182,12 @@ def test_a_gpu_beyond_the_workers_is_not_used_and_may_be_the_learners():
     assert findings("--rollout.gpus", "[0, 1, 2, 3, 4]")["GPUs"].status == "ok"
 
 
-def test_naming_only_one_sides_gpus_is_a_warning():
+def test_a_side_without_gpus_takes_those_that_the_others_leave():
     found = findings("--rollout.gpus", "[]")["GPUs"]
-    assert found.status == "warning"
-    assert "rollout.gpus is empty" in found.text
+    assert found.status == "ok"
+    assert "rollout some of those that the others leave" in found.text
+    none = findings("--rollout.gpus", "[]", "--learner.gpus", "[]")["GPUs"]
+    assert (none.status, "none named" in none.text) == ("ok", True)
 
 
 def test_memory_that_cannot_fit_is_an_error_with_stage_and_bytes():
