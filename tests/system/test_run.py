@@ -110,30 +110,36 @@ def test_launch_fails_loudly_when_a_worker_is_killed_and_leaves_nothing_behind(r
     assert psutil.wait_procs(family, timeout=20 * SLOW)[1] == []
 
 
-def test_an_engine_keeps_to_its_cores_and_its_worker_takes_any(run: Run):
-    """What plays the episodes takes a quarter of the engine's time, which another core may have to spare."""
+def is_ready(rollout) -> bool:
+    return "ready" in rollout.log.read_text(errors="replace") or rollout.poll() is not None
+
+
+def test_an_engine_keeps_to_its_cores_and_does_not_outlive_its_worker(run: Run):
+    """The worker's own process takes any core: what plays the episodes takes a quarter of the engine's time, which
+    another core may have to spare."""
+    run.forks = False
+    services = [run.cusearch("redis"), run.worker("retriever")]
+    usable = psutil.Process().cpu_affinity()
+    rollout = run.worker("rollout", rollout__cores=usable[:1])
+    wait_until(lambda: is_ready(rollout), START_S)
+    assert [engine.cpu_affinity() for engine in engines_of(rollout.pid)] == [usable[:1]]
+    assert psutil.Process(rollout.pid).cpu_affinity() == usable
+    assert [service.poll() for service in services] == [None, None]
+    kill_with_engine(rollout)
+
+
+def test_an_engine_that_still_starts_does_not_outlive_its_worker(run: Run):
     run.forks = False
     run.cusearch("redis")
     run.worker("retriever")
-    usable = psutil.Process().cpu_affinity()
-    rollout = run.worker("rollout", rollout__cores=usable[:1])
-    wait_until(lambda: "ready" in rollout.log.read_text(errors="replace") or rollout.poll() is not None, START_S)
-    assert [engine.cpu_affinity() for engine in engines_of(rollout.pid)] == [usable[:1]]
-    assert psutil.Process(rollout.pid).cpu_affinity() == usable
-
-
-@pytest.mark.parametrize("when", ["while the engine starts", "when it is ready"])
-def test_an_engine_does_not_outlive_its_worker(run: Run, when: str):
-    run.forks = False
-    services = [run.cusearch("redis"), run.worker("retriever")]
     rollout = run.worker("rollout")
+    wait_until(lambda: engines_of(rollout.pid) or rollout.poll() is not None, START_S)
+    assert not is_ready(rollout)
+    kill_with_engine(rollout)
 
-    def is_ready() -> bool:
-        return "ready" in rollout.log.read_text(errors="replace")
 
-    starts = when == "while the engine starts"
-    wait_until(lambda: engines_of(rollout.pid) if starts else is_ready(), START_S)
-    assert [service.poll() for service in services] == [None, None]
+def kill_with_engine(rollout) -> None:
+    """Kill the worker, whose engine must end by itself."""
     assert engines_of(rollout.pid)
     family = psutil.Process(rollout.pid).children(recursive=True)
     rollout.kill()
