@@ -119,7 +119,7 @@ def test_the_page_has_the_tables_of_its_report(tables):
     text = PAGE.read_text(encoding="utf-8")
     assert claims_table(tables) in text
     assert methods_table() in text
-    assert f"So far\n{runs_done()}" in text
+    assert f"So far {runs_done()}" in " ".join(text.split())
 
 
 def test_what_the_pages_quote_is_in_the_report(tables):
@@ -156,7 +156,8 @@ def write_tables():
     for header, table in ((HEADER, claims_table(Tables.read(FOLDER))), (METHODS, methods_table())):
         before, rest = text.split(f"| {header[0]} | {header[1]} |", 1)
         text = before + table + rest[rest.index("\n\n") + 1 :]
-    PAGE.write_text(re.sub(r"(?m)^\d+ of \d+ runs are done.*? in all\.", runs_done(), text), encoding="utf-8")
+    done = re.compile(r"\d+\s+of\s+\d+\s+runs\s+are\s+done.*?\s+in\s+all\.", re.DOTALL)
+    PAGE.write_text(done.sub(runs_done(), text), encoding="utf-8")
 
 
 if __name__ == "__main__":
