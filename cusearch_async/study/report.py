@@ -206,7 +206,7 @@ def shown(one: Estimate, sign: str = "") -> str:
 
 
 def _number(value: float | None, digits: int = 3) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+    return "–" if value is None or math.isnan(value) else f"{value:z.{digits}f}"
 
 
 def _by_need(variants: Sequence[Variant], tables: Tables) -> str:
