@@ -24,6 +24,7 @@ from cusearch_async.errors import NonFiniteUpdate, WriteFailed, first_line
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.models import load_tokenizer
+from cusearch_async.training import matmul
 from cusearch_async.training.adapter import Adapter, save_adapter
 from cusearch_async.training.deepspeed_engine import DeepSpeedEngine, divided_forward
 from cusearch_async.training.in_thread import Lent
@@ -66,6 +67,8 @@ class Learner:
         self._surrogate = surrogate_of(config.loss)
         self._tokenizer = load_tokenizer(config.model.location)
         model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
+        if not config.learner.compile and config.learner.zero_stage < 3:
+            matmul.use_fastest(model)
         lora, has_reference = config.learner.lora, config.loss.kl_coef > 0
         self._adapter = Adapter.into(model, lora, config.model.location, config.run.seed) if lora.rank else None
         is_copied = has_reference and self._adapter is None and config.learner.zero_stage < 3

@@ -77,6 +77,7 @@ def bare(case: dict[str, Any]) -> Update:
     from torch.nn.functional import cross_entropy
     from transformers import AutoModelForCausalLM
 
+    from cusearch_async.training import matmul
     from cusearch_async.training.plan import plan_update
 
     config = config_of(case)
@@ -84,6 +85,8 @@ def bare(case: dict[str, Any]) -> Update:
     policy, reference = (
         AutoModelForCausalLM.from_pretrained(config.model.location, dtype=torch.float32) for _ in range(2)
     )
+    for model in (policy, reference):
+        matmul.use_fastest(model)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learner.lr, weight_decay=config.learner.weight_decay)
 
     def logprobs(model: Any, micro: Any) -> Any:
