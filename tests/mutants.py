@@ -38,7 +38,7 @@ PLAYER, OWN = ("rollout/episode.py", "test_episode.py"), ("environments/base.py"
 TICKETS = ("algorithm/tickets.py", "test_tickets.py")
 BATCHING = ("training/batching.py", "test_batching.py")
 PLAN, UPDATE = (("training/plan.py", "test_plan.py"), ("training/update.py", "test_update.py"))
-MODEL = ("training/model.py", "test_model.py")
+MODEL, MATMUL = ("training/model.py", "test_model.py"), ("training/matmul.py", "test_matmul.py")
 SUITABLE, BESIDE = ("training/suitability.py", "test_suitability.py"), ("study/plan.py", "test_report.py")
 ENGINE, RATE = (("training/deepspeed_engine.py", "test_optimizer.py"), ("training/learner.py", "test_optimizer.py"))
 ATTENTION = ("training/attention.py", "test_attention.py")
@@ -119,6 +119,9 @@ MUTANTS = {
     "the cut pads more than it must": (BATCHING, "end_of[start] = min(possible", "end_of[start] = max(possible"),
     "all go to the first rank": (BATCHING, "tokens.index(min(tokens))", "tokens.index(max(tokens))"),
     "what the environment wrote does not tell rows apart": (BATCHING, ", trajectory.sampled.tobytes()", ", b''"),
+    "rows beyond the last piece are dropped": (MATMUL, "slice(whole, count)", "slice(count, count)"),
+    "a product by oneDNN is not tried first": (MATMUL, " or largest_error() > _FLOAT32_ERROR", ""),
+    "a common beginning is a token too long": (BATCHING, "int(differing[0])", "int(differing[0]) + 1"),
     "siblings are torn apart": (BATCHING, "of_ticket.setdefault(ticket, [])", "of_ticket.setdefault(index, [])"),
     "every rank does what rank 0 does": (PLAN, "return per_rank[rank]", "return per_rank[0]"),
     "advantages go to other trajectories": (PLAN, "advantages[rows].astype", "advantages[: len(rows)].astype"),

@@ -163,6 +163,12 @@ FAMILIES = (
                 "tokens in forward passes, of those of all trajectories trained on; what several in a mini-batch have "
                 "in common is computed once",
             ),
+            Metric(
+                "train/prefix_share",
+                "share",
+                "of these tokens, those of a beginning that another trajectory of the mini-batch has too: what tree "
+                "attention would save, which is not built",
+            ),
             Metric("train/padding_share", "share", "padding in these forward passes", "> 0.05"),
             Metric("train/optimizer_steps", "steps", "of the optimizer"),
             Metric("train/loss", "loss", "mean over mini-batches"),

@@ -39,6 +39,21 @@ def distinct(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> list[li
     return list(same.values())
 
 
+def prefix_tree_tokens(trajectories: Sequence[Trajectory]) -> int:
+    """Tokens that are left where beginnings which several trajectories have in common are counted once: the nodes of
+    the prefix tree of their token ids. What tree attention would compute of them in one pass."""
+    # in big-endian bytes, numbers that are not negative have their own order
+    ordered = sorted((t.token_ids for t in trajectories), key=lambda ids: ids.astype(">i4").tobytes())
+    return sum(map(len, ordered)) - sum(map(_common, ordered, ordered[1:]))
+
+
+def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """Tokens that both begin with."""
+    least = min(len(one), len(other))
+    differing = np.flatnonzero(one[:least] != other[:least])
+    return int(differing[0]) if differing.size else least
+
+
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Which rows each rank takes, longest first: each goes to the rank that has the fewest tokens by then
     (longest-processing-time scheduling, Graham 1969)."""

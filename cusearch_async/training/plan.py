@@ -65,6 +65,9 @@ class UpdatePlan:
     selected: tuple[Trajectory, ...]
     minibatches: tuple[MiniBatch, ...]
     """As many, with as many micro-batches each, on every rank."""
+    prefix_share: float
+    """Of the tokens of different trajectories, on all ranks, those of a beginning that another one of the same
+    mini-batch has too."""
 
     @property
     def micro_batches(self) -> list[MicroBatch]:
@@ -109,7 +112,13 @@ def plan_update(
         )
         for part in parts
     )
-    return UpdatePlan(step, tuple(selected), minibatches)
+    return UpdatePlan(step, tuple(selected), minibatches, _prefix_share(parts, selected))
+
+
+def _prefix_share(parts: list[list[int]], selected: Sequence[Trajectory]) -> float:
+    different = [[selected[rows[0]] for rows in batching.distinct(selected, part)] for part in parts]
+    tokens = sum(len(t.token_ids) for some in different for t in some)
+    return (tokens - sum(map(batching.prefix_tree_tokens, different))) / max(tokens, 1)
 
 
 def _weights(parts: list[list[int]], selected: Sequence[Trajectory], config: Config) -> NDArray[np.float64]:
