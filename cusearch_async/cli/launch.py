@@ -49,9 +49,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         asyncio.run(refuse_other_run(config))
         if not arguments.take_over:
             asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
+    from cusearch_async.data.questions import load_eval_questions  # noqa: PLC0415
     from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
 
     check_model(config.model.location, config.episode.max_tokens)
+    if config.eval.every:
+        load_eval_questions(config)
     with Fleet(config) as fleet:
         fleet.start_services()
         fleet.start_run(arguments.accept_changes)

@@ -19,6 +19,7 @@ from rich.text import Text
 from cusearch_async.cli.figure import draw
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import Config
+from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import ProcessDied
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.metrics.files import read_metrics
@@ -250,9 +251,10 @@ def print_results(config: Config, newest: Checkpoint | None, console: Console) -
     ]
     if newest is not None:
         model = newest.path / "model"
+        suite = "" if has_held_out(config) else " --suite nq"
         lines += [
             ("model", model),
-            ("next", f"cusearch eval {settings} --checkpoint {model}"),
+            ("next", f"cusearch eval {settings} --checkpoint {model}{suite}"),
             ("", f"(it needs the retriever: python -m cusearch_async.processes.start retriever {settings})"),
         ]
     for name, text in lines:

@@ -94,13 +94,13 @@ class JudgeConfig(Section):
 
 
 class EvalConfig(Section):
-    suite: tuple[str, ...] = ()
+    suite: Sources = ()
     """Benchmarks (nq, triviaqa, popqa, hotpotqa, 2wikimultihopqa, musique, bamboogle) or question files; empty for
     atlas's held-out cities."""
     folder: str = "hf:RUC-NLPIR/FlashRAG_datasets"
     """Where the benchmarks are, as NAME/SPLIT.jsonl: a local folder, or hf:OWNER/NAME."""
     limit: int | None = Field(None, ge=1)
-    """Maximum number of questions per benchmark; equal for equal run.seed. None for all."""
+    """Maximum number of questions per benchmark, the same ones whatever run.seed is. None for all."""
     environment: str = ""
     """The label of the environment that held-out questions are played in; empty for the first."""
     questions_per_category: int = Field(60, ge=1)

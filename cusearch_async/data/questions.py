@@ -75,7 +75,7 @@ def load_eval_questions(config: Config) -> list[Question]:
 
 
 def _held_out(config: Config) -> list[Question]:
-    """Held-out questions: the benchmarks of eval.suite, each a seeded subset of eval.limit; else atlas's test cities.
+    """Held-out questions: the benchmarks of eval.suite, of each a fixed subset of eval.limit; else atlas's test cities.
 
     Raises: ConfigError."""
     settings = config.eval
@@ -97,13 +97,18 @@ def _held_out(config: Config) -> list[Question]:
                 f"eval.suite: {name!r} is not a benchmark; use {', '.join(SUITE)}, or .parquet or .jsonl files"
             )
         found = _unique(list(_questions_of(file_of(name, settings.folder), "eval.suite", name)))
-        questions += _subset(found, settings.limit, config.run.seed)
+        questions += _subset(found, settings.limit)
     return questions
 
 
 def asks_of_atlas(config: Config) -> bool:
     """Whether an environment's questions are those of an embedded world."""
     return any(source in WORLDS for label in config.environment for source in config.sources_of(label))
+
+
+def has_held_out(config: Config) -> bool:
+    """Whether there are held-out questions, or at least a place where they should be."""
+    return bool(config.eval.suite) or held_out_world(config) is not None
 
 
 def held_out_world(config: Config) -> World | None:
@@ -149,9 +154,9 @@ def _unique(questions: list[Question]) -> list[Question]:
     return questions
 
 
-def _subset(questions: list[Question], limit: int | None, seed: int) -> list[Question]:
-    """`limit` of them, the same ones for a seed, in their order."""
+def _subset(questions: list[Question], limit: int | None) -> list[Question]:
+    """`limit` of them, the same ones in every run, so that seeds can be compared; in their order."""
     if limit is None or limit >= len(questions):
         return questions
-    chosen = stream(Stream.EVALUATED, seed).choice(len(questions), size=limit, replace=False)
+    chosen = stream(Stream.EVALUATED, 0).choice(len(questions), size=limit, replace=False)
     return [questions[i] for i in sorted(chosen.tolist())]

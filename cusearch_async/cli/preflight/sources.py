@@ -13,7 +13,7 @@ from huggingface_hub import try_to_load_from_cache
 from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.config import BACKENDS, Config, RetrieverConfig
-from cusearch_async.data.questions import file_of, load_questions
+from cusearch_async.data.questions import file_of, has_held_out, load_questions
 from cusearch_async.data.rows import HUB, hub_place
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
@@ -36,6 +36,10 @@ def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
             yield _questions(key, source, label, config, tokenizer)
     for source in config.eval.suite:
         yield _questions("eval.suite", file_of(source, config.eval.folder), config.evaluated_in, config, tokenizer)
+    if not has_held_out(config):
+        needed_by = f"the evaluator of eval.every = {config.eval.every}" if config.eval.every else "`cusearch eval`"
+        text = f"names no held-out questions, which {needed_by} needs: set benchmarks or question files"
+        yield Finding("error" if config.eval.every else "warning", "eval.suite", text)
     retriever = config.retriever
     if config.uses_retriever and retriever.backend in ("bm25", "dense"):
         yield _corpus(retriever)

@@ -1,0 +1,169 @@
+"""`cusearch check`: the files, services and code that a config names."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from cusearch_async.cli import check
+from cusearch_async.cli.preflight.sizing import GIB
+from cusearch_async.config import load_config
+from tests.cli.test_check import BASE, PAPER, findings
+from tests.conftest import free_port
+
+pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
+
+
+@pytest.fixture
+def port():
+    """Something that accepts connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_files_are_looked_for(tmp_path):
+    corpus, data = tmp_path / "corpus.jsonl", tmp_path / "train.parquet"
+    corpus.write_text('{"id": "1", "contents": "x"}\n')
+    (tmp_path / "passages.npy").touch()
+    path = [BASE, PAPER / "search-r1.toml"]
+    overrides = ("--data.source", str(data), "--retriever.corpus", str(corpus), "--retriever.index", str(tmp_path))
+    found = findings(*overrides, path=path)
+    assert (found["data.source"].status, found["data.source"].text) == ("not reachable", f"{data} does not exist")
+    assert found["retriever.corpus"].status == "ok"
+    assert found["retriever.index"].status == "ok"
+
+
+def test_every_source_is_looked_for(tmp_path):
+    here = tmp_path / "here.jsonl"
+    here.write_text('{"question": "who", "golden_answers": ["me"]}\n')
+    sources = f'["{here}", "{tmp_path}/gone.jsonl", "hf:nobody/has-this/train.parquet"]'
+    config = load_config(BASE, ["--data.source", sources])
+    found = [finding for finding in check.check(config, None, 80 * GIB) if finding.what == "data.source"]
+    assert [finding.status for finding in found] == ["ok", "not reachable", "not reachable"]
+    assert "gone.jsonl does not exist" in found[1].text
+    assert "hf:nobody/has-this/train.parquet is not on this machine" in found[2].text
+
+
+@pytest.mark.parametrize("source", ["hf:/name/train.parquet", "hf:owner/name", "hf:"])
+def test_a_dataset_on_the_hub_that_is_half_named_is_an_error(source):
+    found = findings("--data.source", source)["data.source"]
+    assert (found.status, "hf:OWNER/NAME/FILE" in found.text) == ("error", True)
+
+
+def test_the_embedded_world_needs_no_files(atlas_config):
+    found = findings(path=atlas_config)
+    assert found["data.source"].status == found["retriever.corpus"].status == "ok"
+    assert "retriever.index" not in found
+
+
+@pytest.mark.parametrize(("every", "status"), [("0", "warning"), ("5", "error")])
+def test_held_out_questions_that_nobody_has_named_are_said(tmp_path, every, status):
+    """An evaluator would end at its start, and `cusearch eval` too."""
+    own = ("--data.source", str(tmp_path / "mine.jsonl"), "--eval.every", every, "--eval.suite", "[]")
+    assert findings(*own, "--eval.suite", "hf:a/b/c.jsonl")["eval.suite"].status == "not reachable"
+    found = findings(*own)["eval.suite"]
+    assert (found.status, "names no held-out questions" in found.text) == (status, True)
+
+
+def test_a_simulated_engine_needs_no_corpus():
+    assert "retriever.corpus" not in findings()
+
+
+def test_services_that_listen_are_told_from_those_that_do_not(redis_url, port):
+    dead = f"http://127.0.0.1:{free_port()}"
+    overrides = ("--redis.url", redis_url, "--retriever.url", dead)
+    found = findings(*overrides, "--retriever.zerosearch.url", f"http://127.0.0.1:{port}/v1")
+    assert found["redis.url"].status == "ok"
+    assert (found["retriever.url"].status, found["retriever.url"].text) == (
+        "not reachable",
+        f"nothing listens at {dead}",
+    )
+    assert found["retriever.zerosearch.url"].status == "ok"
+
+
+def test_one_sentinel_that_listens_is_enough(port):
+    dead = free_port()
+    url = f"redis+sentinel://user@127.0.0.1:{dead},127.0.0.1:{port}/main/0"
+    assert findings("--redis.url", url)["redis.url"].status == "ok"
+    url = f"redis+sentinel://127.0.0.1:{dead}/main"
+    assert findings("--redis.url", url)["redis.url"].status == "not reachable"
+
+
+@pytest.mark.parametrize(("backend", "key"), [("serper", "SERPER_API_KEY"), ("serpapi", "SERPAPI_API_KEY")])
+def test_a_missing_key_is_reported_and_never_shown(backend, key, monkeypatch):
+    monkeypatch.delenv(key, raising=False)
+    found = findings("--retriever.backend", backend)[f"{backend} key"]
+    assert (found.status, f"{key} is not set" in found.text) == ("warning", True)
+    monkeypatch.setenv(key, "secret-value")
+    found = findings("--retriever.backend", backend)[f"{backend} key"]
+    assert (found.status, "secret-value" in found.text) == ("ok", False)
+
+
+# What it calls ok has been opened.
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("train.parquet", "PAR1 and then nothing", "cannot read"),
+        ("train.jsonl", "", "holds no questions"),
+        ("train.jsonl", '{"question": "who"}\n', "'golden_answers' must be a list"),
+        ("train.csv", "question,golden_answers\n", "give .parquet or .jsonl"),
+        (
+            "train.jsonl",
+            '{"question": "' + "who " * 2000 + '", "golden_answers": ["me"]}\n',
+            "longer than episode.max_prompt_tokens",
+        ),
+    ],
+)
+def test_questions_that_cannot_be_used_are_an_error(tmp_path, atlas_config, name, content, said):
+    source = tmp_path / name
+    source.write_text(content)
+    found = findings("--data.source", str(source), path=atlas_config)["data.source"]
+    assert (found.status, said in found.text) == ("error", True), found
+
+
+@pytest.fixture
+def one_question(tmp_path) -> str:
+    """Reads faster than those of the atlas."""
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"id": 1, "question": "who?", "golden_answers": ["she"]}\n')
+    return str(path)
+
+
+@pytest.mark.parametrize(("content", "said"), [("", "is empty"), ('{"id": 1}\n', "line 1: 'contents' must be")])
+def test_a_corpus_that_cannot_be_used_is_an_error(tmp_path, atlas_config, one_question, content, said):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(content)
+    overrides = ("--retriever.corpus", str(corpus), "--data.source", one_question)
+    found = findings(*overrides, path=atlas_config)["retriever.corpus"]
+    assert (found.status, said in found.text) == ("error", True), found
+
+
+def test_a_folder_that_is_no_index_is_an_error(tmp_path, atlas_config, one_question):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "1", "contents": "x"}\n')
+    overrides = ("--retriever.corpus", str(corpus), "--retriever.index", str(tmp_path), "--data.source", one_question)
+    found = findings(*overrides, path=atlas_config)["retriever.index"]
+    assert (found.status, "cusearch index" in found.text) == ("error", True)
+
+
+# Code of one's own.
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "status", "text"),
+    [
+        ("loss.objective", "docs.examples.objectives:cispo", "ok", "can be imported"),
+        ("loss.objective", "clp", "error", "'clp' is unknown; use one of clip"),
+        ("redis.transport", "docs.examples.one_process:open_buffer", "ok", "can be imported"),
+        ("redis.transport", "nats", "error", "'nats' is unknown; use one of redis"),
+        ("retriever.backend", "docs.examples.articles:Articles", "ok", "can be imported"),
+        ("retriever.backend", "no_such:Thing", "error", "module 'no_such' of 'no_such:Thing' cannot be imported"),
+    ],
+)
+def test_code_of_ones_own_is_looked_for(key, value, status, text):
+    found = findings(f"--{key}", value)[key]
+    assert found.status == status
+    assert text in found.text
