@@ -21,7 +21,7 @@ class PoolConfig(Section):
     with the oldest tickets (`oldest_complete`)."""
     max_staleness: int = Field(2, ge=0)
     """Maximum staleness: learner steps that a trajectory may lag behind the policy that trains on it. 0 is synchronous.
-    """
+    A bound with `order = "ticket"`; with `oldest_complete` only an aim."""
     max_attempts: int = Field(5, ge=1)
     """Attempts at a ticket before its group stays incomplete. An attempt fails when its worker dies or an episode
     fails."""

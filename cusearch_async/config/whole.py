@@ -163,6 +163,22 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _can_add_up_in_float32(self) -> Config:
+        learner = self.learner
+        stays = not learner.deepspeed.offload("offload_optimizer")
+        _refuse(
+            "learner.deepspeed.grad_accum_dtype = 'fp32' with model.dtype = 'bfloat16'",
+            learner.deepspeed.grad_accum_dtype == "fp32" and self.model.dtype == "bfloat16",
+            (learner.zero_stage == 0, "learner.zero_stage = 2 or 3, got 0: DeepSpeed cannot do it there"),
+            (
+                learner.zero_stage == 1 and stays,
+                "learner.zero_stage = 2 or 3, got 1: DeepSpeed takes another optimizer there, whose checkpoints cannot "
+                "be continued",
+            ),
+        )
+        return self
+
+    @model_validator(mode="after")
     def _can_send_weights(self) -> Config:
         _refuse(
             "weights.url",

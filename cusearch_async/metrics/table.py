@@ -113,7 +113,7 @@ FAMILIES = (
         (
             Metric("staleness/min", "steps", "step − oldest version that sampled a token: the pool's least"),
             Metric("staleness/mean", "steps", "its mean", "it grows"),
-            Metric("staleness/max", "steps", "the pool's most; never above `pool.max_staleness`"),
+            Metric("staleness/max", "steps", "the pool's most; in ticket order never above `pool.max_staleness`"),
             Metric(
                 "off_policy/mismatch_kl",
                 "nats",
@@ -160,8 +160,8 @@ FAMILIES = (
             Metric(
                 "train/computed_share",
                 "share",
-                "tokens in forward passes, of those of all trajectories trained on; what several in a mini-batch have "
-                "in common is computed once",
+                "tokens in forward passes, of those of all trajectories trained on; of those that are the same in a "
+                "mini-batch one is computed",
             ),
             Metric(
                 "train/prefix_share",

@@ -25,12 +25,13 @@ class WorkerRates:
             if status.alive_s > 0
         }
         zero = dict.fromkeys(_TOTALS, 0.0)
-        grown = [
-            {key: value - self._last.get(name, zero)[key] for key, value in totals.items()}
+        since = {
+            name: {key: value - self._last.get(name, zero)[key] for key, value in totals.items()}
             for name, totals in now.items()
-        ]
+        }
         self._last = now
-        grown = [g for g in grown if g["alive_s"] > 0]
+        spoken = [name for name, totals in since.items() if totals["alive_s"] > 0]
+        grown = [since[name] for name in spoken]
         alive = sum(g["alive_s"] for g in grown)
         return {
             "rollout/workers": float(len(grown)),
@@ -39,5 +40,5 @@ class WorkerRates:
             "rollout/weight_load_s": sum(g["weight_load_s"] for g in grown),
             "rollout/searches": sum(g["searches"] for g in grown),
             "rollout/search_failures": sum(g["search_failures"] for g in grown),
-            "rollout/search_p99_s": max((status.search_p99_s for status in workers.values()), default=0.0),
+            "rollout/search_p99_s": max((workers[name].search_p99_s for name in spoken), default=0.0),
         }

@@ -62,6 +62,7 @@ async def train(
         step, remembered = start.step, start.method
         await publisher.publish(step)
         report = StepReport(buffer, config, step)
+        await report.begin()
         while step < config.run.steps:
             heartbeat.step = step
             pool = await wait_for_pool(buffer, step, watchdog, stop, selector.question_of, (publisher, saver))

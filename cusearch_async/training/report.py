@@ -36,6 +36,10 @@ class StepReport:
         self._seconds[part] += now - self._since
         self._since = now
 
+    async def begin(self) -> None:
+        """What workers have done before, under an earlier learner, is not of the first row."""
+        self._rates.since_last(await self._buffer.workers())
+
     async def write(self, chosen: Chosen, update: Metrics, publishing_s: float) -> None:
         """`publishing_s`: how long the newest weights took, beside the steps. Raises: WriteFailed."""
         config, seconds = self._config, self._seconds

@@ -101,6 +101,14 @@ def test_a_memory_that_the_runs_s_max_does_not_fit_is_refused():
     assert method.refusal(SdgaMemory(4), 4) == "has reached phase 4; set it to 5 or more"
 
 
+@pytest.mark.parametrize(("one", "other"), [("sdga_phase", "ar3po"), ("ar3po", "sdga_phase")])
+def test_the_memory_of_another_method_is_refused(one, other):
+    """Read as an empty one, the phase would go back to 0."""
+    text = method_of(one).encode(method_of(one).Memory())
+    with pytest.raises(ValueError, match="unknown field"):
+        method_of(other).decode(text)
+
+
 def test_a_method_of_ones_own_is_found_by_its_place(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from cusearch_async.algorithm.methods import Method\nclass First(Method):\n    pass\nnothing = 1\n"

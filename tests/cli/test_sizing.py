@@ -181,7 +181,8 @@ def test_a_reference_that_waits_on_the_host_comes_for_its_pass():
 
 def test_deepspeeds_options_are_read():
     parameters = QWEN_3B.parameters
-    assert memory("--learner.deepspeed.grad_accum_dtype", "fp32").gradients == 4 * parameters
+    of_float32 = memory("--learner.deepspeed.grad_accum_dtype", "fp32", "--learner.zero_stage", "2", stage=2)
+    assert of_float32.gradients == parameters, "4 bytes on each of 4 ranks"
     bucket = "--learner.deepspeed.zero_optimization.reduce_bucket_size"
     assert memory().buffers - memory(bucket, "100000000").buffers == 2 * 400_000_000
 

@@ -409,6 +409,18 @@ def test_weights_that_cannot_be_sent_are_refused(atlas_config, overrides, said):
         load_config(atlas_config, overrides)
 
 
+def test_gradients_in_float32_need_an_optimizer_whose_checkpoints_can_be_continued(atlas_config):
+    """At stage 1 DeepSpeed took one whose state names no stage: every resume ended in a KeyError."""
+    own = ["--model.dtype", "bfloat16", "--learner.deepspeed.grad_accum_dtype", "fp32", "--learner.zero_stage"]
+    for stage in ("0", "1"):
+        with pytest.raises(ConfigError, match=f"needs learner.zero_stage = 2 or 3, got {stage}"):
+            load_config(atlas_config, [*own, stage])
+    offload = ["--learner.deepspeed.zero_optimization.offload_optimizer.device", "cpu"]
+    assert load_config(atlas_config, [*own, "1", *offload]).learner.zero_stage == 1
+    assert load_config(atlas_config, [*own, "2"]).learner.zero_stage == 2
+    assert load_config(atlas_config, ["--learner.deepspeed.grad_accum_dtype", "fp32"]).model.dtype == "float32"
+
+
 def test_an_adapter_needs_no_reference_in_the_hosts_memory_to_take_turns(atlas_config):
     assert load_config(atlas_config, ["--run.take_turns", "true", "--learner.lora.rank", "8"]).run.take_turns
 

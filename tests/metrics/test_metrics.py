@@ -84,6 +84,8 @@ def test_failed_searches_are_counted_by_the_step_and_the_slowest_worker_is_told(
     found = rates.since_last({"a": later, "b": replace(later, search_p99_s=2.5)})
     assert (found["rollout/searches"], found["rollout/search_failures"]) == (120, 14)
     assert found["rollout/search_p99_s"] == 2.5
+    alone = rates.since_last({"a": replace(later, alive_s=30), "b": replace(later, search_p99_s=2.5)})
+    assert alone["rollout/search_p99_s"] == 0.5, "of a worker that has died nothing is told"
 
 
 ROW = {

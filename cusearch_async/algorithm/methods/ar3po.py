@@ -56,7 +56,7 @@ def divide_rollouts(histories: Sequence[Visits], rollouts: int) -> list[int]:
     return sizes
 
 
-class Ar3poMemory(msgspec.Struct, frozen=True):
+class Ar3poMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     visits: dict[str, Visits] = {}
     """Question id -> its last visits."""
 

@@ -145,7 +145,7 @@ class SdgaSettings(MethodSettings):
     """Share of the budget that sdga_phase keeps for depths beyond its target; 0 is the paper's rule."""
 
 
-class SdgaMemory(msgspec.Struct, frozen=True):
+class SdgaMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase: int = 0
     """The global phase counter k."""
 
