@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import xxhash
+
 from cusearch_async.config import Config, RetrieverConfig
+from cusearch_async.environments.templates import TEMPLATES
 from cusearch_async.transport.run_contract import fingerprint_of_questions
 from cusearch_async.types import Question
 
@@ -28,11 +31,18 @@ def conditions(config: Config, model: str, questions: Sequence[Question], sampli
         "S_max": episode.s_max,
         "turn_tokens": episode.max_turn_tokens,
         "observation_tokens": episode.max_observation_tokens,
-        "prompt": environment.template.splitlines()[0][:60],
+        "prompt": _prompt(environment.template),
         **{name: repr(value) for name, value in environment.own.model_dump(mode="json").items()},
         "dtype": config.model.dtype + quantised,
         "sampling": sampling,
     }
+
+
+def _prompt(template: str) -> str:
+    """By its name, or how it begins, with a checksum: two may begin alike."""
+    if template in TEMPLATES:
+        return template
+    return f"{template.splitlines()[0][:60]} ({xxhash.xxh3_64_hexdigest(template.encode())[:8]})"
 
 
 def as_line(named: Mapping[str, object]) -> str:

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 WORK = "work"
 """Folder of the runs that are under way, in the study's folder; a run's is deleted when it is in the tables."""
+STARTS = "starts"
+"""The starts of a run in its folder, and those of all runs in the study's."""
 _POLL_S = 0.2
 _NOTE_S = 5.0
 _LEAVE_S = 600.0
@@ -48,10 +50,21 @@ def run_all(
         where = folder / WORK / run.id
         reason, wall_s = _launch(plan, run, where)
         row = _result(plan, run, where, reason, wall_s)
-        Tables.read(folder).with_run(row).write(folder)
-        if row.runs["status"][0] == "done":
+        _keep_starts(where, folder / STARTS / run.id)
+        tables = Tables.read(folder)
+        is_done = row.runs["status"][0] == "done"
+        if is_done and (before := tables.failures.get(run.id)):
+            row.runs["reason"] = f"it had failed: {before}"
+        tables.with_run(row).write(folder)
+        if is_done:
             _remove(where)
         on_done(run, row.runs["reason"][0] or "done", wall_s)
+
+
+def _keep_starts(where: Path, kept: Path) -> None:
+    """With which config, packages, machine and commands the run was made, which its folder does not outlive."""
+    if (where / STARTS).exists():
+        shutil.copytree(where / STARTS, kept, dirs_exist_ok=True)
 
 
 def _remove(where: Path) -> None:

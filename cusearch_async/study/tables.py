@@ -4,7 +4,7 @@
     <study folder>/steps.parquet            a row per run and learner step: metrics
     <study folder>/answers.parquet          a row per run, scored version and held-out question
 
-They are all that is kept of a run that is done, and what the report is made from.
+They are what the report is made from. Of a run that is done only its starts are kept besides (`running.STARTS`).
 """
 
 from __future__ import annotations
@@ -98,6 +98,12 @@ class Tables:
     def statuses(self) -> dict[str, str]:
         """Run -> `done` or `failed`."""
         return dict(zip(self.runs["run"], self.runs["status"], strict=True)) if len(self.runs) else {}
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Failed run -> its reason."""
+        failed = self.runs[self.runs["status"] == "failed"] if len(self.runs) else self.runs
+        return dict(zip(failed["run"], failed["reason"], strict=True)) if len(failed) else {}
 
     def of(self, runs: Sequence[PlannedRun]) -> pd.DataFrame:
         """The rows of these runs, with all columns also where no run is done yet."""

@@ -38,6 +38,14 @@ def test_policy_questions_and_settings_are_all_there(atlas_config):
     }
 
 
+def test_prompts_that_begin_alike_are_told_apart(atlas_config):
+    one, other = (
+        of(atlas_config, "--environment.search.template", f"Answer.\n{end} {{question}}")["prompt"] for end in "ab"
+    )
+    assert one.startswith("Answer. (")
+    assert one != other
+
+
 @pytest.mark.parametrize(
     ("overrides", "engine"),
     [

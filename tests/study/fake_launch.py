@@ -46,6 +46,8 @@ def leave(config, how: str) -> None:
         signal.signal(signal.SIGTERM, lambda *_: time.sleep(1.5) or sys.exit(1))
     while how in ("hang", "slow") and attempt == 1:
         time.sleep(0.05)
+    (folder / "starts").mkdir(exist_ok=True)
+    (folder / "starts" / "0001.toml").write_text(config.run.name)
     steps = config.run.steps - (how == "short")
     for step in range(steps):
         row = {"step": step, "epoch": 1, "reward/em": 0.25, "episode/sampled_tokens": 40.0, "time/step_s": 2.0}

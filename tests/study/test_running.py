@@ -70,7 +70,19 @@ def test_a_run_that_fails_is_kept_with_its_reason_and_the_others_go_on(plan, fol
     if how == "fail":
         again = to_do(plan, tables, retry_failed=True)
         run_all(plan, folder, again, lambda *_: None)
-        assert set(Tables.read(folder).statuses.values()) == {"done"}
+        later = Tables.read(folder)
+        assert set(later.statuses.values()) == {"done"}
+        told = dict(zip(later.runs["run"], later.runs["reason"], strict=True))
+        assert all(told[run].startswith("it had failed: cusearch: the engine died") for run in broken), (
+            "not dropped silently"
+        )
+
+
+def test_the_starts_of_a_run_outlive_its_folder(plan, folder):
+    make(plan, folder, [])
+    for run in plan.runs:
+        assert not (folder / "work" / run).exists()
+        assert (folder / "starts" / run / "0001.toml").read_text().endswith(run)
 
 
 @pytest.mark.parametrize("how", ["hang", "slow"])

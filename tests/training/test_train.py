@@ -20,6 +20,7 @@ from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import initial_method_state, method_state, select
+from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.weights import WeightStore
@@ -269,6 +270,17 @@ async def test_a_run_goes_on_from_its_checkpoint_with_what_the_method_remembered
     assert s.events[:2] == ["announce v000001-e1", "claim 1"]
     assert rows(s) == [1, 2]
     assert (await s.buffer.state()).fields == {"phase": 2}
+
+
+async def test_what_a_worker_did_before_the_learners_start_is_not_of_its_first_row(setting):
+    """It outlives learners, and tells totals since its own start."""
+    s = setting()
+    worker = MemoryBuffer(s.run, limits_of(s.config))
+    await worker.recover(0, initial_method_state(s.config))
+    await worker.heartbeat("old", [], WorkerStatus(version=0, alive_s=3600, searches=5000))
+    await start(s)
+    rows = read_metrics(s.config.folder / "metrics.jsonl")
+    assert [row["rollout/searches"] for row in rows] == [0, 0, 0]
 
 
 async def test_a_trapped_phase_is_warned_about_in_its_step(setting, caplog):
