@@ -90,7 +90,7 @@ class PoolFigures:
     """Of groups of trajectories of one question each."""
 
     identical: float
-    """Share of the trajectories that are token for token another one of their group."""
+    """Share of the trajectories that repeat an earlier one of their group, token for token."""
     zero_variance: float
     """Share of the groups with equal rewards."""
     depths: list[int]  # [S+1] trajectories of each depth

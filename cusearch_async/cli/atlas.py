@@ -107,7 +107,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], play: Play
     figures = pool_figures(list(zip(*siblings, strict=True)), config.episode.s_max)
     console.print(f"{POOLS} pools of {config.pool.questions} groups of {len(siblings)}:")
     console.print(f"groups with equal rewards {figures.zero_variance:.1%}")
-    console.print(f"trajectories identical to another of their group {figures.identical:.1%}")
+    console.print(f"trajectories that repeat an earlier one of their group {figures.identical:.1%}")
     console.print(f"trajectories by depth {' '.join(map(str, figures.depths))}")
     console.print(_scores(summarize(greedy, questions), summarize(sampled, questions)))
 
