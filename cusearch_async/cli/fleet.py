@@ -149,7 +149,9 @@ class Fleet:
         """Start the retriever, and the simulator if zerosearch runs on atlas. Returns the services to wait for."""
         retriever = self._config.retriever
         wanted: list[tuple[str, str, type[CusearchError]]] = [("the retriever", retriever.url, RetrievalUnavailable)]
-        if not is_listening(retriever.url):
+        if is_listening(retriever.url):
+            log.info("using the retriever that listens at %s already, whatever its corpus is", retriever.url)
+        else:
             _refuse_remote("retriever.url", retriever.url)
             self.start_worker("retriever", "retriever")
         if retriever.backend == "zerosearch" and asks_of_atlas(self._config):

@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -241,6 +242,16 @@ def test_a_retriever_that_does_not_start_is_waited_for_and_named(fleet, config, 
     with pytest.raises(RetrievalUnavailable, match=f"the retriever did not start at {config.retriever.url} within"):
         fleet.start_services()
     assert f"waiting for the retriever at {config.retriever.url}: 0 s" in caplog.text
+
+
+def test_a_retriever_that_is_there_already_is_used_and_named(config, caplog):
+    """It may have another corpus than the config's."""
+    caplog.set_level("INFO")
+    fleet = Unstarted(config)
+    with socket.create_server(("127.0.0.1", int(config.retriever.url.rpartition(":")[2]))):
+        fleet._start_retriever()
+    assert fleet.children == {}
+    assert f"using the retriever that listens at {config.retriever.url} already" in caplog.text
 
 
 def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):
