@@ -58,7 +58,7 @@ def run_all(
         tables.with_run(row).write(folder)
         if is_done:
             _remove(where)
-        on_done(run, row.runs["reason"][0] or "done", wall_s)
+        on_done(run, "done" if is_done else row.runs["reason"][0], wall_s)
 
 
 def _keep_starts(where: Path, kept: Path) -> None:

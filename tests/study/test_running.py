@@ -69,7 +69,9 @@ def test_a_run_that_fails_is_kept_with_its_reason_and_the_others_go_on(plan, fol
     monkeypatch.delenv("FAKE_LAUNCH")
     if how == "fail":
         again = to_do(plan, tables, retry_failed=True)
-        run_all(plan, folder, again, lambda *_: None)
+        ends = []
+        run_all(plan, folder, again, lambda run, end, _: ends.append(end))
+        assert set(ends) == {"done"}
         later = Tables.read(folder)
         assert set(later.statuses.values()) == {"done"}
         told = dict(zip(later.runs["run"], later.runs["reason"], strict=True))
