@@ -105,20 +105,21 @@ def plan_update(
     tickets = [trajectory.ticket for trajectory in selected]
     parts = [part.tolist() for part in batching.minibatches(tickets, config.loss.minibatch, rng)]
     weights = _weights(parts, selected, config)
+    different = [batching.distinct(selected, part) for part in parts]
     minibatches = tuple(
         tuple(
             _micro_batch(share, selected, advantages, weights, config.learner.packing)
-            for share in _shares_of_rank(part, selected, advantages, config, rank, ranks)
+            for share in _shares_of_rank(copies, selected, advantages, config, rank, ranks)
         )
-        for part in parts
+        for copies in different
     )
-    return UpdatePlan(step, tuple(selected), minibatches, _prefix_share(parts, selected))
+    return UpdatePlan(step, tuple(selected), minibatches, _prefix_share(different, selected))
 
 
-def _prefix_share(parts: list[list[int]], selected: Sequence[Trajectory]) -> float:
-    different = [[selected[rows[0]] for rows in batching.distinct(selected, part)] for part in parts]
-    tokens = sum(len(t.token_ids) for some in different for t in some)
-    return (tokens - sum(map(batching.prefix_tree_tokens, different))) / max(tokens, 1)
+def _prefix_share(different: list[list[list[int]]], selected: Sequence[Trajectory]) -> float:
+    computed = [[selected[rows[0]] for rows in copies] for copies in different]
+    tokens = sum(len(t.token_ids) for some in computed for t in some)
+    return (tokens - sum(map(batching.prefix_tree_tokens, computed))) / max(tokens, 1)
 
 
 def _weights(parts: list[list[int]], selected: Sequence[Trajectory], config: Config) -> NDArray[np.float64]:
@@ -142,16 +143,15 @@ class _Share:
 
 
 def _shares_of_rank(
-    part: list[int],
+    copies: list[list[int]],
     selected: Sequence[Trajectory],
     advantages: NDArray[np.float64],
     config: Config,
     rank: int,
     ranks: int,
 ) -> Iterator[_Share]:
-    """The micro-batches of one rank for a mini-batch: those with a gradient, and then those without. Fillers make them
-    as many as the busiest rank has."""
-    copies = batching.distinct(selected, part)
+    """The micro-batches of one rank for a mini-batch, whose rows come as lists of `copies`: those with a gradient, and
+    then those without. Fillers make them as many as the busiest rank has."""
     shortest = min(copies, key=lambda rows: len(selected[rows[0]].token_ids))
     divided: dict[bool, list[list[int]]] = {True: [], False: []}
     for rows in copies:
