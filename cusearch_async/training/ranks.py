@@ -23,6 +23,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -42,6 +43,8 @@ _REPORT_S = 1.0
 _LEAVE_S = 30.0
 """How long rank 0 waits for the others at its end."""
 _MESSAGES_KEPT = 4
+_PIECE = 4 << 20
+"""Bytes of a message in one value of the store, which takes at most 8 MiB."""
 _LONGEST = 512
 _SIGNED = 32
 _ASK_S = 3.0
@@ -72,6 +75,8 @@ class Ranks:
         self._life = ""
         self._life = self._agree()
         self._count = 0
+        self._told: deque[list[str]] = deque()
+        """Rank 0: the names of what the newest messages have written."""
         self._heard: dict[int, tuple[bytes, float]] = {}
         self._ended = threading.Event()
         self._reporter = threading.Thread(target=self._report, name="rank", daemon=True)
@@ -92,18 +97,30 @@ class Ranks:
         """Rank 0: send a message to every other rank; returns at once."""
         if self.size == 1:
             return
-        self._write(f"message/{self._count}", message)
-        if self._count >= _MESSAGES_KEPT:
-            self._store.delete_key(self._name(f"message/{self._count - _MESSAGES_KEPT}"))
+        name = f"message/{self._count}"
+        pieces = [message[start : start + _PIECE] for start in range(0, len(message), _PIECE)]
+        for number, piece in enumerate(pieces):
+            self._write(f"{name}/{number}", piece)
+        self._write(name, b"%d" % len(pieces))  # whole from here on
+        self._told.append([name, *(f"{name}/{number}" for number in range(len(pieces)))])
+        if len(self._told) > _MESSAGES_KEPT:
+            for part in self._told.popleft():
+                self._store.delete_key(self._name(part))
         self._count += 1
 
     def listen(self) -> bytes:
         """Other ranks: wait for the next message of rank 0, however long that takes; a message that another process put
         there is ignored."""
+        name = f"message/{self._count}"
         with self.meeting():
-            while (said := self._read(f"message/{self._count}")) is None:
-                time.sleep(_POLL_S)
+            message = b"".join(self._wait(f"{name}/{number}") for number in range(int(self._wait(name))))
         self._count += 1
+        return message
+
+    def _wait(self, name: str) -> bytes:
+        """What a rank writes under a name, as soon as it stands there."""
+        while (said := self._read(name)) is None:
+            time.sleep(_POLL_S)
         return said
 
     def answer(self, name: str, text: str) -> None:
@@ -225,11 +242,7 @@ class Ranks:
                     self._write(f"joined/{self.rank}", life.encode())
                     return life
             time.sleep(_POLL_S)
-        raise RanksFailed(
-            f"{', '.join(f'rank {rank}' for rank in absent)} of {self.size} did not come within "
-            f"learner.collective_timeout_s = {self._timeout_s:g} s; see its log, and whether all ranks have the same "
-            f"MASTER_ADDR and MASTER_PORT, and the same {SECRET}"
-        )
+        raise _absent(absent, self.size, self._timeout_s)
 
     def _report(self) -> None:
         """Every second, from a thread of its own: this process is alive."""
@@ -261,14 +274,27 @@ def group_timeout(timeout_s: float) -> timedelta:
     return timedelta(seconds=timeout_s + (_NAMING_S if torch.cuda.is_available() else 0.0))
 
 
+def _absent(ranks: list[int], size: int, timeout_s: float) -> RanksFailed:
+    return RanksFailed(
+        f"{', '.join(f'rank {rank}' for rank in ranks)} of {size} did not come within "
+        f"learner.collective_timeout_s = {timeout_s:g} s; see its log, and whether all ranks have the same "
+        f"MASTER_ADDR and MASTER_PORT, and the same {SECRET}"
+    )
+
+
 def _store(rank: int, size: int, timeout_s: float) -> Store:
     """Where the ranks meet: nothing that listens for one rank; else at MASTER_ADDR and MASTER_PORT, where rank 0
-    listens, or torchrun itself."""
+    listens, or torchrun itself. Rank 0 does not wait in it for the others: `Ranks._agree` names those that are absent.
+
+    Raises: RanksFailed when nobody listens there within `timeout_s`."""
     if size == 1:
         return HashStore()
     host, port, timeout = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout_s)
     if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return TCPStore(host, port, size, is_master=False, timeout=timeout)
+        try:
+            return TCPStore(host, port, size, is_master=False, timeout=timeout)
+        except dist.DistError as error:
+            raise _absent([0], size, timeout_s) from error
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind)
@@ -281,5 +307,9 @@ def _store(rank: int, size: int, timeout_s: float) -> Store:
             "this machine and a free port"
         ) from error
     return TCPStore(  # it would listen on all interfaces by itself; the socket is the store's now
-        host, port, size, is_master=True, timeout=timeout, master_listen_fd=listening.detach()
+        *(host, port, size),
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
     )

@@ -51,6 +51,17 @@ for line in sys.stdin:  # rank 0 is told by the test what to do, the others by r
         said(told={MESSAGES})
     elif word == "tell one":
         ranks.tell(b"message")
+    elif word.startswith("tell MiB"):
+        for mib in map(int, word.split()[2:]):
+            ranks.tell(b"%d" % (mib % 10) * (mib << 20))
+            ranks.sum(torch.ones(1))
+    elif word.startswith("listen to"):
+        large = []
+        for _ in range(int(word.split()[2])):
+            message = ranks.listen()
+            large.append([len(message) / 2**20, len(set(message)), message[:1].decode()])
+            ranks.sum(torch.ones(1))
+        said(large=large)
     elif word == "listen":
         heard = []
         for _ in range({MESSAGES}):
@@ -185,6 +196,22 @@ def test_who_does_not_know_the_secret_is_not_obeyed_and_ends_nothing(start_ranks
     assert not [key for key in store.list_keys() if "message" in key and not key.startswith("message/")]
 
 
+def test_a_message_may_be_as_large_as_three_of_the_largest_steps_that_we_ship(start_ranks):
+    """192 trajectories of 8,548 tokens are 9 MiB; the store takes 8 MiB in one value. Messages that were heard leave
+    the store again."""
+    ranks = start_ranks(2)
+    sizes = (27, 0, 64, 8, 4, 1, 1, 1, 1)
+    ranks.say(0, "tell MiB " + " ".join(map(str, sizes)))
+    ranks.say(1, f"listen to {len(sizes)}")
+    expected = [[float(mib), 1, str(mib % 10)] if mib else [0.0, 0, ""] for mib in sizes]
+    assert ranks.answer(1, "large") == expected
+    store = TCPStore("127.0.0.1", ranks.port, 2, is_master=False)
+    ranks.say(1, "listen")
+    ranks.say(0, "tell")
+    wait_until(lambda: len(ranks.facts(1)) == 3, 60)
+    assert len(store.list_keys()) < 40
+
+
 def test_a_message_that_is_forged_under_its_true_name_is_not_obeyed(start_ranks):
     ranks = start_ranks(2)
     store = TCPStore("127.0.0.1", ranks.port, 2, is_master=False)
@@ -270,6 +297,15 @@ def test_ranks_that_do_not_come_are_named(rank, absent):
     said = errors_of_a_rank(env)
     assert f"RanksFailed: {absent} of 3 did not come within learner.collective_timeout_s = 2 s" in said
     del store
+
+
+@pytest.mark.parametrize(("rank", "absent"), [("0", "rank 1, rank 2"), ("1", "rank 0")])
+def test_ranks_that_do_not_come_to_a_store_of_our_own_are_named(rank, absent):
+    """Before: a raw DistStoreError that named nobody."""
+    port = free_port()
+    env = {"WORLD_SIZE": "3", "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TIMEOUT_S": "2"}
+    said = errors_of_a_rank(env)
+    assert f"RanksFailed: {absent} of 3 did not come within learner.collective_timeout_s = 2 s" in said
 
 
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
