@@ -159,7 +159,8 @@ class MemoryBuffer:
         for name in ("questions", "rollouts", "order"):
             if run.limits and run.state.next_ticket and getattr(run.limits, name) != getattr(limits, name):
                 raise ContractMismatch(f"the tickets were granted with {name} = {getattr(run.limits, name)}")
-        if not accepts_changes and run.contract.terms:
+        is_changed = bool(run.contract.terms) and run.contract != self._contract
+        if is_changed and not accepts_changes:
             self._refuse_another_contract()
         run.limits, run.contract = limits, self._contract
         reached = run.state.step if run.state.epoch else step
@@ -172,6 +173,7 @@ class MemoryBuffer:
                 pool.trained = None
                 for id_ in pool.ids:
                     run.entries[id_].state = "claimed"
+        run.play_again(step, everything=is_changed)
         run.memory = method.memory
         run.sizes = {t: size for t, size in method.sizes.items() if t >= run.state.next_ticket} | run.sizes
         run.state = replace(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from cusearch_async.transport.interface import LearnerStatus, RolloutSlot, RunState, WorkerStatus
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Trajectory
+
+
+OUTDATED = "it was played before the settings of the run were changed (--accept-changes)"
 
 
 @dataclass(slots=True)
@@ -128,6 +132,27 @@ class MemoryRun:
         else:
             self.close_group(ticket)
             self._mark_incomplete(ticket, len(self.missing(ticket)))
+
+    def play_again(self, step: int, everything: bool) -> None:
+        """At the start of a learner: requeue the groups from `step` on in which no episode has succeeded, or
+        `everything` that was played, with a new count of attempts."""
+        emptied = [s for s, pool in self.pools.items() if s >= step and (everything or not pool.ids)]
+        tickets = {ticket for s in emptied for ticket in self.pools.pop(s).tickets}
+        if everything:
+            for id_ in [id_ for id_, entry in self.entries.items() if self._is_outdated(entry, tickets)]:
+                entry = self.entries.pop(id_)
+                gone = {"bytes": -entry.size} if entry.state == "buffered" else {}
+                self.counts.update({entry.state: -1, "quarantined": 1} | gone)
+                self.quarantined[id_] = OUTDATED
+            tickets |= {*self.leases, *self.requeue, *self.ready}
+        tickets |= {t for t in self.ready if self.incomplete.get(t) == self.group_size(t)}
+        for ticket in sorted(tickets):
+            self.attempts.pop(ticket, None)
+            self.requeue_ticket(ticket)
+
+    @staticmethod
+    def _is_outdated(entry: Entry, tickets: Collection[int]) -> bool:
+        return entry.state == "buffered" or (entry.state == "claimed" and entry.trajectory.ticket in tickets)
 
     @property
     def _known(self) -> RunLimits:

@@ -198,7 +198,7 @@ async def test_recovery_before_forgotten_pools_is_refused(backend):
         await buffer.recover(0)
 
 
-async def test_a_pool_of_which_nothing_is_left_is_empty_and_the_run_goes_on(backend):
+async def test_a_pool_of_which_nothing_is_left_is_empty(backend):
     buffer = backend.make(max_attempts=1, max_staleness=0)
     await start(buffer)
     await buffer.admit("w", 0, N * G)
@@ -209,11 +209,35 @@ async def test_a_pool_of_which_nothing_is_left_is_empty_and_the_run_goes_on(back
     await buffer.announce(1, "v000001-e1")
     assert (await buffer.state()).step == 1
     assert (await buffer.admit("w", 1, G))[0] == RolloutSlot(4, 0)
-    heir = backend.make(max_attempts=1, max_staleness=0)
+
+
+@pytest.mark.parametrize("until", ["ready", "claimed", "committed"])
+async def test_the_next_learner_has_groups_without_any_success_played_again(backend, until):
+    """What failed them all, like a reward with an error, may be fixed now. A group with one success stays closed."""
+    buffer = backend.make(max_attempts=2, max_staleness=1)
+    await start(buffer)
+    for _ in range(2):
+        slots = await buffer.admit("w", 0, 2 * N * G)
+        await fill(buffer, [slot for slot in slots if (slot.ticket, slot.rollout) == (N, 0)])
+        await buffer.release("w", sorted({slot.ticket for slot in slots}), failed=True)
+    if until != "ready":
+        pool = await buffer.claim(0)
+    if until == "committed":
+        await buffer.commit(pool, [])
+    heir = backend.make(max_attempts=2, max_staleness=1)
     await heir.recover(0)
-    assert len(await heir.claim(0)) == 0, "an empty pool is kept as any other"
-    await heir.commit(pool, [])
-    await heir.checkpoint(1)
+    await heir.announce(0, "v000000-e2")
+    assert await heir.claim(0) is None
+    assert (await heir.ledger()).incomplete_groups == 1, "of ticket N"
+    slots = await heir.admit("w", 0, 2 * N * G)
+    assert {slot.ticket for slot in slots} == {*range(2 * N)} - {N}
+    await heir.release("w", [0], failed=True)
+    assert (await heir.ledger()).incomplete_groups == 1, "its attempts are counted from the start"
+    slots += await heir.admit("w", 0, G)
+    await fill(heir, slots)
+    assert len(await heir.claim(0)) == N * G
+    assert (await heir.audit()).closes
+    assert (await heir.ledger()).closes
 
 
 async def test_a_commit_of_a_step_that_is_not_the_next_says_that_something_is_lost(backend):

@@ -1,5 +1,5 @@
 -- Quarantine trajectories with their reasons: from the buffer, where their groups then play them again (one failed
--- attempt per group), or from a pool that is claimed and not committed. The newest 1,000 are kept.
+-- attempt per group), or from a pool that is claimed and not committed.
 -- ARGV epoch(empty for an operator) [id reason]...     Returns how many were quarantined.
 local refused = ARGV[1] ~= '' and refusal_of(ARGV[1])
 if refused then return refused end
@@ -15,25 +15,6 @@ local function leave_pool(id)
     step = step + 1
   end
   return false
-end
-
-local function move(from, to)
-  redis.call('UNLINK', to)
-  if redis.call('EXISTS', from) == 1 then redis.call('RENAME', from, to) end
-end
-
-local function keep_apart(id, reason)
-  local fields = key('quarantined:' .. id)
-  move(traj(id), fields)
-  move(payload(id), key('quarantined-payload:' .. id))
-  redis.call('HSET', fields, 'state', 'quarantined')
-  redis.call('HSET', key('quarantine'), id, reason)
-  redis.call('LREM', key('quarantine-order'), 1, id)
-  if redis.call('LPUSH', key('quarantine-order'), id) > 1000 then
-    local oldest = redis.call('RPOP', key('quarantine-order'))
-    redis.call('HDEL', key('quarantine'), oldest)
-    redis.call('UNLINK', key('quarantined:' .. oldest), key('quarantined-payload:' .. oldest))
-  end
 end
 
 local taken, groups = 0, {}
@@ -53,5 +34,4 @@ for ticket in pairs(groups) do
     redis.call('HSET', key('groups'), ticket, group_size(ticket) - #missing(ticket))
   end
 end
-count('quarantined', taken)
 return taken

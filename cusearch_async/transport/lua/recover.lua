@@ -1,6 +1,7 @@
 -- A learner takes over at `step` with the method state of the checkpoint, and writes the run limits and the contract.
 -- Pools that were trained after `step` become claimed again, so the same steps will get the same pools. What Redis has
--- lost, or never had, is played again or deleted. Every older learner is fenced.
+-- lost, or never had, is played again or deleted. So is a group in which no episode has succeeded, with a new count of
+-- attempts, and after a change of the contract everything that was played before. Every older learner is fenced.
 -- A second delivery, however late, changes nothing: its nonce has an epoch already.
 -- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch limits(JSON: name -> text)
 --      contract(JSON: key -> text, and its digest) accepts_changes [run_id host folder]
@@ -8,6 +9,8 @@
 local step, method, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local limits, contract, accepts_changes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6]), ARGV[7] == '1'
 local run_id, host, folder = ARGV[8], ARGV[9], ARGV[10]
+
+local OUTDATED = 'it was played before the settings of the run were changed (--accept-changes)'
 
 -- 1. Read and check everything first: a script that fails halfway is not rolled back.
 local given = redis.call('HGET', key('learners'), nonce)
@@ -39,10 +42,8 @@ for _, name in ipairs({'questions', 'rollouts', 'order'}) do
     return redis.error_reply('GRANTED ' .. name .. ' ' .. run[name])
   end
 end
-if not accepts_changes and redis.call('EXISTS', key('contract')) == 1 then
-  local refused = contract_refusal(contract.digest or '')
-  if refused then return refused end
-end
+local another_contract = redis.call('EXISTS', key('contract')) == 1 and contract_refusal(contract.digest or '')
+if another_contract and not accepts_changes then return another_contract end
 local first = step * tonumber(limits.questions)
 local next_ticket = math.max(granted, first)
 local somewhere = {}  -- ticket -> true
@@ -71,6 +72,10 @@ end
 for name, text in pairs(contract) do redis.call('HSET', key('contract'), name, text) end
 if run_id then redis.call('HSET', state, 'run_id', run_id, 'host', host, 'folder', folder) end
 local to_requeue = {}
+local function play_again(ticket)
+  redis.call('HDEL', key('attempts'), ticket)
+  to_requeue[ticket] = true
+end
 local function count_pool_as_lost(s, pool)
   if pool.trained then
     count('trained', -pool.trained)
@@ -87,6 +92,19 @@ for s, pool in pairs(pools) do
   elseif #pool.ids ~= pool.size then
     count_pool_as_lost(s, pool)
     for _, ticket in ipairs(pool.tickets) do to_requeue[ticket] = true end
+  elseif another_contract or pool.size == 0 then
+    if pool.trained then
+      count('trained', -pool.trained)
+      count('unselected', pool.trained - pool.size)
+    else
+      count('claimed', -pool.size)
+    end
+    for _, id in ipairs(pool.ids) do keep_apart(id, OUTDATED) end
+    redis.call('UNLINK', pool_key(s), pool_info_key(s))
+    for _, ticket in ipairs(pool.tickets) do
+      somewhere[ticket] = true
+      play_again(ticket)
+    end
   else
     for _, ticket in ipairs(pool.tickets) do somewhere[ticket] = true end
     if pool.trained then
@@ -109,9 +127,21 @@ if step > reached then  -- the steps in between have used these tickets
       end_lease(ticket)
       for _, name in ipairs({'requeue', 'ready'}) do redis.call('ZREM', key(name), ticket) end
       for _, name in ipairs({'groups', 'attempts', 'incomplete', 'sizes'}) do redis.call('HDEL', key(name), ticket) end
+      somewhere[ticket] = nil
     end
   end
   forgotten = step
+end
+
+if another_contract then
+  for _, id in ipairs(redis.call('HKEYS', key('waiting'))) do
+    remove_from_buffer(id)
+    keep_apart(id, OUTDATED)
+  end
+end
+for ticket in pairs(somewhere) do
+  local has_nothing = tonumber(redis.call('HGET', key('incomplete'), ticket)) == group_size(ticket)
+  if another_contract or (has_nothing and redis.call('ZSCORE', key('ready'), ticket)) then play_again(ticket) end
 end
 
 save_method_state(method)
