@@ -16,6 +16,8 @@ CusearchError
 ├── SearchRefused          the retriever answers other searches, but not this one
 ├── SearchFailed           in the retriever process: its engine failed; different from a search without results
 ├── EpisodeFailed          one episode cannot be played, because of its own data
+├── MethodFailed           a selection method gave what is no selection, or no advantages, for its pool
+├── NothingLearned         a run that cannot learn: all episodes of a pool failed, or no trajectory had an advantage
 ├── EngineDied             vLLM's engine process has ended unexpectedly
 ├── WriteFailed            a file of the run cannot be written: disk full, read-only, or the folder is gone
 ├── WeightsUnavailable     a published weight version is missing or damaged
@@ -95,6 +97,14 @@ class EpisodeFailed(CusearchError):
     pass
 
 
+class MethodFailed(CusearchError):
+    pass
+
+
+class NothingLearned(CusearchError):
+    pass
+
+
 class EngineDied(CusearchError):
     pass
 
@@ -127,7 +137,7 @@ class JudgeFailed(CusearchError):
     pass
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type when the message is empty."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

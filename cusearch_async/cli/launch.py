@@ -15,6 +15,7 @@ from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet, add_accept_changes
 from cusearch_async.cli.runs import refuse_if_alive, refuse_other_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.errors import BufferLost
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport.server import is_listening
@@ -62,8 +63,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         live.print_inspection_commands(config, console)
         live.watch(fleet, config, console)
         ledger, counted = asyncio.run(live.read_ledger(config))
-    live.conclude(config, ledger, counted, time.monotonic() - started, console)
+    summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
     live.print_results(config, live.whole_checkpoint(config), console)
+    if not summary["ledger"]["closes"]:
+        raise BufferLost(f"the ledger of run {config.run.name} does not close; see above, and `cusearch ledger`")
 
 
 def is_complete(done: int, config: Config) -> bool:

@@ -7,11 +7,13 @@ text. The player converts text to tokens, keeps the policy's own tokens as they 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from cusearch_async.environments.templates import Quoted, Template
+from cusearch_async.errors import EpisodeFailed, first_line
 from cusearch_async.extensions import Settings
 from cusearch_async.types import Question, Segment
 
@@ -73,7 +75,8 @@ class Score:
 
 
 Reward = Callable[[Episode, Score], float | Awaitable[float]]
-"""A reward that replaces the environment's own; it may be asynchronous, for example to ask a judge model."""
+"""A reward that replaces the environment's own; it may be asynchronous, for example to ask a judge model. Whatever it
+raises, and a result that is no finite number, fails the episode, which is then played again."""
 
 
 class Search(Protocol):
@@ -137,9 +140,23 @@ class Environment:
         raise NotImplementedError
 
     async def judge(self, episode: Episode) -> Score:
-        """The score of an episode, with the reward of the config if it names one."""
+        """The score of an episode, with the reward of the config if it names one.
+
+        Raises: EpisodeFailed when that reward raises anything, or is no finite number; it fails only this episode."""
         score = await self.score(episode)
-        if self._reward is None:
-            return score
-        reward = self._reward(episode, score)
-        return replace(score, reward=float(await reward if inspect.isawaitable(reward) else reward))
+        return score if self._reward is None else replace(score, reward=await _rewarded(self._reward, episode, score))
+
+
+async def _rewarded(reward: Reward, episode: Episode, score: Score) -> float:
+    """What a user's reward gives. Raises: EpisodeFailed, whatever is wrong with it."""
+    name = f"the reward {getattr(reward, '__module__', '?')}:{getattr(reward, '__qualname__', reward)}"
+    try:
+        given = reward(episode, score)
+        number = float(await given if inspect.isawaitable(given) else given)
+    except EpisodeFailed:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a user's function does
+        raise EpisodeFailed(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
+    if not math.isfinite(number):
+        raise EpisodeFailed(f"{name} must give a finite number, got {number}")
+    return number

@@ -4,9 +4,9 @@ always with the newest weights.
 Three tasks run besides the episodes: admission, following the run (loading weights, waking admission), heartbeat. Kinds
 of errors:
 
-- An error of one episode (its question, search, trajectory or timeout): it is logged and counted in the heartbeat. The
-  other episodes of the ticket are played to their end. Then the ticket is released with one failed attempt, and other
-  workers play the missing episodes, up to pool.max_attempts times.
+- An error of one episode (its question, search, reward, trajectory or timeout): it is logged and counted in the
+  heartbeat. The other episodes of the ticket are played to their end. Then the ticket is released with one failed
+  attempt, and other workers play the missing episodes, up to pool.max_attempts times.
 - An outage (Redis, the retriever, weights that cannot be read): the worker waits, and then exits with
   BufferUnavailable, RetrievalUnavailable or WeightsUnavailable.
 - Any other error is a bug: the worker exits with it at once. Its ticket gets a failed attempt, so that it cannot end
@@ -30,6 +30,7 @@ from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.failures import Failures
 from cusearch_async.rollout.loading import IDLE_S, PatientLoader, wait_until_announced
 from cusearch_async.transport.interface import RolloutSlot, WorkerBuffer, WorkerStatus
 from cusearch_async.transport.weight_link import WeightSource
@@ -52,7 +53,7 @@ class Activity:
 
     ready_at: float = field(default_factory=time.monotonic)
     episodes: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
+    failures: Failures = field(default_factory=Failures)
     weight_loads: int = 0
     weight_load_s: float = 0.0
 
@@ -115,6 +116,7 @@ class RolloutLoop:
             has_buffer = not isinstance(cause, BufferUnavailable)
             raise cause from None
         finally:
+            self._activity.failures.finish()
             if has_buffer:
                 await self._release_ended()
                 await self._buffer.leave(self._name, [])
@@ -235,9 +237,8 @@ class RolloutLoop:
             await self._put(trajectory)
         except tuple(_FAILED) as error:
             grant.has_failed = True
-            self._activity.failures[_FAILED[type(error)]] += 1
             why = str(error) or "it took longer than episode.timeout_s"
-            log.warning("episode %d:%d failed, its ticket will be requeued: %s", slot.ticket, slot.rollout, why)
+            self._activity.failures.add(_FAILED[type(error)], slot.ticket, slot.rollout, why)
         except CusearchError:
             raise
         except Exception:
@@ -271,13 +272,14 @@ class RolloutLoop:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _status(self) -> WorkerStatus:
-        activity, engine = self._activity, self._engine
+        activity, failures, engine = self._activity, self._activity.failures, self._engine
         return WorkerStatus(
             version=engine.version,
             in_flight=len(self._episodes),
             episodes=activity.episodes,
-            failed_episodes=activity.failures.total(),
-            failed_episodes_by_kind=" ".join(f"{kind}:{n}" for kind, n in sorted(activity.failures.items())),
+            failed_episodes=failures.by_kind.total(),
+            failed_episodes_by_kind=" ".join(f"{kind}:{n}" for kind, n in sorted(failures.by_kind.items())),
+            most_frequent_failure=failures.most_frequent,
             sampled_tokens=engine.sampled_tokens,
             busy_s=round(engine.busy_s, 3),
             last_token_age_s=round(engine.last_token_age_s, 1),

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
+from cusearch_async.errors import NothingLearned
 from cusearch_async.training.background import Background
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.in_thread import InThread
@@ -51,7 +52,8 @@ async def train(
 
     Waits for a complete pool; unblocked by the workers' `put`. Weights and checkpoints are written behind the next
     update. Ends after run.steps, or before the next step once `stop` is set, with a checkpoint of what is committed;
-    after a failure the run goes on from its newest one."""
+    after a failure the run goes on from its newest one. Raises: NothingLearned when none of its steps had an advantage,
+    or when all episodes of a pool have failed: the next start has them played again."""
     selector = Selector(config, questions, start.method)
     async with (
         Publisher(learner, buffer, store, config) as publisher,
@@ -63,6 +65,7 @@ async def train(
         await publisher.publish(step)
         report = StepReport(buffer, config, step)
         await report.begin()
+        has_learned = False
         while step < config.run.steps:
             heartbeat.step = step
             pool = await wait_for_pool(buffer, step, watchdog, stop, selector.question_of, (publisher, saver))
@@ -71,6 +74,7 @@ async def train(
             async with learner.awake():
                 report.done("wait")
                 chosen = selector.choose(pool)
+                has_learned |= bool(chosen.advantages.values.any())
                 recorder.write(chosen)
                 update = await learner.update(chosen.trajectories, chosen.advantages.values, step)
                 remembered = chosen.remembered
@@ -87,6 +91,12 @@ async def train(
         await saver.finish()
         await recorder.finish()
     report.close()
+    if start.step < step == config.run.steps and not has_learned:
+        raise NothingLearned(
+            f"no trajectory of the {step - start.step} steps had an advantage: within each group all rewards were "
+            "equal, so the policy is what it was before them; check the reward, and whether the questions are all too "
+            "hard or all too easy"
+        )
     log.info("%s at step %d; checkpoint saved", "finished" if step == config.run.steps else "stopped", step)
     return step
 
@@ -100,7 +110,7 @@ async def wait_for_pool(
     meanwhile: Sequence[Background] = (),
 ) -> Pool | None:
     """The pool of `step` as soon as it is complete, of the questions that its tickets stand for; None once `stop` is
-    set. Raises: Stalled; what went wrong `meanwhile`."""
+    set. Raises: Stalled; NothingLearned for a pool without any trajectory; what went wrong `meanwhile`."""
     for attempt in itertools.count():
         for work in meanwhile:
             work.check()
@@ -108,6 +118,8 @@ async def wait_for_pool(
             return None
         pool = await buffer.claim(step, question_of)
         if pool is not None:
+            if not pool.trajectories:
+                raise NothingLearned(await watchdog.explain_empty_pool(step))
             return pool
         if attempt % LOOK_EVERY == 0:
             await watchdog.look(step)

@@ -14,7 +14,7 @@ from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods import Candidates, Method, Selection
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, MethodFailed
 from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.interface import MethodState
 from cusearch_async.types import Pool, Trajectory
@@ -67,12 +67,14 @@ class Selector:
 
 
 def select(pool: Pool, method: Method[Any], memory: Any, config: Config) -> Selection[Any]:
-    """The method's selection from a pool, seeded by (run seed, step); none from an empty one."""
-    if not pool.trajectories:
-        log.warning("step %d trains on nothing: all trajectories of its pool failed or are quarantined", pool.step)
-        return Selection(indices=np.zeros(0, dtype=np.int64), memory=memory)
+    """The method's selection from a pool that is not empty, seeded by (run seed, step).
+
+    Raises: MethodFailed for one that is not a selection from this pool."""
     rng = stream(Stream.SELECTION, config.run.seed, pool.step)
     selection = method.select(candidates_of(pool, config), memory, rng)
+    problem = selection.problem(len(pool))
+    if problem:
+        raise MethodFailed(f"step {pool.step}: method.name {config.method.name}: select() gave {problem}")
     for warning in selection.warnings:
         log.warning("step %d: %s", pool.step, warning)
     if len(selection.indices) == 0:
@@ -81,11 +83,17 @@ def select(pool: Pool, method: Method[Any], memory: Any, config: Config) -> Sele
 
 
 def advantages_of(indices: NDArray[np.int64], pool: Pool, method: Method[Any], config: Config) -> Advantages:
-    """The method's advantages of the selected `indices` [K_eff] of a pool."""
-    if not pool.trajectories:
-        return Advantages(np.zeros(0), 0.0, 0.0)
+    """The method's advantages of the selected `indices` [K_eff] of a pool.
+
+    Raises: MethodFailed unless there is a finite one for each."""
     settings = config.method
-    return method.advantages(candidates_of(pool, config), indices, settings.singleton, settings.advantage_std)
+    found = method.advantages(candidates_of(pool, config), indices, settings.singleton, settings.advantage_std)
+    if np.shape(found.values) != np.shape(indices) or not np.isfinite(found.values).all():
+        raise MethodFailed(
+            f"step {pool.step}: method.name {settings.name}: advantages() must give one finite number for each of the "
+            f"{len(indices)} selected trajectories, got {np.asarray(found.values).tolist()!r:.200}"
+        )
+    return found
 
 
 def candidates_of(pool: Pool, config: Config) -> Candidates:

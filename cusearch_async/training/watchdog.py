@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -9,10 +10,12 @@ from collections.abc import Awaitable, Callable
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
-from cusearch_async.transport.interface import LearnerBuffer
+from cusearch_async.transport.interface import LearnerBuffer, WorkerStatus
 
 log = logging.getLogger(__name__)
 
+POLL_S = 0.05
+WORKERS_TELL_S = 5.0
 REPUBLISH_S = 10.0
 """After this time without progress the learner checks the announced weights; again after twice the time."""
 
@@ -57,6 +60,20 @@ class Watchdog:
                 f"no trajectory was finished for {idle_s:.0f} s (run.stall_s) while step {step} waits for "
                 "its pool: " + "; ".join(await explain(self._buffer, step, self._config))
             )
+
+    async def explain_empty_pool(self, step: int) -> str:
+        """Why the pool of `step` has no trajectory, as the workers tell it, at most WORKERS_TELL_S later."""
+        attempts, count = self._config.pool.max_attempts, self._config.questions_per_step
+        what = f"step {step} has nothing to train on: all episodes of its {count} groups failed, {attempts} times each"
+        deadline = time.monotonic() + WORKERS_TELL_S
+        while True:
+            workers = await self._buffer.workers()
+            worst = max(workers.values(), key=lambda status: status.failed_episodes, default=WorkerStatus())
+            if worst.most_frequent_failure:
+                return f"{what}; most often: {worst.most_frequent_failure}"
+            if time.monotonic() > deadline:
+                return f"{what}, or are quarantined; see the logs of the workers, and `cusearch buffer quarantined`"
+            await asyncio.sleep(POLL_S)
 
 
 async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]:

@@ -147,6 +147,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes that were played and buffered."""
     failed_episodes: int = 0
     failed_episodes_by_kind: str = ""
+    most_frequent_failure: str = ""
+    """Why most of them failed, as "12 x reason"."""
     sampled_tokens: int = 0
     busy_s: float = 0.0
     """Seconds with at least one request in the engine."""

@@ -12,7 +12,6 @@ from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Trajectory
 
-
 OUTDATED = "it was played before the settings of the run were changed (--accept-changes)"
 
 

@@ -132,9 +132,66 @@ async def test_a_reward_may_be_asynchronous():
     assert (await play(["end"], echo(judge))).reward == 0.5
 
 
-async def test_a_reward_that_is_not_finite_fails_the_episode():
-    with pytest.raises(InvalidTrajectory, match="reward must be finite, got nan"):
-        await play(["end"], echo(lambda episode, score: math.nan))
+def gives(value):
+    return lambda episode, score: value
+
+
+def raises(error):
+    def broken(episode, score):
+        raise error
+
+    return broken
+
+
+def nested(depth):
+    return nested(depth + 1)
+
+
+async def judged(episode, score):
+    raise TimeoutError("the judge is silent")
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [
+        (gives(math.nan), "must give a finite number, got nan"),
+        (gives(-math.inf), "must give a finite number, got -inf"),
+        (gives(10**400), "failed: OverflowError: int too large"),
+        (gives(None), "failed: TypeError: float"),
+        (gives([0.5]), "failed: TypeError: float"),
+        (gives("very good"), "failed: ValueError: could not convert string to float: 'very good'"),
+        (raises(KeyError("JUDGE_URL")), "failed: KeyError: 'JUDGE_URL'"),
+        (raises(SystemExit(3)), "failed: SystemExit: 3"),
+        (raises(InvalidTrajectory("of my own")), "failed: InvalidTrajectory: of my own"),
+        (lambda episode, score: nested(0), "failed: RecursionError: maximum recursion depth exceeded"),
+        (judged, "failed: TimeoutError: the judge is silent"),
+        (lambda: 1.0, "failed: TypeError: .* takes 0 positional arguments"),
+    ],
+    ids=str,
+)
+async def test_whatever_a_users_reward_does_fails_its_episode_and_names_it(reward, why):
+    """Before, a TypeError or a RecursionError ended the worker, and a launch with it."""
+    with pytest.raises(EpisodeFailed, match=rf"^the reward tests\.environments\.test_own:.* {why}"):
+        await play(["end"], echo(reward))
+
+
+async def test_a_reward_may_fail_its_episode_in_its_own_words():
+    with pytest.raises(EpisodeFailed, match=r"^the judge has no opinion$"):
+        await play(["end"], echo(raises(EpisodeFailed("the judge has no opinion"))))
+
+
+async def test_a_cancelled_reward_is_cancelled():
+    started = asyncio.Event()
+
+    async def slow(episode, score):
+        started.set()
+        await asyncio.Event().wait()
+
+    playing = asyncio.create_task(play(["end"], echo(slow)))
+    await started.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
 
 
 async def test_a_judge_that_fails_one_episode_makes_no_trajectory():

@@ -136,7 +136,7 @@ async def test_an_episode_of_a_lease_that_ran_out_fails_no_later_grant_of_its_ti
         run.leases[0] = ("w", run.now)
         await until(lambda: run.attempts == {0: 1} and (0, 0) in player.playing)
         fails.set()
-        await until(lambda: loop._activity.failures.total() == 1)
+        await until(lambda: loop._activity.failures.by_kind.total() == 1)
         await asyncio.sleep(0.2)
         assert run.attempts == {0: 1}
 

@@ -8,12 +8,13 @@ import threading
 import numpy as np
 import pytest
 
+from cusearch_async.algorithm.advantages import Advantages
+from cusearch_async.algorithm.methods import Method, Selection
 from cusearch_async.algorithm.methods.ar3po import Ar3poMemory
-from cusearch_async.algorithm.methods.sdga import SdgaMemory
+from cusearch_async.algorithm.methods.base import MethodSettings, NoMemory
 from cusearch_async.algorithm.tickets import RunQuestions, question_index
 from cusearch_async.config import load_config
-from cusearch_async.errors import InvalidTrajectory
-from cusearch_async.metrics.step import describe_step
+from cusearch_async.errors import InvalidTrajectory, MethodFailed
 from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.publishing import Publisher
 from cusearch_async.training.selecting import advantages_of, plan_groups, select
@@ -75,6 +76,47 @@ def test_a_selection_of_none_is_warned_about(config_of, caplog):
         selection = selected(pool_of([1] * 8, step=2), config_of("--method.name", "dapo"))
     assert len(selection.indices) == 0
     assert "step 2 trains on nothing: method dapo selected no trajectory" in caplog.text
+
+
+class Chooses(Method[NoMemory]):
+    """Selects the given indices, with the given advantages."""
+
+    def __init__(self, indices, advantages=None):
+        super().__init__(MethodSettings(), 4)
+        self.indices, self.values = indices, advantages
+
+    def select(self, pool, memory, rng):
+        return Selection(indices=self.indices, memory=memory)
+
+    def advantages(self, pool, selected, singleton, divide_by_std):
+        return Advantages(np.array(self.values), 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("indices", "problem"),
+    [
+        (np.array([0, 2, 2, 3]), "the index 2 after 2; they must ascend, each once"),
+        (np.array([3] * 16), "the index 3 after 3"),
+        (np.array([2, 1]), "the index 1 after 2; they must ascend"),
+        (np.array([0, 8]), "the index 8; a pool of 8 trajectories has 0 to 7"),
+        (np.array([-1, 3]), "the index -1; a pool of 8"),
+        (np.array([[0, 1]]), "its indices must be a one-dimensional numpy array of integers"),
+        (np.array([0.0, 1.0]), "its indices must be a one-dimensional numpy array of integers"),
+        (np.array([True] * 8), "its indices must be a one-dimensional numpy array of integers"),
+        ([0, 1], r"\[0, 1\]; its indices must be a one-dimensional numpy array of integers"),
+        (None, "None; its indices must be"),
+    ],
+)
+def test_what_is_no_selection_from_the_pool_is_refused(config_of, indices, problem):
+    """Before: an index that came twice was trained on twice, and the ledger did not close."""
+    with pytest.raises(MethodFailed, match=f"^step 3: method.name sdga_phase: select\\(\\) gave .*{problem}"):
+        select(pool_of([1] * 8, step=3), Chooses(indices), NoMemory(), config_of())
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0, np.nan], [[1.0, 2.0]], [1.0, np.inf], []])
+def test_advantages_that_are_not_one_finite_number_each_are_refused(config_of, values):
+    with pytest.raises(MethodFailed, match=r"^step 3: .* one finite number for each of the 2 selected"):
+        advantages_of(np.array([0, 5]), pool_of([1] * 8, step=3), Chooses(None, values), config_of())
 
 
 def test_a_trajectory_deeper_than_the_environment_allows_is_named(config_of):
@@ -145,18 +187,6 @@ def test_a_pool_out_of_order_is_refused_by_name():
 def test_a_trajectory_that_nothing_can_be_learned_from_is_refused_by_name(changes, message):
     with pytest.raises(InvalidTrajectory, match=f"trajectory 5:2: .*{message}"):
         make_trajectory(5, 2, **changes)
-
-
-def test_an_empty_pool_trains_nothing_is_said_and_leaves_the_state(config_of, caplog):
-    config, empty = config_of(), Pool(4, ())
-    selection = selected(empty, config, SdgaMemory(2))
-    assert (selection.indices.tolist(), selection.memory) == ([], SdgaMemory(2))
-    assert "step 4 trains on nothing: all trajectories of its pool failed or are quarantined" in caplog.text
-    nothing = advantages([], empty, config)
-    assert nothing.values.tolist() == []
-    said = describe_step(empty, [], nothing, config.method.budget, config.episode.s_max)
-    assert (said["reward/all"], said["staleness/min"], said["depth/generated"]) == (0, 0, [0] * 6)
-    assert not any(isinstance(value, float) and np.isnan(value) for value in said.values())
 
 
 async def test_announced_weights_that_are_torn_are_published_again_under_a_new_name(config_of, tmp_path):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from cusearch_async.algorithm.methods.sdga import SdgaMemory
 from cusearch_async.config import load_config
-from cusearch_async.errors import Fenced, NonFiniteUpdate, WriteFailed
+from cusearch_async.errors import Fenced, NonFiniteUpdate, NothingLearned, WriteFailed
 from cusearch_async.lifecycle.turns import gpu_lock
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import watchdog
@@ -53,11 +54,11 @@ def setting(atlas_config, tmp_path):
     return make
 
 
-async def start(s, step=0, method=None):
+async def start(s, step=0, method=None, buffer=Recorded):
     """The learner takes the run over at `step`, as `processes.learner` does, and trains."""
     s.loop = asyncio.get_running_loop()
     method = method or initial_method_state(s.config)
-    s.buffer = Recorded(s.run, s.config, s.events, s.depth_of)
+    s.buffer = buffer(s.run, s.config, s.events, s.depth_of)
     await s.buffer.recover(step, method)
     s.checkpoints.begin(s.buffer.epoch, step)
     store = s.store
@@ -281,6 +282,62 @@ async def test_what_a_worker_did_before_the_learners_start_is_not_of_its_first_r
     await start(s)
     rows = read_metrics(s.config.folder / "metrics.jsonl")
     assert [row["rollout/searches"] for row in rows] == [0, 0, 0]
+
+
+WHY = "20 x the reward mine:reward failed: KeyError: 'X'"
+
+
+class Failing(Recorded):
+    """Its worker fails every episode, and tells why with its next heartbeat."""
+
+    async def play(self):
+        for _ in range(self._limits.max_attempts):
+            slots = await self.admit("w", 0, 100)
+            await self.release("w", sorted({slot.ticket for slot in slots}), failed=True)
+        status = WorkerStatus(failed_episodes=20, most_frequent_failure=WHY)
+        asyncio.get_running_loop().call_later(0.05, lambda: self._run.workers.update(w=(status, 0.0)))
+
+
+async def test_a_pool_of_which_all_episodes_failed_ends_the_run_with_their_error(setting, caplog):
+    """Before: every step trained on nothing, the run succeeded, and recommended the start model."""
+    s = setting()
+    with pytest.raises(NothingLearned) as caught:
+        await start(s, buffer=Failing)
+    assert str(caught.value) == (
+        f"step 0 has nothing to train on: all episodes of its 2 groups failed, 5 times each; most often: {WHY}"
+    )
+    assert (await s.buffer.state()).step == 0
+    assert s.checkpoints.latest() is None
+    await start(s)  # the reward is fixed now
+    assert rows(s) == [0, 1, 2]
+
+
+async def test_a_worker_that_says_nothing_of_its_failures_is_not_waited_for_long(setting, monkeypatch):
+    monkeypatch.setattr(watchdog, "WORKERS_TELL_S", 0.05)
+    s = setting()
+
+    class Silent(Failing):
+        async def workers(self):
+            return {"w": WorkerStatus()}
+
+    with pytest.raises(NothingLearned, match=r"failed, 5 times each, or are quarantined; see the logs of the workers"):
+        await start(s, buffer=Silent)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+async def test_a_run_in_which_no_trajectory_has_an_advantage_does_not_succeed(setting, reward):
+    s = setting("--method.singleton", "zero")
+
+    class Same(Recorded):
+        async def put(self, trajectory):
+            return await super().put(replace(trajectory, reward=reward))
+
+    with pytest.raises(
+        NothingLearned, match=r"^no trajectory of the 3 steps had an advantage: .* all rewards were equal"
+    ):
+        await start(s, buffer=Same)
+    assert s.checkpoints.latest().state.step == 3, "nothing is lost"
+    assert rows(s) == [0, 1, 2]
 
 
 async def test_a_trapped_phase_is_warned_about_in_its_step(setting, caplog):

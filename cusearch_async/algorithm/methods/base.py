@@ -75,6 +75,20 @@ class Selection(Generic[M]):
     warnings: tuple[str, ...] = ()
     """What an operator should read of this step."""
 
+    def problem(self, size: int) -> str | None:
+        """What is wrong with it as a selection from a pool of `size` trajectories; None if nothing is."""
+        indices = self.indices
+        if not isinstance(indices, np.ndarray) or indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
+            return f"{indices!r:.200}; its indices must be a one-dimensional numpy array of integers"
+        outside = indices[(indices < 0) | (indices >= size)]
+        if outside.size:
+            return f"the index {outside[0]}; a pool of {size} trajectories has 0 to {size - 1}"
+        steps = np.diff(indices)
+        if (steps <= 0).any():
+            i = int(np.flatnonzero(steps <= 0)[0])
+            return f"the index {indices[i + 1]} after {indices[i]}; they must ascend, each once"
+        return None
+
 
 class Method(Generic[M]):
     """One selection method; `budget` is K, the trajectories to train on."""
