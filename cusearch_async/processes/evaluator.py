@@ -17,13 +17,13 @@ from cusearch_async.evaluation.scores import Done, is_over, record
 from cusearch_async.evaluation.scoring import due_version, play_all, summarize
 from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
 from cusearch_async.models import check_model
-from cusearch_async.processes.playing import open_player, reach_retriever, take_gpus
+from cusearch_async.processes.playing import ask_retriever, open_player, take_gpus
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerBuffer
-from cusearch_async.transport.run_contract import contract_of
+from cusearch_async.transport.run_contract import contract_of, refuse_other_settings
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question, Trajectory
 
@@ -41,19 +41,20 @@ async def run(config: Config) -> None:
     questions = load_eval_questions(config)
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
     contract = contract_of(config, load_run_questions(config).all, tokenizer)
-    async with (
-        open_buffer(config, config.redis.outage_s, stop, contract=contract) as buffer,
-        SearchClient.open(config) as search,
-    ):
-        await buffer.check_contract()
-        if not await reach_retriever(search, config, stop):
+    async with open_buffer(config, config.redis.outage_s, stop, contract=contract) as buffer:
+        refuse_other_settings(config.run.name, contract, await buffer.contract())
+    async with SearchClient.open(config) as search:
+        agreed = await ask_retriever(search, config, contract, stop)
+        if agreed is None:
             return
-        lock = await take_gpus(config, stop)
-        if stop.is_set():
-            return
-        with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
-            log.info("ready")
-            await score_versions(buffer, engine, player, questions, config, stop)
+        async with open_buffer(config, config.redis.outage_s, stop, contract=agreed) as buffer:
+            await buffer.check_contract()
+            lock = await take_gpus(config, stop)
+            if stop.is_set():
+                return
+            with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
+                log.info("ready")
+                await score_versions(buffer, engine, player, questions, config, stop)
 
 
 async def score_versions(

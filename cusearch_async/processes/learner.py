@@ -14,11 +14,13 @@ from cusearch_async.lifecycle.children import die_with_parent
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.lifecycle.turns import GpuLock, gpu_lock
 from cusearch_async.models import check_model
+from cusearch_async.processes.playing import ask_retriever
+from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.training.leading import lead
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.run_contract import contract_of
+from cusearch_async.transport.run_contract import RunContract, contract_of
 
 
 def run(config: Config, accept_changes: bool = False) -> None:
@@ -41,9 +43,15 @@ def _lead(config: Config, ranks: Ranks, lock: GpuLock | None, tokenizer: Any, ac
     questions = load_run_questions(config)
     for folder in config.folders:
         run_folder.mark(folder, config.run.name)
-    contract = contract_of(config, questions.all, tokenizer)
+    contract = asyncio.run(_with_retriever(config, contract_of(config, questions.all, tokenizer)))
     with run_folder.hold_as_learner(config.folder):
         lead(Learner, open_buffer, ranks, questions, contract, config, accept_changes, lock)
+
+
+async def _with_retriever(config: Config, contract: RunContract) -> RunContract:
+    """The learner itself does not search: it only asks what the run's searches are answered from."""
+    async with SearchClient.open(config) as search:
+        return await ask_retriever(search, config, contract, asyncio.Event()) or contract
 
 
 def _follow(config: Config, ranks: Ranks) -> None:

@@ -13,22 +13,26 @@ from cusearch_async.lifecycle.signals import unless_stopped
 from cusearch_async.lifecycle.turns import GpuLock, gpu_lock
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
+from cusearch_async.transport.run_contract import RunContract
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.engine import Engine
 
 
-async def reach_retriever(search: SearchClient, config: Config, stop: asyncio.Event) -> bool:
-    """Wait until the retriever answers, if the run has one. False when `stop` is set first.
+async def ask_retriever(
+    search: SearchClient, config: Config, contract: RunContract, stop: asyncio.Event
+) -> RunContract | None:
+    """The contract of a process that searches: with what its retriever serves, as soon as that answers, if the run has
+    one. None when `stop` is set first.
 
     Raises: RetrievalUnavailable after run.wait_s, SearchRefused."""
     if not config.uses_retriever:
-        return True
+        return contract
     waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
     if not await unless_stopped(waiting, stop):
-        return False
+        return None
     waiting.result()
-    return True
+    return contract.with_retriever(search.serves)
 
 
 async def take_gpus(config: Config, stop: asyncio.Event) -> GpuLock | None:

@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+
 from cusearch_async.config import BACKENDS, Config
 from cusearch_async.data.questions import load_corpus
 from cusearch_async.errors import ConfigError
@@ -16,6 +18,7 @@ from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.retrieval import indexing
 from cusearch_async.retrieval.backend import Backend
 from cusearch_async.retrieval.local import Degradation, IndexBackend
+from cusearch_async.retrieval.served import what_is_served
 from cusearch_async.retrieval.server import Retriever
 from cusearch_async.retrieval.websearch import web_search
 from cusearch_async.retrieval.zerosearch import ZeroSearch
@@ -28,10 +31,16 @@ async def run(config: Config) -> None:
     with log_waiting(log, "waiting for the corpus and its index to be loaded"):
         backend = await asyncio.to_thread(make_backend, config)
     try:
-        application = Retriever(backend, config.retriever.topk).application()
+        application = application_of(config, backend)
         await serve(application, config.retriever.url, "retriever.url")
     finally:
         await backend.close()
+
+
+def application_of(config: Config, backend: Backend) -> web.Application:
+    serves = what_is_served(config, backend.passages if isinstance(backend, IndexBackend) else ())
+    log.info("serves %s", serves)
+    return Retriever(backend, config.retriever.topk, serves).application()
 
 
 def make_backend(config: Config) -> Backend:

@@ -12,12 +12,12 @@ from cusearch_async.environments import NoSearch
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.models import check_model, vocab_size
-from cusearch_async.processes.playing import open_player, reach_retriever, take_gpus
+from cusearch_async.processes.playing import ask_retriever, open_player, take_gpus
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.run_contract import contract_of
+from cusearch_async.transport.run_contract import contract_of, refuse_other_settings
 from cusearch_async.transport.weight_link import open_weights
 
 log = logging.getLogger(__name__)
@@ -33,19 +33,20 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
         check_lengths(questions.all, config.environments(NoSearch()), tokenizer, config.episode)
         contract = contract_of(config, questions.all, tokenizer)
     async with open_buffer(config, config.run.wait_s, stop, contract=contract) as buffer:
-        await buffer.check_contract()
-    async with (
-        open_buffer(config, config.redis.outage_s, stop, vocab_size(config.model.location), contract) as buffer,
-        SearchClient.open(config) as search,
-        open_weights(config) as source,
-    ):
-        if not await reach_retriever(search, config, stop):
+        refuse_other_settings(config.run.name, contract, await buffer.contract())
+    async with SearchClient.open(config) as search, open_weights(config) as source:
+        agreed = await ask_retriever(search, config, contract, stop)
+        if agreed is None:
             return
-        lock = await take_gpus(config, stop)
-        if stop.is_set():
-            return
-        with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
-            os.sched_setaffinity(0, cores)
-            log.info("ready")
-            await RolloutLoop(name, config, buffer, engine, source, player, search, questions).run(stop)
-            log.info("stopped; its tickets are released")
+        async with open_buffer(
+            config, config.redis.outage_s, stop, vocab_size(config.model.location), agreed
+        ) as buffer:
+            await buffer.check_contract()
+            lock = await take_gpus(config, stop)
+            if stop.is_set():
+                return
+            with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
+                os.sched_setaffinity(0, cores)
+                log.info("ready")
+                await RolloutLoop(name, config, buffer, engine, source, player, search, questions).run(stop)
+                log.info("stopped; its tickets are released")

@@ -7,7 +7,8 @@ nesting, characters and redirects are limited here.
 
 The retriever's /health reports whether equal queries may share an answer, and whether it accepts the random number of a
 search. The client asks it before the first search, and again after every failed attempt, because another retriever may
-answer then. If /health does not report it, `retriever.deterministic` decides.
+answer then. If /health does not report it, `retriever.deterministic` decides. It also reports what it serves, as does
+every answer: when that changes, the client ends with ContractMismatch.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ import aiohttp
 import numpy as np
 
 from cusearch_async.config import Config, EpisodeConfig, RetrieverConfig
-from cusearch_async.errors import RetrievalUnavailable, SearchRefused
+from cusearch_async.errors import ContractMismatch, RetrievalUnavailable, SearchRefused
 from cusearch_async.in_flight import InFlight
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.retrieval import protocol
 from cusearch_async.retrieval.backend import Context, Query
 from cusearch_async.surrogates import without_surrogates
+from cusearch_async.transport.run_contract import ACCEPT_CHANGES
 from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,10 @@ class SearchClient:
         """The behaviour of a retriever that does not report it."""
         self._behaviour = self._default_behaviour
         self._is_behaviour_known = False
+        self._was_asked = False
+        """Whether `serves` is known: it is what the retriever said first."""
+        self.serves: str | None = None
+        """What the retriever says that it serves; None when it does not say."""
         self._health: InFlight[str, None] = InFlight()
         self._searches: InFlight[tuple[str, Context | None], list[str]] = InFlight()
         self._one_at_a_time = asyncio.Lock()
@@ -240,6 +246,8 @@ class SearchClient:
                 raise _status_error(response, await _error_text(response))
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise ValueError(f"the answer is compressed ({response.headers['Content-Encoding']}), unasked")
+            if protocol.SERVES in response.headers:
+                self._refuse_another(response.headers[protocol.SERVES])
             answer = await _read(response, self._settings.max_answer_mib << 20)
         if answer is None:
             raise SearchRefused(
@@ -251,7 +259,8 @@ class SearchClient:
         return [without_surrogates(text[:longest]) for text in contents]
 
     async def _ask_behaviour(self) -> None:
-        """Read /health. Raises whatever went wrong; a server without /health, or with another answer there, is fine."""
+        """Read /health. Raises whatever went wrong; a server without /health, or with another answer there, is fine.
+        Raises: ContractMismatch when another retriever answers than before."""
         try:
             async with self._session.get(f"{self._settings.url}/health", allow_redirects=False) as response:
                 if response.status >= 500 and response.status != _NOT_IMPLEMENTED:
@@ -260,7 +269,19 @@ class SearchClient:
         except TimeoutError as error:
             raise TimeoutError("GET /health") from error
         self._behaviour = protocol.decode_health(answer or b"") or self._default_behaviour
+        if not self._was_asked:
+            self.serves, self._was_asked = self._behaviour.serves, True
+        self._refuse_another(self._behaviour.serves)
         self._is_behaviour_known = True
+
+    def _refuse_another(self, serves: str | None) -> None:
+        """Groups must not mix searches of two corpora. Raises: ContractMismatch."""
+        if serves != self.serves:
+            raise ContractMismatch(
+                f"the retriever at {self._settings.url} serves {serves or 'not reported'} now, and before "
+                f"{self.serves or 'not reported'}; start that one again, or restart the learner with {ACCEPT_CHANGES} "
+                "and then the workers"
+            )
 
     async def _log_outage(self) -> None:
         while True:

@@ -84,6 +84,10 @@ class IndexBackend:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._together: Batcher[tuple[str, int], list[Scored]] = Batcher(self._search_batch, _AT_ONCE)
 
+    @property
+    def passages(self) -> Sequence[Passage]:
+        return self._index.passages
+
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         degradation = self._degradation
         found = await asyncio.gather(*(self._together((query.text, topk)) for query in queries))

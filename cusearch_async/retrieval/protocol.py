@@ -7,9 +7,10 @@ With "return_scores": false each inner list holds the documents alone. Two field
 entry per query: "draws", integers which make simulated noise and latency reproducible; "contexts", {"question",
 "answers", "step"} for a simulated engine.
 
-    GET /health -> {"status": "ok", "deterministic": true, "accepts_draw": false, ...}
+    GET /health -> {"status": "ok", "deterministic": true, "accepts_draw": false, "serves": "bm25 over ...", ...}
 
-Servers of others may have no /health, or one that does not say this.
+What is served is in the header X-Retriever-Serves of every answer, too. Servers of others may have no /health, or one
+that does not say this.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from cusearch_async.retrieval.backend import Context, Scored
 
+SERVES = "X-Retriever-Serves"
 MAX_QUERIES = 4096
 """In one request. Search-R1's training sends those of all its trajectories at once, 512 x 5 = 2,560."""
 MAX_TOPK = 100
@@ -45,6 +47,8 @@ class Behaviour:
 
     deterministic: bool
     accepts_draw: bool
+    serves: str | None = None
+    """What it serves, in words with a checksum; None when it does not say."""
 
 
 def encode_request(request: Request) -> dict[str, Any]:
@@ -110,15 +114,17 @@ def decode_answer(body: Any) -> list[list[str]]:
 def encode_health(behaviour: Behaviour, served: int, figures: dict[str, str | int | float]) -> dict[str, Any]:
     """The body of a /health answer; `served` counts queries, `figures` are the backend's."""
     said = {"deterministic": behaviour.deterministic, "accepts_draw": behaviour.accepts_draw}
-    return {"status": "ok", "queries": served, **said, **figures}
+    serves = {"serves": behaviour.serves} if behaviour.serves else {}
+    return {"status": "ok", "queries": served, **said, **serves, **figures}
 
 
 def decode_health(body: bytes) -> Behaviour | None:
     """None for an answer that does not say how the engine behaves."""
     try:
         said = json.loads(body)
-        behaviour = Behaviour(said["deterministic"], said["accepts_draw"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        serves = said.get("serves")
+        behaviour = Behaviour(said["deterministic"], said["accepts_draw"], serves if isinstance(serves, str) else None)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     is_said = isinstance(behaviour.deterministic, bool) and isinstance(behaviour.accepts_draw, bool)
     return behaviour if is_said else None

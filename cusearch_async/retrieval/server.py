@@ -29,8 +29,10 @@ MAX_BODY_BYTES = 32 << 20
 class Retriever:
     """Consumes searches over HTTP, produces documents of a backend."""
 
-    def __init__(self, backend: Backend, default_topk: int = 3) -> None:
+    def __init__(self, backend: Backend, default_topk: int = 3, serves: str | None = None) -> None:
+        """`serves` is what it says of its contents (`retrieval.served`)."""
         self._backend = backend
+        self._serves = serves
         self._default_topk = default_topk
         self._served = 0
         self._figures = CollectorRegistry()
@@ -56,10 +58,10 @@ class Retriever:
             status, answer = 500, {"error": f"{type(error).__name__}: {error}"}
         self._seconds.observe(time.perf_counter() - began)
         self._statuses.labels(str(status)).inc()
-        return web.json_response(answer, status=status)
+        return web.json_response(answer, status=status, headers={protocol.SERVES: self._serves} if self._serves else {})
 
     async def health(self, _: web.Request) -> web.Response:
-        behaviour = protocol.Behaviour(self._backend.deterministic, self._backend.accepts_draw)
+        behaviour = protocol.Behaviour(self._backend.deterministic, self._backend.accepts_draw, self._serves)
         return web.json_response(protocol.encode_health(behaviour, self._served, self._backend.figures()))
 
     async def metrics(self, _: web.Request) -> web.Response:

@@ -30,17 +30,30 @@ SETTINGS = (
     "episode",
     "pool",
     "method",
-    "retriever.backend",
-    "retriever.topk",
-    "retriever.distractors",
-    "retriever.noise",
-    "retriever.stochastic",
+    "retriever",
 )
 """Settings in the contract; a section stands for all its settings."""
-NOT_AGREED = ("episode.timeout_s",)
+NOT_AGREED = (
+    "episode.timeout_s",
+    "retriever.url",
+    "retriever.index",
+    "retriever.timeout_s",
+    "retriever.max_connections",
+    "retriever.outage_s",
+    "retriever.deterministic",
+    "retriever.latency_median_s",
+    "retriever.latency_p99_s",
+    "retriever.dense.batch",
+    "retriever.dense.device",
+    "retriever.zerosearch.url",
+    "retriever.zerosearch.timeout_s",
+    "retriever.web",
+)
 """Settings of these sections that may differ between processes."""
 DATA, MODEL = "data.source", "model.path"
 """Settings that name files. The contract has a fingerprint of their content, so the paths may differ."""
+SERVED = "retriever serves"
+"""What the retriever says that it serves. No setting: the retriever is another process, with a config of its own."""
 ACCEPT_CHANGES = "--accept-changes"
 """The learner's option to continue with settings that change what the run means."""
 
@@ -58,6 +71,10 @@ class RunContract:
     def digest(self) -> str:
         """Checksum of all terms; empty without terms."""
         return _checksum(dict(self.terms)) if self.terms else ""
+
+    def with_retriever(self, serves: str | None) -> RunContract:
+        """The contract of a process that has asked its retriever what it serves; None when that does not say it."""
+        return RunContract({**self.terms, SERVED: serves or "not reported"})
 
     def differences(self, run: RunContract) -> list[str]:
         """One text for each term that differs in the contract `run`."""
@@ -83,7 +100,7 @@ def contract_of(config: Config, questions: Sequence[Question], tokenizer: Any) -
         MODEL: _fingerprint_of_model(config.model.location, tokenizer),
         "payload_schema": str(SCHEMA),
     }
-    return RunContract({key: text for key, text in terms.items() if key not in NOT_AGREED})
+    return RunContract({key: text for key, text in terms.items() if not _may_differ(key)})
 
 
 def mismatch(name: str, own: RunContract, run: RunContract) -> ContractMismatch:
@@ -98,6 +115,20 @@ def mismatch(name: str, own: RunContract, run: RunContract) -> ContractMismatch:
         f"data and version of the run (config.toml in its folder), or choose another run.name; only a learner can "
         f"change the run, with {ACCEPT_CHANGES}"
     )
+
+
+def refuse_other_settings(name: str, own: RunContract, run: RunContract) -> None:
+    """For a process that has not reached its retriever yet.
+
+    Raises: ContractMismatch when anything else than what the retriever serves differs from run `name`'s contract."""
+    served = {SERVED: run.terms[SERVED]} if SERVED in run.terms else {}
+    asked = RunContract({**own.terms, **served})
+    if run.terms and asked != run:
+        raise mismatch(name, asked, run)
+
+
+def _may_differ(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in NOT_AGREED)
 
 
 def _value_of(config: Config, name: str) -> Any:

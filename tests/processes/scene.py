@@ -55,6 +55,10 @@ class Engine(FakeEngine):
 class Buffer(MemoryBuffer):
     scene: Scene
 
+    async def contract(self) -> RunContract:
+        self.scene.note_first(CONTRACT)
+        return await super().contract()
+
     async def check_contract(self) -> bool:
         self.scene.note_first(CONTRACT)
         return await super().check_contract()
@@ -82,7 +86,9 @@ class Scene:
         self.loading_fails: Exception | None = None
         self.run = MemoryRun()
         tokenizer = load_tokenizer(config.model.location)
-        self.contract = contract_of(config, load_run_questions(config).all, tokenizer)
+        self.serves: str | None = "a corpus (1)"
+        contract = contract_of(config, load_run_questions(config).all, tokenizer)
+        self.contract = contract.with_retriever(self.serves) if config.uses_retriever else contract
         stand_in = SimpleNamespace(Engine=SimpleNamespace(start=self._start_engine))
         monkeypatch.setitem(sys.modules, "cusearch_async.rollout.engine", stand_in)
         self.playing, *others = (_load(name, monkeypatch) for name in ("playing", "rollout", "evaluator"))

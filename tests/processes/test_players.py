@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavailable
@@ -21,6 +23,21 @@ async def test_the_contract_is_checked_before_the_retriever_is_asked_and_an_engi
     with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):
         await scene.process(name)
     assert scene.events == [CONTRACT]
+
+
+@both
+@pytest.mark.parametrize("serves", ["another corpus (2)", None])
+async def test_a_process_whose_retriever_serves_another_corpus_is_refused_before_an_engine_is_started(
+    scene, name, serves
+):
+    """Before: two indexes could be mixed within a group, and nobody noticed."""
+    await start(scene.learner())
+    scene.serves = serves
+    scene.retriever_answers.set()
+    said = f"retriever serves is {serves or 'not reported'} here and a corpus (1) in the run"
+    with pytest.raises(ContractMismatch, match=re.escape(said)):
+        await scene.process(name)
+    assert scene.events == [CONTRACT, RETRIEVER]
 
 
 @both
@@ -102,7 +119,9 @@ async def test_a_worker_plays_the_runs_questions_and_gives_back_what_is_not_play
 
 
 async def test_a_worker_hands_its_buffer_no_token_that_the_model_does_not_have(scene):
-    scene.retriever_fails = RetrievalUnavailable("far enough")
-    with pytest.raises(RetrievalUnavailable, match="far enough"):
+    scene.retriever_answers.set()
+    scene.loading_fails = TypeError("far enough")
+    await start(scene.learner())
+    with pytest.raises(TypeError, match="far enough"):
         await scene.process("rollout")
     assert scene.vocab_sizes[-1] == vocab_size(str(STARTER)) == 384

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import EpisodeConfig, RetrieverConfig
 from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.retrieval.protocol import SERVES
 from cusearch_async.types import Question
 from tests.conftest import SLOW
 from tests.http_service import Answer, Service, closes_after
@@ -25,11 +26,11 @@ SEARCH_R1 = (
 closes_early = closes_after(b'{"result": [[{"document": {"id": "0", "contents": "Lima"}}]]}')
 
 
-def finds(*contents: str) -> Answer:
+def finds(*contents: str, serves: str | None = None) -> Answer:
     rows = [{"document": {"id": str(i), "contents": text}, "score": 1.0} for i, text in enumerate(contents)]
 
     async def answer(service: Service, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"result": [rows]})
+        return web.json_response({"result": [rows]}, headers={SERVES: serves} if serves else {})
 
     return answer
 

@@ -17,11 +17,11 @@ from cusearch_async.models import load_tokenizer
 from cusearch_async.training.starts import OPERATIONAL
 from cusearch_async.transport import run_contract
 from cusearch_async.transport.interface import RolloutSlot, WorkerStatus
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, contract_of, mismatch
+from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, contract_of, mismatch, refuse_other_settings
 from cusearch_async.types import Question
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
-from tests.transport.filling import G, N, fill, start
+from tests.transport.filling import G, N, start
 
 QUESTIONS = [Question(id=f"q{i}", text=f"who {i}?", answers=("me",), category="x") for i in range(3)]
 TOKENIZER = load_tokenizer(str(STARTER))
@@ -65,6 +65,28 @@ CHANGES = {
     "retriever.distractors": "1",
     "retriever.noise": "0.1",
     "retriever.stochastic": "false",
+    "retriever.corpus": "other.jsonl",
+    "retriever.max_answer_mib": "8",
+    "retriever.dense.encoder": "intfloat/e5-small-v2",
+    "retriever.dense.query_prefix": "",
+    "retriever.dense.passage_prefix": "",
+    "retriever.dense.pooling": "cls",
+    "retriever.dense.normalize": "false",
+    "retriever.dense.max_query_tokens": "64",
+    "retriever.dense.max_passage_tokens": "64",
+    "retriever.dense.kind": "hnsw",
+    "retriever.dense.probes": "32",
+    "retriever.rerank.model": "cross-encoder/ms-marco-MiniLM-L12-v2",
+    "retriever.rerank.candidates": "20",
+    "retriever.rerank.max_tokens": "256",
+    "retriever.zerosearch.model": "simulator",
+    "retriever.zerosearch.mode": "prompt",
+    "retriever.zerosearch.p_start": "0.1",
+    "retriever.zerosearch.p_end": "0.6",
+    "retriever.zerosearch.base": "2",
+    "retriever.zerosearch.steps": "100",
+    "retriever.zerosearch.temperature": "0.5",
+    "retriever.zerosearch.max_tokens": "500",
 }
 """Setting -> another value than the atlas config's."""
 FINGERPRINTS = {
@@ -105,6 +127,9 @@ def test_every_name_in_its_lists_is_a_setting_and_none_is_one_that_may_change_un
         ("redis.lease_s", "7"),
         ("redis.max_mib", "7"),
         ("retriever.url", "http://elsewhere:1"),
+        ("retriever.timeout_s", "31"),
+        ("retriever.dense.device", "cuda"),
+        ("retriever.web.per_second", "1"),
         ("learner.lr", "0.5"),
         ("run.steps", "7"),
         ("eval.every", "7"),
@@ -113,6 +138,17 @@ def test_every_name_in_its_lists_is_a_setting_and_none_is_one_that_may_change_un
 )
 def test_what_may_differ_per_process_is_not_in_it(override):
     assert contract(f"--{override[0]}", override[1]) == OURS
+
+
+def test_what_the_retriever_serves_is_in_it_once_it_has_been_asked():
+    ours, theirs = OURS.with_retriever("bm25 over 10 passages (1)"), OURS.with_retriever(None)
+    assert ours.differences(theirs) == [
+        "retriever serves is bm25 over 10 passages (1) here and not reported in the run"
+    ]
+    refuse_other_settings("r", OURS, ours)
+    refuse_other_settings("r", OURS, NO_CONTRACT)
+    with pytest.raises(ContractMismatch, match=r"match run 'r': run\.seed is 0 here and 7 in the run; start it"):
+        refuse_other_settings("r", OURS, OTHERS["run.seed"].with_retriever(None))
 
 
 def copy_of(model: Path, folder: Path) -> Path:
@@ -263,47 +299,6 @@ async def test_a_learner_goes_on_with_the_same_contract_and_with_another_only_wh
     assert await backend.make().contract() == fewer, "nothing of the old one stays"
     with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):
         await backend.make(OURS).recover(0)
-
-
-@pytest.mark.parametrize("step", [0, 1], ids=["from the checkpoint", "from where it was"])
-async def test_nothing_that_was_played_under_another_contract_is_trained_under_a_new_one(backend, step):
-    """Before: 48 of 48 trajectories played at temperature 1 were trained at 0.5, with ratios of the wrong policy."""
-    learner = backend.make(OURS)
-    await start(learner)
-    slots = await learner.admit("w", 0, 2 * N * G)
-    await fill(learner, [slot for slot in slots if slot.ticket < 2 * N - 2] + [RolloutSlot(2 * N - 2, 0)])
-    first = await learner.claim(0)
-    await learner.commit(first, first.trajectories)
-    await learner.claim(1)
-    await learner.release("w", [2 * N - 2], failed=True)  # in part, and requeued; ticket 2N - 1 is in flight
-
-    heir = backend.make(OTHERS["episode.temperature"])
-    await heir.recover(step, accepts_changes=True)
-    await heir.announce(step, f"v{step:06d}-e2")
-    ledger, played = await heir.ledger(), N * G * (1 if step else 0)
-    assert (ledger.buffered, ledger.claimed, ledger.trained) == (0, 0, played)
-    assert ledger.quarantined == ledger.finished - played > 0
-    assert set((await heir.quarantined()).values()) == {
-        "it was played before the settings of the run were changed (--accept-changes)"
-    }
-    assert await heir.claim(step) is None
-    again = await heir.admit("w", step, (2 - step) * N * G)
-    assert [(slot.ticket, slot.rollout) for slot in again] == [
-        (ticket, rollout) for ticket in range(step * N, 2 * N) for rollout in range(G)
-    ]
-    await fill(heir, again)
-    assert len(await heir.claim(step)) == N * G
-    assert (await heir.audit()).findings == ()
-    assert (await heir.ledger()).closes
-
-
-async def test_what_was_played_is_kept_by_a_learner_that_changes_nothing_of_the_contract(backend):
-    learner = backend.make(OURS)
-    await start(learner)
-    await fill(learner, await learner.admit("w", 0, N * G))
-    heir = backend.make(OURS)
-    await heir.recover(0, accepts_changes=True)
-    assert len(await heir.claim(0)) == N * G
 
 
 @pytest.mark.parametrize("change", [{"questions": 8}, {"rollouts": 3}, {"order": "oldest_complete"}], ids=str)

@@ -1,0 +1,119 @@
+"""A retriever says what it serves, and a client that gets answers of another one ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from cusearch_async.config import load_config
+from cusearch_async.errors import ContractMismatch
+from cusearch_async.processes.retriever import application_of, make_backend
+from cusearch_async.retrieval.corpus import Corpus
+from cusearch_async.retrieval.served import what_is_served
+from tests.http_service import Service, says
+from tests.retrieval.retrievers import QUESTION, client_of, finds
+
+PERU, JAPAN = ({"id": str(i), "contents": text} for i, text in enumerate(["Lima is in Peru.", "Tokyo is in Japan."]))
+
+
+def corpus(folder, *passages):
+    path = folder / f"corpus{len(list(folder.iterdir()))}.jsonl"
+    path.write_text("".join(json.dumps(passage) + "\n" for passage in passages), encoding="utf-8")
+    return Corpus(path)
+
+
+def serves(atlas_config, passages, **settings):
+    overrides = [word for key, value in settings.items() for word in (f"--{key.replace('__', '.')}", value)]
+    return what_is_served(load_config(atlas_config, overrides), passages)
+
+
+def test_it_is_the_same_wherever_the_corpus_lies(atlas_config, tmp_path):
+    one, copy = corpus(tmp_path, PERU, JAPAN), corpus(tmp_path, PERU, JAPAN)
+    same = serves(atlas_config, one)
+    assert same.startswith("bm25 over 2 passages (")
+    assert serves(atlas_config, copy, retriever__url="http://127.0.0.1:9", retriever__timeout_s="7") == same
+    assert serves(atlas_config, copy, run__seed="7") == same, "nothing is drawn"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"retriever__noise": "0.5"}),
+        ({}, {"retriever__distractors": "1"}),
+        ({}, {"retriever__backend": "dense"}),
+        ({}, {"retriever__rerank__model": "a/reranker"}),
+        ({"retriever__noise": "0.5"}, {"run__seed": "7"}),
+        ({"retriever__noise": "0.5"}, {"retriever__stochastic": "false"}),
+        ({"retriever__backend": "dense"}, {"retriever__dense__query_prefix": ""}),
+        ({"retriever__backend": "dense"}, {"retriever__dense__encoder": "another/encoder"}),
+        ({"retriever__rerank__model": "a/reranker"}, {"retriever__rerank__candidates": "20"}),
+        ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__model": "another"}),
+        ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__p_end": "0.9"}),
+        ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__mode": "prompt"}),
+        ({"retriever__backend": "serper"}, {"retriever__backend": "serpapi"}),
+        ({"retriever__backend": "serper"}, {"retriever__web__url": "http://127.0.0.1:1/search"}),
+    ],
+    ids=str,
+)
+def test_whatever_decides_which_documents_a_search_gets_is_in_it(atlas_config, tmp_path, before, after):
+    passages = corpus(tmp_path, PERU)
+    assert serves(atlas_config, passages, **before) != serves(atlas_config, passages, **before | after)
+
+
+def test_other_passages_are_another_corpus(atlas_config, tmp_path):
+    assert serves(atlas_config, corpus(tmp_path, PERU)) != serves(atlas_config, corpus(tmp_path, JAPAN))
+    assert serves(atlas_config, [PERU]) != serves(atlas_config, [JAPAN])
+
+
+async def test_the_retriever_says_it_in_its_health_and_with_every_answer(atlas_config, tmp_path):
+    passages = corpus(tmp_path, PERU, JAPAN)
+    config = load_config(atlas_config, ["--retriever.corpus", str(passages._path)])
+    backend = make_backend(config)
+    async with TestClient(TestServer(application_of(config, backend))) as http:
+        said = (await (await http.get("/health")).json())["serves"]
+        answer = await http.post("/retrieve", json={"queries": ["Peru"]})
+    await backend.close()
+    assert said == answer.headers["X-Retriever-Serves"] == what_is_served(config, passages)
+
+
+HEALTH = {"deterministic": True, "accepts_draw": False}
+OURS, THEIRS = "bm25 over 2 passages (1)", "bm25 over 9 passages (2)"
+OTHER = r"serves bm25 over 9 passages \(2\) now, and before bm25 over 2 passages \(1\); .*--accept-changes"
+
+
+async def search(client):
+    return await client.search("Peru", 0, QUESTION, 0)
+
+
+async def test_an_answer_of_another_retriever_ends_the_client():
+    answers = finds("Lima", serves=OURS), finds("Tokyo", serves=THEIRS)
+    async with client_of(Service(*answers), Service(says(HEALTH | {"serves": OURS}))) as client:
+        assert await search(client) == ["Lima"]
+        assert client.serves == OURS
+        with pytest.raises(ContractMismatch, match=OTHER):
+            await search(client)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(OURS, THEIRS), (OURS, None), (None, THEIRS)], ids=["another", "a foreign one", "one of ours"]
+)
+async def test_another_retriever_after_an_outage_ends_the_client(first, second):
+    health = [HEALTH | ({"serves": serves} if serves else {}) for serves in (first, second)]
+    answers = finds("Lima"), says("", status=500), finds("Tokyo")
+    async with client_of(Service(*answers), Service(*map(says, health)), outage_s=5.0) as client:
+        assert await search(client) == ["Lima"]
+        with pytest.raises(ContractMismatch, match=f"now, and before {'bm25 over 2' if first else 'not reported'}"):
+            await search(client)
+
+
+async def test_a_retriever_that_comes_back_unchanged_is_fine():
+    answers = finds("Lima", serves=OURS), says("", status=500), finds("Lima", serves=OURS)
+    async with client_of(Service(*answers), Service(says(HEALTH | {"serves": OURS})), outage_s=5.0) as client:
+        assert [await search(client) for _ in range(2)] == [["Lima"]] * 2
+
+
+async def test_a_gateway_that_drops_the_header_is_fine():
+    async with client_of(Service(finds("Lima")), Service(says(HEALTH | {"serves": OURS}))) as client:
+        assert await search(client) == ["Lima"]
