@@ -2,6 +2,7 @@
 
     <folder>/run.json      the marker: the run of this folder, and its creation time; launch and demo lock it
     <folder>/learner.lock  every learner locks it while it runs, so that the folder is not deleted meanwhile
+    <folder>/takeover.lock a learner locks it while it takes the run over
     <folder>/gpus.lock     whoever has the GPUs locks it, where learner and engines take turns
     <folder>/...           the children named in CHILDREN; we write nothing else
 
@@ -17,6 +18,7 @@ import logging
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 MARKER = "run.json"
 LEARNER = "learner.lock"
+TAKE_OVER = "takeover.lock"
 GPUS = "gpus.lock"
 METRICS = "metrics.jsonl"
 SCORES = "eval.jsonl"
@@ -38,6 +41,7 @@ CHILDREN = (
     "config.toml",
     "launch.toml",
     LEARNER,
+    TAKE_OVER,
     GPUS,
     "starts",
     "records",
@@ -54,6 +58,9 @@ CHILDREN = (
     "plot.png",
 )
 """Everything that a run writes into its folder, besides the marker."""
+
+
+_POLL_S = 0.05
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -151,6 +158,25 @@ def hold_without_learner(folder: Path) -> Iterator[None]:
 
     Raises: RunInUse while a learner runs in it."""
     with _lock(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first"):
+        yield
+
+
+@contextmanager
+def hold_for_take_over(folder: Path, wait_s: float) -> Iterator[None]:
+    """Lock out other learners that would take over the run of this folder, also with another Redis.
+
+    Raises: RunInUse when one has held it for `wait_s`."""
+    path, deadline = folder / TAKE_OVER, time.monotonic() + wait_s
+    refusal = f"another learner has been taking over the run in {folder} for {wait_s:g} s; stop it, and start again"
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(_lock(path, fcntl.LOCK_EX, refusal))
+                break
+            except RunInUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
         yield
 
 

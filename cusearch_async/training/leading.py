@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
+from cusearch_async import run_folder
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced, WriteFailed, first_line
@@ -24,7 +25,14 @@ from cusearch_async.training.publishing import state_at
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.selecting import initial_method_state
 from cusearch_async.training.sending import sending
-from cusearch_async.training.starts import check_same_run, checkpoints_of, record_start, record_stop, refuse_changes
+from cusearch_async.training.starts import (
+    check_same_run,
+    checkpoints_of,
+    record_start,
+    record_stop,
+    refuse_another_buffer,
+    refuse_changes,
+)
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
 from cusearch_async.transport.origin import origin_of, refuse_another
 from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
@@ -102,6 +110,7 @@ async def refuse_another_run(
     Raises: BufferUnavailable; ConfigError, also when Redis holds another run of this name."""
     async with open_buffer(config, config.run.wait_s, contract=contract) as buffer:
         refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
+        await refuse_another_buffer(buffer, config, accept_changes)
         if not accept_changes:
             await buffer.check_contract()
 
@@ -159,10 +168,13 @@ async def take_over(
     config: Config,
     accept_changes: bool,
 ) -> None:
-    """Fence off earlier learners, and clear what they left half done."""
-    earlier = await buffer.learner()
-    least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
-    await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder), accept_changes)
+    """Fence off earlier learners, and clear what they left half done. One learner at a time does so in a folder."""
+    with run_folder.hold_for_take_over(config.folder, config.run.wait_s):
+        await refuse_another_buffer(buffer, config, accept_changes)
+        earlier = await buffer.learner()
+        least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
+        await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder), accept_changes)
+        record_start(config, buffer.epoch, start.step, contract, buffer.nonce)
     if earlier:
         log.warning(
             "epoch %d takes over from a learner that may be alive (%s, last heard of %.1f s ago); it will end",
@@ -172,7 +184,6 @@ async def take_over(
         )
     checkpoints.begin(buffer.epoch, start.step)
     store.begin(buffer.epoch)
-    record_start(config, buffer.epoch, start.step, contract)
 
 
 async def explain(buffer: LearnerBuffer, error: CusearchError) -> CusearchError:

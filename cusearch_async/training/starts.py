@@ -21,6 +21,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -30,6 +31,7 @@ from cusearch_async.files import write_whole, writing
 from cusearch_async.training import provenance
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.provenance import Computing
+from cusearch_async.transport.interface import LearnerBuffer
 from cusearch_async.transport.run_contract import ACCEPT_CHANGES, DATA, MODEL, NO_CONTRACT, RunContract
 
 log = logging.getLogger(__name__)
@@ -115,6 +117,10 @@ class Start(msgspec.Struct):
     """Size and checksum of the weight files of model.path."""
     corpus: str = ""
     """Checksum of retriever.corpus, if that is a file of the learner's machine."""
+    nonce: str = ""
+    """Of the learner in its buffer."""
+    buffer: str = ""
+    """Where that buffer was: its address, and the host if that is an address of one host alone."""
 
 
 class Stop(msgspec.Struct):
@@ -150,14 +156,43 @@ def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
     return [(start.epoch, start.step) for start in read_starts(run_folder)]
 
 
-def record_start(config: Config, epoch: int, step: int, contract: RunContract = NO_CONTRACT) -> None:
+def record_start(config: Config, epoch: int, step: int, contract: RunContract = NO_CONTRACT, nonce: str = "") -> None:
     """Keep this start, and make the newest one's settings the run's config.toml. Raises: ConfigError or WriteFailed."""
     started = start_now(config, epoch, step, contract.terms)
+    started.nonce, started.buffer = nonce, place_of_buffer(config)
     settings = config.folder / "starts" / f"{epoch:04d}.toml"
     with writing(settings):
         save_config(config, settings)
         write_whole(settings.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(started)))
         _show_newest(config.folder)
+
+
+def place_of_buffer(config: Config) -> str:
+    """The address of the run's buffer, with this host's name where that means another one on each host."""
+    if config.redis.transport != "redis":
+        return f"{config.redis.transport} on {socket.gethostname()}"
+    parts = urlsplit(config.redis.url)
+    place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return f"{place} on {socket.gethostname()}" if parts.hostname in ("127.0.0.1", "::1", "localhost") else place
+
+
+async def refuse_another_buffer(buffer: LearnerBuffer, config: Config, accept_changes: bool) -> None:
+    """A folder has one buffer: two would give the same epochs, and mix two courses of the run in its files.
+
+    A buffer at the same place that has lost its data is no other one. Raises: ConfigError for a buffer that did not
+    give the newest learner of this folder its epoch, unless the learner accepts changes."""
+    last = next((start for start in reversed(read_starts(config.folder)) if start.nonce), None)
+    if last is None or await buffer.epoch_of(last.nonce) == last.epoch:
+        return
+    here = place_of_buffer(config)
+    if here != last.buffer and not accept_changes:
+        raise ConfigError(
+            f"run.folder {config.folder} was used by a learner of epoch {last.epoch} with Redis at {last.buffer}, and "
+            f"Redis at {here} knows nothing of it: with two, both would write into the folder. Set redis.url back; or, "
+            "when that Redis is gone and no learner of it is alive, start the learner with "
+            f"{ACCEPT_CHANGES} to continue from the newest checkpoint"
+        )
+    log.warning("Redis at %s has no record of this folder's learner of epoch %d; continuing", here, last.epoch)
 
 
 def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str]) -> Start:

@@ -282,6 +282,15 @@ class LearnerBuffer(Protocol):
         """This learner's fencing epoch; 0 before `recover`."""
         ...
 
+    @property
+    def nonce(self) -> str:
+        """A random name of this learner's start; empty before `recover`."""
+        ...
+
+    async def epoch_of(self, nonce: str) -> int | None:
+        """The epoch that this buffer gave the learner with this nonce; None if it gave it none, or has lost it."""
+        ...
+
     async def recover(
         self,
         step: int,

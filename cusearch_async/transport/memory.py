@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -48,6 +49,7 @@ class MemoryBuffer:
         self._own_limits = limits
         self._contract = contract
         self._epoch = 0
+        self._nonce = ""
         self._read_news = 0
 
     @property
@@ -141,6 +143,13 @@ class MemoryBuffer:
     def epoch(self) -> int:
         return self._epoch
 
+    @property
+    def nonce(self) -> str:
+        return self._nonce
+
+    async def epoch_of(self, nonce: str) -> int | None:
+        return self._run.learners.get(nonce)
+
     async def recover(
         self,
         step: int,
@@ -185,7 +194,8 @@ class MemoryBuffer:
             checkpoint=max(run.state.checkpoint, step if step > reached else 0),
             origin=origin or run.state.origin,
         )
-        self._epoch = run.state.epoch
+        self._epoch, self._nonce = run.state.epoch, uuid.uuid4().hex
+        run.learners[self._nonce] = self._epoch
         run.tell()
 
     def _forget_before(self, step: int) -> None:

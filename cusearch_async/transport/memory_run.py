@@ -63,6 +63,8 @@ class MemoryRun:
     counts: Counter[str] = field(default_factory=Counter)
     workers: dict[str, tuple[WorkerStatus, float]] = field(default_factory=dict)
     """Worker -> its last status, and the time."""
+    learners: dict[str, int] = field(default_factory=dict)
+    """Nonce of a learner's start -> its epoch."""
     learner: tuple[LearnerStatus, float] | None = None
     """The learner's last status, and the time."""
 

@@ -36,6 +36,15 @@ class LearnerSide(RedisRun):
     ) -> None:
         super().__init__(connection, run, limits, contract)
         self._epoch = 0
+        self._nonce = ""
+
+    @property
+    def nonce(self) -> str:
+        return self._nonce
+
+    async def epoch_of(self, nonce: str) -> int | None:
+        given = await self.ask(lambda client: client.hget(self.keys.learners, nonce))
+        return None if given is None else self._number("learners", given)
 
     @property
     def epoch(self) -> int:
@@ -50,16 +59,13 @@ class LearnerSide(RedisRun):
         accepts_changes: bool = False,
     ) -> None:
         await check_server(self.connection)
-        method_json, nonce, limits, contract = (
-            _method_json(method),
-            uuid.uuid4().hex,
-            _limits(self._limits),
-            _terms(self._contract),
-        )
+        nonce = uuid.uuid4().hex
+        method_json, limits, contract = _method_json(method), _limits(self._limits), _terms(self._contract)
         whose = (origin.run_id, origin.host, origin.folder) if origin else ()
         self._epoch = await self.run_script(
             "recover", step, method_json, nonce, least_epoch, limits, contract, int(accepts_changes), *whose
         )
+        self._nonce = nonce
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
         answer = await self.run_script("claim", self._epoch, step, "look")

@@ -3,8 +3,10 @@ down what it is told."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import re
 import signal
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -13,12 +15,12 @@ import pytest
 
 from cusearch_async import run_folder
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError, ContractMismatch, Fenced, NonFiniteUpdate, WriteFailed
+from cusearch_async.errors import ConfigError, ContractMismatch, Fenced, NonFiniteUpdate, RunInUse, WriteFailed
 from cusearch_async.training import leading
 from cusearch_async.training.leading import explain, lead, take_over
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import initial_method_state
-from cusearch_async.training.starts import checkpoints_of, read_starts
+from cusearch_async.training.starts import checkpoints_of, read_starts, record_start
 from cusearch_async.transport.interface import LearnerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
@@ -303,4 +305,65 @@ async def test_a_run_that_cannot_be_taken_over_is_left_as_it_is(scene):
     with pytest.raises(ConfigError, match="the pools before step 4 are forgotten"):
         await taken_over(s)
     assert half.exists()
-    assert files_in(s.config.folder) == set()
+    assert files_in(s.config.folder) == {"takeover.lock"}
+
+
+def with_another_redis(s: Scene, atlas_config, *overrides: str) -> Scene:
+    """Of the same folder."""
+    other = Scene(atlas_config, s.config.folder, "--run.steps", "4", *overrides)
+    assert other.config.redis.url != s.config.redis.url
+    return other
+
+
+def test_a_second_redis_for_one_folder_is_refused_before_the_learner_is_made(scene, atlas_config):
+    """Before: both trained to the end, their checkpoints were mixed, and a restart jumped ten steps."""
+    s = scene()
+    s.lead()
+    kept = {name: (s.config.folder / name).read_bytes() for name in files_in(s.config.folder)}
+    other = with_another_redis(s, atlas_config)
+    with pytest.raises(ConfigError) as refused:
+        other.lead()
+    assert re.fullmatch(
+        r"run\.folder .*/run was used by a learner of epoch 1 with Redis at redis://127\.0\.0\.1:\d+/0 on .*, "
+        r"and Redis at redis://.* on .* knows nothing of it: .* start the learner with --accept-changes to continue .*",
+        str(refused.value),
+    )
+    assert other.events == []
+    assert {name: (s.config.folder / name).read_bytes() for name in files_in(s.config.folder)} == kept
+
+    other.lead(accept_changes=True)  # the operator says that the first Redis is gone
+    assert [event for event in other.events if event.startswith("recover")] == ["recover 2"]
+    s.buffer = Buffer(s.run, s.config, s.events)
+    with pytest.raises(ConfigError, match="of epoch 2 with Redis at"):
+        s.lead()
+
+
+def test_a_redis_that_has_lost_its_data_goes_on_from_the_checkpoint_of_its_folder(scene, atlas_config, caplog):
+    s = scene()
+    s.lead()
+    go_on(s, "--run.steps", "3", "--redis.url", s.config.redis.url, atlas_config=atlas_config)
+    s.buffer = Buffer(MemoryRun(), s.config, s.events)
+    s.lead()
+    assert "recover 2" in s.events
+    assert "has no record of this folder's learner of epoch 1; continuing" in caplog.text
+    assert s.buffer.epoch == 2
+
+
+async def test_two_learners_that_start_at_once_with_two_redis_do_not_both_take_the_folder_over(scene, atlas_config):
+    s = scene()
+    other = with_another_redis(s, atlas_config)
+    with run_folder.hold_for_take_over(s.config.folder, 5.0):
+        taking = asyncio.create_task(asyncio.to_thread(asyncio.run, taken_over(other)))
+        await s.buffer.recover(0)
+        record_start(s.config, s.buffer.epoch, 0, CONTRACT, s.buffer.nonce)
+    with pytest.raises(ConfigError, match="was used by a learner of epoch 1"):
+        await taking
+
+
+def test_a_take_over_does_not_wait_for_ever_for_another(tmp_path):
+    with (
+        run_folder.hold_for_take_over(tmp_path, 5.0),
+        pytest.raises(RunInUse, match=r"has been taking over the run in .* for 0 s"),
+        run_folder.hold_for_take_over(tmp_path, 0.0),
+    ):
+        pass
