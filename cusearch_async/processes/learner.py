@@ -20,7 +20,7 @@ from cusearch_async.training.leading import lead
 from cusearch_async.training.learner import Learner
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.run_contract import RunContract, contract_of
+from cusearch_async.transport.run_contract import RunContract, contract_of, refuse_other_settings
 
 
 def run(config: Config, accept_changes: bool = False) -> None:
@@ -43,13 +43,17 @@ def _lead(config: Config, ranks: Ranks, lock: GpuLock | None, tokenizer: Any, ac
     questions = load_run_questions(config)
     for folder in config.folders:
         run_folder.mark(folder, config.run.name)
-    contract = asyncio.run(_with_retriever(config, contract_of(config, questions.all, tokenizer)))
+    contract = asyncio.run(_agreed(config, contract_of(config, questions.all, tokenizer), accept_changes))
     with run_folder.hold_as_learner(config.folder):
         lead(Learner, open_buffer, ranks, questions, contract, config, accept_changes, lock)
 
 
-async def _with_retriever(config: Config, contract: RunContract) -> RunContract:
-    """The learner itself does not search: it only asks what the run's searches are answered from."""
+async def _agreed(config: Config, contract: RunContract, accept_changes: bool) -> RunContract:
+    """The contract with what the run's retriever serves. A learner with other settings than the run is refused before
+    it waits for that. Raises: ContractMismatch, BufferUnavailable, RetrievalUnavailable, SearchRefused."""
+    if not accept_changes:
+        async with open_buffer(config, config.run.wait_s) as buffer:
+            refuse_other_settings(config.run.name, contract, await buffer.contract())
     async with SearchClient.open(config) as search:
         return await ask_retriever(search, config, contract, asyncio.Event()) or contract
 

@@ -32,7 +32,7 @@ from cusearch_async.training import provenance
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.provenance import Computing
 from cusearch_async.transport.interface import LearnerBuffer
-from cusearch_async.transport.run_contract import ACCEPT_CHANGES, DATA, MODEL, NO_CONTRACT, RunContract
+from cusearch_async.transport.run_contract import ACCEPT_CHANGES, DATA, MODEL, NO_CONTRACT, SERVED, RunContract
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,8 @@ OPERATIONAL = (
 )
 """Settings and sections that say where, how fast and how long a run works. All others say what it is."""
 
-_CHANGED = {DATA: "its questions have", MODEL: "its config or tokenizer has"}
-"""Settings that name files, and what of these may change under the same name."""
+_CHANGED = {DATA: "its questions have", MODEL: "its config or tokenizer has", SERVED: "that has"}
+"""What may change while all settings stay the same, and how it is told."""
 
 _STOPPED = ".stop"
 

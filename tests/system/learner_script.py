@@ -6,6 +6,7 @@ the gradient of the first mini-batch, before clipping, as FOLDER/gradient-NAME.s
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import sys
@@ -166,6 +167,7 @@ def options() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--save-loaded", type=Path)
     parser.add_argument("--trajectories", type=int, nargs=2, default=(10, 60))
     parser.add_argument("--copies", action="store_true", help="several rollouts have the same tokens")
+    parser.add_argument("--question-kib", type=int, default=0, help="each trajectory has a question so long")
     parser.add_argument("--lend", action="store_true")
     parser.add_argument("--offload", action="store_true", help="before every step")
     parser.add_argument("--shake", action="store_true", help="begin with an adapter whose B is not zero")
@@ -188,6 +190,7 @@ def main() -> None:
     atlas = Path(__file__).parents[2] / "configs" / "atlas.toml"
     config = load_config(atlas, overrides)
     selected, advantages = fixed_trajectories(*arguments.trajectories)
+    selected = [dataclasses.replace(t, question=f"why{'?' * 1024 * arguments.question_kib}") for t in selected]
     if arguments.copies:
         selected, advantages = with_copies(selected, advantages)
     if arguments.poison == "gradient":

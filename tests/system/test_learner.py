@@ -140,6 +140,13 @@ def test_weights_that_are_lent_change_only_when_they_are_given_back(tmp_path: Pa
     assert all(torch.equal(lent[name], plain[name]) for name in plain)
 
 
+def test_a_step_of_27_mib_is_trained_by_two_ranks_as_any_other(tmp_path, plain):
+    """Three times the largest step of a shipped config. Before, 8 MiB ended the learner, after every restart again."""
+    train(tmp_path, "large", "--question-kib", str(27 * 1024 // 10), ranks=2)
+    large, whole = gradient(tmp_path, "large"), gradient(plain, "plain")
+    assert (whole - large).norm() < 3e-6 * whole.norm()
+
+
 @pytest.mark.parametrize(
     ("ranks", "settings"),
     [

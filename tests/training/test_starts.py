@@ -158,6 +158,17 @@ def test_questions_that_changed_under_the_same_name_are_refused_unless_accepted(
     refuse_changes(config_of(), accept=False, contract=after)
 
 
+def test_a_retriever_that_serves_another_corpus_is_refused_unless_accepted(config_of):
+    """Though it is the same file name; and a learner that has not asked it yet is not refused for that."""
+    record_start(config_of(), epoch=1, step=0, contract=contract().with_retriever("bm25 over 2 passages (1)"))
+    refuse_changes(config_of(), accept=False, contract=contract())
+    after = contract().with_retriever("bm25 over 3 passages (2)")
+    said = r"retriever serves: that has changed: bm25 over 2 passages \(1\) -> bm25 over 3 passages \(2\); choose"
+    with pytest.raises(ConfigError, match=said):
+        refuse_changes(config_of(), accept=False, contract=after)
+    refuse_changes(config_of(), accept=True, contract=after)
+
+
 @pytest.mark.parametrize(
     ("file", "was", "is_now"),
     [
