@@ -18,6 +18,7 @@ def config(atlas_config, tmp_path, redis_url, monkeypatch, caplog) -> Config:
     monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
     caplog.set_level("INFO")
     overrides = ["--run.name", "test-processes", "--run.folder", str(tmp_path / "run"), "--redis.url", redis_url]
+    overrides += ["--environment.search.name", "tests.environments.echo:Echo"]  # there is no retriever
     return load_config(atlas_config, overrides)
 
 

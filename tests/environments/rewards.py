@@ -8,3 +8,8 @@ from cusearch_async.environments import Episode, Score
 async def half(episode: Episode, score: Score) -> float:
     """The same for every episode."""
     return 0.5
+
+
+def broken(episode: Episode, score: Score) -> float:
+    """As one that is asked without its environment variable."""
+    raise KeyError("JUDGE_URL")

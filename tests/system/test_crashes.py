@@ -44,6 +44,7 @@ SETTINGS = {
     "learner.lr": 1e-4,
     "learner.checkpoint_every": 2,
     "redis.lease_s": 600,
+    "environment.search.name": "tests.environments.echo:Echo",  # there is no retriever
 }
 
 

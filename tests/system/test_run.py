@@ -70,6 +70,18 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
     assert "run atlas is complete: 6 steps are done" in " ".join(output.split())
 
 
+def test_a_run_of_which_every_episode_fails_ends_with_their_error_and_recommends_no_model(run: Run):
+    """Before: exit 0, "the ledger closes", the untouched start model recommended, and 320 equal lines in the log."""
+    status, output = finish(run.cusearch("launch", environment__search__reward="tests.environments.rewards:broken"))
+    said = " ".join(output.split())
+    assert status == 1, output
+    assert "step 0 has nothing to train on: all episodes of its 8 groups failed, 5 times each; most often: " in said
+    assert " x the reward tests.environments.rewards:broken failed: KeyError: 'JUDGE_URL'" in said
+    assert "cusearch eval" not in output
+    assert not list((run.folder / "checkpoints").glob("step*"))
+    assert 0 < run.log("rollout-0").count("tests.environments.rewards:broken") < 20
+
+
 def test_processes_start_in_any_order_and_stop_on_a_signal(run: Run):
     """Rollout worker and learner first, then Redis, then the retriever; SIGTERM and SIGINT end each cleanly."""
     run.forks = False
