@@ -20,6 +20,7 @@ LAYERS = [
         "run_folder",
         "streams",
         "surrogates",
+        "folding",
         "in_flight",
         "retry",
         "extensions",
