@@ -1,4 +1,4 @@
-"""Text of any language: one spelling for characters that mean the same, and the scripts without spaces between words."""
+"""Text of any language: one form for characters that mean the same, and the scripts without spaces between words."""
 
 from __future__ import annotations
 

@@ -97,4 +97,5 @@ def _without_marks_outside_numbers(text: str) -> str:
     text = _DASH.sub("-", folded(text)).replace("⁄", "/")
     text = _NEGATIVE_PRICE.sub(r"\1-", text)
     text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
-    return _NUMBER_OR_MARK.sub(lambda found: found[1] or "", text)
+    kept: str = _NUMBER_OR_MARK.sub(lambda found: found[1] or "", text)
+    return kept

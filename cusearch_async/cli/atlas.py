@@ -109,7 +109,8 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], play: Play
     console.print(f"groups with equal rewards {figures.zero_variance:.1%}")
     console.print(f"trajectories that repeat an earlier one of their group {figures.identical:.1%}")
     console.print(f"trajectories by depth {' '.join(map(str, figures.depths))}")
-    console.print(_scores(summarize(greedy, questions), summarize(sampled, questions)))
+    metric = config.environment[config.evaluated_in].scoring
+    console.print(_scores(summarize(greedy, questions, metric), summarize(sampled, questions, metric)))
 
 
 def held_out_chains(per_length: int, world: World) -> list[Chain]:

@@ -198,19 +198,20 @@ async def evaluated(
     known = [share for share in full.recall if share is not None]
     how = "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
     named: dict[str, str | int | float] = {**conditions(config, model, questions, how)}
+    metric = config.environment[config.evaluated_in].scoring
     if sampled:
         named["samples_temperature"] = config.episode.temperature
     if arguments.against:
         named["against"] = full_name(arguments.against)
     return Report(
         title=f"{full_name(model)}: {len(questions)} questions of {suite_of(config)}, {how}",
-        scores=summarize(full.episodes, questions),
+        scores=summarize(full.episodes, questions, metric),
         episodes=full.episodes,
         conditions=named,
         recall=sum(known) / len(known) if known else None,
-        samples=findings.summarize_samples([one.episodes for one in samples]) if samples else None,
-        probes={mode: summarize(of_mode[mode].episodes, questions) for mode in modes[1:]},
-        found=findings.findings(questions, full, of_mode["closed"], of_mode["blocked"], samples)
+        samples=findings.summarize_samples([one.episodes for one in samples], metric) if samples else None,
+        probes={mode: summarize(of_mode[mode].episodes, questions, metric) for mode in modes[1:]},
+        found=findings.findings(questions, full, of_mode["closed"], of_mode["blocked"], samples, metric)
         if arguments.probe
         else [],
         against=findings.compare_paired(full.em, other[0].em) if other else None,

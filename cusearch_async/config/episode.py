@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, create_model, field_validator, model_validator
 
+from cusearch_async.algorithm.answers import Metric
 from cusearch_async.config.section import Extensible, Section, Sources
 from cusearch_async.environments import (
     ENVIRONMENTS,
@@ -13,6 +14,7 @@ from cusearch_async.environments import (
     EnvironmentSettings,
     Reward,
     Search,
+    SearchEnvironment,
     Template,
     environment_class,
     reward_function,
@@ -101,6 +103,12 @@ class SharedEnvironmentConfig(Extensible):
     @property
     def prompt(self) -> Template:
         return template_of(self.template)
+
+    @property
+    def scoring(self) -> Metric:
+        """How answers are compared outside of the environment. One of your own that is no search environment has no
+        such setting, and gets SQuAD's."""
+        return self.own.metric if isinstance(self.own, SearchEnvironment.Settings) else "squad"
 
     def make(self, search: Search) -> Environment:
         """The environment, with `search` as its retriever. Raises: ConfigError."""

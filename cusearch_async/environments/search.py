@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from cusearch_async.algorithm.answers import exact_match, f1_score
+from cusearch_async.algorithm.answers import Metric, exact_match, f1_score
 from cusearch_async.environments.base import ENDS, Environment, EnvironmentSettings, Episode, Observation, Score
 from cusearch_async.environments.templates import Quoted
 from cusearch_async.types import Segment
@@ -29,6 +29,9 @@ class SearchSettings(EnvironmentSettings):
     """search: one document of a result; {rank} counts from 1, {title} is its first line, {text} the rest."""
     format_weight: float = Field(0.2, ge=0, le=1)
     """search: λ_f, the weight of a valid format in the reward."""
+    metric: Metric = "squad"
+    """search: how answers are compared, in the reward and in every evaluation. squad: SQuAD's metric, which removes all
+    punctuation, so that 3.5 equals 35. strict: numbers keep their marks, and yes and no must be the whole answer."""
 
     @field_validator("document_template")
     @classmethod
@@ -69,16 +72,23 @@ class SearchEnvironment(Environment):
         return Quoted(INFORMATION.before, shown.strip() if self.template.strips_documents else shown, INFORMATION.after)
 
     async def score(self, episode: Episode) -> Score:
-        return score(episode.segments, episode.question.answers, self.settings.format_weight, episode.end_of_text)
+        settings, answers = self.settings, episode.question.answers
+        return score(episode.segments, answers, settings.format_weight, episode.end_of_text, settings.metric)
 
 
-def score(segments: Sequence[Segment], answers: Sequence[str], format_weight: float, end_of_text: str = "") -> Score:
+def score(
+    segments: Sequence[Segment],
+    answers: Sequence[str],
+    format_weight: float,
+    end_of_text: str = "",
+    metric: Metric = "squad",
+) -> Score:
     """r(τ) = F1(τ) (1 - λ_f) + λ_f r_fmt(τ), computed only from the policy's own text.
 
     Source: CuSearch, Eq. "reward". `format_weight` is λ_f (0.2 in the paper)."""
     prediction = last_answer(segments)
-    f1 = f1_score(prediction, answers) if prediction is not None else 0.0
-    em = exact_match(prediction, answers) if prediction is not None else 0.0
+    f1 = f1_score(prediction, answers, metric) if prediction is not None else 0.0
+    em = exact_match(prediction, answers, metric) if prediction is not None else 0.0
     valid = is_format_valid(segments, end_of_text)
     reward = f1 * (1 - format_weight) + format_weight * valid
     return Score(reward=reward, em=em, f1=f1, format_valid=valid, prediction=prediction)

@@ -14,7 +14,7 @@ from math import sqrt
 import numpy as np
 from scipy import stats
 
-from cusearch_async.algorithm.answers import normalize_answer
+from cusearch_async.algorithm.answers import Metric, normalize_answer
 from cusearch_async.evaluation.probing import Played
 from cusearch_async.types import Question, Trajectory
 
@@ -47,12 +47,12 @@ class Samples:
     """Share of episodes without an answer, or with one of ABSTENTIONS."""
 
 
-def summarize_samples(passes: Sequence[Sequence[Trajectory]]) -> Samples:
-    """`passes` are k passes over the same questions. Raises: ValueError without one."""
+def summarize_samples(passes: Sequence[Sequence[Trajectory]], metric: Metric = "squad") -> Samples:
+    """`passes` are k passes over the same questions, scored with `metric`. Raises: ValueError without one."""
     if not passes:
         raise ValueError("samples need one pass or more, got none")
     right = np.array([[t.em for t in episodes] for episodes in passes])  # [k, n]
-    answers = [[normalize_answer(t.prediction or "") for t in of_one] for of_one in zip(*passes, strict=True)]
+    answers = [[normalize_answer(t.prediction or "", metric) for t in of_one] for of_one in zip(*passes, strict=True)]
     given = [[answer for answer in of_one if answer not in ABSTENTIONS] for of_one in answers]
     pairs = sum(len(of_one) * (len(of_one) - 1) for of_one in given)
     equal = sum(count * (count - 1) for of_one in given for count in Counter(of_one).values())
@@ -100,7 +100,12 @@ def compare_paired(first: Sequence[float], second: Sequence[float]) -> Paired:
 
 
 def findings(
-    questions: Sequence[Question], full: Played, closed: Played, blocked: Played, samples: Sequence[Played]
+    questions: Sequence[Question],
+    full: Played,
+    closed: Played,
+    blocked: Played,
+    samples: Sequence[Played],
+    metric: Metric = "squad",
 ) -> list[str]:
     """What the probes say of a policy, in words. All are of the same questions.
 
@@ -109,7 +114,7 @@ def findings(
     if not needing:
         return []
     right, by_heart, without = ([one.em[i] for i in needing] for one in (full, closed, blocked))
-    told = summarize_samples([[one.episodes[i] for i in needing] for one in samples])
+    told = summarize_samples([[one.episodes[i] for i in needing] for one in samples], metric)
     blocked_in = sum(bool(blocked.recall[i]) for i in needing)
     said = [_of_searching(right, by_heart, told)]
     if not blocked_in and not any(full.recall[i] for i in needing):

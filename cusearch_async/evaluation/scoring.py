@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.algorithm.answers import sub_exact_match
+from cusearch_async.algorithm.answers import Metric, sub_exact_match
 from cusearch_async.config import Config
 from cusearch_async.errors import EpisodeFailed, InvalidTrajectory, SearchRefused
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
@@ -32,7 +32,7 @@ Scores = dict[str, dict[str, Any]]
 """By category: `count`, and for each figure its mean and, under `NAME_interval`, the 95 % interval of that mean."""
 
 FIGURES = ("em", "sub_em", "f1", "reward", "depth", "answered", "format_valid")
-"""em: strict exact match. sub_em: the answer contains a gold answer, what some papers call EM. depth: searches that
+"""em: exact match. sub_em: the answer contains a gold answer, what some papers call EM. depth: searches that
 found something. answered: the episode ended with an answer."""
 
 
@@ -62,13 +62,14 @@ async def evaluate(
     return [task.result() for task in played]
 
 
-def summarize(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> Scores:
-    """Scores by category, in order of first appearance, and over `all`."""
+def summarize(trajectories: Sequence[Trajectory], questions: Sequence[Question], metric: Metric = "squad") -> Scores:
+    """Scores by category, in order of first appearance, and over `all`. `metric` is what the episodes were scored
+    with."""
     by_category: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory, question in zip(trajectories, questions, strict=True):
         by_category[question.category].append(trajectory)
     by_category["all"] = list(trajectories)
-    return {category: _score(members) for category, members in by_category.items()}
+    return {category: _score(members, metric) for category, members in by_category.items()}
 
 
 def bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -81,12 +82,12 @@ def bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return interval
 
 
-def _score(members: Sequence[Trajectory]) -> dict[str, Any]:
+def _score(members: Sequence[Trajectory], metric: Metric) -> dict[str, Any]:
     values = np.array(
         [
             (
                 t.em,
-                sub_exact_match(t.prediction or "", t.answers),
+                sub_exact_match(t.prediction or "", t.answers, metric),
                 t.f1,
                 t.reward,
                 t.depth,

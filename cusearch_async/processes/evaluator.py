@@ -82,7 +82,7 @@ async def score_versions(
         done.version, played = version, scoring.result()
         if played is None:
             continue
-        scores = summarize(played, questions)
+        scores = summarize(played, questions, config.environment[config.evaluated_in].scoring)
         record(config.folder, version, engine.loaded, time.monotonic() - started, scores, played)
         log.info("version %d: EM %.3f, depth %.2f", version, scores["all"]["em"], scores["all"]["depth"])
 

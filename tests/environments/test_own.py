@@ -288,3 +288,14 @@ class Empty(Echo):
     @classmethod
     def questions(cls):
         return []
+
+
+def test_answers_are_compared_by_the_metric_of_the_environment_and_by_squads_where_it_has_none(two):
+    found = two(
+        '[environment.search]\nmetric = "strict"\n[environment.plain]\n' + SEVERAL.partition("\n")[2]
+    ).environment
+    assert {label: environment.scoring for label, environment in found.items()} == {
+        "search": "strict",
+        "plain": "squad",
+        "calculator": "squad",
+    }

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.environments.search import is_format_valid, last_answer, score
-from cusearch_async.types import Segment
+from cusearch_async.environments import Episode, NoSearch, SearchEnvironment
+from cusearch_async.environments.search import SearchSettings, is_format_valid, last_answer, score
+from cusearch_async.environments.templates import PAPER
+from cusearch_async.types import Question, Segment
 
 EOS = "<|endoftext|>"
 LAMBDA = 0.2
@@ -193,3 +195,12 @@ def test_the_reward_is_the_weighted_mean_of_f1_and_format(turns, weight):
     assert found.reward == pytest.approx((1 - weight) * found.f1 + weight * found.format_valid)
     assert 0 <= found.reward <= 1
     assert found.em <= found.f1
+
+
+@pytest.mark.parametrize(("metric", "reward"), [("squad", 1.0), ("strict", 0.2)])
+async def test_the_reward_uses_the_metric_of_the_settings(metric, reward):
+    environment = SearchEnvironment(SearchSettings(metric=metric), PAPER, NoSearch())
+    question = Question(id="q", text="how high?", answers=("3.5",), category="x")
+    answered = episode("<think>x</think><answer>35</answer>")
+    scored = await environment.score(Episode(question=question, ticket=0, rollout=0, segments=answered))
+    assert (scored.reward, scored.em) == (pytest.approx(reward), float(metric == "squad"))

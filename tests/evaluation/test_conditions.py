@@ -33,6 +33,7 @@ def test_policy_questions_and_settings_are_all_there(atlas_config):
         "prompt": "atlas",
         "document_template": r"'{text}\n'",
         "format_weight": "0.2",
+        "metric": "'squad'",
         "dtype": "float32",
         "sampling": "greedy",
     }

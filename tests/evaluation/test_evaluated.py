@@ -125,3 +125,9 @@ def test_scores_are_written_and_printed_before_a_judges_failure_ends_the_command
     assert json.loads(output.read_text())["judge"] == {"failed": "the judge has gone"}
     assert "no verdicts: the judge has gone" in output.with_suffix(".md").read_text()
     assert "no verdicts: the judge has gone" in capsys.readouterr().out
+
+
+async def test_the_report_says_which_metric_it_uses(atlas_config):
+    report = await report_of(atlas_config, overrides=["--environment.search.metric", "strict"], samples=2)
+    assert report.conditions["metric"] == "'strict'"
+    assert "metric 'strict'" in report.lines()[0]

@@ -141,6 +141,11 @@ def test_samples_are_counted_by_hand():
     assert found == Samples(3, pytest.approx(2 / 9), pytest.approx(2 / 3), pytest.approx(8 / 12), pytest.approx(2 / 9))
 
 
+def test_samples_agree_by_the_metric_that_is_named():
+    passes = samples_of(["3.5"], ["35"])
+    assert (summarize_samples(passes).agreement, summarize_samples(passes, "strict").agreement) == (1, 0)
+
+
 def test_without_a_pair_of_answers_there_is_no_agreement():
     assert summarize_samples(samples_of(["x", "b"])).agreement is None
     assert summarize_samples(samples_of(["x", None], [None, "b"])).agreement is None

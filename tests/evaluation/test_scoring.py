@@ -53,6 +53,13 @@ def test_scores_are_means_by_category_and_over_all():
     assert scores["nq"]["answered"] == scores["nq"]["sub_em"] == 0.8
 
 
+def test_an_answer_contains_a_gold_one_by_the_metric_that_is_named():
+    (asked,) = [question(0, "nq")]
+    episodes = [make_trajectory(0, 0, prediction="about 1350 km", answers=("35",))]
+    assert summarize(episodes, [asked])["all"]["sub_em"] == 1
+    assert summarize(episodes, [asked], "strict")["all"]["sub_em"] == 0
+
+
 def test_the_interval_is_the_bootstraps():
     rng = np.random.default_rng(5)
     values = (rng.random((400, 1)) < 0.3).astype(np.float64)

@@ -45,6 +45,7 @@ CHANGES = {
     "environment.search.reward": "tests.environments.rewards:half",
     "environment.search.document_template": "'É {text}\\n\\n'",
     "environment.search.format_weight": "0.3",
+    "environment.search.metric": "strict",
     "episode.s_max": "4",
     "episode.temperature": "0.7",
     "episode.max_prompt_tokens": "95",
