@@ -19,6 +19,7 @@ from cusearch_async.config.reading import (
 from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import (
     BACKENDS,
+    Bm25Config,
     DenseConfig,
     RerankConfig,
     RetrieverConfig,
@@ -47,6 +48,7 @@ __all__ = [
     "LOOPBACK",
     "STARTER",
     "STARTERS",
+    "Bm25Config",
     "Config",
     "DataConfig",
     "DeepSpeedConfig",

@@ -12,6 +12,22 @@ from cusearch_async.config.section import DEVICE, Section, check_url
 BACKENDS = ("bm25", "dense", "zerosearch", "serper", "serpapi")
 
 
+class Bm25Config(Section):
+    """The `bm25` backend."""
+
+    tokenizer: str = "unicode"
+    """How passages and queries become words. unicode: words of two letters and more, and where a script writes no
+    spaces (Chinese, Japanese, Thai, …) single characters and pairs of them; or your own function of a text, as
+    package.module:function (for example around a segmenter of one language)."""
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name != "unicode" and ":" not in name:
+            raise ValueError(f"must be 'unicode', or your own function as package.module:function, got {name!r}")
+        return name
+
+
 class DenseConfig(Section):
     """The `dense` backend; the defaults are Search-R1's."""
 
@@ -144,6 +160,7 @@ class RetrieverConfig(Section):
     """Half of all requests wait at least this long, to simulate a slow engine …"""
     latency_p99_s: float = Field(0.0, ge=0)
     """… and one in a hundred at least this long (log-normal); 0 for none."""
+    bm25: Bm25Config = Bm25Config()
     dense: DenseConfig = DenseConfig()
     rerank: RerankConfig = RerankConfig()
     zerosearch: ZeroSearchConfig = ZeroSearchConfig()

@@ -68,8 +68,10 @@ def search_engine(settings: RetrieverConfig) -> str:
         )
     if settings.backend not in _LOCAL:
         return settings.backend
+    tokenizer = settings.bm25.tokenizer
     dense, rerank, place = settings.dense, settings.rerank, "search" if settings.stochastic else "query"
     parts = (
+        (settings.backend == "bm25" and tokenizer != "unicode", f"tokenizer {tokenizer}"),
         (settings.backend == "dense", f"encoder {dense.encoder} ({dense.kind})"),
         (rerank.model, f"the best of {rerank.candidates} by {rerank.model}"),
         (settings.distractors, f"{settings.distractors} distractors"),

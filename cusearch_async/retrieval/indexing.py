@@ -15,6 +15,7 @@ from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.retrieval.local import Index, Reranks
+from cusearch_async.retrieval.words import tokenizer_named
 
 STARTS = "passages.npy"
 
@@ -25,7 +26,7 @@ def in_memory(passages: Sequence[Passage], settings: RetrieverConfig) -> Index:
     """Raises: ConfigError."""
     try:
         if settings.backend == "bm25":
-            return Bm25Index.in_memory(passages)
+            return Bm25Index.in_memory(passages, tokenizer_named(settings.bm25.tokenizer))
     except ValueError as error:
         raise ConfigError(f"retriever.corpus {settings.corpus}: {error}") from error
     from cusearch_async.retrieval.dense import DenseIndex  # noqa: PLC0415
@@ -41,7 +42,7 @@ def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: 
     published.publish(folder / STARTS)
     if settings.backend == "bm25":
         try:
-            bm25.build(corpus, folder, corpus.fingerprint, on_progress)
+            bm25.build(corpus, folder, corpus.fingerprint, tokenizer_named(settings.bm25.tokenizer), on_progress)
         except ValueError as error:
             raise ConfigError(f"retriever.corpus {settings.corpus}: {error}") from error
     elif settings.backend == "dense":
@@ -64,7 +65,7 @@ def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
         ) from error
     corpus = Corpus.opened(path, starts)
     if settings.backend == "bm25":
-        return Bm25Index.load(folder, corpus, corpus.fingerprint)
+        return Bm25Index.load(folder, corpus, corpus.fingerprint, tokenizer_named(settings.bm25.tokenizer))
     from cusearch_async.retrieval.dense import DenseIndex  # noqa: PLC0415
 
     return DenseIndex.load(folder, corpus, settings.dense, corpus.fingerprint)

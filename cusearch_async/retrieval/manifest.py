@@ -45,8 +45,8 @@ def check(index: Path, dependencies: Mapping[str, Any], missing: str) -> dict[st
         size = _size(index)
     except OSError as error:
         raise damaged(index, str(error)) from error
-    if size != manifest.get("bytes", size):  # bm25 before this version did not write it
-        raise damaged(index, f"it has {size} bytes instead of {manifest['bytes']}")
+    if size != manifest.get("bytes"):
+        raise damaged(index, f"it has {size} bytes instead of {manifest.get('bytes')}")
     return manifest
 
 

@@ -55,6 +55,7 @@ def test_prompts_that_begin_alike_are_told_apart(atlas_config):
         ("--retriever.noise 0.5 --retriever.stochastic false", "bm25 on atlas with noise 0.5, drawn for each query"),
         ("--retriever.stochastic false", "bm25 on atlas"),
         ("--retriever.distractors 1", "bm25 on atlas with 1 distractors, drawn for each search"),
+        ("--retriever.bm25.tokenizer a.b:cut", "bm25 on atlas with tokenizer a.b:cut"),
         ("--retriever.rerank.model a/b", "bm25 on atlas with the best of 10 by a/b"),
         ("--retriever.backend dense --retriever.dense.encoder a/e", "dense on atlas with encoder a/e (flat)"),
         ("--retriever.backend zerosearch --retriever.zerosearch.model sim",

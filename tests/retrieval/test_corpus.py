@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cusearch_async.config import RetrieverConfig
+from cusearch_async.config import Bm25Config, RetrieverConfig
 from cusearch_async.errors import ConfigError
-from cusearch_async.retrieval import bm25, indexing
+from cusearch_async.retrieval import bm25, indexing, words
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.corpus import Corpus
 
@@ -146,11 +147,10 @@ def test_an_interrupted_index_goes_on_where_it_stopped(settings, monkeypatch):
     with pytest.raises(ConfigError, match="no finished index; build it with `cusearch index"):
         indexing.load(Path(settings.corpus), settings.index, settings)
     tokenized = []
-    tokenize = bm25.bm25s.tokenize
-    monkeypatch.setattr(bm25.bm25s, "tokenize", lambda texts, **how: tokenized.append(texts) or tokenize(texts, **how))
+    numbered = bm25._numbered
+    monkeypatch.setattr(bm25, "_numbered", lambda texts, *how: tokenized.append(len(texts)) or numbered(texts, *how))
     index = made(settings)
-    pieces = [len(texts) for texts in tokenized if len(texts) > 1]  # loading makes one search
-    assert pieces == [50, 50], "only those that were missing"
+    assert tokenized == [50, 50], "only those that were missing"
     assert found(index) == found(Bm25Index.in_memory(MANY))
 
 
@@ -209,16 +209,42 @@ def test_an_index_that_lacks_bytes_is_damaged(settings):
         indexing.load(Path(settings.corpus), settings.index, settings)
 
 
+LETTERS = {"bm25": Bm25Config(tokenizer="tests.retrieval.tokenizers:letters")}
+
+
 @loads_an_index
-def test_an_index_of_the_version_before_is_read(settings):
-    """Its manifest did not say how long the index is."""
-    index = made(settings)
-    path = settings.index / "manifest.json"
-    manifest = json.loads(path.read_text())
-    assert list(manifest) == ["format", "corpus", "passages", "bytes"]
-    del manifest["bytes"]
-    path.write_text(json.dumps(manifest))
-    assert found(indexing.load(Path(settings.corpus), settings.index, settings)) == found(index)
+def test_an_index_names_its_tokenizer_and_is_refused_with_another(settings, monkeypatch):
+    made(settings)
+    manifest = json.loads((settings.index / "manifest.json").read_text())
+    assert list(manifest) == ["format", "corpus", "passages", "tokenizer", "bytes"]
+    assert manifest["tokenizer"].startswith("cusearch_async.retrieval.words:unicode_words (")
+    with pytest.raises(
+        ConfigError, match=r"tokenizer 'cus\S+words:unicode_words .*now 'tests\S+:letters .*build it again"
+    ):
+        indexing.load(Path(settings.corpus), settings.index, settings.model_copy(update=LETTERS))
+    monkeypatch.setattr(words, "_RUN", re.compile(r"\w"))
+    with pytest.raises(ConfigError, match="tokenizer 'cusearch_async"):
+        indexing.load(Path(settings.corpus), settings.index, settings)
+
+
+@loads_an_index
+def test_an_own_tokenizer_makes_the_index(settings):
+    index = made(settings.model_copy(update=LETTERS))
+    assert index.search(["C"], 300)[0] == index.search(["c"], 300)[0]
+    assert len(index.search(["y"], 300)[0]) == 200
+
+
+@loads_an_index
+def test_parts_by_another_tokenizer_are_not_continued(settings, monkeypatch, caplog):
+    monkeypatch.setattr(bm25, "_CHUNK", 50)
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(settings.model_copy(update=LETTERS), stop)
+    assert found(made(settings)) == found(Bm25Index.in_memory(MANY))
+    assert "of another tokenizer; starting again" in caplog.text
 
 
 def test_a_backend_without_index_is_named(settings):

@@ -62,6 +62,7 @@ CHANGES = {
     "method.advantage_std": "false",
     "method.phase_reserve": "0.25",
     "retriever.backend": "dense",
+    "retriever.bm25.tokenizer": "tests.retrieval.tokenizers:letters",
     "retriever.topk": "3",
     "retriever.distractors": "1",
     "retriever.noise": "0.1",
