@@ -19,6 +19,7 @@ from cusearch_async.config.reading import (
 from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import (
     BACKENDS,
+    E5,
     Bm25Config,
     DenseConfig,
     RerankConfig,
@@ -45,6 +46,7 @@ from cusearch_async.config.whole import Config
 __all__ = [
     "BACKENDS",
     "CONFIG_HELP",
+    "E5",
     "LOOPBACK",
     "STARTER",
     "STARTERS",

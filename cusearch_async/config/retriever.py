@@ -28,17 +28,23 @@ class Bm25Config(Section):
         return name
 
 
+E5 = "intfloat/e5-base-v2"
+
+
 class DenseConfig(Section):
     """The `dense` backend; the defaults are Search-R1's."""
 
-    encoder: str = "intfloat/e5-base-v2"
+    encoder: str = E5
     """The encoder: a Hugging Face id or a local folder that transformers' AutoModel can load."""
-    query_prefix: str = "query: "
-    """Text before each query, as the encoder was trained."""
-    passage_prefix: str = "passage: "
-    """Text before each passage, as the encoder was trained."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """The vector of a text: the mean over its tokens (mean), or the vector of its first token (cls)."""
+    query_prefix: str | None = None
+    """Text before each query, as the encoder was trained; None for what its folder says (the prompt `query` of
+    config_sentence_transformers.json), or else `query: ` for the default encoder and nothing for others."""
+    passage_prefix: str | None = None
+    """Text before each passage; None for what the encoder's folder says (the prompt `document`), or else `passage: `
+    for the default encoder and nothing for others."""
+    pooling: Literal["mean", "cls", "last"] | None = None
+    """The vector of a text: the mean over its tokens (mean), or the vector of its first token (cls) or last token
+    (last); None for what the encoder's folder says (1_Pooling/config.json), or else the mean."""
     normalize: bool = True
     """Scale vectors to length 1, so that the inner product is the cosine."""
     max_query_tokens: int = Field(256, ge=1)

@@ -26,6 +26,7 @@ from cusearch_async.config import DenseConfig
 from cusearch_async.errors import ConfigError, SearchFailed, first_line
 from cusearch_async.retrieval import manifest, pretrained
 from cusearch_async.retrieval.backend import Passage, Scored
+from cusearch_async.retrieval.encoder_folder import resolved
 from cusearch_async.streams import Stream, stream
 from cusearch_async.surrogates import without_surrogates
 
@@ -55,13 +56,17 @@ class Encoder:
         """Encodes a text of the greatest length, to fail here and not in the middle of a corpus.
 
         Raises: ConfigError naming the encoder and what is wrong with it."""
-        self._settings = settings
         self._tokenizer, self._model = _load(settings)
+        self.settings = settings = resolved(settings)
+        log.info(
+            "encoder %s: pooling %s, before queries %r, before passages %r",
+            *(settings.encoder, settings.pooling, settings.query_prefix, settings.passage_prefix),
+        )
         self._inputs = set(inspect.signature(self._model.forward).parameters)
         longest = max(settings.max_query_tokens, settings.max_passage_tokens)
         try:
             self._embed(["a " * longest], longest)
-            self.probe = self._embed([settings.passage_prefix + _PROBE], settings.max_passage_tokens)[0]
+            self.probe = self._embed([f"{settings.passage_prefix}{_PROBE}"], settings.max_passage_tokens)[0]
         except Exception as error:  # the model's own code runs here
             raise ConfigError(
                 f"retriever.dense.encoder {settings.encoder!r} cannot encode a text of {longest} tokens "
@@ -78,7 +83,7 @@ class Encoder:
         """[n, dim], in the order of `texts`. What is longer than the kind's max tokens is cut.
 
         Raises: ConfigError when the encoder gives NaN or infinity for a passage, SearchFailed for a query."""
-        settings = self._settings
+        settings = self.settings
         if kind == "query":
             prefix, max_tokens = settings.query_prefix, settings.max_query_tokens
         else:
@@ -87,7 +92,7 @@ class Encoder:
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # like lengths together: little padding
         for first in range(0, len(texts), settings.batch):
             rows = order[first : first + settings.batch]
-            vectors[rows] = self._embed([prefix + texts[row] for row in rows], max_tokens)
+            vectors[rows] = self._embed([f"{prefix}{texts[row]}" for row in rows], max_tokens)
         if not np.isfinite(vectors).all():
             row = int(np.argmin(np.isfinite(vectors).all(axis=1)))
             if kind == "passage":
@@ -96,22 +101,25 @@ class Encoder:
         return vectors
 
     def _not_finite(self, text: str) -> str:
-        return f"retriever.dense.encoder {self._settings.encoder!r} gives NaN or infinity for {text!r:.200}"
+        return f"retriever.dense.encoder {self.settings.encoder!r} gives NaN or infinity for {text!r:.200}"
 
     def _embed(self, texts: Sequence[str], max_tokens: int) -> NDArray[np.float32]:
         """[n, dim] of one batch."""
         whole = [without_surrogates(text) for text in texts]
         batch = self._tokenizer(whole, truncation=True, max_length=max_tokens, padding=True, return_tensors="pt")
-        batch = batch.to(self._settings.device)
+        batch = batch.to(self.settings.device)
         with torch.inference_mode():
             output = self._model(**{name: value for name, value in batch.items() if name in self._inputs})
             states = output.last_hidden_state.float()  # [n, tokens, dim]
-            if self._settings.pooling == "cls":
+            mask = batch["attention_mask"]  # [n, tokens], padded on the right
+            if self.settings.pooling == "cls":
                 vectors = states[:, 0]
+            elif self.settings.pooling == "last":
+                vectors = states[torch.arange(len(states), device=states.device), (mask.sum(1) - 1).clamp(min=0)]
             else:
-                mask = batch["attention_mask"].unsqueeze(-1).float()
-                vectors = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
-            if self._settings.normalize:
+                weights = mask.unsqueeze(-1).float()
+                vectors = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+            if self.settings.normalize:
                 vectors = torch.nn.functional.normalize(vectors, dim=-1)
         return np.asarray(vectors.cpu().numpy(), dtype=np.float32)
 
@@ -120,7 +128,7 @@ def _load(settings: DenseConfig) -> tuple[Any, Any]:
     """Tokenizer and model. Raises: ConfigError."""
     setting = "retriever.dense.encoder"
     tokenizer, model, missing = pretrained.load(AutoModel, settings.encoder, settings.device, setting, part=_encoder_of)
-    tokenizer.padding_side = "right"  # the first place is the cls token's
+    tokenizer.padding_side = "right"  # the first place is the cls token's, the last one is counted from there
     missing = [key for key in missing if "pooler" not in key and not key.startswith("decoder.")]
     if missing:
         raise ConfigError(
@@ -163,6 +171,7 @@ class DenseIndex:
         Not covered: vectors that have changed within a file of the right size.
         Raises: ConfigError naming the folder and the difference when there is no index, it is of another corpus or
         encoder, or damaged."""
+        settings = resolved(settings)
         missing = "an unfinished index" if (folder / _PROGRESS).exists() else "no index"
         made = manifest.check(folder / _INDEX, _dependencies(settings, fingerprint, len(passages)), missing)
         encoder = Encoder(settings)
@@ -205,7 +214,7 @@ def build(
     folder.mkdir(parents=True, exist_ok=True)
     encoder = Encoder(settings)
     dependencies = {
-        **_dependencies(settings, fingerprint, len(passages)),
+        **_dependencies(encoder.settings, fingerprint, len(passages)),
         "dim": encoder.dim,
         "probe": [round(value, 6) for value in encoder.probe.tolist()],
     }
@@ -227,7 +236,7 @@ def _check_not_empty(passages: Sequence[Passage]) -> None:
 
 
 def _dependencies(settings: DenseConfig, fingerprint: str, passages: int) -> dict[str, Any]:
-    """What an index depends on. The query's prefix and length are not among it: they may change freely."""
+    """What an index depends on; `settings` are resolved. The query's prefix and length may change freely."""
     return {
         "format": FORMAT,
         "corpus": fingerprint,

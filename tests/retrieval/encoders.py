@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -44,6 +46,17 @@ def save_model(folder, model_class, config, seed=0):
     model_class(config).save_pretrained(folder)
     save_tokenizer(folder)
     return str(folder)
+
+
+def says_pooling(folder, *modes, compact=False):
+    """Write the pooling as sentence-transformers does: before version 5.4, or since (`compact`)."""
+    names = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    said = {f"pooling_mode_{name}": name.removesuffix("_token").removesuffix("_tokens") in modes for name in names}
+    if compact:
+        said = {"pooling_mode": modes[0] if len(modes) == 1 else list(modes)}
+    (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"word_embedding_dimension": 32, **said, "include_prompt": True})
+    (folder / "1_Pooling" / "config.json").write_text(text)
 
 
 def sentences(count, seed=0):

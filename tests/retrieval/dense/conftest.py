@@ -39,7 +39,9 @@ def encoders(tmp_path_factory):
 @pytest.fixture(scope="session")
 def settings(encoders):
     def make(family="bert", **values):
-        return DenseConfig(encoder=encoders[family], **{"max_passage_tokens": 64, "max_query_tokens": 64, **values})
+        usual = {"query_prefix": "query: ", "passage_prefix": "passage: "}
+        usual |= {"max_passage_tokens": 64, "max_query_tokens": 64}
+        return DenseConfig(encoder=encoders[family], **usual | values)
 
     return make
 

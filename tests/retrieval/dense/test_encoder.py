@@ -21,7 +21,7 @@ from transformers import (
 from cusearch_async.config import DenseConfig
 from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.retrieval.dense import Encoder
-from tests.retrieval.encoders import SMALL, WORDS, save_model, save_tokenizer, sentences
+from tests.retrieval.encoders import SMALL, WORDS, save_model, save_tokenizer, says_pooling, sentences
 
 pytestmark = pytest.mark.system
 
@@ -38,12 +38,12 @@ def plain_vector(settings, text, prefix):
     token_ids = torch.cat([token_ids[:, :63], token_ids[:, -1:]], dim=1) if token_ids.shape[1] > 64 else token_ids
     with torch.no_grad():
         states = (model.encoder if family is T5Model else model)(input_ids=token_ids).last_hidden_state[0]
-    vector = states[0] if settings.pooling == "cls" else states.mean(0)
+    vector = {"cls": states[0], "last": states[-1]}.get(settings.pooling, states.mean(0))
     return (vector / vector.norm() if settings.normalize else vector).numpy()
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "t5"])
-@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", True), ("mean", False)])
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", True), ("last", True), (None, False)])
 def test_batching_padding_and_order_change_nothing(settings, family, pooling, normalize):
     wanted = settings(family, pooling=pooling, normalize=normalize, batch=3)
     vectors = Encoder(wanted).encode(TEXTS, "passage")
@@ -59,6 +59,16 @@ def test_query_and_passage_have_their_own_prefix_and_length(settings):
     assert not np.allclose(encoder.encode(["a b"], "query"), encoder.encode(["a b"], "passage"), atol=0.01)
     assert np.allclose(*plain.encode(["a b c d e f", "a b c d e f g"], "query"), atol=1e-6), "six words are its most"
     assert not np.allclose(*plain.encode(["a b c d e f", "a b c d e f g"], "passage"), atol=0.01)
+
+
+def test_an_encoder_is_used_as_its_folder_says(encoders, settings, tmp_path):
+    shutil.copytree(encoders["bert"], tmp_path / "model")
+    says_pooling(tmp_path / "model", "cls")
+    (tmp_path / "model" / "config_sentence_transformers.json").write_text('{"prompts": {"query": "find a b: "}}')
+    found = Encoder(DenseConfig(encoder=str(tmp_path / "model")))
+    asked = Encoder(settings(pooling="cls", query_prefix="find a b: ", passage_prefix=""))
+    for kind in ("query", "passage"):
+        assert np.allclose(found.encode(["x y z"], kind), asked.encode(["x y z"], kind), atol=1e-6)
 
 
 def test_normalised_vectors_have_length_one_and_others_their_own(settings):
