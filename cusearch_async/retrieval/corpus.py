@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import mmap
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import overload
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from cusearch_async.errors import ConfigError
 from cusearch_async.fingerprint import fingerprint
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.surrogates import half_character
+
+log = logging.getLogger(__name__)
 
 _EVERY = 100_000
 
@@ -24,18 +29,22 @@ class Corpus(Sequence[Passage]):
     """Passages of {"id", "contents"} lines. In memory there is only where each line begins: 8 bytes a passage."""
 
     def __init__(self, path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Reads every line once; `on_progress` is called with the bytes done and the total.
+        """Reads every line once; `on_progress` is called with the bytes done and the total. Duplicate ids are
+        logged.
 
         Raises: ConfigError naming the file, the line and the field."""
         self._path = path
         self._text = _mapped(path)
         starts: list[int] = []
+        ids = array("Q")
         position = 0
         for number, line in enumerate(iter(self._text.readline, b""), start=1):
             if line.strip():
                 where = f"{path}, line {number}"
-                if half := half_character(_read_line(line, where)["contents"]):
+                passage = _read_line(line, where)
+                if half := half_character(passage["contents"]):
                     raise ConfigError(f"{where}: 'contents' holds half a character, {half}; fix the text")
+                ids.append(xxhash.xxh3_64_intdigest(passage["id"].encode(errors="surrogatepass")))
                 starts.append(position)
             position += len(line)
             if number % _EVERY == 0:
@@ -44,6 +53,7 @@ class Corpus(Sequence[Passage]):
             raise ConfigError(f"retriever.corpus {path} holds no passages")
         on_progress(position, len(self._text))
         self._starts = np.array([*starts, len(self._text)], dtype=np.int64)
+        self._warn_of_duplicates(np.frombuffer(ids, dtype=np.uint64))
 
     @classmethod
     def opened(cls, path: Path, starts: NDArray[np.int64]) -> Corpus:
@@ -53,6 +63,17 @@ class Corpus(Sequence[Passage]):
         corpus._text = _mapped(path)
         corpus._starts = starts
         return corpus
+
+    def _warn_of_duplicates(self, ids: NDArray[np.uint64]) -> None:
+        """`ids` [passages] are checksums. A warning and no error, because parts of one document may share its id; but
+        rows that were written twice take places in results."""
+        _, first = np.unique(ids, return_index=True)
+        if len(first) < len(ids):
+            duplicates = np.delete(np.arange(len(ids)), first)
+            log.warning(
+                "%s: %d of %d passages have a duplicate id, first %r in row %d (counted from 0)",
+                *(self._path, len(duplicates), len(ids), self[int(duplicates[0])]["id"], duplicates[0]),
+            )
 
     @property
     def starts(self) -> NDArray[np.int64]:

@@ -98,6 +98,14 @@ def test_a_corpus_that_is_not_there_is_named(tmp_path):
         Corpus(tmp_path / "nowhere.jsonl")
 
 
+def test_duplicate_ids_are_counted_in_a_warning_that_names_the_first(write, caplog):
+    Corpus(write(*lines(ROWS), name="a"))
+    assert caplog.text == ""
+    again = [{"id": 1, "contents": "other"}, {"id": "x", "contents": "new"}, {"id": "0", "contents": "another"}]
+    assert len(Corpus(write(*lines([*ROWS, *again])))) == 6
+    assert "2 of 6 passages have a duplicate id, first '1' in row 3" in caplog.text
+
+
 # The index of a corpus.
 
 MANY = [{"id": str(i), "contents": f'"City {i}"\nThe number of city{i} is n{i % 7}.'} for i in range(200)]
