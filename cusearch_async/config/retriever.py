@@ -37,14 +37,14 @@ class DenseConfig(Section):
     encoder: str = E5
     """The encoder: a Hugging Face id or a local folder that transformers' AutoModel can load."""
     query_prefix: str | None = None
-    """Text before each query, as the encoder was trained; None for what its folder says (the prompt `query` of
+    """Text before each query, as the encoder was trained; None for the one in its folder (the prompt `query` of
     config_sentence_transformers.json), or else `query: ` for the default encoder and nothing for others."""
     passage_prefix: str | None = None
-    """Text before each passage; None for what the encoder's folder says (the prompt `document`), or else `passage: `
+    """Text before each passage; None for the one in the encoder's folder (the prompt `document`), or else `passage: `
     for the default encoder and nothing for others."""
     pooling: Literal["mean", "cls", "last"] | None = None
     """The vector of a text: the mean over its tokens (mean), or the vector of its first token (cls) or last token
-    (last); None for what the encoder's folder says (1_Pooling/config.json), or else the mean."""
+    (last); None for the one in the encoder's folder (1_Pooling/config.json), or else the mean."""
     normalize: bool = True
     """Scale vectors to length 1, so that the inner product is the cosine."""
     max_query_tokens: int = Field(256, ge=1)

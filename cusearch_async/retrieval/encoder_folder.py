@@ -1,7 +1,7 @@
-"""How an encoder was trained to be used: the files that sentence-transformers keeps in its folder.
+"""Pooling and prefixes of an encoder, from the files that sentence-transformers keeps in its folder.
 
 `modules.json` names the modules, `1_Pooling/config.json` the pooling, and `config_sentence_transformers.json` the texts
-before queries and passages ("prompts"). Settings that are None become what these files say; others must not
+before queries and passages ("prompts"). Settings that are None take their values from these files; others must not
 contradict them.
 """
 
@@ -22,7 +22,7 @@ T = TypeVar("T", dict[str, Any], list[Any])
 
 MODULES, POOLING, PROMPTS = "modules.json", "1_Pooling", "config_sentence_transformers.json"
 _E5_PREFIXES = ("query: ", "passage: ")
-"""As the encoder's card says; its folder does not."""
+"""From the encoder's card; its folder does not state them."""
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 _POOLINGS = {"mean": "mean", "mean_tokens": "mean", "cls": "cls", "cls_token": "cls", "lasttoken": "last"}
 """Name in the files, in either of their versions -> ours."""
@@ -35,8 +35,8 @@ class _Unknown(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What the files say; None where they say nothing."""
+class _Stated:
+    """What the files state; None where they state nothing."""
 
     pooling: str | None
     pooling_file: str
@@ -56,53 +56,53 @@ def resolved(settings: DenseConfig) -> DenseConfig:
     supported."""
     is_set = None not in (settings.pooling, settings.query_prefix, settings.passage_prefix)
     try:
-        said = _said(settings.encoder)
+        stated = _stated(settings.encoder)
     except _Unknown as error:
         if is_set:
             return settings
         raise ConfigError(
-            f"retriever.dense.encoder {settings.encoder!r}: cannot tell how it was trained ({error}); download all of "
-            "it, or set retriever.dense.pooling, query_prefix and passage_prefix"
+            f"retriever.dense.encoder {settings.encoder!r}: its pooling and prefixes are unknown ({error}); download "
+            "all of it, or set retriever.dense.pooling, query_prefix and passage_prefix"
         ) from error
-    if said.other_prompts and settings.query_prefix is None:
+    if stated.other_prompts and settings.query_prefix is None:
         raise ConfigError(
             f"retriever.dense.query_prefix must be set: {PROMPTS} of {settings.encoder!r} has the prompts "
-            f"{', '.join(said.other_prompts)}, and none is called 'query'"
+            f"{', '.join(stated.other_prompts)}, and none is called 'query'"
         )
     query, passage = _E5_PREFIXES if settings.encoder == E5 else ("", "")
     found = settings.model_copy(
         update={
-            "pooling": _agreed(settings, "pooling", said.pooling, said.pooling_file) or "mean",
-            "query_prefix": _agreed(settings, "query_prefix", said.query_prefix, PROMPTS) or query,
-            "passage_prefix": _agreed(settings, "passage_prefix", said.passage_prefix, PROMPTS) or passage,
+            "pooling": _agreed(settings, "pooling", stated.pooling, stated.pooling_file, "mean"),
+            "query_prefix": _agreed(settings, "query_prefix", stated.query_prefix, PROMPTS, query),
+            "passage_prefix": _agreed(settings, "passage_prefix", stated.passage_prefix, PROMPTS, passage),
         }
     )
-    if said.normalizes and not settings.normalize:
+    if stated.normalizes and not settings.normalize:
         raise _contradiction(settings, "normalize", True, MODULES)
-    if found.pooling == "mean" and not said.pools_prompts and (found.query_prefix or found.passage_prefix):
+    if found.pooling == "mean" and not stated.pools_prompts and (found.query_prefix or found.passage_prefix):
         raise ConfigError(
             f"retriever.dense.encoder {settings.encoder!r} leaves its prompts out of the mean (include_prompt in "
-            f"{said.pooling_file}), which is not supported; choose another encoder"
+            f"{stated.pooling_file}), which is not supported; choose another encoder"
         )
     return found
 
 
-def _agreed(settings: DenseConfig, name: str, said: str | None, file: str) -> str | None:
-    """The setting, or what the file says. Raises: ConfigError when these differ."""
+def _agreed(settings: DenseConfig, name: str, stated: str | None, file: str, otherwise: str) -> str:
+    """The setting, or the value in the file, or `otherwise`. Raises: ConfigError when the first two differ."""
     own: str | None = getattr(settings, name)
-    if own is not None and said is not None and own != said:
-        raise _contradiction(settings, name, said, file)
-    return said if own is None else own
+    if own is not None and stated is not None and own != stated:
+        raise _contradiction(settings, name, stated, file)
+    return next((value for value in (own, stated) if value is not None), otherwise)
 
 
-def _contradiction(settings: DenseConfig, name: str, said: str | bool, file: str) -> ConfigError:
+def _contradiction(settings: DenseConfig, name: str, stated: str | bool, file: str) -> ConfigError:
     return ConfigError(
-        f"retriever.dense.{name} {getattr(settings, name)!r} contradicts {file} of {settings.encoder!r}, which says "
-        f"{said!r}; leave it out"
+        f"retriever.dense.{name} {getattr(settings, name)!r} contradicts {file} of {settings.encoder!r}, which has "
+        f"{stated!r}; leave it out"
     )
 
 
-def _said(encoder: str) -> _Said:
+def _stated(encoder: str) -> _Stated:
     """Raises: ConfigError; _Unknown."""
     kinds = {}
     for module in _read(encoder, MODULES, []):
@@ -124,7 +124,7 @@ def _said(encoder: str) -> _Said:
         next((texts[name] for name in (*names, default) if name in texts), None)
         for names in (_QUERY_PROMPTS, _PASSAGE_PROMPTS)
     )
-    return _Said(
+    return _Stated(
         pooling=_pooling(encoder, pooling_file, pooling),
         pooling_file=pooling_file,
         pools_prompts=pooling.get("include_prompt") is not False,

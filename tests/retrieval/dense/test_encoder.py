@@ -61,7 +61,7 @@ def test_query_and_passage_have_their_own_prefix_and_length(settings):
     assert not np.allclose(*plain.encode(["a b c d e f", "a b c d e f g"], "passage"), atol=0.01)
 
 
-def test_an_encoder_is_used_as_its_folder_says(encoders, settings, tmp_path):
+def test_an_encoder_has_the_pooling_and_prefixes_of_its_folder(encoders, settings, tmp_path):
     shutil.copytree(encoders["bert"], tmp_path / "model")
     says_pooling(tmp_path / "model", "cls")
     (tmp_path / "model" / "config_sentence_transformers.json").write_text('{"prompts": {"query": "find a b: "}}')

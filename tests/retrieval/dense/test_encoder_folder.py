@@ -1,4 +1,4 @@
-"""What an encoder's folder says of its use: taken, and never contradicted."""
+"""Pooling and prefixes in an encoder's folder: used, and never contradicted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_pooling_that_is_not_supported_is_refused(tmp_path, modes, compact):
         resolved(DenseConfig(encoder=str(tmp_path)))
 
 
-def test_a_folder_that_says_nothing_leaves_the_mean_and_no_prefixes(tmp_path):
+def test_a_folder_that_states_nothing_leaves_the_mean_and_no_prefixes(tmp_path):
     assert use(DenseConfig(encoder=str(tmp_path))) == ("mean", "", "")
     asked = DenseConfig(encoder=str(tmp_path), pooling="last", query_prefix="q ", passage_prefix="p ")
     assert use(asked) == ("last", "q ", "p ")
@@ -103,7 +103,7 @@ def test_another_prefix_than_the_folders_is_refused(tmp_path):
     assert use(DenseConfig(encoder=str(tmp_path), passage_prefix="passage: "))[1:] == ("Query: ", "passage: ")
 
 
-def test_where_no_prompt_is_for_queries_the_setting_must_say_which(tmp_path):
+def test_where_no_prompt_is_for_queries_the_setting_must_name_one(tmp_path):
     says(tmp_path, "config_sentence_transformers.json", {"prompts": {"web_search_query": "Given a: ", "sts": "b"}})
     with pytest.raises(ConfigError, match=r"query_prefix must be set: .* the prompts web_search_query, sts, and none"):
         resolved(DenseConfig(encoder=str(tmp_path)))
@@ -142,13 +142,14 @@ def test_the_default_encoder_has_its_prefixes_and_others_none(monkeypatch):
 
     hub(monkeypatch, RemoteEntryNotFoundError("no such file", response=Response()))
     assert use(DenseConfig()) == ("mean", "query: ", "passage: ")
+    assert use(DenseConfig(query_prefix="")) == ("mean", "", "passage: ")
     assert use(DenseConfig(encoder="BAAI/bge-base-en-v1.5")) == ("mean", "", "")
 
 
-def test_without_the_hub_the_settings_must_say_all(monkeypatch):
+def test_without_the_hub_the_settings_must_name_all(monkeypatch):
     hub(monkeypatch, LocalEntryNotFoundError("offline"))
     with pytest.raises(
-        ConfigError, match=r"cannot tell how it was trained \(modules\.json is not in the cache.* or set"
+        ConfigError, match=r"its pooling and prefixes are unknown \(modules\.json is not in the cache.* or set"
     ):
         resolved(DenseConfig())
     said = DenseConfig(pooling="mean", query_prefix="query: ", passage_prefix="passage: ")
