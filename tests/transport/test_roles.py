@@ -172,17 +172,60 @@ if HAS_ROLES:
             "CONFIG SET dir /",
             "ACL SETUSER r-worker +@all",
             "HGETALL cusearch:{other}:state",
+            "SCAN 0",
+            "RANDOMKEY",
+            "DBSIZE",
+            "LCS cusearch:{r}:payload:0:0 cusearch:{r}:payload:0:1",
+            "SETRANGE cusearch:{r}:payload:0:0 500000000 x",
+            "INFO",
+            "PUBLISH channel x",
         ],
     )
     def test_a_worker_is_refused_raw_commands_too(server, command):
         with pytest.raises(redis.exceptions.ResponseError, match=r"no permissions|can't"):
             server.client("worker").execute_command(*command.split(" "))
 
-    def test_a_worker_runs_no_script_of_its_own(server):
-        worker = server.client("worker")
-        script = worker.script_load("return redis.call('HGET', KEYS[1], 'epoch')")
+    OF_THE_SERVER = (
+        "CONFIG GET masterauth",
+        "CONFIG SET dir /",
+        "CONFIG REWRITE",
+        "EVAL return 0",
+        "EVAL_RO return 0",
+        "EVALSHA_RO 0000000000000000000000000000000000000000 0",
+        "FCALL f 0",
+        "FCALL_RO f 0",
+        "FUNCTION LOAD x",
+        "FUNCTION FLUSH",
+        "FUNCTION KILL",
+        "FUNCTION RESTORE x",
+        "SCRIPT FLUSH",
+        "SCRIPT KILL",
+        "SCRIPT DEBUG YES",
+        "ACL LIST",
+        "CLIENT KILL TYPE normal",
+        "CLIENT PAUSE 1000",
+        "FLUSHDB",
+        "KEYS *",
+        "MODULE LIST",
+        "MONITOR",
+        "PSYNC ? -1",
+        "REPLICAOF NO ONE",
+        "SHUTDOWN",
+    )
+
+    @pytest.mark.parametrize("role", ROLES)
+    def test_nobody_reaches_the_server_or_runs_scripts_that_are_not_ours(server, role):
+        client = server.client(role)
+        for command in OF_THE_SERVER:
+            with pytest.raises(redis.exceptions.ResponseError, match="no permissions"):
+                client.execute_command(*command.split(" "))
+
+    @pytest.mark.parametrize("role", ROLES)
+    def test_nobody_runs_a_script_that_he_has_loaded_himself(server, role):
+        client = server.client(role)
+        script = client.script_load("return redis.call('HGET', KEYS[1], 'epoch')")
         with pytest.raises(redis.exceptions.NoPermissionError, match="evalsha"):
-            worker.evalsha(script, 1, "cusearch:{r}:state")
+            client.evalsha(script, 1, "cusearch:{r}:state")
 
     @pytest.mark.parametrize("role", ROLES)
     async def test_nobody_reaches_another_run_and_strangers_reach_none(server, role):
