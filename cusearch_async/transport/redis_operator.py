@@ -10,11 +10,12 @@ from typing import Any
 from cusearch_async.transport import codec
 from cusearch_async.transport.interface import Audit, Filter, TrajectoryRow
 from cusearch_async.transport.keys import Keys
-from cusearch_async.transport.redis_run import RedisRun
+from cusearch_async.transport.redis_run import RedisRun, text_of
 from cusearch_async.types import Trajectory
 
 _PIECE = 500
 SHOWN = ("depth", "version", "reward", "em", "question", "prediction", "turns", "tokens", "worker", "bytes")
+_NUMBERS = {"depth": int, "version": int, "reward": float, "em": float, "turns": int, "tokens": int, "bytes": int}
 
 
 class OperatorSide(RedisRun):
@@ -47,16 +48,20 @@ class OperatorSide(RedisRun):
         """Compare buckets, hashes, payloads and pools with the ledger, and check that every ticket is in exactly one
         place. This blocks Redis for about 3 microseconds per trajectory."""
         kinds = (self.keys.trajectory(""), self.keys.payload(""))
-        names = [name.decode() for name in await self._key_names()]
+        names = [text_of(name) for name in await self._key_names()]
         seen = {":".join(name.split(":")[-2:]) for name in names if name.startswith(kinds)}
         kept, findings = await self.run_script("audit", *seen)
-        return Audit(kept, tuple(finding.decode() for finding in findings))
+        return Audit(kept, tuple(text_of(finding) for finding in findings))
 
     async def depth_by_version(self) -> dict[tuple[int, int], int]:
         """(depth, oldest version) -> buffered trajectories."""
         raw = await self.ask(lambda client: client.hgetall(self.keys.depth_by_version))
-        cells = {tuple(map(int, cell.decode().split(":"))): int(count) for cell, count in raw.items()}
-        return {(depth, version): count for (depth, version), count in cells.items()}
+        cells = {}
+        for cell, count in raw.items():
+            depth, _, version = cell.partition(b":")
+            place = self._number("depth_by_version", depth), self._number("depth_by_version", version)
+            cells[place] = self._number("depth_by_version", count)
+        return cells
 
     async def rows(self, wanted: Filter) -> AsyncIterator[TrajectoryRow]:
         """Buffered trajectories that pass the filter, by depth, then by ticket."""
@@ -64,6 +69,8 @@ class OperatorSide(RedisRun):
         depths = range(self._limits.s_max + 1) if wanted.depth is None else [wanted.depth]
         for depth in depths:
             async for id_, fields in self._bucket(depth):
+                for name, kind in _NUMBERS.items():
+                    self._number(f"{name} of {id_}", fields[name].encode(), kind)
                 row = TrajectoryRow(id_, fields, max(0, step - int(fields["version"])))
                 if wanted.passes(row):
                     yield row
@@ -71,7 +78,7 @@ class OperatorSide(RedisRun):
     async def quarantined(self) -> dict[str, str]:
         """Trajectory id -> why it is quarantined."""
         raw = await self.ask(lambda client: client.hgetall(self.keys.quarantine))
-        return {id_.decode(): reason.decode() for id_, reason in raw.items()}
+        return {text_of(id_): text_of(reason) for id_, reason in raw.items()}
 
     async def fetch(self, trajectory_id: str) -> tuple[Trajectory, dict[str, str]] | None:
         """A trajectory in any state, quarantined ones included, with its fields; None when there is none.
@@ -94,7 +101,7 @@ class OperatorSide(RedisRun):
             fields, payload = kept
         if not fields:
             return None
-        shown = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+        shown = {text_of(name): text_of(value) for name, value in fields.items()}
         return codec.decode(payload or b"", self._limits.max_tokens), shown
 
     async def _bucket(self, depth: int) -> AsyncIterator[tuple[str, dict[str, str]]]:
@@ -104,13 +111,13 @@ class OperatorSide(RedisRun):
                 ids = await client.zrange(self.keys.depth(depth), first, first + _PIECE - 1)
                 async with client.pipeline(transaction=False) as pipe:
                     for id_ in ids:
-                        pipe.hmget(self.keys.trajectory(id_.decode()), *SHOWN)
+                        pipe.hmget(self.keys.trajectory(text_of(id_)), *SHOWN)
                     return ids, await pipe.execute()
 
             ids, found = await self.ask(piece)
             for id_, values in zip(ids, found, strict=True):
                 if all(value is not None for value in values):  # else it was claimed and forgotten in the meantime
-                    yield id_.decode(), {n: v.decode(errors="replace") for n, v in zip(SHOWN, values, strict=True)}
+                    yield text_of(id_), {n: text_of(v) for n, v in zip(SHOWN, values, strict=True)}
             if len(ids) < _PIECE:
                 return
 
@@ -133,7 +140,7 @@ class OperatorSide(RedisRun):
 
         async def scan(client: Any) -> list[str]:
             found = [key async for key in client.scan_iter(Keys("*").state)]
-            return sorted(key.decode()[len(before) : -len(after)] for key in found)
+            return sorted(text_of(key)[len(before) : -len(after)] for key in found)
 
         return await self.ask(scan)  # type: ignore[no-any-return]
 

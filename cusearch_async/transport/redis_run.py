@@ -24,10 +24,8 @@ S = TypeVar("S", WorkerStatus, LearnerStatus)
 
 _DAMAGE_WORDS = ("WRONGTYPE", "user_script", "not an integer", "not a valid float")
 """Words in the errors of a server whose data was not written by our scripts."""
-_DAMAGED = (
-    "the data of run {!r} in Redis is damaged, or was written by another program or version; restore it, or `cusearch "
-    "reset` the run"
-)
+_REMEDY = "a restart does not help: restore the data, or `cusearch reset` the run"
+_DAMAGED = f"the data of run {{!r}} in Redis is damaged, or was written by another program or version; {_REMEDY}"
 _GRANTED_WITH = {
     "questions": "groups per step (pool.questions, or K / G for grpo_half)",
     "rollouts": "pool.rollouts",
@@ -59,20 +57,20 @@ class RedisRun:
                 return await pipe.hgetall(self.keys.state).get(self.keys.next_ticket).execute()
 
         raw, next_ticket = await self.ask(read)
-        known = {name.decode(): value for name, value in raw.items()} | {"next_ticket": next_ticket or b"0"}
-        weights = known.pop("weights", b"").decode()
-        whose = [known.get(name, b"").decode() for name in ("run_id", "host", "folder")]
+        known = {text_of(name): value for name, value in raw.items()} | {"next_ticket": next_ticket or b"0"}
+        weights = text_of(known.pop("weights", b""))
+        whose = [text_of(known.get(name, b"")) for name in ("run_id", "host", "folder")]
         numbers = {
             name: self._number(name, known[name]) for name in known.keys() & RunState.__dataclass_fields__.keys()
         }
-        names = known.get("method_fields", b"").decode().split()
+        names = text_of(known.get("method_fields", b"")).split()
         fields = {name: self._number(name, known.get(name, b""), float) for name in names}
-        others = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
+        others: dict[str, Any] = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
         return RunState(**(numbers | others | {"origin": Origin(*whose) if whose[0] else None}))
 
     async def contract(self) -> RunContract:
         raw = await self.ask(lambda client: client.hgetall(self.keys.contract))
-        terms = {key.decode(): text.decode(errors="replace") for key, text in raw.items()}
+        terms = {text_of(key): text_of(text) for key, text in raw.items()}
         terms.pop("digest", None)
         return RunContract(terms)
 
@@ -84,7 +82,7 @@ class RedisRun:
 
     async def ledger(self) -> Ledger:
         raw = await self.ask(lambda client: client.hgetall(self.keys.ledger))
-        counts = {name.decode(): self._number(name.decode(), value) for name, value in raw.items()}
+        counts = {text_of(name): self._number(text_of(name), value) for name, value in raw.items()}
         return Ledger(**{name: counts.get(name, 0) for name in Ledger.__dataclass_fields__})
 
     async def queues(self, step: int) -> Queues:
@@ -116,22 +114,22 @@ class RedisRun:
             async with client.pipeline(transaction=False) as pipe:
                 beats = await client.zrange(self.keys.workers, 0, -1, withscores=True)
                 for name, _ in beats:
-                    pipe.hgetall(self.keys.worker(name.decode()))
+                    pipe.hgetall(self.keys.worker(text_of(name)))
                 return await client.time(), beats, await pipe.execute()
 
         (seconds, micros), beats, fields = await self.ask(read)
         now = seconds + micros / 1e6
         return {
-            name.decode(): self._status(WorkerStatus, raw, now - beat / 1000)
+            text_of(name): self._status(WorkerStatus, raw, now - beat / 1000)
             for (name, beat), raw in zip(beats, fields, strict=True)
         }
 
     def _status(self, kind: type[S], raw: dict[bytes, bytes], age_s: float) -> S:
-        fields = {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
+        fields = {text_of(name): text_of(value) for name, value in raw.items()}
         try:
             return msgspec.convert(fields | {"heartbeat_age_s": age_s}, kind, strict=False)
         except msgspec.ValidationError as error:
-            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({kind.__name__}: {error})") from error
+            raise self._damaged(f"{kind.__name__}: {error}") from error
 
     async def run_script(self, script: str, *args: Any) -> Any:
         """The result of a script in lua/."""
@@ -159,9 +157,11 @@ class RedisRun:
                 f"Redis has lost data of run {run!r}: {what}; start the learner again, it continues from its newest "
                 "checkpoint"
             )
+        if kind == "DAMAGED":
+            return BufferLost(f"Redis has lost data of run {run!r}: {what}; {_REMEDY}")
         is_damaged = any(word in answer for word in _DAMAGE_WORDS)
         if is_damaged:
-            return BufferLost(f"{_DAMAGED.format(run)} ({' '.join(answer.split())})")
+            return self._damaged(" ".join(answer.split()))
         return self._refusal(kind, what)
 
     def _refusal(self, kind: str, what: str) -> ConfigError | None:
@@ -190,5 +190,12 @@ class RedisRun:
         try:
             return kind(value)
         except ValueError as error:
-            found = f"{name} = {value.decode(errors='replace')!r}"
-            raise BufferLost(f"{_DAMAGED.format(self.keys.run)} ({found})") from error
+            raise self._damaged(f"{name} = {text_of(value)!r}") from error
+
+    def _damaged(self, found: str) -> BufferLost:
+        return BufferLost(f"{_DAMAGED.format(self.keys.run)} ({found})")
+
+
+def text_of(value: bytes) -> str:
+    """Also of bytes that no script of ours has written."""
+    return value.decode(errors="replace")

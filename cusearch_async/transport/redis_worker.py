@@ -51,7 +51,7 @@ class WorkerSide(RedisRun):
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         token = self.next_name()
         granted = await self.run_script("admit", worker, token, room, loaded_version, self._contract.digest)
-        return [RolloutSlot(*map(int, slot.split(b":"))) for slot in granted]
+        return [RolloutSlot(*(self._number("a ticket", part) for part in slot.rsplit(b":", 1))) for slot in granted]
 
     async def put(self, trajectory: Trajectory) -> Outcome:
         self._limits.check(trajectory)

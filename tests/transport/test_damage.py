@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 from redis import exceptions
 
 from cusearch_async.errors import BufferLost, ConfigError
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.health import check_server
-from cusearch_async.transport.interface import RolloutSlot
+from cusearch_async.transport.interface import Filter, RolloutSlot
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
 from tests.transport.filling import G, N, fill, start
@@ -98,6 +99,154 @@ async def test_a_counter_that_is_no_number_is_named(redis_backend):
         await buffer.ledger()
     with pytest.raises(BufferLost, match="a counter of the ledger is 'x' now"):
         await redis_backend.make().recover(0)
+
+
+DAMAGE = {
+    "next_ticket is 3000000 now": lambda c, k: c.set(k.next_ticket, 3_000_000),
+    "a ticket is 99999999 now": lambda c, k: c.zadd(k.lease, {"99999999": 1}),
+    "next_ticket is no number": lambda c, k: c.set(k.next_ticket, "1.5"),
+    "next_ticket is no .*number": lambda c, k: c.set(k.next_ticket, "1e300"),
+    "ready holds 'x'": lambda c, k: c.zadd(k.ready, {"x": 1}),
+    "requeue holds '007'": lambda c, k: c.zadd(k.requeue, {"007": 7}),
+    "waiting holds 'x' = '1:0:5'": lambda c, k: c.hset(k.waiting, "x", "1:0:5"),
+    "waiting holds '5:0' = 'garbage'": lambda c, k: c.hset(k.waiting, "5:0", "garbage"),
+    "waiting holds '5:0' = '1:0:9{30}'": lambda c, k: c.hset(k.waiting, "5:0", "1:0:" + "9" * 30),
+    "a counter of the ledger is '1.5'": lambda c, k: c.hset(k.ledger, "claimed", "1.5"),
+    "a counter of the ledger is '9{18}'": lambda c, k: c.hset(k.ledger, "lost", "9" * 18),
+    "a count of incomplete is '0.5'": lambda c, k: c.hset(k.incomplete, "4", "0.5"),
+    "a count of groups is 'x'": lambda c, k: c.hset(k.groups, "4", "x"),
+    "a size is '0'": lambda c, k: c.hset(k.sizes, "4", "0"),
+    "a size is '1000000'": lambda c, k: c.hset(k.sizes, "4", "1000000"),
+    "the clock is 'inf'": lambda c, k: c.hset(k.clock, "run", "inf"),
+    "step is 999999999999, after checkpoint 0": lambda c, k: c.hset(k.state, "step", 999999999999),
+    "published is 'x'": lambda c, k: c.hset(k.state, "published", "x"),
+    "WRONGTYPE": lambda c, k: c.set(k.pool_info(1), "x"),
+}
+
+
+@pytest.mark.parametrize("found", DAMAGE)
+async def test_garbage_is_named_before_anything_is_written_and_no_restart_is_advised(redis_backend, found):
+    buffer = redis_backend.make(max_staleness=1)
+    await start(buffer)
+    await fill(buffer, (await buffer.admit("w", 0, 2 * N * G))[:-3])
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories)
+    await DAMAGE[found](redis_backend.client, buffer.keys)
+    before = await redis_backend.dump()
+    for _ in range(2):
+        with pytest.raises(BufferLost, match=rf"{found}.*(a restart does not help.*`cusearch reset`)|\(.*{found}"):
+            await redis_backend.make(max_staleness=1).recover(0)
+    assert await redis_backend.dump() == before
+
+
+async def test_a_run_far_ahead_of_its_checkpoint_is_not_taken_for_damaged(redis_backend):
+    """Also when `state` has disappeared, and only pools and tickets say how far it was."""
+    buffer = redis_backend.make(max_staleness=1)
+    await start(buffer)
+    for step in range(8):
+        await fill(buffer, await buffer.admit("w", step, 2 * N * G), versions=np.full(4, step, np.int32))
+        pool = await buffer.claim(step)
+        await buffer.commit(pool, pool.trajectories)
+        await buffer.announce(step + 1, f"v{step + 1:06d}-e1")
+    await buffer.admit("w", 8, 2 * N * G)
+    kept = await redis_backend.dump()
+    for lost in ([], [buffer.keys.state], [buffer.keys.ready, buffer.keys.lease, buffer.keys.owner]):
+        await redis_backend.restore(kept)
+        if lost:
+            await redis_backend.client.delete(*lost)
+        await redis_backend.make(max_staleness=0).recover(0)
+
+
+async def test_the_audit_ends_also_with_a_next_ticket_that_somebody_has_written(redis_backend):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    await redis_backend.client.set(buffer.keys.next_ticket, 10**13)
+    findings = (await buffer.audit()).findings
+    assert any(finding.startswith("next_ticket: 10000000000000, more than") for finding in findings)
+    await redis_backend.client.hset(buffer.keys.waiting, "0:0", "99999999999:0:5")
+    assert not (await buffer.audit()).closes
+    await redis_backend.client.hset(buffer.keys.waiting, "0:0", "x")
+    with pytest.raises(BufferLost, match="waiting holds '0:0' = 'x'"):
+        await buffer.audit()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda c, k: c.xadd(k.news, {"of": 1}, id="18446744073709551615-18446744073709551615"),
+        lambda c, k: c.set(k.news, "x"),
+        lambda c, k: c.set(k.depth(77), "x"),
+    ],
+)
+async def test_what_the_next_learner_can_make_again_is_no_reason_to_refuse(redis_backend, spoil):
+    buffer = redis_backend.make()
+    await start(buffer)
+    slots = await buffer.admit("w", 0, N * G)
+    await fill(buffer, slots[:-1])
+    await redis_backend.client.hset(buffer.keys.waiting, "0:0", "77:0:5")
+    await redis_backend.client.delete(buffer.keys.news)
+    await spoil(redis_backend.client, buffer.keys)
+    heir = redis_backend.make()
+    await heir.recover(0)
+    await heir.announce(0, "v000000-e2")
+    await fill(heir, slots[-1:])
+    assert len(await heir.claim(0)) == N * G
+
+
+async def test_a_ledger_that_is_gone_is_counted_again_by_the_next_learner(redis_backend):
+    buffer = redis_backend.make(max_staleness=1)
+    await start(buffer)
+    for step in range(2):
+        await fill(buffer, await buffer.admit("w", step, 2 * N * G), versions=np.full(4, step, np.int32))
+        pool = await buffer.claim(step)
+        await buffer.commit(pool, pool.trajectories[:3])
+        await buffer.announce(step + 1, f"v{step + 1:06d}-e1")
+    await buffer.quarantine(f"{2 * N}:0", "odd")
+    await buffer.claim(2)
+    before = await buffer.ledger()
+    await redis_backend.client.delete(buffer.keys.ledger)
+    heir = redis_backend.make(max_staleness=1)
+    await heir.recover(2)
+    found = await heir.ledger()
+    assert found.closes
+    for name in ("trained", "unselected", "quarantined", "buffered", "bytes", "finished"):
+        assert getattr(found, name) == getattr(before, name)
+    assert (await heir.audit()).findings == ()
+
+
+@pytest.mark.parametrize("key", ["trajectory", "payload"])
+async def test_a_trajectory_of_another_type_has_disappeared_and_is_played_again(redis_backend, key):
+    buffer = redis_backend.make(max_staleness=0)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    name = getattr(buffer.keys, key)("1:0")
+    await redis_backend.client.delete(name)
+    await redis_backend.client.rpush(name, "x")
+    assert await buffer.claim(0) is None
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    assert len(await buffer.claim(0)) == N * G
+    assert (await buffer.ledger()).lost == 1
+
+
+async def test_a_requeued_ticket_that_is_none_ends_a_worker_with_one_line(redis_backend):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await redis_backend.client.zadd(buffer.keys.requeue, {"x": 0})
+    with pytest.raises(BufferLost, match="a ticket = 'x'"):
+        await buffer.admit("w", 0, N * G)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("version", "x"), ("reward", "high"), ("turns", "\x1b[31m"), ("depth", "")]
+)
+async def test_fields_that_are_no_numbers_are_named_by_a_listing(redis_backend, field, value):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await fill(buffer, (await buffer.admit("w", 0, N * G))[:1])
+    await redis_backend.client.hset(buffer.keys.trajectory("0:0"), field, value)
+    with pytest.raises(BufferLost, match=f"{field} of 0:0 = "):
+        [row async for row in buffer.rows(Filter())]
 
 
 async def test_tickets_that_are_nowhere_are_played_again(redis_backend):

@@ -38,7 +38,7 @@ for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('lease'), '-inf', time, 
   fail_attempt(ticket)
 end
 if run.paused == 1 then room = 0 end
-local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or nil)
+local next_ticket = whole(redis.call('GET', key('next_ticket')))
 if not next_ticket then return lost('next_ticket is gone') end
 
 local tickets = {}

@@ -18,7 +18,8 @@ for i = 1, #raw, 2 do counters[raw[i]] = tonumber(raw[i + 1]) end
 local function counter(name) return counters[name] or 0 end
 
 -- what waits
-local known, kept, gone, outside, bytes, cells, deepest = {}, 0, {}, {}, 0, {}, run.s_max
+local known, kept, gone, outside, bytes, cells, depths = {}, 0, {}, {}, 0, {}, {}
+for depth = 0, run.s_max do depths[tostring(depth)] = true end
 local function keep(id)
   known[id] = true
   kept = kept + 1
@@ -27,14 +28,15 @@ end
 raw = redis.call('HGETALL', key('waiting'))
 for i = 1, #raw, 2 do
   local cell, depth, size = string.match(raw[i + 1], '^((%d+):%-?%d+):(%d+)$')
+  if not cell then return damaged("waiting holds '" .. raw[i] .. "' = '" .. raw[i + 1] .. "'") end
   keep(raw[i])
   bytes = bytes + size
-  deepest = math.max(deepest, depth)  -- a worker with another s_max may have put it there
+  depths[depth] = true  -- a worker with another s_max may have put it there
   cells[cell] = (cells[cell] or 0) + 1
   if not redis.call('ZSCORE', key('depth:' .. depth), raw[i]) then outside[#outside + 1] = raw[i] end
 end
 local in_buckets = 0
-for depth = 0, deepest do in_buckets = in_buckets + redis.call('ZCARD', key('depth:' .. depth)) end
+for depth in pairs(depths) do in_buckets = in_buckets + redis.call('ZCARD', key('depth:' .. depth)) end
 expect('buffered', kept, counter('buffered'))
 expect('in the depth buckets', in_buckets, counter('buffered'))
 expect('bytes', bytes, counter('bytes'))
@@ -103,12 +105,16 @@ for ticket in pairs(open) do
 end
 list('open tickets with a wrong count', wrong)
 expect('leased', redis.call('HLEN', key('owner')), redis.call('ZCARD', key('lease')))
-local nowhere, twice = {}, {}
+local nowhere, twice, in_places = {}, {}, 0
 for ticket, number in pairs(places) do
+  in_places = in_places + 1
   if number > 1 then twice[#twice + 1] = ticket end
 end
 if run.order == 'ticket' then  -- in the other order, forgotten pools may have held any of them
-  for ticket = run.checkpoint * run.questions, tonumber(redis.call('GET', key('next_ticket')) or 0) - 1 do
+  local next_ticket = whole(redis.call('GET', key('next_ticket'))) or 0
+  local bound = ticket_bound(math.max(run.step, run.published or 0), in_places)
+  if next_ticket > bound then find('next_ticket: ' .. next_ticket .. ', more than ' .. bound .. ' cannot be granted') end
+  for ticket = run.checkpoint * run.questions, math.min(next_ticket, bound) - 1 do
     if not places[tostring(ticket)] then nowhere[#nowhere + 1] = tostring(ticket) end
   end
 end

@@ -6,7 +6,7 @@ local refused = refusal_of(ARGV[1])
 if refused then return refused end
 if run.step > step then return 0 end
 if run.step < step then return lost('it is at step ' .. run.step .. ', the learner at ' .. step) end
-local next_ticket = tonumber(redis.call('GET', key('next_ticket')) or nil)
+local next_ticket = whole(redis.call('GET', key('next_ticket')))
 if not next_ticket then return lost('next_ticket is gone') end
 
 local ids, is_of_pool = redis.call('LRANGE', pool_key(step), 0, -1), {}
@@ -22,9 +22,7 @@ for i = 4, #ARGV do
   end
 end
 for _, id in ipairs(ids) do
-  if redis.call('EXISTS', traj(id)) == 1 then
-    redis.call('HSET', traj(id), 'state', trained[id] and 'trained' or 'unselected')
-  end
+  if has_fields(id) then redis.call('HSET', traj(id), 'state', trained[id] and 'trained' or 'unselected') end
 end
 redis.call('HSET', pool_info_key(step), 'trained', selected)
 count('claimed', -#ids)

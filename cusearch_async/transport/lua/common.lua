@@ -16,7 +16,15 @@ local function pool_key(step) return prefix .. 'pool:' .. step end
 local function pool_info_key(step) return prefix .. 'pool:' .. step .. ':facts' end
 local function count(name, by) if by ~= 0 then redis.call('HINCRBY', key('ledger'), name, by) end end
 local function ticket_of(id) return string.match(id, '^%d+') end
-local function lost(what) return redis.error_reply('LOST ' .. what) end
+local function lost(what) return redis.error_reply('LOST ' .. what) end  -- the next learner repairs it
+local function damaged(what) return redis.error_reply('DAMAGED ' .. what) end  -- no learner can
+
+-- The whole number >= 0 that a text holds, else nil. `text` may be false.
+local function whole(text) return text and #text < 15 and string.match(text, '^%d+$') and tonumber(text) or nil end
+
+-- More tickets than workers can have been granted before `step`, with `known` tickets in some place. Loops over tickets
+-- end there: workers write `next_ticket`.
+local function ticket_bound(step, known) return (step + run.max_staleness + 2) * run.questions + known end
 
 -- Wake the workers that wait for something to do.
 local function tell() redis.call('XADD', key('news'), 'MAXLEN', 1, '*', 'of', run.epoch or 0) end
@@ -96,15 +104,17 @@ local function remove_from_buffer(id)
   local known = redis.call('HGET', key('waiting'), id)
   if not known then return false end
   local cell, depth, bytes = string.match(known, '^((%d+):%-?%d+):(%d+)$')
+  local bucket = key('depth:' .. depth)  -- an error before the first write, where `known` is damaged
   redis.call('HDEL', key('waiting'), id)
-  redis.call('ZREM', key('depth:' .. depth), id)
+  redis.call('ZREM', bucket, id)
   if redis.call('HINCRBY', key('depth_by_version'), cell, -1) <= 0 then redis.call('HDEL', key('depth_by_version'), cell) end
   count('buffered', -1)
   count('bytes', -bytes)
   return true
 end
 
-local function is_whole(id) return redis.call('EXISTS', traj(id), payload(id)) == 2 end
+local function has_fields(id) return redis.call('TYPE', traj(id)).ok == 'hash' end
+local function is_whole(id) return has_fields(id) and redis.call('TYPE', payload(id)).ok == 'string' end
 
 -- Count a buffered trajectory as lost, and delete what is left of it.
 local function count_as_lost(id)

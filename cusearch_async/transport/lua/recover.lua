@@ -19,24 +19,40 @@ local whose = redis.call('HMGET', state, 'run_id', 'host', 'folder')  -- as text
 if run_id and whose[1] and whose[1] ~= run_id then
   return redis.error_reply('ANOTHER ' .. table.concat({whose[1], whose[2] or '?', whose[3] or '?'}, ' '))
 end
-local kinds = {
+local kinds = {  -- not `news`, which begins again
   ledger = 'hash', waiting = 'hash', depth_by_version = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
   incomplete = 'hash', sizes = 'hash', memory = 'string', clock = 'hash', quarantine = 'hash', learners = 'hash',
   contract = 'hash', lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
 }
 for name, kind in pairs(kinds) do
   local found = redis.call('TYPE', key(name)).ok
-  if found ~= 'none' and found ~= kind then return lost(name .. ' is a ' .. found .. ' now') end
+  if found ~= 'none' and found ~= kind then return damaged(name .. ' is a ' .. found .. ' now') end
 end
-for _, name in ipairs({'epoch', 'step', 'checkpoint'}) do
-  if run[name] and (type(run[name]) ~= 'number' or run[name] % 1 ~= 0) then return lost(name .. " is '" .. run[name] .. "' now") end
+for _, name in ipairs({'epoch', 'step', 'checkpoint', 'published'}) do
+  if run[name] and (type(run[name]) ~= 'number' or run[name] % 1 ~= 0) then return damaged(name .. " is '" .. run[name] .. "' now") end
 end
-for _, number in ipairs(redis.call('HVALS', key('ledger'))) do
-  if not string.match(number, '^%-?%d+$') then return lost("a counter of the ledger is '" .. number .. "' now") end
+local numbers = {ledger = 'a counter of the ledger', incomplete = 'a count of incomplete', groups = 'a count of groups',
+  attempts = 'a count of attempts', sizes = 'a size', clock = 'the clock'}
+for name, what in pairs(numbers) do
+  for _, number in ipairs(redis.call('HVALS', key(name))) do
+    local size = whole((string.gsub(number, '^%-', '')))
+    if not size or (name == 'sizes' and (size < 1 or size > 7000)) then return damaged(what .. " is '" .. number .. "' now") end
+  end
+end
+local depths, waiting = {}, redis.call('HGETALL', key('waiting'))
+for i = 1, #waiting, 2 do
+  local depth, version, bytes = string.match(waiting[i + 1], '^(%d+):%-?(%d+):(%d+)$')
+  local is_id = string.match(waiting[i], '^%d+:%d+$') and #waiting[i] < 30
+  if not (is_id and whole(depth) and whole(version) and whole(bytes)) then
+    return damaged("waiting holds '" .. waiting[i] .. "' = '" .. waiting[i + 1] .. "' now")
+  end
+  depths[depth] = true
 end
 local forgotten, reached = run.checkpoint or 0, run.step or step
+if reached - forgotten > 1e6 then return damaged('step is ' .. reached .. ', after checkpoint ' .. forgotten) end
 if step < forgotten then return redis.error_reply('GONE ' .. forgotten .. ' ' .. step) end
-local granted = tonumber(redis.call('GET', key('next_ticket')) or 0) or 0  -- tickets below it
+local granted = whole(redis.call('GET', key('next_ticket')) or '0')  -- tickets below it
+if not granted then return damaged('next_ticket is no number now') end
 for _, name in ipairs({'questions', 'rollouts', 'order'}) do
   if granted > 0 and run[name] and tostring(run[name]) ~= limits[name] then
     return redis.error_reply('GRANTED ' .. name .. ' ' .. run[name])
@@ -46,24 +62,33 @@ local another_contract = redis.call('EXISTS', key('contract')) == 1 and contract
 if another_contract and not accepts_changes then return another_contract end
 local first = step * tonumber(limits.questions)
 local next_ticket = math.max(granted, first)
-local somewhere = {}  -- ticket -> true
+local somewhere, known, last = {}, 0, granted  -- ticket -> true; how many; no ticket is above
 for _, name in ipairs({'lease', 'requeue', 'ready'}) do
-  for _, ticket in ipairs(redis.call('ZRANGE', key(name), 0, -1)) do somewhere[ticket] = true end
+  for _, ticket in ipairs(redis.call('ZRANGE', key(name), 0, -1)) do
+    if tostring(whole(ticket)) ~= ticket then return damaged(name .. " holds '" .. ticket .. "' now") end
+    somewhere[ticket], known, last = true, known + 1, math.max(last, ticket)
+  end
 end
 local pools, s = {}, step > reached and forgotten or step
 while s <= reached or redis.call('EXISTS', pool_info_key(s)) == 1 do
   local info = redis.call('HMGET', pool_info_key(s), 'tickets', 'size', 'trained')
   if info[1] then
-    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = tonumber(info[2]) or 0}
-    pool.trained = tonumber(info[3])
+    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = whole(info[2]) or 0}
+    pool.trained = whole(info[3])
     for ticket in string.gmatch(info[1], '%d+') do pool.tickets[#pool.tickets + 1] = ticket end
-    pools[s] = pool
+    pools[s], known = pool, known + #pool.tickets
   end
   s = s + 1
 end
+run.questions = tonumber(limits.questions)
+run.max_staleness = math.max(run.max_staleness or 0, limits.max_staleness)  -- of the learner before, and of this one
+local bound = ticket_bound(math.max(step, reached, run.published or 0), known)
+if last > bound then
+  return damaged((last == granted and 'next_ticket' or 'a ticket') .. ' is ' .. last .. ' now, and none above ' .. bound .. ' can be')
+end
 
 -- 2. From here on only writes that cannot fail.
-redis.call('UNLINK', key('limits'), key('contract'))
+redis.call('UNLINK', key('news'), key('limits'), key('contract'))
 for name, value in pairs(limits) do
   run[name] = tonumber(value) or value
   redis.call('HSET', key('limits'), name, value)
@@ -71,6 +96,15 @@ for name, value in pairs(limits) do
 end
 for name, text in pairs(contract) do redis.call('HSET', key('contract'), name, text) end
 if run_id then redis.call('HSET', state, 'run_id', run_id, 'host', host, 'folder', folder) end
+local is_counted = not run.epoch or redis.call('EXISTS', key('ledger')) == 1
+if not is_counted then  -- the ledger has disappeared: count what is kept
+  for s = forgotten, reached do
+    local size, trained = unpack(redis.call('HMGET', pool_info_key(s), 'size', 'trained'))
+    count(trained and 'trained' or 'claimed', tonumber(trained or size or 0))
+    if trained then count('unselected', size - trained) end
+  end
+  count('quarantined', redis.call('HLEN', key('quarantine')))
+end
 local to_requeue = {}
 local function play_again(ticket)
   redis.call('HDEL', key('attempts'), ticket)
@@ -113,7 +147,7 @@ for s, pool in pairs(pools) do
       count('claimed', pool.size)
       redis.call('HDEL', pool_info_key(s), 'trained')
       for _, id in ipairs(pool.ids) do
-        if redis.call('EXISTS', traj(id)) == 1 then redis.call('HSET', traj(id), 'state', 'claimed') end
+        if has_fields(id) then redis.call('HSET', traj(id), 'state', 'claimed') end
       end
     end
   end
@@ -162,12 +196,18 @@ end
 for ticket in pairs(to_requeue) do requeue(ticket) end
 
 -- 3. Count the buffered trajectories again: buckets, depth_by_version or counters may have disappeared.
-for depth = 0, run.s_max do redis.call('UNLINK', key('depth:' .. depth)) end
+for depth = 0, run.s_max do depths[depth] = true end
+for depth in pairs(depths) do redis.call('UNLINK', key('depth:' .. depth)) end
 redis.call('UNLINK', key('depth_by_version'))
 local counted = tonumber(redis.call('HGET', key('ledger'), 'buffered')) or 0
-local waiting = redis.call('HGETALL', key('waiting'))
+waiting = redis.call('HGETALL', key('waiting'))
 redis.call('HSET', key('ledger'), 'buffered', 0, 'bytes', 0)
 for i = 1, #waiting, 2 do add_to_buffer(waiting[i], string.match(waiting[i + 1], '^(%d+):(%-?%d+):(%d+)$')) end
 count('lost', math.max(0, counted - #waiting / 2))
+if not is_counted then
+  for _, name in ipairs({'buffered', 'claimed', 'trained', 'unselected', 'quarantined', 'lost'}) do
+    count('finished', tonumber(redis.call('HGET', key('ledger'), name) or 0))
+  end
+end
 tell()
 return epoch
