@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, model_validator
 
-from cusearch_async.config.section import Section, check_url
+from cusearch_async.config.section import Section, check_address, refuse_secrets
 
-_SENTINEL = re.compile(r"redis\+sentinel://(\w+@)?[^:/,@]+:\d+(,[^:/,@]+:\d+)*/[\w.-]+(/\d+)?")
+_SENTINEL = re.compile(r"redis\+sentinel://([^:/,@]+@)?[^:/,@]+:\d+(,[^:/,@]+:\d+)*/[\w.-]+(/\d+)?")
 
 
 class RedisConfig(Section):
@@ -31,17 +31,17 @@ class RedisConfig(Section):
 
     @model_validator(mode="after")
     def _plain_url(self) -> RedisConfig:
-        in_place = "@" in self.url and ":" in self.url.rpartition("@")[0].partition("//")[2]
-        asked = parse_qs(self.url.partition("?")[2], keep_blank_values=True)
-        if in_place or "password" in asked:
-            raise ValueError("url must not hold a password; set CUSEARCH_REDIS_PASSWORD instead")
+        refuse_secrets(self.url, "set CUSEARCH_REDIS_PASSWORD instead", takes_user=True)
         if self.transport != "redis":
             return self
-        if "username" in asked:
+        if "username" in parse_qs(self.url.partition("?")[2], keep_blank_values=True):
             raise ValueError("url must give the user before the host, like redis://USER@HOST:PORT/0")
         if self.url.startswith("redis+sentinel://"):
             if not _SENTINEL.fullmatch(self.url):
                 raise ValueError(f"url {self.url!r} must look like redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/0")
         else:
-            check_url(self.url, ("redis", "rediss"), "redis://127.0.0.1:6379/0")
+            check_address(self.url, ("redis", "rediss"), "redis://127.0.0.1:6379/0")
+            database = urlsplit(self.url).path.removeprefix("/")
+            if not re.fullmatch(r"[0-9]*", database):
+                raise ValueError(f"url must end in the number of a database, like redis://HOST/0, got {database!r}")
         return self

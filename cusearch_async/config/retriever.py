@@ -101,7 +101,7 @@ class ZeroSearchConfig(Section):
 
     @model_validator(mode="after")
     def _address(self) -> ZeroSearchConfig:
-        check_url(self.url, ("http", "https"), "http://127.0.0.1:6001/v1")
+        check_url(self.url, ("http", "https"), "http://127.0.0.1:6001/v1", "set CUSEARCH_SIMULATOR_KEY instead")
         return self
 
 
@@ -126,7 +126,8 @@ class WebConfig(Section):
     @model_validator(mode="after")
     def _address(self) -> WebConfig:
         if self.url is not None:
-            check_url(self.url, ("http", "https"), "https://google.serper.dev/search")
+            remedy = "set SERPER_API_KEY or SERPAPI_API_KEY instead"
+            check_url(self.url, ("http", "https"), "https://google.serper.dev/search", remedy)
         return self
 
 

@@ -89,7 +89,7 @@ class JudgeConfig(Section):
     @classmethod
     def _is_url(cls, url: str | None) -> str | None:
         if url is not None:
-            check_url(url, ("http", "https"), "http://127.0.0.1:8001/v1")
+            check_url(url, ("http", "https"), "http://127.0.0.1:8001/v1", "set CUSEARCH_JUDGE_KEY instead")
         return url
 
 

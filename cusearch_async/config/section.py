@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import (
     BaseModel,
@@ -43,7 +44,26 @@ class Section(Settings):
     model_config = ConfigDict(extra="forbid", validate_default=True, coerce_numbers_to_str=True)
 
 
-def check_url(url: str, schemes: tuple[str, ...], example: str) -> None:
+_SECRET = re.compile(r"pass|token|secret|auth|(^|_|-|i)key$", re.IGNORECASE)
+"""In names of a URL's query; `ssl_keyfile` is none."""
+
+
+def refuse_secrets(url: str, remedy: str, *, takes_user: bool = False) -> None:
+    """Settings are written to files and logs, so the ValueError for a password or a key in a URL does not repeat it.
+    `remedy` says where it belongs."""
+    login, at, _ = (url.partition("//")[2] or url).rpartition("@")
+    asked = parse_qs(url.partition("?")[2], keep_blank_values=True)
+    if (at and (not takes_user or ":" in login)) or any(_SECRET.search(name) for name in asked):
+        raise ValueError(f"url must not hold a password; {remedy}")
+
+
+def check_url(url: str, schemes: tuple[str, ...], example: str, remedy: str = "services here ask for none") -> None:
+    """Of a service. Raises: ValueError with the address and an example; as `refuse_secrets` for a password."""
+    refuse_secrets(url, remedy)
+    check_address(url, schemes, example)
+
+
+def check_address(url: str, schemes: tuple[str, ...], example: str) -> None:
     """Raises: ValueError with the address and an example."""
     try:
         parts = urlsplit(url)

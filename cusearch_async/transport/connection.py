@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import redis.asyncio as aioredis
 from redis import exceptions
@@ -48,7 +48,7 @@ Password = Callable[[], str | None]
 
 
 class _Credentials(CredentialProvider):
-    def __init__(self, user: str | None, password: Password) -> None:
+    def __init__(self, user: str, password: Password) -> None:
         self._user, self._password = user, password
 
     async def get_credentials_async(self) -> Any:
@@ -70,7 +70,7 @@ def connect(settings: RedisConfig, password: Password = lambda: None) -> Any:
         "socket_timeout": settings.timeout_s,
         "socket_connect_timeout": settings.timeout_s,
         "retry": None,  # `Connection.run` does it
-        "credential_provider": _Credentials(parts.username, password),
+        "credential_provider": _Credentials(unquote(parts.username or ""), password),
     }
     if parts.scheme == "redis+sentinel":
         places = [place.rsplit(":", 1) for place in hosts.split(",")]
@@ -126,6 +126,8 @@ class Connection:
             except (*_OUTAGE, exceptions.ResponseError) as error:
                 if _is_refusal(error):
                     raise self._refused(error) from error
+                if _is_cluster(error) or _has_no_database(error):
+                    raise self._unsuitable(error) from error
                 if not _is_outage(error):
                     raise
                 failed += 1
@@ -157,6 +159,17 @@ class Connection:
             "in that run's folder, redis/password"
         )
 
+    def _unsuitable(self, error: Exception) -> BufferUnavailable:
+        if _is_cluster(error):
+            return BufferUnavailable(
+                f"Redis Cluster is not supported; {self._address} is one of its nodes, and not the one with the run's "
+                f"keys ({first_line(error)}); give redis.url a single server, or one with Sentinel"
+            )
+        return BufferUnavailable(
+            f"Redis at {self._address} has no such database ({first_line(error)}); fix the number at the end of "
+            f"redis.url {self._settings.url}, like /0"
+        )
+
     def _unavailable(self, error: Exception) -> BufferUnavailable:
         if isinstance(error, _NO_MEMORY) or "OOM" in str(error):
             return BufferUnavailable(
@@ -179,3 +192,11 @@ def _is_outage(error: Exception) -> bool:
 
 def _is_refusal(error: Exception) -> bool:
     return isinstance(error, _REFUSALS) or any(word in str(error) for word in _REFUSAL_WORDS)
+
+
+def _is_cluster(error: Exception) -> bool:
+    return isinstance(error, exceptions.AskError | exceptions.ClusterError) or "cluster mode" in str(error)
+
+
+def _has_no_database(error: Exception) -> bool:
+    return "DB index is out of range" in str(error) or "invalid DB index" in str(error)

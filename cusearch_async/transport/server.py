@@ -12,7 +12,7 @@ import shlex
 import socket
 import subprocess
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from cusearch_async.config import LOOPBACK, Config, redis_password, redis_password_file
 from cusearch_async.errors import BufferUnavailable
@@ -108,7 +108,7 @@ def redis_cli_line(config: Config) -> str:
     if parts.scheme == "rediss":
         words.append("--tls")
     if parts.username:
-        words += ["--user", parts.username]
+        words += ["--user", unquote(parts.username)]
     if parts.path.strip("/") not in ("", "0"):
         words += ["-n", parts.path.strip("/")]
     path = redis_password_file(config)

@@ -230,23 +230,6 @@ def test_a_mistake_is_said_in_one_line(write, text, message):
     assert re.fullmatch(pattern_of(message) + ".*", found), found
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://u:hunter2@h:1/0",
-        "redis://:hunter2@h",
-        "http://:hunter2@h",
-        "//:hunter2@h",
-        "redis://h:1/0?password=hunter2",
-        "rediss://h:1/0?ssl_ca_certs=a.pem&password=hunter2",
-    ],
-)
-def test_a_password_in_the_url_is_refused_and_not_repeated(write, url):
-    said = error_of(write(), "--redis.url", url)
-    assert "CUSEARCH_REDIS_PASSWORD" in said
-    assert "hunter2" not in said
-
-
 @pytest.mark.parametrize("name", ["a b", "", "-x", "a/b", "a:b", "{a}", "ü"])
 def test_a_run_name_that_is_no_plain_word_is_refused(write, name):
     found = error_of(write(run=f'[run]\nname = "{name}"\n'))

@@ -296,6 +296,37 @@ async def test_tls_is_spoken_and_an_unknown_authority_is_refused(server, certifi
         proxy.close()
 
 
+async def test_a_user_whose_name_is_encoded_in_the_url_is_let_in(server):
+    server.client.acl_setuser("team@lab", enabled=True, passwords=["+word"], keys=["*"], commands=["+@all"])
+    connection = Connection(
+        RedisConfig(url=f"redis://team%40lab@127.0.0.1:{server.port}/0"), 0, password=lambda: "word"
+    )
+    assert await connection.run(lambda: connection.client.execute_command("ACL WHOAMI")) == "team@lab"
+    await connection.close()
+
+
+async def test_a_database_that_is_not_there_is_one_line(server):
+    connection = Connection(RedisConfig(url=f"redis://127.0.0.1:{server.port}/99"), patience_s=1000)
+    with pytest.raises(BufferUnavailable, match=r"has no such database .*redis\.url redis://.*/99"):
+        await connection.run(connection.client.ping)
+    await connection.close()
+
+
+async def test_a_cluster_is_refused_in_one_line(tmp_path):
+    server = Server(tmp_path, "--cluster-enabled", "yes", "--appendonly", "no")
+    try:
+        for database in (0, 1):
+            url = f"redis://127.0.0.1:{server.port}/{database}"
+            connection = Connection(RedisConfig(url=url), patience_s=1000)
+            buffer = RedisBuffer(connection, "r", make_limits())
+            for command in (buffer.exists(), buffer.pause(True), buffer.recover(0)):
+                with pytest.raises(BufferUnavailable, match="Redis Cluster is not supported"):
+                    await command
+            await connection.close()
+    finally:
+        server.kill()
+
+
 class FailingClient:
     """Answers every command with the same error."""
 
@@ -315,6 +346,7 @@ class FailingClient:
         (exceptions.ReadOnlyError("You can't write against a read only replica."), True, "cannot be reached"),
         (exceptions.ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), True, "No space"),
         (exceptions.ResponseError("BUSY Redis is busy running a script"), True, "BUSY"),
+        (exceptions.MovedError("1180 10.0.0.7:6379"), False, "Redis Cluster is not supported.*1180 10.0.0.7:6379"),
         (exceptions.AuthenticationError("WRONGPASS invalid username-password pair"), False, "refuses the connection"),
         (
             exceptions.NoPermissionError("this user has no permissions to run the 'evalsha' command"),

@@ -255,6 +255,7 @@ def test_an_older_server_does_not_start_empty_on_the_files_of_a_newer_one(tmp_pa
         ("redis://127.0.0.1:7000/0", "redis-cli -p 7000"),
         ("redis://10.0.0.1/3", "redis-cli -h 10.0.0.1 -p 6379 -n 3"),
         ("rediss://worker@db:6380/0", "redis-cli -h db -p 6380 --tls --user worker"),
+        ("redis://team%40lab@db/0", "redis-cli -h db -p 6379 --user team@lab"),
         (
             "redis+sentinel://a:1,b:1/runs/0",
             "redis-cli $(redis-cli -h a -p 1 sentinel get-master-addr-by-name runs | xargs printf -- '-h %s -p %s')",

@@ -1,0 +1,70 @@
+"""Addresses in the config: what they may hold, and what no message repeats."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cusearch_async.config import known_keys, load_config
+from tests.config.lines import error_of
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:hunter2@h:1/0",
+        "redis://:hunter2@h",
+        "http://:hunter2@h",
+        "//:hunter2@h",
+        "u:hunter2@h",
+        "redis://u:hunter2//@h",
+        "rediss://h:1/0?ssl_password=hunter2",
+        "redis://h:1/0?password=hunter2",
+        "rediss://h:1/0?ssl_ca_certs=a.pem&password=hunter2",
+    ],
+)
+def test_a_password_in_the_url_is_refused_and_not_repeated(write, url):
+    said = error_of(write(), "--redis.url", url)
+    assert "CUSEARCH_REDIS_PASSWORD" in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "key", ["retriever.url", "retriever.zerosearch.url", "retriever.web.url", "eval.judge.url", "weights.url"]
+)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://u:hunter2@h:1/v1",
+        "http://:hunter2@h",
+        "http://hunter2@h/v1",
+        "http://u:hunter2/x@h:1",
+        "http://u:hunter2//x@h:1",
+        "http://u:hunter2@h:99999",
+        "u:hunter2@h:1",
+        "http://h:1/v1?api_key=hunter2",
+        "http://h:1/v1?access_token=hunter2",
+    ],
+)
+def test_a_password_in_the_url_of_any_service_is_refused_and_not_repeated(write, key, url):
+    said = error_of(write(), f"--{key}", url)
+    assert "url must not hold a password; " in said
+    assert "hunter2" not in said
+
+
+def test_every_url_in_the_config_is_one_of_those(write):
+    with_url = {key for key in known_keys() if key.rpartition(".")[2] == "url"}
+    assert with_url - {"redis.url"} == {
+        *("retriever.url", "retriever.zerosearch.url", "retriever.web.url", "eval.judge.url", "weights.url")
+    }
+
+
+@pytest.mark.parametrize("url", ["redis://h/x", "redis://h/0/1", "rediss://h/-1", "redis://h/1.5"])
+def test_a_database_that_is_no_number_is_refused(write, url):
+    assert re.search("must end in the number of a database", error_of(write(), "--redis.url", url))
+
+
+def test_a_user_with_encoded_characters_is_accepted(write):
+    for url in ("redis://team%40lab@h/3", "redis+sentinel://team%40lab@a:1,b:1/runs/0", "rediss://h?ssl_keyfile=k.pem"):
+        assert load_config(write(), ["--redis.url", url]).redis.url == url
