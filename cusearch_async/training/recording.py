@@ -33,6 +33,9 @@ FOLDER = "records"
 MIB = 2**20
 SCHEMA = 1
 _NAME = re.compile(r"(\d{6,})-e(\d+)\.zz")
+MOST_BYTES = 512 * MIB
+"""Of a record before it is compressed: about 8,000 trajectories of 5,000 tokens. A larger one is neither written nor
+read: a few MiB from somebody else could otherwise fill the memory."""
 _FAST = 1
 """zlib's level; higher ones take several times as long for a few per cent."""
 
@@ -93,9 +96,14 @@ class Recorder(Background):
             advantages=chosen.advantages.values.tolist(),
             metrics=dict(chosen.metrics),
         )
+        packed = msgspec.msgpack.encode(record)
+        if len(packed) > MOST_BYTES:
+            sizes = len(packed) // MIB, MOST_BYTES // MIB
+            log.warning("step %d is not recorded: its pool takes %d MiB, more than %d", record.step, *sizes)
+            return
         target = self._folder / f"{record.step:06d}-e{self._epoch}.zz"
         with published.writing(target, durable=False) as unfinished:
-            unfinished.write_bytes(zlib.compress(msgspec.msgpack.encode(record), _FAST))
+            unfinished.write_bytes(zlib.compress(packed, _FAST))
         published.publish(target, durable=False)
         self._remove_old(target)
 
@@ -134,16 +142,42 @@ def recorded(run_folder: Path) -> dict[int, Path]:
 
 
 def read_record(run_folder: Path, step: int) -> Record:
-    """Raises: ConfigError when the step is not recorded, with those that are, or its record is damaged."""
+    """Raises: ConfigError when the step is not recorded, with those that are, or its record is damaged, or not one that
+    a learner writes."""
     there = recorded(run_folder)
     if step not in there:
         known = f"it has steps {min(there)} to {max(there)}" if there else "it has none"
         raise ConfigError(f"{run_folder} has no record of step {step}; {known}")
     path = there[step]
     try:
-        record = msgspec.msgpack.decode(zlib.decompress(path.read_bytes()), type=Record)
-    except (OSError, zlib.error, msgspec.MsgspecError) as error:
+        record = msgspec.msgpack.decode(_unpacked(path), type=Record)
+    except (OSError, ValueError, zlib.error, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if record.schema != SCHEMA:
         raise ConfigError(f"{path} has schema {record.schema}, this version reads {SCHEMA}")
+    fault = _fault(record, step)
+    if fault:
+        raise ConfigError(f"{path} is damaged, or of another run: {fault}")
     return record
+
+
+def _unpacked(path: Path) -> bytes:
+    """At most MOST_BYTES are unpacked. Raises: OSError; zlib.error or ValueError for what is not a record's file."""
+    unpacker = zlib.decompressobj()
+    with path.open("rb") as file:
+        content = unpacker.decompress(file.read(MOST_BYTES), MOST_BYTES)
+    if unpacker.unconsumed_tail:
+        raise ValueError(f"it holds more than {MOST_BYTES // MIB} MiB")
+    if not unpacker.eof:
+        raise ValueError("it is incomplete")
+    return content
+
+
+def _fault(record: Record, step: int) -> str | None:
+    """What no learner would have recorded of this step."""
+    if record.step != step:
+        return f"it is of step {record.step}"
+    if len(record.selected) != len(record.advantages):
+        return f"{len(record.selected)} are selected, with {len(record.advantages)} advantages"
+    outside = next((place for place in record.selected if not 0 <= place < len(record.pool)), None)
+    return None if outside is None else f"selected holds {outside}, and the pool has {len(record.pool)} trajectories"

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.config import Config, load_config
-from cusearch_async.errors import ConfigError, CorruptPayload
+from cusearch_async.errors import ConfigError, CorruptPayload, InvalidTrajectory
 from cusearch_async.run_folder import refuse_no_run
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.recording import Record, read_record
 from cusearch_async.training.selecting import advantages_of, select
 from cusearch_async.training.starts import Start, epochs_and_steps, read_starts
+from cusearch_async.transport.limits import limits_of
 from cusearch_async.types import Pool, Trajectory
 
 
@@ -50,9 +51,12 @@ class RecordedStep:
         config = load_config(run_folder / "starts" / f"{record.epoch:04d}.toml")
         start = next((start for start in read_starts(run_folder) if start.epoch == record.epoch), None)
         try:
-            return cls(config, start, record, record.trajectories(config.episode.max_tokens))
-        except CorruptPayload as error:
+            pool = record.trajectories(config.episode.max_tokens)
+            for trajectory in pool:
+                limits_of(config).check(trajectory)
+        except (CorruptPayload, InvalidTrajectory) as error:
             raise ConfigError(f"the record of step {step} in {run_folder} is damaged: {error}") from error
+        return cls(config, start, record, pool)
 
     @property
     def recorded(self) -> Choice:
@@ -62,7 +66,7 @@ class RecordedStep:
         """What the method of `config` takes of the recorded pool. It remembers what the recorded method did, if its
         memory is of the same kind, else nothing: SDGA-Phase begins at phase 0.
 
-        Raises: ConfigError for a method that would have had another pool."""
+        Raises: ConfigError for a method that would have had another pool, or a record that it cannot choose from."""
         groups, recorded_groups = config.questions_per_step, self.config.questions_per_step
         if groups != recorded_groups:
             raise ConfigError(
@@ -71,9 +75,18 @@ class RecordedStep:
                 "is not known; compare the two by a run of each"
             )
         method, recorded = config.method.make(), self.config.method.make()
-        memory = method.decode(self.record.memory if method.Memory is recorded.Memory else "")
-        selection = select(self.pool, method, memory, config)
-        return Choice(selection.indices, advantages_of(selection.indices, self.pool, method, config).values)
+        try:
+            memory = method.decode(self.record.memory if method.Memory is recorded.Memory else "")
+            refusal = method.refusal(memory, config.episode.s_max)
+            if refusal:
+                raise ConfigError(f"episode.s_max = {config.episode.s_max}, but step {self.record.step} {refusal}")
+            selection = select(self.pool, method, memory, config)
+            return Choice(selection.indices, advantages_of(selection.indices, self.pool, method, config).values)
+        except ValueError as error:
+            raise ConfigError(
+                f"{config.method.name} cannot choose from the record of step {self.record.step}: {error}; is it of "
+                "another run?"
+            ) from error
 
     def selected(self) -> list[Trajectory]:
         return [self.pool.trajectories[i] for i in self.record.selected]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from cusearch_async import published, run_folder
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.training import recording
-from cusearch_async.training.recording import Recorder, read_record, recorded
+from cusearch_async.training.recording import MIB, Recorder, read_record, recorded
 from cusearch_async.training.replaying import RecordedStep, checkpoint_before
 from cusearch_async.training.selecting import Selector, initial_method_state
 from cusearch_async.training.starts import record_start
+from cusearch_async.transport import codec
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory
 from tests.training.learners import QUESTIONS
@@ -228,6 +230,81 @@ async def test_a_damaged_record_is_refused_by_name(config_of, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ConfigError, match=r"000001-e3\.zz cannot be read"):
         read_record(config.folder, 1)
+
+
+def change(config, at, **fields):
+    """Give the record of a step other fields, as somebody else may have done."""
+    path = recorded(config.folder)[at]
+    content = msgspec.msgpack.decode(zlib.decompress(path.read_bytes()))
+    path.write_bytes(zlib.compress(msgspec.msgpack.encode(content | fields)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"selected": [0, 1, 2, 8]}, "selected holds 8, and the pool has 8 trajectories"),
+        ({"selected": [0, 1, 2, -1]}, "selected holds -1"),
+        ({"selected": [0, 1, 2, 2**63]}, "selected holds 9223372036854775808"),
+        ({"selected": [0]}, "1 are selected, with 4 advantages"),
+        ({"step": 7}, "it is of step 7"),
+        ({"pool": []}, "the pool has 0 trajectories"),
+    ],
+)
+async def test_a_record_that_no_learner_writes_is_refused_by_name(config_of, fields, said):
+    config = config_of()
+    await record_all(config)
+    change(config, 1, **fields)
+    with pytest.raises(ConfigError, match=rf"000001-e3\.zz is damaged, or of another run: .*{said}"):
+        RecordedStep.read(config.folder, 1)
+
+
+@pytest.mark.parametrize("memory", ['{"phase":"x"}', '{"phase":99}', '{"phase":-3}', "[1]", "{", "[" * 100_000])
+async def test_a_memory_that_is_not_the_methods_is_refused_by_name(config_of, memory):
+    config = config_of()
+    await record_all(config)
+    change(config, 1, memory=memory)
+    step = RecordedStep.read(config.folder, 1)
+    with pytest.raises(ConfigError, match="step 1"):
+        step.choose(config)
+
+
+async def test_a_trajectory_beyond_the_runs_limits_is_refused_by_name(config_of):
+    config = config_of()
+    await record_all(config)
+    change(config, 1, pool=[codec.encode(make_trajectory(4 + i, 0, depth=99)) for i in range(8)])
+    with pytest.raises(ConfigError, match=r"the record of step 1 .* is damaged: .*depth must be at most 5, got 99"):
+        RecordedStep.read(config.folder, 1)
+
+
+async def test_a_record_is_unpacked_up_to_a_limit_and_none_beyond_it_is_written(config_of, monkeypatch, caplog):
+    config = config_of()
+    [chosen] = await record_all(config, steps=1)
+    path = recorded(config.folder)[0]
+    size = len(zlib.decompress(path.read_bytes()))
+    monkeypatch.setattr(recording, "MOST_BYTES", size)
+    assert read_record(config.folder, 0).step == 0
+    monkeypatch.setattr(recording, "MOST_BYTES", size - 1)
+    with pytest.raises(ConfigError, match=r"000000-e3\.zz cannot be read: it holds more than"):
+        read_record(config.folder, 0)
+    record_start(config, 4, 0)
+    async with Recorder(config, 4) as recorder:
+        recorder.write(chosen)
+        await recorder.finish()
+    assert "step 0 is not recorded: its pool takes" in caplog.text
+    assert not list(config.folder.glob("records/*-e4.zz"))
+
+
+async def test_a_small_file_does_not_fill_the_memory(config_of, monkeypatch):
+    config = config_of()
+    await record_all(config)
+    recorded(config.folder)[1].write_bytes(zlib.compress(bytes(64 * MIB)))
+    monkeypatch.setattr(recording, "MOST_BYTES", 4 * MIB)
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match="it holds more than 4 MiB"):
+        read_record(config.folder, 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 * MIB
 
 
 def test_a_folder_that_is_no_runs_is_said_to_be_none(tmp_path):
