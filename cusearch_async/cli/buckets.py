@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.cli.view import look, view
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.buffer import open_buffer
@@ -19,6 +20,7 @@ REFRESH_S = 1.0
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--once", action="store_true", help="print one view and exit")
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from cusearch_async.cli.runs import open_run
 from cusearch_async.cli.terminal import plain, visible
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable
@@ -43,6 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     for action in (listing, export):
         action.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
         _add_filter(action)
+        add_trust(action)
         action.set_defaults(run=run)
     listing.add_argument("--limit", type=int, default=20, help="most rows to show (20)")
     export.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
@@ -57,6 +59,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     out.add_argument("trajectory", nargs="?", help="id of a buffered trajectory, TICKET:ROLLOUT")
     out.add_argument("--reason", default="by an operator", help="the reason to store with it")
     for action in (peek, requeue, out):
+        add_trust(action)
         action.set_defaults(run=run)
 
 

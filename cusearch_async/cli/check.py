@@ -16,12 +16,14 @@ from cusearch_async.cli.preflight import costs, gpus, sources, workload
 from cusearch_async.cli.preflight.finding import Finding, table
 from cusearch_async.cli.preflight.shapes import ModelShape, shape_of
 from cusearch_async.cli.preflight.sizing import GIB
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--gpu-gib", type=_gib, default=80.0, help="memory of one GPU, in GiB (80)")
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, Extensible, load_config, section_of
 
 WIDTH = 120
@@ -19,6 +20,7 @@ WIDTH = 120
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="*", help=f"{CONFIG_HELP}; without it, the defaults")
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

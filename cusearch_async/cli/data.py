@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.cli.terminal import plain
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import Config, load_config
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
@@ -34,6 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="also check that the questions fit into this run's prompts, with its model and template",
     )
+    add_trust(check)
     check.set_defaults(run=check_files)
     convert = actions.add_parser("convert", help="write questions as parquet in Search-R1's schema")
     convert.add_argument("sources", nargs="+", metavar="FILE", help="the same files as for check, or `atlas`")

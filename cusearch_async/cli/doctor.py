@@ -15,12 +15,14 @@ from rich.console import Console
 
 from cusearch_async.cli.preflight import installed, machine, places
 from cusearch_async.cli.preflight.finding import Finding, table
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="*", help=f"{CONFIG_HELP}; without it, the machine alone")
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cusearch_async.cli import trace
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.files import refuse_unwritable
 from cusearch_async.run_folder import TRACES
 
@@ -23,6 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="such as runs/demo")
     parser.add_argument("--step", type=int, required=True, help="the learner step")
     parser.add_argument("--output", type=Path, help="the .html file to write; default: in traces/ of the run")
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

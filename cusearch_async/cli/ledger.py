@@ -15,6 +15,7 @@ from rich.text import Text
 
 from cusearch_async.cli import view
 from cusearch_async.cli.runs import open_run
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.interface import Audit, Ledger
 
@@ -23,6 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--quick", action="store_true", help="do not count the keys, which blocks Redis for that time")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from cusearch_async.cli.figure import draw
 from cusearch_async.cli.fleet import Fleet
+from cusearch_async.cli.trust import code_in
 from cusearch_async.config import Config
 from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import ProcessDied
@@ -94,7 +95,8 @@ class Screen:
 
 def print_inspection_commands(config: Config, console: Console) -> None:
     """Print two commands to paste into another terminal while the run is going on."""
-    console.print(f"watch the run with: cusearch buckets {config.folder / 'launch.toml'}", soft_wrap=True)
+    trust = " --trust" if any(code_in(config.model_dump(mode="json"))) else ""
+    console.print(f"watch the run with: cusearch buckets {config.folder / 'launch.toml'}{trust}", soft_wrap=True)
     console.print(f"or with redis-cli: {redis_cli_line(config)}", soft_wrap=True, markup=False)
 
 

@@ -66,6 +66,10 @@ def main() -> None:
     arguments, overrides = make_parser(sys.argv[1:]).parse()
     log_to_stderr("cusearch")
     with exit_with_one_line("cusearch"):
+        if "trust" in arguments:
+            from cusearch_async.cli.trust import refuse_untrusted  # noqa: PLC0415  (only where it is needed)
+
+            refuse_untrusted(arguments)
         arguments.run(arguments, overrides)
 
 

@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

@@ -9,6 +9,7 @@ import secrets
 from pathlib import Path
 
 from cusearch_async import run_folder
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.roles import ROLES, acl_file
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--acl", action="store_true", help="print ACL users for your own Redis >= 7, and exit")
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

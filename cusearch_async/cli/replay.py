@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import Config, with_overrides
 from cusearch_async.errors import ReplayDiffers
 from cusearch_async.lifecycle.placement import configure_process, count_sharers
@@ -29,6 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make the update again too, from the checkpoint before it, and compare metrics and weights",
     )
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from cusearch_async import run_folder
 from cusearch_async.cli.runs import refuse_if_alive
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.buffer import open_buffer
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from cusearch_async.cli import view
 from cusearch_async.cli.runs import open_run
 from cusearch_async.cli.terminal import plain
+from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.run_contract import RunContract
@@ -19,6 +20,7 @@ from cusearch_async.transport.run_contract import RunContract
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
+    add_trust(parser)
     parser.set_defaults(run=run)
 
 

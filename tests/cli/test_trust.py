@@ -1,0 +1,124 @@
+"""Commands that look at the folder of a run do not import what it names, unless they are told to."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from cusearch_async import run_folder
+from cusearch_async.cli import main
+from cusearch_async.cli.trust import CODE, code_in
+from cusearch_async.config import Config, known_keys, load_config, section_of
+from cusearch_async.config.section import Section
+from cusearch_async.training.starts import record_start
+
+OWN = """
+open("was_here", "w").close()
+def reward(*_): return 0.0
+def anything(*_): raise SystemExit("imported")
+"""
+NAMED = {
+    "method.name": '[method]\nname = "theirs:Method"',
+    "environment.search.name": '[environment.search]\nname = "theirs:Environment"',
+    "environment.search.reward": '[environment.search]\nreward = "theirs:reward"',
+    "loss.objective": '[loss]\nobjective = "theirs:anything"',
+    "retriever.backend": '[retriever]\nbackend = "theirs:anything"',
+    "redis.transport": '[redis]\ntransport = "theirs:anything"',
+}
+LOOKING = (
+    ("config", "config.toml"),
+    ("config", "starts/0001.toml"),
+    ("check", "config.toml"),
+    ("ledger", "config.toml"),
+    ("workers", "launch.toml"),
+    ("buckets", "config.toml", "--once"),
+    ("buffer", "ls", "config.toml"),
+    ("buffer", "peek", "config.toml", "0:0"),
+    ("pause", "config.toml"),
+    ("doctor", "config.toml"),
+    ("reset", "config.toml"),
+    ("redis", "config.toml"),
+    ("index", "config.toml"),
+    ("data", "check", "atlas", "--config", "config.toml"),
+    ("replay", ".", "--step", "0"),
+    ("trace", ".", "--step", "0"),
+)
+
+
+@pytest.fixture
+def foreign(atlas_config, tmp_path, monkeypatch):
+    """The folder of a run with modules in it; the current folder."""
+    folder = tmp_path / "theirs"
+    config = load_config(atlas_config, ["--run.folder", str(folder), "--redis.url", "redis://127.0.0.1:1/0"])
+    run_folder.mark(folder, config.run.name)
+    record_start(config, 1, 0)
+    (folder / "theirs.py").write_text(OWN)
+    monkeypatch.chdir(folder)
+    yield folder
+    sys.modules.pop("theirs", None)
+    sys.path[:] = [place for place in sys.path if place != str(folder)]
+
+
+def run(monkeypatch, *command):
+    monkeypatch.setattr(sys, "argv", ["cusearch", *command])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    return str(ended.value.code)
+
+
+def name_code(folder, key):
+    section = NAMED[key]
+    for path in ("config.toml", "launch.toml", "starts/0001.toml"):
+        (folder / path).write_text(f'[run]\nname = "atlas"\n[data]\nsource = "hf:a/b/c"\n{section}\n')
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=" ".join)
+def test_a_command_that_looks_imports_nothing_of_a_run_folder(foreign, monkeypatch, command):
+    name_code(foreign, "environment.search.reward")
+    said = run(monkeypatch, *command)
+    assert "names code, environment.search.reward = 'theirs:reward'; add --trust to import it" in said
+    assert not (foreign / "was_here").exists()
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_whatever_names_code_is_refused(foreign, monkeypatch, key):
+    name_code(foreign, key)
+    assert f"names code, {key} = 'theirs:" in run(monkeypatch, "config", "config.toml")
+    assert not (foreign / "was_here").exists()
+
+
+def test_code_that_is_trusted_is_imported(foreign, monkeypatch, capsys):
+    name_code(foreign, "environment.search.reward")
+    monkeypatch.setattr(sys, "argv", ["cusearch", "config", "config.toml", "--trust"])
+    main.main()
+    assert "theirs:reward" in capsys.readouterr().out
+    assert (foreign / "was_here").exists()
+
+
+def test_a_config_of_ones_own_needs_no_trust(foreign, monkeypatch, tmp_path, capsys):
+    """It is in no folder of a run."""
+    name_code(foreign, "environment.search.reward")
+    (tmp_path / "mine.toml").write_text((foreign / "config.toml").read_text())
+    monkeypatch.setattr(sys, "argv", ["cusearch", "config", str(tmp_path / "mine.toml")])
+    main.main()
+    assert "theirs:reward" in capsys.readouterr().out
+
+
+def test_every_setting_that_may_name_code_is_known():
+    """By their descriptions."""
+
+    def described(model: type, prefix: str = ""):
+        for name, field in model.model_fields.items():
+            inner, label = section_of(field)
+            if inner is not None and issubclass(inner, Section):
+                yield from described(inner, f"{prefix}{name}.{label}")
+            elif "package.module:" in (field.description or ""):
+                yield prefix + name
+
+    assert set(described(Config)) == set(CODE)
+    assert set(CODE) <= set(known_keys())
+
+
+def test_names_that_come_with_the_package_are_no_code(atlas_config):
+    assert not list(code_in(load_config(atlas_config).model_dump(mode="json")))
