@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ class MetricsLog:
         self._path = folder / METRICS
         self._epoch = epoch
         self._curves = folder / "tensorboard"
+        self._hook = threading.excepthook
+        threading.excepthook = self._say_unless_tensorboards
         with self._drawing():
             self._board = SummaryWriter(str(self._curves), purge_step=from_step)
 
@@ -54,8 +57,14 @@ class MetricsLog:
 
     def close(self) -> None:
         """Raises: WriteFailed."""
+        threading.excepthook = self._hook
         with self._drawing():
             self._board.close()
+
+    def _say_unless_tensorboards(self, failed: threading.ExceptHookArgs) -> None:
+        """The traceback of a thread that has failed, but for one of TensorBoard: `_drawing` says that in one line."""
+        if not type(failed.thread).__module__.startswith("tensorboard."):
+            self._hook(failed)
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:

@@ -109,8 +109,10 @@ def test_a_row_tells_its_epoch_and_when_it_was_written(tmp_path):
 
 
 def test_a_disk_that_is_full_for_the_curves_is_named(tmp_path, monkeypatch):
-    """TensorBoard opens its file for every write, in a thread."""
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    """TensorBoard opens its file for every write, in a thread, whose traceback nobody needs to see."""
+    said = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    before = threading.excepthook
     metrics = MetricsLog(tmp_path, epoch=1, from_step=0)
     metrics.write(0, ROW)
     [events] = (tmp_path / "tensorboard").iterdir()
@@ -125,6 +127,19 @@ def test_a_disk_that_is_full_for_the_curves_is_named(tmp_path, monkeypatch):
         write_on()
     with pytest.raises(WriteFailed):
         metrics.close()
+    assert said == []
+    assert threading.excepthook is before
+
+
+def test_another_thread_that_fails_is_still_told(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    metrics = MetricsLog(tmp_path, epoch=1, from_step=0)
+    failing = threading.Thread(target=lambda: 1 / 0)
+    failing.start()
+    failing.join()
+    metrics.close()
+    assert [type(told.exc_value) for told in said] == [ZeroDivisionError]
 
 
 def test_steps_that_are_run_again_replace_those_of_the_earlier_life(tmp_path):
