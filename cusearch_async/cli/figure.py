@@ -5,12 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cusearch_async.errors import ConfigError
 from cusearch_async.metrics.drawing import pyplot
+from cusearch_async.run_folder import METRICS
 
 INK = "#333333"
+DEPTHS = "depth/generated"
+_NUMBERS = (
+    *("reward/all", "reward/trained", "reward/em", "depth/mean", "depth/mean_trained", "selection/phase"),
+    *("staleness/min", "staleness/mean", "staleness/max", "learner/idle_share", "rollout/idle_share"),
+)
+DRAWN: dict[str, Any] = {"step": float, DEPTHS: list[float] | None} | dict.fromkeys(_NUMBERS, float | None)
 BLUE, ORANGE, GREEN = "#3b6ea5", "#d9822b", "#4c9a6a"
 
 
@@ -24,7 +32,10 @@ def refuse_format(path: Path, option: str) -> None:
 
 
 def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Reward and EM, depth, depth distribution, phase, staleness, time; one panel each, over learner steps."""
+    """Reward and EM, depth, depth distribution, phase, staleness, time; one panel each, over learner steps.
+
+    Raises: ConfigError for rows with other values than a learner writes."""
+    _refuse_odd_rows(rows, title)
     plt = pyplot()
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), constrained_layout=True)
@@ -36,7 +47,9 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
 
 
 def draw_together(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """EM, reward, depth and staleness of several runs by name, over learner steps."""
+    """EM, reward, depth and staleness of several runs by name, over learner steps. Raises: ConfigError as `draw`."""
+    for label, rows in runs.items():
+        _refuse_odd_rows(rows, label)
     plt = pyplot()
     titles = {
         "reward/em": "Exact match (sampled)",
@@ -53,9 +66,21 @@ def draw_together(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     plt.close(figure)
 
 
+def _refuse_odd_rows(rows: list[dict[str, Any]], title: str) -> None:
+    """Raises: ConfigError for a value of a row that cannot be drawn. Values may be missing."""
+    for row in rows:
+        for name, kind in DRAWN.items():
+            try:
+                msgspec.convert(row.get(name), kind)
+            except (msgspec.ValidationError, OverflowError) as error:
+                place = f"{title}: the row of step {row['step']!r:.20} of {METRICS}"
+                raise ConfigError(f"{place} has {name} = {row[name]!r:.60}, which is no metric of a run") from error
+
+
 def _series(rows: list[dict[str, Any]], name: str) -> Any:
     """[steps] The metric `name`; NaN for a step without it."""
-    return np.array([row.get(name, np.nan) for row in rows], dtype=float)
+    values = np.array([row.get(name, np.nan) for row in rows], dtype=float)
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _rewards(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
@@ -74,8 +99,11 @@ def _depth(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
 def _depths(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
     from matplotlib import colormaps  # noqa: PLC0415
 
-    counts = np.array([row["depth/generated"] for row in rows], dtype=float)
-    shares = (counts / counts.sum(axis=1, keepdims=True)).T
+    deepest = max(len(row.get(DEPTHS) or []) for row in rows)
+    counts = np.zeros((len(rows), max(1, deepest)))
+    for of_step, row in zip(counts, rows, strict=True):
+        of_step[: len(row.get(DEPTHS) or [])] = np.nan_to_num(row.get(DEPTHS) or [])
+    shares = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).T
     colors = colormaps["viridis"](np.linspace(0.05, 0.95, len(shares)))
     panel.stackplot(steps, shares, colors=colors, labels=[f"{depth}" for depth in range(len(shares))])
     _finish(panel, "Search depth of the pool", "share", (0, 1))

@@ -70,7 +70,9 @@ class KeptRun:
     @property
     def last_em(self) -> float | None:
         """Held-out, of the newest version that was scored."""
-        return self.scores[-1]["all"]["em"] if self.scores and "all" in self.scores[-1] else None
+        scored = self.scores[-1].get("all") if self.scores else None
+        em = scored.get("em") if isinstance(scored, dict) else None
+        return em if isinstance(em, float | int) else None
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -175,5 +177,5 @@ def _figures(runs: Sequence[KeptRun]) -> Table:
 
 
 def _mean(rows: Sequence[dict[str, Any]], name: str) -> str:
-    known = [row[name] for row in rows if name in row]
+    known = [row[name] for row in rows if isinstance(row.get(name), float | int)]
     return f"{sum(known) / len(known):.3f}" if known else "–"

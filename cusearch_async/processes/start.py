@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import functools
 import os
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,7 +64,12 @@ def rollout(config: Config, gpu: Sequence[str] = ()) -> None:
     require_gpus("rollout.gpus", gpus)
     from cusearch_async.processes import rollout  # noqa: PLC0415  (libraries read the settings above when loaded)
 
-    uvloop.run(rollout.run(config, f"{socket.gethostname()}-{os.getpid()}", every_core))
+    uvloop.run(rollout.run(config, worker_name(), every_core))
+
+
+def worker_name() -> str:
+    """HOST-PID-XXXX: containers may have the same host name, and the same process numbers."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
 def evaluator(config: Config) -> None:

@@ -91,6 +91,45 @@ def test_plot_draws_each_run_and_names_one_without_steps(tmp_path, monkeypatch):
         plot.run(Namespace(folders=[tmp_path / "c"]), [])
 
 
+@pytest.mark.system  # a second for matplotlib
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {},
+        {"reward/em": None},
+        {"depth/generated": []},
+        {"depth/generated": [3]},
+        {"selection/phase": float("inf")},
+        {"staleness/max": float("nan")},
+    ],
+)
+def test_plot_draws_rows_without_the_usual_keys(tmp_path, foreign):
+    rows = [json.dumps({"step": 0} | foreign), json.dumps(row(1, **EXTRA)), json.dumps(row(2, **EXTRA) | foreign)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    plot.run(Namespace(folders=[tmp_path]), [])
+    assert (tmp_path / "plot.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("reward/em", "high"),
+        ("reward/em", [1.0]),
+        ("depth/generated", 3),
+        ("depth/generated", ["x"]),
+        ("depth/generated", [[1]]),
+        ("staleness/mean", {}),
+        ("depth/mean", 10**400),
+        ("step", 10**400),
+        ("selection/phase", True),
+    ],
+)
+def test_plot_names_a_value_that_cannot_be_drawn(tmp_path, key, value):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(0, **EXTRA) | {key: value}) + "\n")
+    with pytest.raises(ConfigError, match=rf"the row of step .* of metrics.jsonl has {key} = "):
+        plot.run(Namespace(folders=[tmp_path]), [])
+
+
 async def test_the_end_of_a_run_tells_what_counting_the_keys_has_found(atlas_config, redis_url, tmp_path):
     overrides = ["--redis.url", redis_url, "--run.name", "live-end", "--run.folder", str(tmp_path)]
     config = load_config(atlas_config, overrides)

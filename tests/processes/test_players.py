@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 
 import pytest
 
 from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavailable
 from cusearch_async.models import load_tokenizer, vocab_size
+from cusearch_async.processes.start import worker_name
 from cusearch_async.transport.run_contract import RunContract
 from tests.fakes import STARTER
 from tests.processes.scene import CLOSED, CONTRACT, RETRIEVER, STARTED
@@ -125,3 +128,10 @@ async def test_a_worker_hands_its_buffer_no_token_that_the_model_does_not_have(s
     with pytest.raises(TypeError, match="far enough"):
         await scene.process("rollout")
     assert scene.vocab_sizes[-1] == vocab_size(str(STARTER)) == 384
+
+
+def test_workers_with_one_host_name_and_one_process_number_have_two_names():
+    """As those of two containers may have."""
+    first, second = worker_name(), worker_name()
+    assert first != second
+    assert first.startswith(f"{socket.gethostname()}-{os.getpid()}-")
