@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from cusearch_async.config.section import Section, check_address, refuse_secrets
 
+_TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+"""Options of a rediss:// URL."""
 _SENTINEL = re.compile(r"redis\+sentinel://([^:/,@]+@)?[^:/,@]+:\d+(,[^:/,@]+:\d+)*/[\w.-]+(/\d+)?")
 
 
@@ -34,13 +36,16 @@ class RedisConfig(Section):
         refuse_secrets(self.url, "set CUSEARCH_REDIS_PASSWORD instead", takes_user=True)
         if self.transport != "redis":
             return self
-        if "username" in parse_qs(self.url.partition("?")[2], keep_blank_values=True):
+        options = parse_qs(self.url.partition("?")[2], keep_blank_values=True)
+        if "username" in options:
             raise ValueError("url must give the user before the host, like redis://USER@HOST:PORT/0")
         if self.url.startswith("redis+sentinel://"):
             if not _SENTINEL.fullmatch(self.url):
                 raise ValueError(f"url {self.url!r} must look like redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/0")
         else:
             check_address(self.url, ("redis", "rediss"), "redis://127.0.0.1:6379/0")
+            for name in options.keys() - (_TLS if self.url.startswith("rediss://") else ()):
+                raise ValueError(f"url takes no option {name!r}; rediss:// takes {', '.join(_TLS)}")
             database = urlsplit(self.url).path.removeprefix("/")
             if not re.fullmatch(r"[0-9]*", database):
                 raise ValueError(f"url must end in the number of a database, like redis://HOST/0, got {database!r}")

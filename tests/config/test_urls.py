@@ -65,6 +65,14 @@ def test_a_database_that_is_no_number_is_refused(write, url):
     assert re.search("must end in the number of a database", error_of(write(), "--redis.url", url))
 
 
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [("redis://h/0?db=3", "db"), ("redis://h/0?ssl_ca_certs=a.pem", "ssl_ca_certs"), ("rediss://h/0?ssl_x=1", "ssl_x")],
+)
+def test_an_option_that_does_nothing_there_is_refused(write, url, name):
+    assert f"url takes no option '{name}'; rediss:// takes ssl_ca_certs, " in error_of(write(), "--redis.url", url)
+
+
 def test_a_user_with_encoded_characters_is_accepted(write):
     for url in ("redis://team%40lab@h/3", "redis+sentinel://team%40lab@a:1,b:1/runs/0", "rediss://h?ssl_keyfile=k.pem"):
         assert load_config(write(), ["--redis.url", url]).redis.url == url
