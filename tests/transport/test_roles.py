@@ -20,7 +20,7 @@ from cusearch_async.errors import BufferUnavailable
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.interface import WorkerStatus
+from cusearch_async.transport.interface import Filter, WorkerStatus
 from cusearch_async.transport.roles import ROLES, SCRIPTS_OF_WORKERS, WRITTEN_BY_WORKERS, acl_file
 from cusearch_async.transport.scripts import script
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
@@ -102,6 +102,11 @@ if HAS_ROLES:
                 assert pool is not None
                 await learner.commit(pool, pool.trajectories[:1])
                 await learner.announce(step + 1, f"v{step + 1:06d}-e1")
+            await worker.contract()
+            await worker.queues(3)
+            assert await worker.learner() is None
+            assert list(await worker.workers()) == ["w"]
+            assert await worker.wait_for_news(0.01)
             await learner.checkpoint(2)
             await worker.leave("w", [])
             async with server.buffer("learner") as next_life:
@@ -120,6 +125,10 @@ if HAS_ROLES:
             slots = await worker.admit("w", 0, 2 * G)
             await worker.put(make_trajectory(slots[0].ticket, slots[0].rollout))
             assert sum(await me.capacities()) == 1
+            assert (await me.audit()).closes
+            assert [row.id async for row in me.rows(Filter())] == [f"{slots[0].ticket}:{slots[0].rollout}"]
+            assert await me.fetch(f"{slots[0].ticket}:{slots[0].rollout}") is not None
+            assert await me.runs() == ["r"]
             assert await me.quarantine(f"{slots[0].ticket}:{slots[0].rollout}", "odd")
             assert await me.reopen(slots[-1].ticket)
             await me.pause(True)
