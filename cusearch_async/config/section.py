@@ -46,6 +46,7 @@ class Section(Settings):
 
 _SECRET = re.compile(r"pass|token|secret|auth|(^|_|-|i)key$", re.IGNORECASE)
 """In names of a URL's query; `ssl_keyfile` is none."""
+_WITHOUT = "the service must take requests without one"
 
 
 def refuse_secrets(url: str, remedy: str, *, takes_user: bool = False) -> None:
@@ -57,7 +58,7 @@ def refuse_secrets(url: str, remedy: str, *, takes_user: bool = False) -> None:
         raise ValueError(f"url must not hold a password; {remedy}")
 
 
-def check_url(url: str, schemes: tuple[str, ...], example: str, remedy: str = "services here ask for none") -> None:
+def check_url(url: str, schemes: tuple[str, ...], example: str, remedy: str = _WITHOUT) -> None:
     """Of a service. Raises: ValueError with the address and an example; as `refuse_secrets` for a password."""
     refuse_secrets(url, remedy)
     check_address(url, schemes, example)

@@ -229,6 +229,22 @@ async def test_a_trajectory_of_another_type_has_disappeared_and_is_played_again(
     assert (await buffer.ledger()).lost == 1
 
 
+async def test_lists_that_a_worker_has_written_keep_redis_busy_for_no_longer_than_its_own(redis_backend):
+    buffer = redis_backend.make(max_staleness=0)
+    await start(buffer)
+    client, token = redis_backend.client, "life/7"
+
+    async def admit(room):
+        return await buffer.run_script("admit", "w", token, room, 0, buffer._contract.digest)
+
+    assert len(await admit(G)) == G
+    await client.hset(buffer.keys.worker("w"), "admit_tickets", "0," * 100_000)
+    assert len(await admit(10**9)) < 100 * N * G
+    token = "life/8"
+    await client.zadd(buffer.keys.requeue, {str(10**6 + ticket): 1 for ticket in range(10_000)})
+    assert len(await admit(10**9)) < 100 * N * G
+
+
 async def test_a_requeued_ticket_that_is_none_ends_a_worker_with_one_line(redis_backend):
     buffer = redis_backend.make()
     await start(buffer)

@@ -14,6 +14,7 @@ if published < 0 then return {} end
 local pools = run.max_staleness + math.min(loaded, published) + 1
 if run.order == 'ticket' and run.steps then pools = math.min(pools, run.steps) end  -- an older learner wrote no steps
 local limit = pools * run.questions
+local most = (run.max_staleness + 2) * run.questions  -- tickets of one request: workers write the lists below
 
 local granted = {}
 local function grant(ids)
@@ -22,7 +23,7 @@ end
 
 local last = redis.call('HGET', worker, 'admit_token') or ''
 if last == token then
-  for ticket in string.gmatch(redis.call('HGET', worker, 'admit_tickets'), '%d+') do
+  for ticket in string.gmatch(string.sub(redis.call('HGET', worker, 'admit_tickets'), 1, 16 * most), '%d+') do
     if redis.call('HGET', key('owner'), ticket) == name then
       if tonumber(ticket) < limit then grant(missing(ticket)) else requeue(ticket) end
     end
@@ -53,7 +54,7 @@ local function take(ticket)
 end
 
 local has_room = room > 0
-for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), '-inf', '(' .. limit, 'LIMIT', 0, room)) do
+for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), '-inf', '(' .. limit, 'LIMIT', 0, math.min(room, most))) do
   has_room = take(ticket)
   if not has_room then break end
   redis.call('ZREM', key('requeue'), ticket)
