@@ -167,7 +167,20 @@ async def judged(episode, score):
         (judged, "failed: TimeoutError: the judge is silent"),
         (lambda: 1.0, "failed: TypeError: .* takes 0 positional arguments"),
     ],
-    ids=str,
+    ids=[
+        "nan",
+        "-inf",
+        "too large",
+        "None",
+        "a list",
+        "words",
+        "no variable",
+        "exit",
+        "an error of ours",
+        "endless",
+        "silent judge",
+        "wrong arguments",
+    ],
 )
 async def test_whatever_a_users_reward_does_fails_its_episode_and_names_it(reward, why):
     """Before, a TypeError or a RecursionError ended the worker, and a launch with it."""
