@@ -1,15 +1,20 @@
-"""A corpus in a file of Search-R1's JSON lines, memory-mapped."""
+"""A corpus in a file of Search-R1's JSON lines, memory-mapped.
+
+A JSON array, and a file packed as .gz, cannot be read in place: they are held in memory, as JSON lines.
+"""
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import logging
 import mmap
+import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import xxhash
@@ -23,6 +28,10 @@ from cusearch_async.surrogates import half_character
 log = logging.getLogger(__name__)
 
 _EVERY = 100_000
+_BOM = b"\xef\xbb\xbf"
+_IDS = ("id", "_id", "docid", "doc_id", "idx")
+_TEXTS = ("text", "paragraph_text", "passage")
+"""Columns of corpora without `contents`: BEIR's, BrowseComp-Plus's, HippoRAG's."""
 
 
 class Corpus(Sequence[Passage]):
@@ -108,26 +117,63 @@ def read_start(path: Path, most: int) -> None:
 
 
 def _mapped(path: Path) -> mmap.mmap:
+    """The file, or what it has packed or in an array. Raises: ConfigError."""
     try:
+        if path.suffix == ".gz":
+            return _in_memory(_as_lines(gzip.decompress(path.read_bytes()), path))
         with path.open("rb") as file:
+            if file.peek(1).removeprefix(_BOM).lstrip()[:1] == b"[":
+                return _in_memory(_as_lines(file.read(), path))
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError as error:  # an empty file cannot be mapped
         raise ConfigError(f'retriever.corpus {path} is empty; it needs lines of {{"id", "contents"}}') from error
-    except OSError as error:
-        raise ConfigError(f"retriever.corpus: cannot read {path}: {error.strerror}; choose another") from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"retriever.corpus: cannot read {path}: {reason}; choose another") from error
+
+
+def _in_memory(text: bytes) -> mmap.mmap:
+    """Raises: ValueError when empty, as for a file."""
+    if not text:
+        raise ValueError("cannot map nothing")
+    mapped = mmap.mmap(-1, len(text))
+    mapped.write(text)
+    mapped.seek(0)
+    return mapped
+
+
+def _as_lines(text: bytes, path: Path) -> bytes:
+    """The objects of an array, one a line; anything else as it is. Raises: ConfigError."""
+    if text.removeprefix(_BOM).lstrip()[:1] != b"[":
+        return text
+    try:
+        passages = json.loads(text.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path}: begins with [ and is not one JSON array ({error}); give one, or an object a line"
+        ) from error
+    return b"".join(json.dumps(passage).encode() + b"\n" for passage in passages)
 
 
 def _read_line(line: bytes, where: str) -> Passage:
     """Raises: ConfigError naming the line and the field."""
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8-sig"))  # which drops the mark at the beginning of a file
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits; nesting
         raise ConfigError(f"{where}: is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
-    contents = row.get("contents")
+    contents = row.get("contents", _titled(row))
     if not isinstance(contents, str) or not contents.strip():
-        raise ConfigError(f"{where}: 'contents' must be non-blank text, got {contents!r:.200}")
-    if "id" not in row:
+        there = "" if "contents" in row else f"; its fields are {', '.join(row)}"
+        raise ConfigError(f"{where}: 'contents' must be non-blank text, got {contents!r:.200}{there}")
+    id_ = next((row[name] for name in _IDS if name in row), None)
+    if id_ is None:
         raise ConfigError(f"{where}: has no 'id'")
-    return {"id": str(row["id"]), "contents": contents}
+    return {"id": str(id_), "contents": contents}
+
+
+def _titled(row: dict[str, Any]) -> str | None:
+    """A passage in Search-R1's form, of a title and a text."""
+    text = next((row[name] for name in _TEXTS if isinstance(row.get(name), str) and row[name].strip()), None)
+    return f'"{row["title"]}"\n{text}' if text and row.get("title") else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -58,6 +59,52 @@ def test_the_fingerprint_tells_corpora_apart(write):
     assert one == Corpus(write(*lines(ROWS), name="b")).fingerprint
     assert one != Corpus(write(*lines(ROWS[:2]), name="c")).fingerprint
     assert one != Corpus(write(*lines([ROWS[0], ROWS[1], {"id": "2", "contents": "no tITle"}]), name="d")).fingerprint
+
+
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"], ids=["", "BOM"])
+@pytest.mark.parametrize("packed", [False, True], ids=["", "gz"])
+@pytest.mark.parametrize(
+    "content", [b"".join(lines(ROWS)), json.dumps(ROWS, indent=1).encode()], ids=["lines", "array"]
+)
+def test_a_corpus_may_be_packed_or_an_array(tmp_path, content, packed, bom):
+    path = tmp_path / ("corpus.json" + ".gz" * packed)
+    path.write_bytes(gzip.compress(bom + content) if packed else bom + content)
+    corpus = Corpus(path)
+    assert list(corpus) == [{"id": str(row["id"]), "contents": row["contents"]} for row in ROWS]
+    again = Corpus.opened(path, corpus.starts)
+    assert list(again) == list(corpus)
+    assert again.fingerprint == corpus.fingerprint
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"idx": 7, "title": "Tamsk", "text": "Tamsk has a bell."},
+        {"_id": "7", "title": "Tamsk", "text": "Tamsk has a bell.", "metadata": {}},
+        {"docid": "7", "title": "Tamsk", "paragraph_text": "Tamsk has a bell."},
+    ],
+)
+def test_a_title_and_a_text_are_a_passage(write, row):
+    assert list(Corpus(write(*lines([row])))) == [{"id": "7", "contents": '"Tamsk"\nTamsk has a bell.'}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "c.json",
+            b'[{"id": 1},\n',
+            r"c\.json: begins with \[ and is not one JSON array \(.*\); give one, or an object",
+        ),
+        ("c.json", b"[]", r"c\.json is empty"),
+        ("c.json.gz", b"[]", r"cannot read .*c\.json\.gz: Not a gzipped file"),
+        ("c.jsonl", b'{"id": 1, "body": "x"}', r"'contents' must be non-blank text, got None; its fields are id, body"),
+    ],
+)
+def test_a_corpus_that_cannot_be_read_is_named_in_one_line(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        Corpus(tmp_path / name)
 
 
 @pytest.mark.parametrize(
