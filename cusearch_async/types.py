@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,14 @@ class Question:
     """The label, in the config, of the environment of this question."""
     evidence: tuple[str, ...] | None = None
     """The passages that the answer takes, one search each; None where they are not known."""
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What its file says of it besides: hops, type, level. It is no part of the run contract."""
+
+    @property
+    def hops(self) -> int | None:
+        """Searches that the answer takes at least, where the file says so."""
+        hops = self.metadata.get("hops")
+        return hops if isinstance(hops, int) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,8 @@ EVAL_TICKETS = 1 << 40
 RESAMPLES = 1000
 
 Scores = dict[str, dict[str, Any]]
-"""By category: `count`, and for each figure its mean and, under `NAME_interval`, the 95 % interval of that mean."""
+"""By category, and by hops within it (`musique, 2 hops`): `count`, and for each figure its mean and, under
+`NAME_interval`, the 95 % interval of that mean."""
 
 FIGURES = ("em", "sub_em", "f1", "reward", "depth", "answered", "format_valid")
 """em: exact match. sub_em: the answer contains a gold answer, what some papers call EM. depth: searches that
@@ -63,13 +63,29 @@ async def evaluate(
 
 
 def summarize(trajectories: Sequence[Trajectory], questions: Sequence[Question], metric: Metric = "squad") -> Scores:
-    """Scores by category, in order of first appearance, and over `all`. `metric` is what the episodes were scored
-    with."""
-    by_category: dict[str, list[Trajectory]] = defaultdict(list)
-    for trajectory, question in zip(trajectories, questions, strict=True):
-        by_category[question.category].append(trajectory)
-    by_category["all"] = list(trajectories)
-    return {category: _score(members, metric) for category, members in by_category.items()}
+    """Scores by category, in order of first appearance, and over `all`. A category with questions of several hops, and
+    several categories together, are also scored by hops. `metric` is what the episodes were scored with."""
+    played = list(zip(trajectories, questions, strict=True))
+    categories = list(dict.fromkeys(question.category for question in questions))
+    groups: dict[str, list[Trajectory]] = {}
+    for category in categories:
+        members = [(trajectory, question) for trajectory, question in played if question.category == category]
+        groups[category] = [trajectory for trajectory, _ in members]
+        groups |= {f"{category}, {hops}": some for hops, some in _by_hops(members).items()}
+    groups |= _by_hops(played) if len(categories) > 1 else {}
+    groups["all"] = list(trajectories)
+    return {name: _score(members, metric) for name, members in groups.items()}
+
+
+def _by_hops(played: Sequence[tuple[Trajectory, Question]]) -> dict[str, list[Trajectory]]:
+    """ "2 hops" -> episodes, fewest hops first; empty where not at least two counts are known."""
+    counts = sorted({question.hops for _, question in played if question.hops is not None})
+    if len(counts) < 2:
+        return {}
+    return {
+        f"{count} hop{'s' * (count != 1)}": [trajectory for trajectory, question in played if question.hops == count]
+        for count in counts
+    }
 
 
 def bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -60,6 +60,37 @@ def test_an_answer_contains_a_gold_one_by_the_metric_that_is_named():
     assert summarize(episodes, [asked], "strict")["all"]["sub_em"] == 0
 
 
+def with_hops(number: int, category: str, hops: int | None) -> Question:
+    return replace(question(number, category), metadata={} if hops is None else {"hops": hops})
+
+
+def test_scores_of_a_benchmark_are_also_by_hops_where_it_has_several():
+    hops = [2, 3, None] * 5
+    asked = [with_hops(i, "musique", hops[i]) for i in range(15)] + [with_hops(i, "nq", 1) for i in range(15)]
+    scores = summarize(EPISODES, asked)
+    assert list(scores) == [
+        "musique",
+        "musique, 2 hops",
+        "musique, 3 hops",
+        "nq",
+        "1 hop",
+        "2 hops",
+        "3 hops",
+        "all",
+    ]
+    assert [scores[name]["count"] for name in scores] == [15, 5, 5, 15, 15, 5, 5, 30]
+    assert scores["musique, 2 hops"]["em"] == np.mean([i % 2 for i in range(0, 15, 3)])
+
+
+def test_one_benchmark_of_several_hops_is_not_scored_by_hops_twice():
+    assert list(summarize(EPISODES, [with_hops(i, "a/b", 1 + i % 2) for i in range(30)])) == [
+        "a/b",
+        "a/b, 1 hop",
+        "a/b, 2 hops",
+        "all",
+    ]
+
+
 def test_the_interval_is_the_bootstraps():
     rng = np.random.default_rng(5)
     values = (rng.random((400, 1)) < 0.3).astype(np.float64)

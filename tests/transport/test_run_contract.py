@@ -216,6 +216,11 @@ def test_other_questions_or_another_order_is_other_data(questions):
     assert OURS.terms["data.source"].startswith("3 (")
 
 
+def test_what_a_file_says_besides_of_a_question_changes_no_run():
+    known = [replace(question, metadata={"hops": 2}, evidence=("x",)) for question in QUESTIONS]
+    assert contract(questions=known) == OURS
+
+
 # --- who is refused by it -------------------------------------------------------------------------------
 
 
