@@ -1,4 +1,4 @@
-"""`cusearch data check FILE...` reports problems in question files, by row; `data convert` writes parquet."""
+"""`cusearch data check FILE...` reports problems in question files, by row; `data convert` writes another file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,37 +17,50 @@ from cusearch_async.cli.terminal import plain
 from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import Config, load_config
 from cusearch_async.environments import NoSearch
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import EpisodeFailed
 from cusearch_async.files import refuse_unwritable
-from cusearch_async.types import Question
+
+if TYPE_CHECKING:
+    from cusearch_async.data.checking import Checked
+    from cusearch_async.environments import Environment
+    from cusearch_async.types import Question
 
 SHOWN = 20
 """Most problems of a file that are printed."""
+SAMPLES = 3
+"""Questions of a file that are printed as they are asked."""
+FILES = ".parquet, .jsonl, .json, .csv or .tsv, or hf:OWNER/NAME/FILE"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="report problems, by row; exit with status 1 if there are any")
-    check.add_argument("sources", nargs="+", metavar="FILE", help=".parquet, .jsonl, or hf:OWNER/NAME/FILE")
+    check.add_argument("sources", nargs="+", metavar="FILE", help=FILES)
     check.add_argument(
         "--config",
         type=Path,
         nargs="+",
         help="also check that the questions fit into this run's prompts, with its model and template",
     )
+    check.add_argument(
+        "--against", nargs="+", metavar="FILE", help="also report questions that these held-out files ask, too"
+    )
     add_trust(check)
     check.set_defaults(run=check_files)
-    convert = actions.add_parser("convert", help="write questions as parquet in Search-R1's schema")
+    convert = actions.add_parser("convert", help="write questions in Search-R1's schema")
     convert.add_argument("sources", nargs="+", metavar="FILE", help="the same files as for check, or `atlas`")
-    convert.add_argument("--output", type=Path, required=True, help="the .parquet file to write")
+    convert.add_argument("--output", type=Path, required=True, help="the .parquet or .jsonl file to write")
     convert.set_defaults(run=convert_files)
 
 
 def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    from cusearch_async.data.checking import asked_in, read_all  # noqa: PLC0415  (pyarrow is slow)
+
     console = Console()
-    limits = limits_of(arguments.config, overrides) if arguments.config else None
-    outcomes = [report(source, limits, console) for source in arguments.sources]
-    if limits is None:
+    frame = frame_of(arguments.config, overrides)
+    held_out = asked_in([read_all(source, "--against") for source in arguments.against or ()])
+    outcomes = [report(read_all(source, "data check"), frame, held_out, console) for source in arguments.sources]
+    if frame.tokenizer is None:
         console.print(
             "lengths were not checked: they depend on the model and the template of a run; add --config CONFIG"
         )
@@ -56,99 +69,103 @@ def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The config that limits the length of prompts, and the tokenizer that measures them."""
+class Frame:
+    """How a run asks questions."""
 
-    tokenizer: Any
     config: Config
+    environment: Environment
+    tokenizer: Any
+    """The policy's; None without a config."""
+
+    def prompt(self, question: Question) -> str:
+        """The text that is asked."""
+        said = self.environment.prompt(question)
+        return said.before + said.text + said.after
 
 
-def limits_of(files: Sequence[Path], overrides: list[str]) -> Limits:
-    """Raises: ConfigError."""
+def frame_of(files: Sequence[Path] | None, overrides: list[str]) -> Frame:
+    """Of a run's config; without one, of the defaults. Raises: ConfigError."""
+    config = load_config(files or [], overrides if files else ["--run.name", "check"])
+    environment = config.environments(NoSearch())[config.evaluated_in]
+    if not files:
+        return Frame(config, environment, None)
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers is slow)
 
-    config = load_config(files, overrides)
-    return Limits(load_tokenizer(config.model.location), config)
+    return Frame(config, environment, load_tokenizer(config.model.location))
 
 
-def report(source: str, limits: Limits | None, console: Console) -> bool:
+def report(found: Checked, frame: Frame, held_out: Mapping[str, str], console: Console) -> bool:
     """Print the contents and the problems of a file. True when it has questions and no problems."""
-    from cusearch_async.data.rows import can_be_answered, locate, parse_row, read_rows  # noqa: PLC0415  (pyarrow is slow)
+    from cusearch_async.data.checking import known_of, overlap, warnings_of  # noqa: PLC0415
 
-    path = locate(source, "data check")
-    problems: list[str] = []
-    ids: Counter[str] = Counter()
-    categories: Counter[str] = Counter()
-    unanswerable: list[str] = []
-    places: dict[str, str] = {}
-    questions: list[Question] = []
-    answers = 0
-    for number, row in enumerate(read_rows(path, "data check")):
-        try:
-            question = parse_row(row, path.stem, number)
-        except ConfigError as error:
-            problems.append(str(error).removeprefix(f"{path}, "))
-            continue
-        place = row.where.removeprefix(f"{path}, ")
-        ids[question.id] += 1
-        questions.append(question)
-        places.setdefault(question.id, place)
-        categories[question.category] += 1
-        answers += len(question.answers)
-        if not can_be_answered(question):
-            unanswerable.append(f"{place}: {question.answers[0]!r:.40}")
-        if ids[question.id] > 1:
-            problems.append(f"{place}: the id {question.id!r} was used before")
-    if limits is not None:
-        problems += too_long(questions, places, limits)
-    console.print(str(path), style="bold", markup=False, highlight=False, soft_wrap=True)
+    questions, problems = found.questions, [*found.problems, *overlap(found, held_out)]
+    console.print(str(found.path), style="bold", markup=False, highlight=False, soft_wrap=True)
     shown = Table(box=None, pad_edge=False)
     shown.add_column("source")
     shown.add_column("questions", justify="right")
-    for category, count in categories.items():
+    for category, count in Counter(question.category for question in questions).items():
         shown.add_row(plain(category), str(count))
     console.print(shown)
-    good = ids.total()
-    mean = answers / good if good else 0
-    console.print(f"{_count(good, 'good row')}, {mean:.1f} answers each; {_count(len(problems), 'problem')}")
+    show_samples(questions, frame, console)
+    if frame.tokenizer is not None and questions:
+        lengths, refused = lengths_of(questions, frame)
+        problems += [f"{found.places[id_]}: {problem}" for id_, problem in refused]
+        if lengths:
+            mean = sum(lengths) / len(lengths)
+            console.print(f"prompts have {mean:.0f} tokens in the mean, the longest {max(lengths)}")
+    mean = sum(len(question.answers) for question in questions) / max(1, len(questions))
+    console.print(f"{_count(len(questions), 'good row')}, {mean:.1f} answers each; {_count(len(problems), 'problem')}")
     for problem in problems[:SHOWN]:
         console.print(plain(f"  {problem}", "red"))
     if len(problems) > SHOWN:
         console.print(f"  … and {len(problems) - SHOWN} more")
-    if unanswerable:
-        few = "; ".join(unanswerable[:3]) + "; …" * (len(unanswerable) > 3)
-        console.print(
-            f"  {len(unanswerable)} cannot be answered right, because scoring removes articles and punctuation ({few})",
-            style="yellow",
-            markup=False,
-            highlight=False,
-        )
-    if not good:
+    for warning in warnings_of(found):
+        console.print(plain(f"  {warning}", "yellow"))
+    for said in (known_of(questions), f"not read: {', '.join(found.unread)}" if found.unread else ""):
+        if said:
+            console.print(plain(f"  {said}"))
+    if not questions:
         console.print("  no question can be used", style="red")
-    return bool(good) and not problems
+    return bool(questions) and not problems
 
 
-def too_long(questions: list[Question], places: Mapping[str, str], limits: Limits) -> list[str]:
-    """One line for each question that a run would refuse, with its place in the file."""
-    from cusearch_async.rollout.prompting import overlong  # noqa: PLC0415
+def show_samples(questions: Sequence[Question], frame: Frame, console: Console) -> None:
+    """Some questions from all over the file, as they are asked and scored."""
+    last = len(questions) - 1
+    for place in sorted({round(last * part / (SAMPLES - 1)) for part in range(SAMPLES)} if questions else ()):
+        question = questions[place]
+        console.print(plain(question.id, "bold"))
+        console.print(plain(frame.prompt(question).strip(), "dim"))
+        console.print(plain(f"gold answers: {' | '.join(question.answers)}"))
 
-    config = limits.config
-    environments = config.environments(NoSearch())
-    most = config.episode.max_prompt_tokens
-    asked = [replace(question, environment=config.evaluated_in) for question in questions]
-    return [
-        f"{places[question.id]}: its prompt has {length} tokens, over episode.max_prompt_tokens ({most})"
-        for question, length in overlong(asked, environments, limits.tokenizer, config.episode)
-    ]
+
+def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], list[tuple[str, str]]]:
+    """Tokens of every prompt, and (question id, problem) for each question that a run would refuse."""
+    from cusearch_async.rollout.prompting import build_prompt  # noqa: PLC0415
+
+    most = frame.config.episode.max_prompt_tokens
+    lengths, refused = [], []
+    for question in questions:
+        asked = replace(question, environment=frame.config.evaluated_in)
+        try:
+            length = len(build_prompt(frame.tokenizer, frame.environment.prompt(asked)))
+        except EpisodeFailed as error:
+            refused.append((question.id, str(error)))
+            continue
+        lengths.append(length)
+        if length > most:
+            refused.append((question.id, f"its prompt has {length} tokens, over episode.max_prompt_tokens ({most})"))
+    return lengths, refused
 
 
 def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
     from cusearch_async.data.questions import load_questions  # noqa: PLC0415
-    from cusearch_async.data.rows import write_parquet  # noqa: PLC0415
+    from cusearch_async.data.writing import refuse_ending, write_questions  # noqa: PLC0415
 
+    refuse_ending(arguments.output, "--output")
     refuse_unwritable(arguments.output, "--output")
     questions = load_questions(arguments.sources)
-    write_parquet(questions, arguments.output)
+    write_questions(questions, arguments.output)
     Console().print(f"{len(questions)} questions in {arguments.output}")
 
 

@@ -11,7 +11,8 @@ from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.questions import WORLDS, World, test_chains, train_questions
 from cusearch_async.config import Config
-from cusearch_async.data.rows import can_be_answered, locate, parse_row, read_rows
+from cusearch_async.data.files import HUB, locate, read_rows
+from cusearch_async.data.rows import Origin, can_be_answered, origin_of, parse_row
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.corpus import Corpus
@@ -35,10 +36,17 @@ SUITE = {
 
 
 def load_questions(sources: Sequence[str]) -> list[Question]:
-    """Training questions of all `sources`: one of WORLDS, a .parquet or .jsonl file, or hf:OWNER/NAME/FILE.
+    """Training questions of all `sources`: one of WORLDS, a file (see data/files.py), or hf:OWNER/NAME/FILE.
 
     Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
-    questions = _unique([question for source in sources for question in _questions_of(source, "data.source")])
+    origins = _origins(sources)
+    questions = _unique(
+        [
+            question
+            for source, origin in zip(sources, origins, strict=True)
+            for question in _questions_of(source, "data.source", origin)
+        ]
+    )
     unanswerable = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
     if unanswerable:
         log.warning(
@@ -91,12 +99,12 @@ def _held_out(config: Config) -> list[Question]:
         except ValueError as error:
             raise ConfigError(f"eval.questions_per_category {error}") from error
     questions: list[Question] = []
-    for name in settings.suite:
+    for name, origin in zip(settings.suite, _origins(settings.suite), strict=True):
         if name not in SUITE and not Path(name).suffix:
             raise ConfigError(
                 f"eval.suite: {name!r} is not a benchmark; use {', '.join(SUITE)}, or .parquet or .jsonl files"
             )
-        found = _unique(list(_questions_of(file_of(name, settings.folder), "eval.suite", name)))
+        found = _unique(list(_questions_of(file_of(name, settings.folder), "eval.suite", origin)))
         questions += _subset(found, settings.limit)
     return questions
 
@@ -129,14 +137,27 @@ def file_of(name: str, folder: str) -> str:
     return f"{folder}/{SUITE[name][0]}" if name in SUITE else name
 
 
-def _questions_of(source: str, key: str, category: str | None = None) -> Iterator[Question]:
+def _origins(sources: Sequence[str]) -> list[Origin]:
+    """What the rows of each source are named after; two files of one name by their folders, too."""
+    origins = [Origin(source) if source in SUITE else origin_of(source) for source in sources]
+    folders = [Path(source.removeprefix(HUB)).parent for source in sources]
+    return [
+        origin if origins.count(origin) == 1 else replace(origin, source=f"{_above(folder, origin)}/{origin.source}")
+        for origin, folder in zip(origins, folders, strict=True)
+    ]
+
+
+def _above(folder: Path, origin: Origin) -> str:
+    return folder.parent.name if folder.name == origin.source else folder.name
+
+
+def _questions_of(source: str, key: str, origin: Origin) -> Iterator[Question]:
     if source in WORLDS:
         yield from train_questions(WORLDS[source])
         return
-    path = locate(source, key)
     number = -1
-    for number, row in enumerate(read_rows(path, key)):
-        yield parse_row(row, category or path.stem, number)
+    for number, row in enumerate(read_rows(locate(source, key), key)):
+        yield parse_row(row, origin, number)
     if number < 0:
         raise ConfigError(f"{key} {source} holds no questions")
 
@@ -148,7 +169,7 @@ def _unique(questions: list[Question]) -> list[Question]:
         if question.id in seen:
             raise ConfigError(
                 f"two questions have the id {question.id!r}, which is made of data_source, extra_info.split and "
-                "extra_info.index (or id); give each question its own id"
+                "extra_info.index (or id); give each question its own id, or each file its own data_source"
             )
         seen.add(question.id)
     return questions

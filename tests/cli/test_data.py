@@ -10,6 +10,7 @@ import pytest
 
 from cusearch_async.cli.main import main
 from cusearch_async.data.questions import load_questions
+from cusearch_async.errors import EpisodeFailed
 
 GOOD = {"question": "who wrote Dubliners", "golden_answers": ["James Joyce"], "data_source": "nq", "id": "1"}
 
@@ -103,3 +104,90 @@ def test_convert_writes_what_is_read_back(cusearch, write, tmp_path):
     assert status == 0
     assert "2 questions in" in said
     assert load_questions([str(output)]) == load_questions([source])
+
+
+def test_convert_writes_json_lines_with_what_is_known_besides(cusearch, write, tmp_path):
+    known = {"metadata": {"hops": 2, "type": "bridge"}, "evidence_docs": [{"text": "x"}], "answer_aliases": ["Joyce"]}
+    source, output = write(GOOD | known), tmp_path / "train.jsonl"
+    assert cusearch("data", "convert", source, "--output", str(output))[0] == 0
+    (row,) = map(json.loads, output.read_text().splitlines())
+    assert row["golden_answers"] == ["James Joyce", "Joyce"]
+    assert row["metadata"] == known["metadata"]
+    assert load_questions([str(output)]) == load_questions([source])
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.json", "x"])
+def test_convert_refuses_a_file_of_a_kind_that_it_cannot_write(cusearch, write, tmp_path, name):
+    status, _ = cusearch("data", "convert", write(GOOD), "--output", str(tmp_path / name))
+    assert status == f"cusearch: --output must end in .parquet or .jsonl, got {tmp_path / name}"
+    assert not (tmp_path / name).exists()
+
+
+def test_three_questions_are_shown_as_they_are_asked_and_scored(cusearch, write, atlas_config):
+    rows = [GOOD | {"id": str(i), "question": f"who wrote {i}", "answer_aliases": [f"J{i}"]} for i in range(9)]
+    _, output = cusearch("data", "check", write(*rows))
+    output = " ".join(output.split())
+    for i in (0, 4, 8):
+        assert f"nq/{i} Answer the given question." in output
+        assert f"Question: who wrote {i}? gold answers: James Joyce | J{i}" in output
+    assert "who wrote 1?" not in output
+    _, output = cusearch("data", "check", write(*rows), "--config", str(atlas_config))
+    assert "nq/4 Question: who wrote 4? gold answers:" in " ".join(output.split()), "the template of the config"
+
+
+def test_of_fewer_than_three_questions_all_are_shown_once(cusearch, write):
+    _, output = cusearch("data", "check", write(GOOD, GOOD | {"id": "2"}))
+    assert output.count("gold answers: James Joyce") == 2
+
+
+def test_the_lengths_of_prompts_are_told_where_a_config_names_the_tokenizer(cusearch, write, atlas_config):
+    _, output = cusearch("data", "check", write(GOOD, GOOD | {"id": "2", "question": "who " * 30}), "--config", "atlas")
+    mean, longest = map(int, re.search(r"prompts have (\d+) tokens in the mean, the longest (\d+)", output).groups())
+    assert 0 < mean < longest < 2 * mean
+
+
+def test_a_prompt_that_a_run_cannot_make_is_a_problem_of_its_row(cusearch, write, monkeypatch):
+    def refuse(tokenizer, prompt):
+        raise EpisodeFailed(f"cannot ask {prompt.text}")
+
+    monkeypatch.setattr("cusearch_async.rollout.prompting.build_prompt", refuse)
+    status, output = cusearch("data", "check", write(GOOD), "--config", "atlas")
+    assert status == 1
+    assert "line 1: cannot ask who wrote Dubliners?" in output
+
+
+def test_questions_that_are_asked_twice_are_named_and_no_problem(cusearch, write):
+    again = [GOOD | {"id": f"a{i}", "question": text} for i, text in enumerate(["Who wrote “Dubliners”?", "who else"])]
+    status, output = cusearch("data", "check", write(GOOD, *again))
+    assert status == 0
+    assert "1 question is asked more than once (line 1, line 2)" in output
+
+
+def test_questions_that_held_out_files_ask_too_are_problems(cusearch, write):
+    train = write(GOOD, GOOD | {"id": "2", "question": "who else"}, name="a.jsonl")
+    held_out = [write({"question": "Who else?", "answer": "x"}, name="b.jsonl"), write(GOOD | {"question": "q"})]
+    assert cusearch("data", "check", train)[0] == 0
+    status, output = cusearch("data", "check", train, "--against", *held_out)
+    assert status == 1
+    assert "2 good rows, 1.0 answers each; 1 problem" in output
+    assert f"line 2: also asked in {held_out[0]}, line 1: 'who else?'" in output
+    assert cusearch("data", "check", train, "--against", held_out[1])[0] == 0
+    assert "--against: cannot read" in cusearch("data", "check", train, "--against", "gone.jsonl")[0]
+
+
+def test_answers_that_may_be_several_in_one_text_are_named(cusearch, write):
+    texts = ["a || b", "a | b", "a; b", "a b"]
+    joined = [GOOD | {"id": str(i), "golden_answers": [text]} for i, text in enumerate(texts)]
+    status, output = cusearch("data", "check", write(*joined))
+    assert status == 0
+    output = " ".join(output.split())
+    assert "3 gold answers may be several in one text (line 1: 'a || b'; line 2: 'a | b'; line 3: 'a; b')" in output
+
+
+def test_what_is_known_of_questions_and_what_is_not_read_is_said(cusearch, write):
+    rows = [GOOD | {"id": str(i), "metadata": {"hops": 2 + i % 2}, "facts": []} for i in range(3)]
+    rows[0]["evidence_docs"] = [{"text": "x"}]
+    _, output = cusearch("data", "check", write(*rows))
+    assert "evidence known of 1; hops (questions): 2 (2), 3 (1)" in output
+    assert "not read: facts" in output
+    assert "not read" not in cusearch("data", "check", write(GOOD))[1]

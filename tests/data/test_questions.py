@@ -11,8 +11,10 @@ from pyarrow import parquet
 
 from cusearch_async.config import load_config
 from cusearch_async.data import questions as module
+from cusearch_async.data.files import read_rows
 from cusearch_async.data.questions import SUITE, load_eval_questions, load_questions
-from cusearch_async.data.rows import read_rows, tidy, write_parquet
+from cusearch_async.data.rows import tidy
+from cusearch_async.data.writing import write_questions
 from cusearch_async.errors import ConfigError
 from cusearch_async.types import Question
 
@@ -203,7 +205,7 @@ def test_rows_without_a_place_are_named_after_their_file_and_line(write):
 def test_what_is_written_is_search_r1s_schema_and_is_read_back(tmp_path, write):
     before = load_questions([write(ROW, ROW | {"data_source": "hotpotqa"})])
     path = tmp_path / "out" / "test.parquet"
-    write_parquet(before, path)
+    write_questions(before, path)
     (first, _) = parquet.read_table(path).to_pylist()
     assert first["prompt"][0]["role"] == "user"
     assert "who wrote Dubliners?" in first["prompt"][0]["content"]
@@ -228,10 +230,21 @@ def test_evidence_is_written_and_read_back(tmp_path, evidence):
         for i, texts in enumerate(evidence)
     ]
     path = tmp_path / "mine.parquet"
-    write_parquet(before, path)
+    write_questions(before, path)
     assert load_questions([str(path)]) == before
     is_known = any(texts is not None for texts in evidence)
     assert ("evidence_docs" in parquet.read_schema(path).names) == is_known, "else the schema is Search-R1's own"
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
+def test_metadata_and_aliases_are_written_and_read_back(tmp_path, ending):
+    known = [{"hops": 2, "type": "bridge", "steps": [{"q": "whose “bell”?"}, 3]}, {}, {"level": ["a", None]}]
+    before = [
+        Question(id=f"s/test/{i}", text=f"q{i}?", answers=("a", "b"), category="s", metadata=metadata)
+        for i, metadata in enumerate(known)
+    ]
+    write_questions(before, tmp_path / f"mine{ending}")
+    assert load_questions([str(tmp_path / f"mine{ending}")]) == before
 
 
 def test_half_a_character_in_evidence_is_named_by_its_row(write):
@@ -363,6 +376,17 @@ def test_benchmarks_are_taken_by_name(suite):
     assert [q.category for q in found] == ["bamboogle"] * 50 + ["nq"] * 50
     assert found[50].id == "nq/nq_0"
     assert found[50].text == "nq 0?"
+
+
+def test_a_suite_of_files_is_scored_by_their_names(suite, write):
+    row = {"id": "test_0", "question": "q", "golden_answers": ["a"]}
+    files = [write(row, name=f"{name}/test.jsonl") for name in ("one", "two")]
+    found = load_eval_questions(suite("--eval.suite", json.dumps([*files, "nq"])))
+    assert [(q.id, q.category) for q in found[:3]] == [
+        ("one/test/test_0", "one"),
+        ("two/test/test_0", "two"),
+        ("nq/nq_0", "nq"),
+    ]
 
 
 def test_a_limit_takes_the_same_questions_in_their_order_whatever_the_seed(suite):

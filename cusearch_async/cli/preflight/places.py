@@ -18,8 +18,8 @@ from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.shapes import shape_of
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import LOOPBACK, Config
+from cusearch_async.data.files import HUB, hub_place
 from cusearch_async.data.questions import asks_of_atlas
-from cusearch_async.data.rows import HUB, hub_place
 from cusearch_async.errors import ConfigError
 from cusearch_async.transport.server import is_listening
 

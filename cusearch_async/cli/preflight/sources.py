@@ -13,8 +13,8 @@ from huggingface_hub import try_to_load_from_cache
 from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.config import BACKENDS, Config, RetrieverConfig
+from cusearch_async.data.files import HUB, hub_place
 from cusearch_async.data.questions import file_of, has_held_out, load_questions
-from cusearch_async.data.rows import HUB, hub_place
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function

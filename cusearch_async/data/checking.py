@@ -1,0 +1,128 @@
+"""What is wrong with a question file, and what its author may not have meant."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cusearch_async.data import columns
+from cusearch_async.data.files import locate, read_rows
+from cusearch_async.data.rows import can_be_answered, origin_of, parse_row
+from cusearch_async.errors import ConfigError
+from cusearch_async.types import Question
+
+NAMED = 3
+"""Rows that a warning names."""
+_JOINED = re.compile(r"\|\||\s\|\s|\w\|\w|;\s|\n|\t|\s/\s")
+"""What joins aliases in some files, and seldom stands in an answer."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """A file that was read to its end."""
+
+    path: Path
+    questions: list[Question] = field(default_factory=list)
+    """Of its good rows, in their order."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Question id -> line or row."""
+    problems: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    """Columns of which nothing is read."""
+
+
+def read_all(source: str, key: str) -> Checked:
+    """Raises: ConfigError when the file itself cannot be read."""
+    found = Checked(locate(source, key))
+    origin, names = origin_of(source), set[str]()
+    for number, row in enumerate(read_rows(found.path, key)):
+        names |= set(row.columns)
+        try:
+            question = parse_row(row, origin, number)
+        except ConfigError as error:
+            found.problems.append(str(error).removeprefix(f"{found.path}, "))
+            continue
+        place = row.where.removeprefix(f"{found.path}, ")
+        found.questions.append(question)
+        if question.id in found.places:
+            found.problems.append(f"{place}: the id {question.id!r} was used before")
+        found.places.setdefault(question.id, place)
+    found.unread = columns.unread(names)
+    return found
+
+
+def asked(text: str) -> str:
+    """A question without what makes no other question of it: case, punctuation, blanks, width of characters."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(re.findall(r"\w+", folded)) or folded
+
+
+def warnings_of(found: Checked) -> list[str]:
+    """What is no problem of a single row, but may be a mistake."""
+    return [text for text in (_unanswerable(found), _joined(found), _repeated(found)) if text]
+
+
+def overlap(found: Checked, others: Mapping[str, str]) -> list[str]:
+    """A line for each question of the file that is also in `others` (asked -> where)."""
+    return [
+        f"{found.places[question.id]}: also asked in {others[text]}: {question.text!r:.100}"
+        for question in found.questions
+        if (text := asked(question.text)) in others
+    ]
+
+
+def asked_in(checked: Iterable[Checked]) -> dict[str, str]:
+    """Asked -> file and place."""
+    return {
+        asked(question.text): f"{one.path}, {one.places[question.id]}" for one in checked for question in one.questions
+    }
+
+
+def known_of(questions: Sequence[Question]) -> str:
+    """How many name their evidence, and of how many hops they are; empty where none says either."""
+    said = []
+    if count := sum(question.evidence is not None for question in questions):
+        said.append(f"evidence known of {count}")
+    hops = Counter(question.hops for question in questions if question.hops is not None)
+    if hops:
+        said.append("hops (questions): " + ", ".join(f"{number} ({count})" for number, count in sorted(hops.items())))
+    return "; ".join(said)
+
+
+def _unanswerable(found: Checked) -> str:
+    rows = [
+        f"{found.places[question.id]}: {question.answers[0]!r:.40}"
+        for question in found.questions
+        if not can_be_answered(question)
+    ]
+    said = f"{len(rows)} cannot be answered right, because scoring removes articles and punctuation ({_few(rows)})"
+    return said if rows else ""
+
+
+def _joined(found: Checked) -> str:
+    rows = [
+        f"{found.places[question.id]}: {answer!r:.60}"
+        for question in found.questions
+        for answer in question.answers
+        if _JOINED.search(answer.strip())
+    ]
+    noun = "gold answer" if len(rows) == 1 else "gold answers"
+    said = f"{len(rows)} {noun} may be several in one text ({_few(rows)}); write those that are as a list"
+    return said if rows else ""
+
+
+def _repeated(found: Checked) -> str:
+    by_text: defaultdict[str, list[str]] = defaultdict(list)
+    for question in found.questions:
+        by_text[asked(question.text)].append(found.places[question.id])
+    rows = [", ".join(places) for places in by_text.values() if len(places) > 1]
+    noun = "question is" if len(rows) == 1 else "questions are"
+    return f"{len(rows)} {noun} asked more than once ({_few(rows)})" if rows else ""
+
+
+def _few(rows: Sequence[str]) -> str:
+    return "; ".join(rows[:NAMED]) + "; …" * (len(rows) > NAMED)

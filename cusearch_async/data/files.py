@@ -1,0 +1,219 @@
+"""The rows of question files: parquet, JSON lines, JSON arrays, CSV and TSV; all but parquet may be packed as .gz."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from cusearch_async.data import columns
+from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.surrogates import half_character
+
+HUB = "hf:"
+SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
+PACKED = ".gz"
+_BOM = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_TOO_MANY = "\n"
+"""The name, which no column has, of the cells that a row has more than the header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row as it is in the file, or what is wrong with it before it is one."""
+
+    where: str
+    """File and line, or file and row."""
+    values: dict[str, Any]
+    """By folded column names."""
+    problem: str | None = None
+    columns: Collection[str] = ()
+    """All that the file has, as it spells them; not all are in `values`."""
+
+
+def locate(source: str, key: str) -> Path:
+    """The file of a source: a local path, or hf:OWNER/NAME/FILE of a dataset on the Hugging Face Hub, downloaded once.
+
+    Raises: ConfigError naming `key` and what cannot be had."""
+    if not source.startswith(HUB):
+        path = Path(source)
+        if path.is_dir():
+            raise ConfigError(f"{key}: {path} is a folder; give a file in it, one of {', '.join(SUFFIXES)}")
+        if not path.is_file():
+            raise ConfigError(f"{key}: cannot read {path}: there is no such file; give a .parquet or .jsonl file")
+        _refuse_other_kinds(path, key)
+        return path
+    repository, file = hub_place(source, key)
+    _refuse_other_kinds(Path(file), key)
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415  (slow to import, and seldom needed)
+
+    try:
+        return Path(hf_hub_download(repository, file, repo_type="dataset"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: cannot get {source}: {first_line(error)}") from error
+
+
+def hub_place(source: str, key: str) -> tuple[str, str]:
+    """ "hf:OWNER/NAME/FILE" -> ("OWNER/NAME", "FILE"). Raises: ConfigError."""
+    owner, _, rest = source.removeprefix(HUB).partition("/")
+    name, _, file = rest.partition("/")
+    if not (owner and name and file):
+        raise ConfigError(f"{key}: {source!r} must look like hf:OWNER/NAME/FILE.parquet")
+    return f"{owner}/{name}", file
+
+
+def ending(path: Path) -> str:
+    """ "a/train.jsonl.gz" -> ".jsonl"."""
+    return Path(path.name.removesuffix(PACKED)).suffix.lower()
+
+
+def read_rows(path: Path, key: str) -> Iterator[Row]:
+    """Every row, or line that is none. Raises: ConfigError when the file itself cannot be read."""
+    try:
+        if ending(path) == ".parquet":
+            yield from _parquet_rows(path)
+            return
+        with _opened(path) as file:
+            if file.peek(2)[:2] in _UTF_16:
+                raise ConfigError(f"{key}: {path} is UTF-16; save it as UTF-8")
+            yield from _table_rows(path, file) if ending(path) in (".csv", ".tsv") else _json_rows(path, file)
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error}") from error
+
+
+def _refuse_other_kinds(path: Path, key: str) -> None:
+    if ending(path) not in SUFFIXES:
+        raise ConfigError(
+            f"{key}: {path} is a {path.suffix or 'nameless'} file; give one of {', '.join(SUFFIXES)} (or packed, .gz)"
+        )
+    if ending(path) == ".parquet" and path.suffix == PACKED:
+        raise ConfigError(f"{key}: {path} is packed, and parquet is compressed already; unpack it with gzip -d")
+
+
+def _opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
+    return gzip.open(path) if path.suffix == PACKED else path.open("rb")
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    file = parquet.ParquetFile(path)
+    names = file.schema_arrow.names
+    _check_columns(path, names)
+    wanted = [name for name in names if columns.folded(name) in columns.READ - {"ability"}]
+    if "question" in map(columns.folded, names):
+        wanted = [name for name in wanted if columns.folded(name) != "prompt"]  # long, and of no use then
+    number = 0
+    for batch in file.iter_batches(columns=wanted):
+        for values, problem in _values_of(batch):
+            yield Row(f"{path}, row {number}", columns.by_name(values), problem, names)
+            number += 1
+
+
+def _check_columns(path: Path, names: Collection[str]) -> None:
+    """Raises: ConfigError for a table without a question, or without answers."""
+    has = {columns.folded(name) for name in names}
+    if has.isdisjoint((*columns.QUESTION, "extra_info", "prompt")) or has.isdisjoint((*columns.ANSWERS, "extra_info")):
+        raise ConfigError(
+            f"{path}: has the columns {columns.shown(sorted(names))}; it needs 'question', 'extra_info' with a "
+            "question, 'query' or 'prompt', and 'golden_answers', 'reward_model' or 'answer' (the schemas of "
+            "Search-R1, VERL and BrowseComp-Plus)"
+        )
+
+
+def _values_of(batch: pa.RecordBatch) -> list[tuple[dict[str, Any], str | None]]:
+    """The rows of a batch, each with what is wrong with it: parquet files can hold text in another encoding."""
+    try:
+        return [(values, None) for values in batch.to_pylist()]
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [({}, f"is not UTF-8: {error}")]
+        return [row for place in range(batch.num_rows) for row in _values_of(batch.slice(place, 1))]
+
+
+def _table_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[Row]:
+    """Cells are text, as they are: "NA" may be an answer. Blank ones count as missing."""
+    csv.field_size_limit(sys.maxsize)  # evidence may be long
+    head = file.peek(1 << 16).partition(b"\n")[0]
+    delimiter = "\t" if ending(path) == ".tsv" else max(",;\t|", key=lambda one: head.count(one.encode()))
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.DictReader(text, restkey=_TOO_MANY, delimiter=delimiter, strict=True)
+    _check_columns(path, reader.fieldnames or ())
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            yield Row(f"{path}, line {reader.reader.line_num}", {}, f"is not CSV: {error}")
+            continue
+        if cells is None:
+            return
+        where = f"{path}, line {reader.line_num}"
+        if _TOO_MANY in cells:
+            yield Row(where, {}, f"has more than the {len(reader.fieldnames or ())} cells of the header")
+        elif any(half_character(cell) for cell in cells.values() if cell):
+            yield Row(where, {}, "is not UTF-8")
+        else:
+            values = columns.by_name({name: cell for name, cell in cells.items() if cell})
+            yield Row(where, values, columns=reader.fieldnames or ())
+
+
+def _json_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[Row]:
+    """One object a line; or an array of objects, or one object with such an array, over the whole file."""
+    if file.peek(1 << 13).removeprefix(_BOM).lstrip()[:1] == b"[":
+        yield from _array_rows(path, file.read())
+        return
+    lines: IO[bytes] = file  # type: ignore[assignment]  # gzip's and io's readers are both iterable by line
+    if ending(path) == ".json":
+        whole = file.read()
+        try:
+            found = json.loads(whole.decode("utf-8-sig"))
+        except (ValueError, RecursionError):
+            lines = io.BytesIO(whole)
+        else:
+            yield from _object_rows(path, found)
+            return
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                # utf-8-sig drops the mark at the beginning of the file
+                yield _row(where, json.loads(line.decode("utf-8-sig")))
+            except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits; nesting
+                yield Row(where, {}, f"is not JSON: {error}")
+
+
+def _array_rows(path: Path, text: bytes) -> Iterator[Row]:
+    try:
+        found = json.loads(text.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        yield Row(str(path), {}, f"begins with [ and is not one JSON array ({error}); give one, or an object a line")
+        return
+    for number, values in enumerate(found):
+        yield _row(f"{path}, item {number}", values)
+
+
+def _object_rows(path: Path, found: Any) -> Iterator[Row]:
+    """The rows of a file that is one JSON value: {"data": [{...}, ...]}, or a single row."""
+    lists = [value for value in found.values() if isinstance(value, list)] if isinstance(found, dict) else []
+    arrays = [value for value in lists if value and all(isinstance(item, dict) for item in value)]
+    is_row = isinstance(found, dict) and not columns.by_name(found).keys().isdisjoint((*columns.QUESTION, "prompt"))
+    if is_row or len(arrays) != 1:
+        yield _row(f"{path}, line 1", found)
+        return
+    for number, values in enumerate(arrays[0]):
+        yield _row(f"{path}, item {number}", values)
+
+
+def _row(where: str, values: Any) -> Row:
+    if not isinstance(values, dict):
+        return Row(where, {}, f"must be a JSON object, got {type(values).__name__}")
+    return Row(where, columns.by_name(values), columns=values.keys())
