@@ -121,9 +121,9 @@ def report(found: Checked, frame: Frame, held_out: Mapping[str, str], console: C
         console.print(f"  … and {len(problems) - SHOWN} more")
     for warning in warnings_of(found):
         console.print(plain(f"  {warning}", "yellow"))
-    for said in (known_of(questions), f"not read: {', '.join(found.unread)}" if found.unread else ""):
-        if said:
-            console.print(plain(f"  {said}"))
+    console.print(plain(f"  {known_of(questions)}"))
+    if found.unread:
+        console.print(plain(f"  columns that are not read: {', '.join(found.unread)}"))
     if not questions:
         console.print("  no question can be used", style="red")
     return bool(questions) and not problems

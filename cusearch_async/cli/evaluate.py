@@ -264,7 +264,7 @@ def table(scores: Scores, title: str) -> Table:
         others = (f"{s[name]:.2f}" for name in COLUMNS if name != "em")
         em = f"{s['em']:.2f} [{low:.2f}, {high:.2f}]"
         style = "bold" if category == "all" else None
-        shown.add_row(plain(Path(category).name), str(s["count"]), em, *others, style=style)
+        shown.add_row(plain(category), str(s["count"]), em, *others, style=style)
     return shown
 
 

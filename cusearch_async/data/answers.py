@@ -17,14 +17,14 @@ from cusearch_async.data.columns import ANSWERS, MODEL
 from cusearch_async.data.literals import looks_like_a_list, read_literal
 from cusearch_async.errors import ConfigError
 
-_SEPARATOR = re.compile(r"<\|[^|<>]*(?:split|sep)[^|<>]*\|>|<sep>|\[sep\]", re.IGNORECASE)
+_SEPARATOR = re.compile(r"<\|?[\w ]*(?:split|sep)[\w ]*\|?>|\[(?:sep|split)\]", re.IGNORECASE)
 """`<|answer_split|>` (DeepResearcher) and its like."""
 _TOKEN = re.compile(r"<\|[^|<>]*\|>")
 _BETWEEN = re.compile(r"(?:\W|_|and|or)*", re.IGNORECASE)
 """What may stand between answers that are joined."""
 _IN_OBJECTS = ("target", "value", "text", "answers", "answer")
 """Search-R1's ground_truth, TriviaQA's `answer`, SQuAD's `answers`."""
-_IN_EXTRA_INFO = ("golden_answers", "answers", "answer", "target")
+_IN_EXTRA_INFO = ("golden_answers", "answers", "answer", "ground_truth", "target", "possible_answers")
 
 
 def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
@@ -32,7 +32,7 @@ def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
     places = list(_places(values))
     if not places:
         raise ConfigError(
-            f"{where}: 'golden_answers' must be a list of non-blank texts, got None; its columns are "
+            f"{where}: 'golden_answers' must be a list of non-blank texts, got None; the row has "
             f"{columns.shown(values)}"
         )
     name, value = places[0]
@@ -58,17 +58,15 @@ def _places(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _aliases(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for holder in ("extra_info", "metadata"):
-        inner = read_literal(values.get(holder))
-        if isinstance(inner, dict):
-            # `aliases` alone may be those of the question's subject there
-            yield from ((f"{holder}.{name}", inner[name]) for name in ("answer_aliases",) if inner.get(name))
-    for name in columns.ALIASES:
-        value = read_literal(values.get(name))
-        if isinstance(value, list):
-            value = [alias for alias in value if alias not in (None, "")]
-        if value not in (None, "", []):
-            yield name, value
+    """(name, value) of each column of other spellings that is not empty, in the row, its extra_info and metadata."""
+    inner = ((f"{name}.", read_literal(values.get(name))) for name in ("extra_info", "metadata"))
+    for prefix, holder in (("", values), *inner):
+        for name, written in holder.items() if isinstance(holder, dict) else ():
+            if columns.are_aliases(columns.folded(name)):
+                value = read_literal(written)
+                known = [one for one in value if one not in (None, "")] if isinstance(value, list) else value
+                if known not in (None, "", []):
+                    yield prefix + name, known
 
 
 def _texts(value: Any, where: str, name: str) -> list[str]:
@@ -132,8 +130,8 @@ def _is_join(answers: Sequence[str], listed: Sequence[str]) -> bool:
     if len(answers) != 1 or len(listed) < 2:
         return False
     rest = answers[0]
-    for part in sorted(listed, key=len, reverse=True):
+    for part in sorted(dict.fromkeys(listed), key=len, reverse=True):
         if part not in rest:
             return False
-        rest = rest.replace(part, " ", 1)
+        rest = rest.replace(part, " ")
     return _BETWEEN.fullmatch(rest) is not None

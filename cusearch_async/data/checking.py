@@ -17,7 +17,7 @@ from cusearch_async.types import Question
 
 NAMED = 3
 """Rows that a warning names."""
-_JOINED = re.compile(r"\|\||\s\|\s|\w\|\w|;\s|\n|\t|\s/\s")
+_JOINED = re.compile(r"\|\||\s\|\s|\w\|\w|;\s|\n|\t|\s/\s|##|@@|<br */?>")
 """What joins aliases in some files, and seldom stands in an answer."""
 
 
@@ -83,14 +83,11 @@ def asked_in(checked: Iterable[Checked]) -> dict[str, str]:
 
 
 def known_of(questions: Sequence[Question]) -> str:
-    """How many name their evidence, and of how many hops they are; empty where none says either."""
-    said = []
-    if count := sum(question.evidence is not None for question in questions):
-        said.append(f"evidence known of {count}")
+    """How many name their evidence, and of how many hops they are."""
+    evidence = sum(question.evidence is not None for question in questions)
     hops = Counter(question.hops for question in questions if question.hops is not None)
-    if hops:
-        said.append("hops (questions): " + ", ".join(f"{number} ({count})" for number, count in sorted(hops.items())))
-    return "; ".join(said)
+    told = ", ".join(f"{number} ({count})" for number, count in sorted(hops.items()))
+    return f"evidence known of {evidence}; hops (questions): {told or 'not known'}"
 
 
 def _unanswerable(found: Checked) -> str:

@@ -9,14 +9,16 @@ from cusearch_async.data.literals import read_literal
 from cusearch_async.errors import ConfigError
 
 
-def evidence_of(values: Mapping[str, Any], metadata: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
+def evidence_of(values: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
     """Texts, with a quoted title line where a title is known; None where the row does not name them all.
 
     `values` by folded names. Raises: ConfigError for `evidence_docs` of another form."""
     documents = read_literal(values.get("evidence_docs"))
     if documents is not None:
         return _of_documents(documents, where)
-    return _of_paragraphs(read_literal(values.get("paragraphs"))) or _of_facts(values) or _of_facts(metadata)
+    holders = (values, *(read_literal(values.get(name)) for name in ("metadata", "extra_info")))
+    found = (_of_paragraphs(holder) or _of_facts(holder) for holder in holders if isinstance(holder, dict))
+    return next((texts for texts in found if texts), None)
 
 
 def _of_documents(documents: Any, where: str) -> tuple[str, ...]:
@@ -28,12 +30,16 @@ def _of_documents(documents: Any, where: str) -> tuple[str, ...]:
     return tuple(map(str, texts))
 
 
-def _of_paragraphs(paragraphs: Any) -> tuple[str, ...] | None:
-    """MuSiQue: [{"title", "paragraph_text", "is_supporting"}]."""
+def _of_paragraphs(values: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """MuSiQue: `paragraphs` [{"title", "paragraph_text", "is_supporting"}]."""
+    paragraphs = read_literal(values.get("paragraphs"))
     if not isinstance(paragraphs, list):
         return None
-    supporting = [one for one in paragraphs if isinstance(one, dict) and one.get("is_supporting") is True]
-    texts = [(one.get("title"), one.get("paragraph_text") or one.get("text")) for one in supporting]
+    texts = [
+        (one.get("title"), one.get("paragraph_text") or one.get("text"))
+        for one in paragraphs
+        if isinstance(one, dict) and one.get("is_supporting") in (True, "true", "True")
+    ]
     return _titled(texts)
 
 
@@ -41,17 +47,22 @@ def _of_facts(values: Mapping[str, Any]) -> tuple[str, ...] | None:
     """HotpotQA and 2WikiMultihopQA: `supporting_facts` [[title, sentence]] and `context` [[title, sentences]]; on the
     Hub {"title": [...], "sent_id": [...]} and {"title": [...], "sentences": [...]}."""
     facts, context = (read_literal(values.get(name)) for name in ("supporting_facts", "context"))
-    if isinstance(facts, dict):
-        facts = [[title] for title in facts.get("title") or []]
-    if isinstance(context, dict):
-        sentences = context.get("sentences") or context.get("content") or []
-        context = list(zip(context.get("title") or [], sentences, strict=False))
     try:
-        texts = {str(title): " ".join(str(s).strip() for s in sentences) for title, sentences in context}
+        if isinstance(facts, dict):
+            facts = [[title] for title in facts["title"]]
+        if isinstance(context, dict):
+            sentences = context["sentences"] if "sentences" in context else context["content"]
+            context = zip(context["title"], sentences, strict=True)
+        texts = {str(title): _joined(said) for title, said in context}
         titles = dict.fromkeys(str(fact[0]) for fact in facts)
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError):  # of another form
         return None
     return _titled([(title, texts.get(title)) for title in titles])
+
+
+def _joined(sentences: Any) -> str:
+    """A paragraph of its sentences; a text is one already."""
+    return sentences if isinstance(sentences, str) else " ".join(str(sentence).strip() for sentence in sentences)
 
 
 def _titled(texts: list[tuple[Any, Any]]) -> tuple[str, ...] | None:

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 import zlib
 from collections.abc import Collection, Iterator
@@ -25,6 +26,10 @@ SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
 PACKED = ".gz"
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_GZIP = b"\x1f\x8b"
+_SPREAD = re.compile(rb"\s*\{\s*\n\s*\"")
+"""The beginning of an object that is written over several lines."""
+_BLANKS = re.compile(r"\s*")
 _TOO_MANY = "\n"
 """The name, which no column has, of the cells that a row has more than the header."""
 
@@ -88,7 +93,7 @@ def read_rows(path: Path, key: str) -> Iterator[Row]:
             if file.peek(2)[:2] in _UTF_16:
                 raise ConfigError(f"{key}: {path} is UTF-16; save it as UTF-8")
             yield from _table_rows(path, file) if ending(path) in (".csv", ".tsv") else _json_rows(path, file)
-    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException) as error:
         raise ConfigError(f"{key}: cannot read {path}: {error}") from error
 
 
@@ -102,14 +107,18 @@ def _refuse_other_kinds(path: Path, key: str) -> None:
 
 
 def _opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
-    return gzip.open(path) if path.suffix == PACKED else path.open("rb")
+    file = path.open("rb")
+    if path.suffix != PACKED and file.peek(2)[:2] != _GZIP:
+        return file
+    file.close()
+    return gzip.open(path)
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     file = parquet.ParquetFile(path)
     names = file.schema_arrow.names
     _check_columns(path, names)
-    wanted = [name for name in names if columns.folded(name) in columns.READ - {"ability"}]
+    wanted = [name for name in names if columns.is_read(columns.folded(name))]
     if "question" in map(columns.folded, names):
         wanted = [name for name in wanted if columns.folded(name) != "prompt"]  # long, and of no use then
     number = 0
@@ -167,20 +176,19 @@ def _table_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator
 
 
 def _json_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[Row]:
-    """One object a line; or an array of objects, or one object with such an array, over the whole file."""
-    if file.peek(1 << 13).removeprefix(_BOM).lstrip()[:1] == b"[":
-        yield from _array_rows(path, file.read())
+    """One object a line; or an array of objects, or objects over several lines, which need the whole file."""
+    head = file.peek(1 << 13).removeprefix(_BOM)
+    if head.lstrip()[:1] == b"[" or _SPREAD.match(head):
+        yield from _whole_rows(path, file.read())
         return
     lines: IO[bytes] = file  # type: ignore[assignment]  # gzip's and io's readers are both iterable by line
-    if ending(path) == ".json":
+    if ending(path) == ".json":  # one object on one line may be all of the file
         whole = file.read()
         try:
-            found = json.loads(whole.decode("utf-8-sig"))
+            yield from _rows_of(path, [json.loads(whole.decode("utf-8-sig"))])
+            return
         except (ValueError, RecursionError):
             lines = io.BytesIO(whole)
-        else:
-            yield from _object_rows(path, found)
-            return
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{path}, line {number}"
@@ -191,26 +199,39 @@ def _json_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[
                 yield Row(where, {}, f"is not JSON: {error}")
 
 
-def _array_rows(path: Path, text: bytes) -> Iterator[Row]:
+def _whole_rows(path: Path, text: bytes) -> Iterator[Row]:
+    """The rows of a file of JSON values over several lines."""
+    values, place = [], 0
     try:
-        found = json.loads(text.decode("utf-8-sig"))
+        whole = text.decode("utf-8-sig").strip()
+        while place < len(whole):
+            value, place = json.JSONDecoder().raw_decode(whole, place)
+            values.append(value)
+            place = _BLANKS.match(whole, place).end()  # type: ignore[union-attr]  # it matches nothing, too
     except (ValueError, RecursionError) as error:
-        yield Row(str(path), {}, f"begins with [ and is not one JSON array ({error}); give one, or an object a line")
-        return
-    for number, values in enumerate(found):
-        yield _row(f"{path}, item {number}", values)
+        yield Row(str(path), {}, f"is neither a JSON array nor one object a line: {error}")
+    else:
+        yield from _rows_of(path, values)
 
 
-def _object_rows(path: Path, found: Any) -> Iterator[Row]:
-    """The rows of a file that is one JSON value: {"data": [{...}, ...]}, or a single row."""
-    lists = [value for value in found.values() if isinstance(value, list)] if isinstance(found, dict) else []
-    arrays = [value for value in lists if value and all(isinstance(item, dict) for item in value)]
-    is_row = isinstance(found, dict) and not columns.by_name(found).keys().isdisjoint((*columns.QUESTION, "prompt"))
-    if is_row or len(arrays) != 1:
-        yield _row(f"{path}, line 1", found)
-        return
-    for number, values in enumerate(arrays[0]):
-        yield _row(f"{path}, item {number}", values)
+def _rows_of(path: Path, values: list[Any]) -> Iterator[Row]:
+    """The rows of [[{...}, ...]], [{"data": [{...}, ...]}] or [{...}, ...]."""
+    array = _array_in(values[0]) if len(values) == 1 else None
+    if array is not None:
+        values = array
+    for number, value in enumerate(values):
+        yield _row(f"{path}, item {number}", value)
+
+
+def _array_in(value: Any) -> list[Any] | None:
+    """The rows that a file's only value holds; None where it is a row itself, or holds several arrays of objects."""
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, dict) or not columns.by_name(value).keys().isdisjoint((*columns.QUESTION, "prompt")):
+        return None
+    lists = [inner for inner in value.values() if isinstance(inner, list)]
+    arrays = [inner for inner in lists if inner and all(isinstance(item, dict) for item in inner)]
+    return arrays[0] if len(arrays) == 1 else None
 
 
 def _row(where: str, values: Any) -> Row:

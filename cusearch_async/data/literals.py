@@ -8,6 +8,8 @@ import re
 from typing import Any
 
 _ENDS = ("[]", "{}", "()")
+_QUOTED = re.compile(r"""(["'])\s*\[.*\]\s*\1""", re.DOTALL)
+"""A list that was written as text twice."""
 _STRING = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(\s*(?=['"]))?""", re.DOTALL)
 """A string literal, and whether another follows it without a comma: Python would join the two into one."""
 _NAMES = {"nan": None, "null": None, "true": True, "false": False}
@@ -21,19 +23,28 @@ def read_literal(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = value.strip()
+    if _QUOTED.fullmatch(text):
+        inner = _parsed(text)
+        listed = read_literal(inner)
+        return value if listed is inner else listed
     if text[:1] + text[-1:] not in _ENDS and not text.startswith("array(["):
         return value
+    found = _parsed(text)
+    is_meant = text[0] != "(" or (isinstance(found, list) and all(isinstance(item, str) for item in found))
+    return found if is_meant else value
+
+
+def _parsed(text: str) -> Any:
+    """The value of a literal; the text itself where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
     with_commas = _STRING.sub(lambda found: found[1] + ("" if found[2] is None else ", "), text)
     try:
-        found = _value(ast.parse(with_commas, mode="eval").body)
+        return _value(ast.parse(with_commas, mode="eval").body)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return value
-    is_meant = text[0] != "(" or (isinstance(found, list) and all(isinstance(item, str) for item in found))
-    return found if is_meant else value
+        return text
 
 
 def looks_like_a_list(text: str) -> bool:

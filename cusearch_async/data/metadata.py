@@ -11,6 +11,8 @@ from cusearch_async.data.literals import read_literal
 
 _COUNTED = re.compile(r"(?:^|_)(\d{1,2})-?hops?(?![a-z])", re.IGNORECASE)
 """MuSiQue's ids and types: "2hop__494659_5385", "3hop1"."""
+_BULKY = ("context", "paragraphs", "evidence_docs")
+"""Texts that every process of a run would hold; what is evidence among them is kept as such."""
 _TWO_HOPS = ("bridge", "comparison", "compositional", "inference")
 """Types of HotpotQA and 2WikiMultihopQA; its "bridge_comparison" takes four."""
 
@@ -22,7 +24,8 @@ def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str
     given = read_literal(values.get("metadata"))
     kept = {name: values[name] for name in columns.METADATA if values.get(name) is not None}
     kept |= {name: place[name] for name in columns.HOPS if place.get(name) is not None}
-    kept |= {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else {}
+    if isinstance(given, dict):
+        kept |= {name: value for name, value in given.items() if value is not None and name not in _BULKY}
     if given is not None and not isinstance(given, dict):
         kept["metadata"] = given
     hops = _hops(kept, values)

@@ -32,7 +32,9 @@ from cusearch_async.types import Question
 _MARKER = "Question:"
 """What the question follows in the prompts of Search-R1 and VERL."""
 _INSTRUCTIONS = re.compile(r"</?(?:think|search|information|answer)>")
-_SPLIT = re.compile(r"(?:train|training|dev|development|test|testing|val|valid|validation|eval)(?:-\d+-of-\d+)?")
+_SPLIT = re.compile(
+    r"(?:train(?:ing)?|dev(?:elopment)?|test(?:ing)?|val(?:id(?:ation)?)?|eval)(?:-\d+-of-\d+|[-_]?\d+)?"
+)
 """File names that say nothing of the dataset: "train", and the Hub's "train-00000-of-00001"."""
 
 
@@ -69,7 +71,7 @@ def parse_row(row: Row, origin: Origin, number: int) -> Question:
         text=tidy(text),
         answers=tuple(answers),
         category=source,
-        evidence=evidence_of(values, metadata, row.where),
+        evidence=evidence_of(values, row.where),
         metadata=metadata,
     )
     texts = [("question", text), *(("golden_answers", answer) for answer in answers), ("id", question.id)]
@@ -95,7 +97,7 @@ def _identity(row: Row, place: dict[str, Any], origin: Origin, number: int) -> t
         source, split = origin.source, split or origin.split
     if not isinstance(source, str):
         raise ConfigError(f"{row.where}: 'data_source' must be text, got {source!r:.200}")
-    found = (place.get("index"), *(row.values.get(name) for name in columns.IDS), number)
+    found = (place.get("index"), *(holder.get(name) for holder in (row.values, place) for name in columns.IDS), number)
     index = next(index for index in found if index is not None and index == index)  # noqa: PLR0124  (NaN is none)
     for name, value in (("index", index), ("split", split)):
         if value is not None and not isinstance(value, str | int | float):
@@ -111,7 +113,7 @@ def _question(row: Row, place: dict[str, Any]) -> str:
     if text is None:
         text = _asked_in(read_literal(values.get("prompt")), row.where)
     if not isinstance(text, str) or not text.strip():
-        there = "" if "question" in values else f"; its columns are {columns.shown(row.columns)}"
+        there = "" if "question" in values else f"; the row has {columns.shown(row.columns)}"
         raise ConfigError(f"{row.where}: 'question' must be non-blank text, got {text!r:.200}{there}")
     return text
 

@@ -189,5 +189,7 @@ def test_what_is_known_of_questions_and_what_is_not_read_is_said(cusearch, write
     rows[0]["evidence_docs"] = [{"text": "x"}]
     _, output = cusearch("data", "check", write(*rows))
     assert "evidence known of 1; hops (questions): 2 (2), 3 (1)" in output
-    assert "not read: facts" in output
-    assert "not read" not in cusearch("data", "check", write(GOOD))[1]
+    assert "columns that are not read: facts" in output
+    output = cusearch("data", "check", write(GOOD))[1]
+    assert "evidence known of 0; hops (questions): not known" in output
+    assert "not read" not in output

@@ -29,7 +29,9 @@ def truth(value):
         ({"golden_answers": ["['a', 'b']"]}, ["a", "b"]),
         ({"golden_answers": ["a<|answer_split|>b", "c"]}, ["a", "b", "c"]),
         ({"golden_answers": ["a", "a", "b"]}, ["a", "b"]),
-        ({"answer": "a [SEP] b"}, ["a", "b"]),
+        ({"answer": "a [SEP] b<split>c"}, ["a", "b", "c"]),
+        ({"golden_answers": '"[\\"a\\", \\"b\\"]"'}, ["a", "b"]),
+        ({"ground_truth": "a"}, ["a"]),
         ({"answers": ["a"]}, ["a"]),
         ({"answers": {"text": ["a", "b"], "answer_start": [3, 9]}}, ["a", "b"]),
         ({"answer": {"value": "a", "aliases": ["b"], "normalized_aliases": ["x"]}}, ["a", "b"]),
@@ -49,6 +51,8 @@ def truth(value):
         ({"answer": "a", "aliases": None, "answer_aliases": [], "acceptable_answers": ["", "b"]}, ["a", "b"]),
         ({"answer": "a, b", "answer_aliases": ["a", "b"]}, ["a", "b"]),
         ({"golden_answers": ["a"], "metadata": {"answer_aliases": ["b"], "s_aliases": ["c"]}}, ["a", "b"]),
+        ({"answer": "a", "extra_info": {"aliases": ["b"]}, "alternative_answers": ["c"]}, ["a", "c", "b"]),
+        (truth("a, b, b") | {"extra_info": {"answer": ["a", "b", "b"]}}, ["a", "b"]),
         ({"possible_answers": '["clerk", "office clerk"]'}, ["clerk", "office clerk"]),
     ],
 )
@@ -74,7 +78,7 @@ def test_a_text_that_is_one_answer_stays_as_it_is(text):
         ({"answer": {"spans": ["a"]}}, "'answer' must be a list of non-blank texts"),
         ({"answer": True}, "'answer' must be a list of non-blank texts, got True"),
         (truth("a") | {"extra_info": {"answer": ["b", "c"]}}, "'reward_model.ground_truth' and 'extra_info.answer' do"),
-        ({"gold": "a"}, "'golden_answers' must be a list of non-blank texts, got None; its columns are gold"),
+        ({"gold": "a"}, "'golden_answers' must be a list of non-blank texts, got None; the row has gold"),
     ],
 )
 def test_what_may_be_several_answers_and_cannot_be_read_is_named(row, said):

@@ -40,11 +40,14 @@ FILES = {
     "a.ndjson": lines(ROWS),
     "array.json": "\n\n " + json.dumps(ROWS, indent=1),
     "array.jsonl": json.dumps(ROWS),
+    "spread.jsonl": "\n".join(json.dumps(row, indent=2) for row in ROWS),
+    "one_line.json": json.dumps({"version": "1.1", "data": ROWS}),
     "object.json": json.dumps({"version": "1.1", "data": ROWS}, indent=1),
     "a.csv": csv(),
     "a.tsv": csv(sep="\t"),
     "semicolons.csv": csv(sep=";"),
     "crlf.csv": csv(lineterminator="\r\n"),
+    "camel.json": json.dumps([{**row, "goldenAnswers": row["golden_answers"], "golden_answers": None} for row in ROWS]),
     "upper.csv": csv(header=["ID", "Question", "Golden Answers", "Data-Source"]),
     "numpy.csv": csv().replace("', '", "' '"),
     "A.JSONL": lines({name.upper(): value for name, value in row.items()} for row in ROWS),
@@ -72,16 +75,21 @@ def test_a_parquet_file_with_columns_in_upper_case_is_read(tmp_path):
         (
             "a.json",
             b'[{"question": "q"},\n{"quest',
-            r"a\.json: begins with \[ and is not one JSON array",
+            r"a\.json: is neither a JSON array nor one object a line: Unterminated string",
         ),
-        ("a.jsonl", b'["q", "a"]\n["q", "a"]', r"a\.jsonl: begins with \[ and is not one JSON array \(Extra data"),
+        ("a.jsonl", b'["q", "a"]\n["q", "a"]', r"a\.jsonl, item 0: must be a JSON object, got list"),
+        (
+            "a.jsonl",
+            b'{\n "question": "q",\n "answer": "a"\n}\n{\n "q',
+            r"a\.jsonl: is neither a JSON array nor one obj",
+        ),
         ("a.json", b'["q", "a"]', r"a\.json, item 0: must be a JSON object, got str"),
         (
             "a.json",
             b'{"x": {}, "y": {}}',
-            r"line 1: 'question' must be non-blank text, got None; its columns are x, y$",
+            r"item 0: 'question' must be non-blank text, got None; the row has x, y$",
         ),
-        ("a.jsonl", b'{"Asked": "q", "answer": "a"}', r"got None; its columns are Asked, answer"),
+        ("a.jsonl", b'{"Asked": "q", "answer": "a"}', r"got None; the row has Asked, answer"),
         ("a.csv", b"asked,solution\nq,a\n", r"has the columns asked, solution; it needs 'question'"),
         ("a.csv", b"question,answer\nq,a,b\n", r"line 2: has more than the 2 cells of the header"),
         ("a.csv", b"question,answer\nq\n", r"line 2: 'golden_answers' must be .*, got None"),
@@ -89,6 +97,7 @@ def test_a_parquet_file_with_columns_in_upper_case_is_read(tmp_path):
         ("a.csv", b'question,answer\n"q,a\nq,a\n', r"is not CSV: unexpected end of data"),
         ("a.csv", b"question,answer\ncaf\xe9,a\n", r"line 2: is not UTF-8"),
         ("a.csv", b"", r"has the columns none; it needs"),
+        ("a.csv", b"\"question\"s,answer\n", r"cannot read .*a\.csv: .,. expected after"),
         ("a.csv", "question,answer\n".encode("utf-16"), r"a\.csv is UTF-16; save it as UTF-8"),
         ("a.jsonl.gz", b"question", r"cannot read .*a\.jsonl\.gz: Not a gzipped file"),
         ("a.jsonl.gz", gzip.compress(b'{"question"' * 9)[:20], r"cannot read .*: Compressed file ended before"),
@@ -144,6 +153,11 @@ def test_equal_ids_in_files_of_several_folders_are_several_questions(tmp_path, f
         (tmp_path / file).write_text(lines([{"id": "test_0", "question": "q", "golden_answers": ["a"]}]))
     found = load_questions([str(tmp_path / file) for file in files])
     assert [question.id for question in found] == wanted
+
+
+def test_a_packed_file_is_known_by_its_content(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(gzip.compress(lines(ROWS).encode()))
+    assert [q.id for q in load_questions([str(tmp_path / "a.jsonl")])] == ["own/7", "own/8"]
 
 
 @pytest.mark.parametrize("name", ["id", "_id", "qid", "idx", "query_id", "question_id"])
@@ -258,9 +272,16 @@ def test_evidence_of_which_a_text_is_missing_is_not_known(read, change):
     assert read(HOTPOT | change).evidence is None
 
 
-def test_supporting_facts_within_metadata_are_read(read):
-    row = {"id": "dev_0", "question": "q", "golden_answers": ["a"], "metadata": HOTPOT}
-    assert read(row).evidence == EVIDENCE
+@pytest.mark.parametrize("holder", ["metadata", "extra_info"])
+def test_supporting_facts_within_another_column_are_read(read, holder):
+    question = read({"id": "dev_0", "question": "q", "golden_answers": ["a"], holder: HOTPOT})
+    assert question.evidence == EVIDENCE
+    assert "context" not in question.metadata, "every process of a run would hold all of it"
+
+
+def test_paragraphs_that_are_no_lists_of_sentences_are_evidence(read):
+    context = [["Orvela", "Orvela is new. It is a mill."], ["Tamsk", "Tamsk is old."]]
+    assert read(HOTPOT | {"context": context}).evidence == EVIDENCE
 
 
 def test_half_a_character_in_metadata_is_named(tmp_path):
