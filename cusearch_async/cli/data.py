@@ -58,8 +58,14 @@ def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
     console = Console()
     frame = frame_of(arguments.config, overrides)
-    held_out = asked_in([read_all(source, "--against") for source in arguments.against or ()])
-    outcomes = [report(read_all(source, "data check"), frame, held_out, console) for source in arguments.sources]
+    compared = [read_all(source, "--against") for source in arguments.against or ()]
+    for one in compared:
+        if one.problems:
+            count = _count(len(one.problems), "row")
+            console.print(plain(f"--against {one.path}: {count} cannot be compared, first {one.problems[0]}", "red"))
+    held_out = asked_in(compared)
+    outcomes = [not any(one.problems for one in compared)]
+    outcomes += [report(read_all(source, "data check"), frame, held_out, console) for source in arguments.sources]
     if frame.tokenizer is None:
         console.print(
             "lengths were not checked: they depend on the model and the template of a run; add --config CONFIG"

@@ -68,8 +68,8 @@ class WeightsConfig(Section):
 class DataConfig(Section):
     source: Sources = Field(("atlas",), min_length=1)
     """One or more of: `atlas`, `atlas-hard`, `atlas-hard-shallow`, a .parquet file in the schema of Search-R1 or VERL,
-    a .jsonl file of {"question", "golden_answers"}, or hf:OWNER/NAME/FILE for such a file on the Hugging Face Hub. All
-    their questions form one dataset; every epoch visits each question once."""
+    a .jsonl, .json, .csv or .tsv file of "question" and "golden_answers", or hf:OWNER/NAME/FILE for such a file on the
+    Hugging Face Hub. All their questions form one dataset; every epoch visits each question once."""
 
 
 class JudgeConfig(Section):
