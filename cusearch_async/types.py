@@ -45,7 +45,7 @@ class Question:
     def hops(self) -> int | None:
         """Searches that the answer takes at least, where the file says so."""
         hops = self.metadata.get("hops")
-        return hops if isinstance(hops, int) else None
+        return hops if isinstance(hops, int) and not isinstance(hops, bool) else None
 
 
 @dataclass(frozen=True, slots=True)

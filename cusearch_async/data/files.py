@@ -129,7 +129,9 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _check_columns(path: Path, names: Collection[str]) -> None:
-    """Raises: ConfigError for a table without a question, or without answers."""
+    """Raises: ConfigError for a table without a question, or without answers, or with two columns of one name."""
+    if twice := next((name for place, name in enumerate(names) if name in list(names)[:place]), None):
+        raise ConfigError(f"{path}: has two columns {twice!r}; keep one of them")
     has = {columns.folded(name) for name in names}
     if has.isdisjoint((*columns.QUESTION, "extra_info", "prompt")) or has.isdisjoint((*columns.ANSWERS, "extra_info")):
         raise ConfigError(

@@ -97,6 +97,7 @@ def test_a_parquet_file_with_columns_in_upper_case_is_read(tmp_path):
         ("a.csv", b'question,answer\n"q,a\nq,a\n', r"is not CSV: unexpected end of data"),
         ("a.csv", b"question,answer\ncaf\xe9,a\n", r"line 2: is not UTF-8"),
         ("a.csv", b"", r"has the columns none; it needs"),
+        ("a.csv", b"question,answer,answer\nq,a,b\n", r"a\.csv: has two columns 'answer'; keep one of them"),
         ("a.csv", b'"question"s,answer\n', r"cannot read .*a\.csv: .,. expected after"),
         ("a.csv", "question,answer\n".encode("utf-16"), r"a\.csv is UTF-16; save it as UTF-8"),
         ("a.jsonl.gz", b"question", r"cannot read .*a\.jsonl\.gz: Not a gzipped file"),
