@@ -13,20 +13,25 @@ import xxhash
 from cusearch_async.config import Config
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.corpus import Corpus
+from cusearch_async.retrieval.encoder_folder import resolved
 
 _OF_DENSE = {"batch", "device"}
 _OF_SIMULATOR = {"url", "timeout_s"}
 
 
 def what_is_served(config: Config, passages: Sequence[Passage] = ()) -> str:
-    """Of a retriever with this config; `passages` are its corpus, for bm25 and dense. ASCII, for an HTTP header."""
+    """Of a retriever with this config; `passages` are its corpus, for bm25 and dense. ASCII, for an HTTP header.
+
+    Raises: ConfigError when pooling or prefixes of the encoder are not known."""
     settings = config.retriever
     facts: dict[str, Any] = {}
     if settings.backend in ("bm25", "dense"):
         name = f"{settings.backend} over {len(passages)} passages"
         facts = {"corpus": _checksum_of(passages)}
         if settings.backend == "dense":
-            facts["dense"] = settings.dense.model_dump(mode="json", exclude=_OF_DENSE)
+            facts["dense"] = resolved(settings.dense).model_dump(mode="json", exclude=_OF_DENSE)
+        else:
+            facts["bm25"] = settings.bm25.model_dump(mode="json")
         if settings.rerank.model:
             facts["rerank"] = settings.rerank.model_dump(mode="json")
         if settings.noise or settings.distractors:

@@ -37,17 +37,28 @@ def test_it_is_the_same_wherever_the_corpus_lies(atlas_config, tmp_path):
     assert serves(atlas_config, copy, run__seed="7") == same, "nothing is drawn"
 
 
+DENSE = {
+    "retriever__backend": "dense",
+    "retriever__dense__query_prefix": "query: ",
+    "retriever__dense__passage_prefix": "passage: ",
+    "retriever__dense__pooling": "mean",
+}
+"""All of it set, because no encoder is at hand."""
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         ({}, {"retriever__noise": "0.5"}),
         ({}, {"retriever__distractors": "1"}),
-        ({}, {"retriever__backend": "dense"}),
+        ({}, {"retriever__bm25__tokenizer": "tests.retrieval.tokenizers:letters"}),
+        ({}, DENSE),
         ({}, {"retriever__rerank__model": "a/reranker"}),
         ({"retriever__noise": "0.5"}, {"run__seed": "7"}),
         ({"retriever__noise": "0.5"}, {"retriever__stochastic": "false"}),
-        ({"retriever__backend": "dense"}, {"retriever__dense__query_prefix": ""}),
-        ({"retriever__backend": "dense"}, {"retriever__dense__encoder": "another/encoder"}),
+        (DENSE, {"retriever__dense__query_prefix": ""}),
+        (DENSE, {"retriever__dense__pooling": "cls"}),
+        (DENSE, {"retriever__dense__encoder": "another/encoder"}),
         ({"retriever__rerank__model": "a/reranker"}, {"retriever__rerank__candidates": "20"}),
         ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__model": "another"}),
         ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__p_end": "0.9"}),
