@@ -48,7 +48,7 @@ _DELETED_BY_WORKERS = ("worker:*", "staged:*")
 _SENT_BY_WORKERS = ("get", "hgetall", "hlen", "pttl", "set", "time", "xread", "zcard", "zcount", "zrange")
 """Besides scripts, and what makes a connection or a transaction."""
 _EVERYTHING = "resetchannels +@all -@dangerous -@scripting +info"
-_SCRIPT_COMMAND = re.compile(r"redis\.p?call\('(\w+)'")
+_SCRIPT_COMMAND = re.compile(r"call\('(\w+)'")
 
 
 def rules(role: str, run: str) -> str:

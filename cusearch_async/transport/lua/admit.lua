@@ -39,7 +39,7 @@ for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('lease'), '-inf', time, 
   fail_attempt(ticket)
 end
 if run.paused == 1 then room = 0 end
-local next_ticket = whole(redis.call('GET', key('next_ticket')))
+local next_ticket = natural(redis.call('GET', key('next_ticket')))
 if not next_ticket then return lost('next_ticket is gone') end
 
 local tickets = {}

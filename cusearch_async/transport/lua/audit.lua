@@ -111,7 +111,7 @@ for ticket, number in pairs(places) do
   if number > 1 then twice[#twice + 1] = ticket end
 end
 if run.order == 'ticket' then  -- in the other order, forgotten pools may have held any of them
-  local next_ticket = whole(redis.call('GET', key('next_ticket'))) or 0
+  local next_ticket = natural(redis.call('GET', key('next_ticket'))) or 0
   local bound = ticket_bound(math.max(run.step, run.published or 0), in_places)
   if next_ticket > bound then find('next_ticket: ' .. next_ticket .. ', more than ' .. bound .. ' cannot be granted') end
   for ticket = run.checkpoint * run.questions, math.min(next_ticket, bound) - 1 do

@@ -41,7 +41,7 @@ if #tickets < run.questions then
     local somewhere = {}
     for _, ticket in ipairs(tickets) do somewhere[ticket] = true end
     for _, ticket in ipairs(redis.call('ZRANGEBYSCORE', key('requeue'), first, last)) do somewhere[ticket] = true end
-    for ticket = first, math.min(last, (whole(redis.call('GET', key('next_ticket'))) or 0) - 1) do
+    for ticket = first, math.min(last, (natural(redis.call('GET', key('next_ticket'))) or 0) - 1) do
       local name = tostring(ticket)
       if not somewhere[name] and not redis.call('ZSCORE', key('lease'), name) then
         requeue(name)

@@ -6,7 +6,7 @@ local refused = refusal_of(ARGV[1])
 if refused then return refused end
 if run.step > step then return 0 end
 if run.step < step then return lost('it is at step ' .. run.step .. ', the learner at ' .. step) end
-local next_ticket = whole(redis.call('GET', key('next_ticket')))
+local next_ticket = natural(redis.call('GET', key('next_ticket')))
 if not next_ticket then return lost('next_ticket is gone') end
 
 local ids, is_of_pool = redis.call('LRANGE', pool_key(step), 0, -1), {}

@@ -20,14 +20,20 @@ local function lost(what) return redis.error_reply('LOST ' .. what) end  -- the 
 local function damaged(what) return redis.error_reply('DAMAGED ' .. what) end  -- no learner can
 
 -- The whole number >= 0 that a text holds, else nil. `text` may be false.
-local function whole(text) return text and #text < 15 and string.match(text, '^%d+$') and tonumber(text) or nil end
+local function natural(text) return text and #text < 15 and string.match(text, '^%d+$') and tonumber(text) or nil end
 
--- More tickets than workers can have been granted before `step`, with `known` tickets in some place. Loops over tickets
--- end there: workers write `next_ticket`.
+-- No ticket above it can have been granted at `step`, when `known` tickets are in some place. Loops over tickets end
+-- there: workers write `next_ticket`.
 local function ticket_bound(step, known) return (step + run.max_staleness + 2) * run.questions + known end
 
 -- Wake the workers that wait for something to do.
-local function tell() redis.call('XADD', key('news'), 'MAXLEN', 1, '*', 'of', run.epoch or 0) end
+local function tell()
+  local function add(call) return call('XADD', key('news'), 'MAXLEN', 1, '*', 'of', run.epoch or 0) end
+  if type(add(redis.pcall)) == 'table' then  -- an error: it is no stream, or its last id is used up
+    redis.call('UNLINK', key('news'))
+    add(redis.call)
+  end
+end
 
 -- The error for a learner of `epoch` that must stop: Redis has lost it, or another learner has taken over. Else nil.
 local function refusal_of(epoch)

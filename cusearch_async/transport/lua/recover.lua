@@ -19,7 +19,7 @@ local whose = redis.call('HMGET', state, 'run_id', 'host', 'folder')  -- as text
 if run_id and whose[1] and whose[1] ~= run_id then
   return redis.error_reply('ANOTHER ' .. table.concat({whose[1], whose[2] or '?', whose[3] or '?'}, ' '))
 end
-local kinds = {  -- not `news`, which begins again
+local kinds = {  -- not `news`: `tell` makes it again
   ledger = 'hash', waiting = 'hash', depth_by_version = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
   incomplete = 'hash', sizes = 'hash', memory = 'string', clock = 'hash', quarantine = 'hash', learners = 'hash',
   contract = 'hash', lease = 'zset', requeue = 'zset', ready = 'zset', workers = 'zset', next_ticket = 'string',
@@ -35,7 +35,7 @@ local numbers = {ledger = 'a counter of the ledger', incomplete = 'a count of in
   attempts = 'a count of attempts', sizes = 'a size', clock = 'the clock'}
 for name, what in pairs(numbers) do
   for _, number in ipairs(redis.call('HVALS', key(name))) do
-    local size = whole((string.gsub(number, '^%-', '')))
+    local size = natural((string.gsub(number, '^%-', '')))
     if not size or (name == 'sizes' and (size < 1 or size > 7000)) then return damaged(what .. " is '" .. number .. "' now") end
   end
 end
@@ -43,7 +43,7 @@ local depths, waiting = {}, redis.call('HGETALL', key('waiting'))
 for i = 1, #waiting, 2 do
   local depth, version, bytes = string.match(waiting[i + 1], '^(%d+):%-?(%d+):(%d+)$')
   local is_id = string.match(waiting[i], '^%d+:%d+$') and #waiting[i] < 30
-  if not (is_id and whole(depth) and whole(version) and whole(bytes)) then
+  if not (is_id and natural(depth) and natural(version) and natural(bytes)) then
     return damaged("waiting holds '" .. waiting[i] .. "' = '" .. waiting[i + 1] .. "' now")
   end
   depths[depth] = true
@@ -51,7 +51,7 @@ end
 local forgotten, reached = run.checkpoint or 0, run.step or step
 if reached - forgotten > 1e6 then return damaged('step is ' .. reached .. ', after checkpoint ' .. forgotten) end
 if step < forgotten then return redis.error_reply('GONE ' .. forgotten .. ' ' .. step) end
-local granted = whole(redis.call('GET', key('next_ticket')) or '0')  -- tickets below it
+local granted = natural(redis.call('GET', key('next_ticket')) or '0')  -- tickets below it
 if not granted then return damaged('next_ticket is no number now') end
 for _, name in ipairs({'questions', 'rollouts', 'order'}) do
   if granted > 0 and run[name] and tostring(run[name]) ~= limits[name] then
@@ -65,7 +65,7 @@ local next_ticket = math.max(granted, first)
 local somewhere, known, last = {}, 0, granted  -- ticket -> true; how many; no ticket is above
 for _, name in ipairs({'lease', 'requeue', 'ready'}) do
   for _, ticket in ipairs(redis.call('ZRANGE', key(name), 0, -1)) do
-    if tostring(whole(ticket)) ~= ticket then return damaged(name .. " holds '" .. ticket .. "' now") end
+    if tostring(natural(ticket)) ~= ticket then return damaged(name .. " holds '" .. ticket .. "' now") end
     somewhere[ticket], known, last = true, known + 1, math.max(last, ticket)
   end
 end
@@ -73,8 +73,8 @@ local pools, s = {}, step > reached and forgotten or step
 while s <= reached or redis.call('EXISTS', pool_info_key(s)) == 1 do
   local info = redis.call('HMGET', pool_info_key(s), 'tickets', 'size', 'trained')
   if info[1] then
-    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = whole(info[2]) or 0}
-    pool.trained = whole(info[3])
+    local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = natural(info[2]) or 0}
+    pool.trained = natural(info[3])
     for ticket in string.gmatch(info[1], '%d+') do pool.tickets[#pool.tickets + 1] = ticket end
     pools[s], known = pool, known + #pool.tickets
   end
@@ -88,7 +88,7 @@ if last > bound then
 end
 
 -- 2. From here on only writes that cannot fail.
-redis.call('UNLINK', key('news'), key('limits'), key('contract'))
+redis.call('UNLINK', key('limits'), key('contract'))
 for name, value in pairs(limits) do
   run[name] = tonumber(value) or value
   redis.call('HSET', key('limits'), name, value)
