@@ -250,7 +250,7 @@ def change(config, at, **fields):
         ({"pool": []}, "the pool has 0 trajectories"),
     ],
 )
-async def test_a_record_that_no_learner_writes_is_refused_by_name(config_of, fields, said):
+async def test_a_record_that_no_learner_writes_is_refused_and_named(config_of, fields, said):
     config = config_of()
     await record_all(config)
     change(config, 1, **fields)
@@ -259,7 +259,7 @@ async def test_a_record_that_no_learner_writes_is_refused_by_name(config_of, fie
 
 
 @pytest.mark.parametrize("memory", ['{"phase":"x"}', '{"phase":99}', '{"phase":-3}', "[1]", "{", "[" * 100_000])
-async def test_a_memory_that_is_not_the_methods_is_refused_by_name(config_of, memory):
+async def test_a_memory_that_is_not_the_methods_is_refused(config_of, memory):
     config = config_of()
     await record_all(config)
     change(config, 1, memory=memory)
@@ -268,7 +268,7 @@ async def test_a_memory_that_is_not_the_methods_is_refused_by_name(config_of, me
         step.choose(config)
 
 
-async def test_a_trajectory_beyond_the_runs_limits_is_refused_by_name(config_of):
+async def test_a_trajectory_beyond_the_runs_limits_is_refused_and_named(config_of):
     config = config_of()
     await record_all(config)
     change(config, 1, pool=[codec.encode(make_trajectory(4 + i, 0, depth=99)) for i in range(8)])
