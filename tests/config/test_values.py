@@ -328,6 +328,7 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
         "eval.limit",
     }
     unset |= {f"retriever.web.{key}" for key in ("url", "max_requests", "cache")}
+    unset |= {f"retriever.dense.{key}" for key in ("pooling", "query_prefix", "passage_prefix")}
     unset.add("environment.search.reward")
     keys = {key.replace("LABEL", "search") for key in known_keys() if "." in key} | {"environment.search"}
     assert set(dotted(saved)) == keys - unset
