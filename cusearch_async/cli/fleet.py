@@ -26,7 +26,7 @@ from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.training.provenance import COMMAND
-from cusearch_async.transport.server import is_listening, own_server
+from cusearch_async.transport.server import holding_data, is_listening, own_server
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,8 @@ class Fleet:
         if config.redis.transport == "redis":
             wanted.append(("Redis", config.redis.url, BufferUnavailable))
             if not is_listening(config.redis.url):
-                self._start("redis", own_server(config))
+                with holding_data(config) as lock:
+                    self._start("redis", own_server(config), inherited=(lock,))
         if config.uses_retriever:
             wanted += self._start_retriever()
         for what, url, failure in wanted:
@@ -269,11 +270,13 @@ class Fleet:
             child.process.wait()
             self.children.pop(child.name, None)
 
-    def _start(self, name: str, command: list[str], env: dict[str, str] | None = None) -> None:
+    def _start(
+        self, name: str, command: list[str], env: dict[str, str] | None = None, inherited: Sequence[int] = ()
+    ) -> None:
         path = self._logs / f"{name}.log"
         size = path.stat().st_size if path.exists() else 0
         withheld = {secret: "" for secret, users in _SECRETS.items() if not name.startswith(users)}
-        process = start_child(command, withheld | (env or {}), path)
+        process = start_child(command, withheld | (env or {}), path, inherited)
         self.children[name] = Child(name, process, path, size, size)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from cusearch_async import run_folder
 from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, load_config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.transport.roles import ROLES, acl_file
-from cusearch_async.transport.server import is_listening, own_server, redis_cli_line
+from cusearch_async.transport.server import holding_data, is_listening, own_server, redis_cli_line, url_of_own
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         print(acl_file(config.run.name, {role: secrets.token_urlsafe(24) for role in ROLES}), end="")
         return
     if is_listening(config.redis.url):
+        if url_of_own(config) == config.redis.url:
+            raise RunInUse(f"redis.url {config.redis.url}: this run's own Redis listens there already; use that")
         raise ConfigError(f"redis.url {config.redis.url}: something listens there already; choose another port")
     run_folder.mark(config.folder, config.run.name)
-    command = own_server(config)
-    log.info("inspect it with: %s", redis_cli_line(config))
-    os.execv(command[0], command)  # noqa: S606  (this process becomes the server)
+    with holding_data(config) as lock:
+        command = own_server(config)
+        log.info("inspect it with: %s", redis_cli_line(config))
+        os.set_inheritable(lock, True)
+        os.execv(command[0], command)  # noqa: S606  (this process becomes the server)

@@ -25,11 +25,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def start_child(
-    command: Sequence[str], env: dict[str, str] | None = None, log_file: Path | None = None
+    command: Sequence[str],
+    env: dict[str, str] | None = None,
+    log_file: Path | None = None,
+    inherited: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process that does not outlive this one, not even after kill -9. It gets no signals from the terminal.
 
-    With `log_file` its output is appended to that file; otherwise it goes to the output of this process."""
+    With `log_file` its output is appended to that file; otherwise it goes to the output of this process. It gets the
+    file handles `inherited`."""
     output = log_file.open("ab") if log_file else None
     try:
         return subprocess.Popen(
@@ -39,6 +43,7 @@ def start_child(
             stdout=output,
             stderr=output,
             start_new_session=True,
+            pass_fds=inherited,
             preexec_fn=die_with_parent,  # noqa: PLW1509  (no threads run yet where children are started)
         )
     finally:

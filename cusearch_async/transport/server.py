@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import logging
@@ -11,11 +12,14 @@ import secrets
 import shlex
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 from urllib.parse import unquote, urlsplit
 
 from cusearch_async.config import LOOPBACK, Config, redis_password, redis_password_file
-from cusearch_async.errors import BufferUnavailable
+from cusearch_async.errors import BufferUnavailable, RunInUse
 from cusearch_async.files import write_whole
 
 log = logging.getLogger(__name__)
@@ -23,6 +27,8 @@ log = logging.getLogger(__name__)
 _PERMISSIONS = "~cusearch:* resetchannels +@all -@dangerous +info +config|get"
 """Permissions with the password. @dangerous are commands that affect more than the data: MODULE, CONFIG SET, DEBUG,
 REPLICAOF, ACL, SAVE, SHUTDOWN, and FLUSHALL."""
+_LOCK = "lock"
+"""In the folder of a Redis's data: locked while its server runs; it holds the server's URL."""
 
 
 def find_redis_server() -> Path:
@@ -49,20 +55,73 @@ def redis_version(server: Path) -> tuple[int, ...]:
     return tuple(map(int, version.groups())) if version else (0,)
 
 
+@contextmanager
+def holding_data(config: Config) -> Iterator[int]:
+    """Lock the data of this run's Redis: two servers would append to one file, and add up each other's counters.
+
+    Yields a handle that the server must inherit; then the lock lasts as long as the server. Without locks in the file
+    system it only logs a warning.
+    Raises: RunInUse with the URL of the server that has the data; BufferUnavailable as `own_server`."""
+    folder = _data_folder(config)
+    _make_private(folder)
+    with (folder / _LOCK).open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunInUse(
+                f"{folder} is in use: this run's Redis already listens at {_read_from_start(file)}; set redis.url to "
+                "that, or stop it first"
+            ) from error
+        except OSError as error:
+            log.warning("%s cannot be locked (%s): start no second Redis there", file.name, error.strerror)
+        file.truncate(0)
+        file.write(config.redis.url)
+        file.flush()
+        yield file.fileno()
+
+
+def url_of_own(config: Config) -> str | None:
+    """Where the Redis that was started for this run listens; None when none runs on this machine."""
+    path = redis_password_file(config)
+    try:
+        file = (path.with_name(_LOCK) if path else Path(os.devnull)).open(encoding="utf-8")
+    except OSError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_from_start(file)
+        except OSError:
+            pass
+        return None
+
+
+def _read_from_start(file: TextIO) -> str:
+    file.seek(0)
+    return file.read()
+
+
 def own_server(config: Config) -> list[str]:
     """Command line of the Redis of this run. The password is CUSEARCH_REDIS_PASSWORD, or a random one that is stored in
     the run's folder for the other processes of the run.
 
     Raises: BufferUnavailable when redis.url is not on this machine."""
-    path = redis_password_file(config)
-    if path is None:
-        raise _not_ours(config.redis.url)
+    folder = _data_folder(config)
     password = redis_password(config)
     if password is None:
         password = secrets.token_urlsafe(32)
-        _make_private(path.parent)
-        write_whole(path, password.encode(), mode=0o600)
-    return server_command(config.redis.url, path.parent, password)
+        _make_private(folder)
+        write_whole(folder / "password", password.encode(), mode=0o600)
+    return server_command(config.redis.url, folder, password)
+
+
+def _data_folder(config: Config) -> Path:
+    """Raises: BufferUnavailable when redis.url is not on this machine."""
+    path = redis_password_file(config)
+    if path is None:
+        raise _not_ours(config.redis.url)
+    return path.parent
 
 
 def server_command(url: str, folder: Path, password: str | None) -> list[str]:

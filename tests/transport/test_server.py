@@ -28,6 +28,7 @@ from cusearch_async.transport.server import (
     redis_cli_line,
     redis_version,
     server_command,
+    url_of_own,
 )
 from tests.conftest import SLOW, free_port, wait_until
 from tests.transport.conftest import make_limits

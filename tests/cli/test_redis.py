@@ -1,0 +1,76 @@
+"""The Redis of a run: its data has one server at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cusearch_async import run_folder
+from cusearch_async.cli import main
+from cusearch_async.cli.fleet import Fleet
+from cusearch_async.config import Config, load_config
+from cusearch_async.errors import RunInUse
+from cusearch_async.lifecycle.children import start_child
+from cusearch_async.transport.server import holding_data, is_listening, own_server, url_of_own
+from tests.conftest import free_port, wait_until
+
+
+@pytest.fixture
+def config(atlas_config, tmp_path) -> Config:
+    return on_port(atlas_config, tmp_path)
+
+
+def on_port(atlas_config, tmp_path) -> Config:
+    """The run of one folder, with its Redis on another port each time."""
+    overrides = ["--run.folder", str(tmp_path / "run"), "--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
+    return load_config(atlas_config, overrides)
+
+
+@contextmanager
+def serving(config: Config) -> Iterator[None]:
+    run_folder.mark(config.folder, config.run.name)
+    with holding_data(config) as lock:
+        server = start_child(own_server(config), log_file=config.folder / "redis" / "log", inherited=(lock,))
+    try:
+        wait_until(lambda: is_listening(config.redis.url), 20)
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_the_data_of_a_run_has_one_server_for_as_long_as_that_lives(config, atlas_config, tmp_path):
+    assert url_of_own(config) is None
+    second = on_port(atlas_config, tmp_path)
+    with serving(config):
+        assert url_of_own(second) == config.redis.url
+        with pytest.raises(RunInUse, match=f"this run's Redis already listens at {config.redis.url}; set redis.url"):
+            holding_data(second).__enter__()
+        assert not is_listening(second.redis.url)
+    assert url_of_own(config) is None
+    with serving(second):
+        assert url_of_own(config) == second.redis.url
+
+
+@pytest.mark.parametrize("other", ["same", "another"])
+def test_a_second_redis_command_names_the_first(config, atlas_config, tmp_path, monkeypatch, other):
+    url = config.redis.url if other == "same" else f"redis://127.0.0.1:{free_port()}/0"
+    words = ["cusearch", "redis", str(atlas_config), "--run.folder", str(config.folder), "--redis.url", url]
+    monkeypatch.setattr("sys.argv", words)
+    with serving(config), pytest.raises(SystemExit) as ended:
+        main.main()
+    said = str(ended.value.code)
+    if other == "same":
+        assert said == f"cusearch: redis.url {url}: this run's own Redis listens there already; use that"
+    else:
+        assert f"this run's Redis already listens at {config.redis.url}; set redis.url to that, or stop it" in said
+
+
+def test_a_launch_with_another_port_does_not_open_the_data_of_a_living_redis(config, atlas_config, tmp_path):
+    second = on_port(atlas_config, tmp_path)
+    with serving(config), Fleet(second) as fleet:
+        with pytest.raises(RunInUse, match=f"this run's Redis already listens at {config.redis.url}"):
+            fleet.start_services()
+        assert not fleet.children
