@@ -17,7 +17,7 @@ from cusearch_async.cli.runs import refuse_if_alive, refuse_other_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import BufferLost
 from cusearch_async.metrics.files import read_scores
-from cusearch_async.training.starts import epochs_and_steps
+from cusearch_async.training.starts import changes_since_last_start, epochs_and_steps
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
     started = time.monotonic()
     run_folder.refuse_others(config.folder, config.run.name)
+    changes_since_last_start(config, arguments.accept_changes)  # before anything starts; the learner logs them
     done = live.newest_checkpoint(config)
     if done is not None and is_complete(done.state.step, config) and not done.torn():
         console.print(

@@ -264,12 +264,18 @@ def _epoch_of(settings: Path) -> int:
 
 
 def refuse_changes(config: Config, accept: bool, contract: RunContract = NO_CONTRACT) -> None:
-    """Compare with the settings of the last start, and with what the files held that they name, and log what changed.
+    """Compare with the last start, and log what changed. Raises: as `changes_since_last_start`."""
+    for key, change in changes_since_last_start(config, accept, contract).items():
+        log.info("since the last start: %s: %s", key, change)
+
+
+def changes_since_last_start(config: Config, accept: bool, contract: RunContract = NO_CONTRACT) -> dict[str, str]:
+    """Dotted key -> what changed: of the settings of the last start, and of what the files held that they name.
 
     Raises: ConfigError naming what changes what the run means, unless `accept`."""
     last = _last_settings(config.folder)
     if last is None:
-        return
+        return {}
     changes = changed_settings(last, config.model_dump(mode="json", exclude_none=True))
     known = next((start.contract for start in reversed(read_starts(config.folder)) if start.contract), {})
     for key in _CHANGED.keys() & contract.terms.keys() & known.keys() - changes.keys():
@@ -282,8 +288,7 @@ def refuse_changes(config: Config, accept: bool, contract: RunContract = NO_CONT
             f"run {config.run.name!r} would not be the same run: {listed}; choose another run.name, or accept the "
             f"changes with {ACCEPT_CHANGES}"
         )
-    for key, change in changes.items():
-        log.info("since the last start: %s: %s", key, change)
+    return changes
 
 
 def changed_settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:

@@ -23,9 +23,10 @@ from cusearch_async.cli import fleet as fleets
 from cusearch_async.cli import launch, live
 from cusearch_async.cli.fleet import Child, Fleet
 from cusearch_async.config import load_config
-from cusearch_async.errors import ProcessDied, RetrievalUnavailable, RunInUse
+from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.training.provenance import launched_by
+from cusearch_async.training.starts import record_start
 from tests.conftest import SLOW, free_port, wait_until
 
 GOODBYE = """
@@ -261,6 +262,15 @@ def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):
     with pytest.raises(RunInUse, match="is in use: a launch or a demo runs in it"):
         launch.run(Namespace(config=atlas_config, accept_changes=False, take_over=True), overrides)
     assert run_folder.read_marker(config.folder).run == config.run.name
+
+
+def test_a_launch_with_another_method_is_refused_before_anything_starts(config, atlas_config):
+    run_folder.mark(config.folder, config.run.name)
+    record_start(config, epoch=1, step=0)
+    overrides = ["--run.folder", str(config.folder), "--method.name", "random"]
+    with pytest.raises(ConfigError, match=r"not be the same run: method\.name: .*-> 'random', .*with --accept-changes"):
+        launch.run(Namespace(config=atlas_config, accept_changes=False, take_over=False), overrides)
+    assert not (config.folder / "logs").exists()
 
 
 SPEAKING = """
