@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import multiprocessing
+import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 CANCEL_AGAIN_S = 1.0
 """Seconds after which a cancelled task that still runs is cancelled again."""
@@ -25,6 +31,30 @@ def stop_on_signals() -> asyncio.Event:
     for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+@contextmanager
+def ending_at_once(what: str) -> Iterator[None]:
+    """For a long call that keeps the loop from running, like that which loads an engine: a signal that asks to stop
+    ends this process, and those that it has spawned, with the status that shells give it. Nothing may be held yet that
+    must be given back. Signals that nobody handles keep their effect."""
+
+    def end(number: int, _: object) -> None:
+        log.info("stopped while %s", what)
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(128 + number)
+
+    unhandled = (signal.SIG_DFL, signal.SIG_IGN, None)
+    before = {number: signal.getsignal(number) for number in stop_signals()}
+    handled = {number: handler for number, handler in before.items() if handler not in unhandled}
+    for number in handled:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
 
 
 async def unless_stopped(work: asyncio.Future[Any], stop: asyncio.Event) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cusearch_async.config import Config
 from cusearch_async.environments import Search
-from cusearch_async.lifecycle.signals import unless_stopped
+from cusearch_async.lifecycle.signals import ending_at_once, unless_stopped
 from cusearch_async.lifecycle.turns import GpuLock, gpu_lock
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
@@ -53,9 +53,10 @@ def open_player(
     """An engine that has loaded `model`, and a player that uses it in the config's environments. `lock` is taken, if
     the engine takes turns. Raises: EngineDied."""
     # vLLM takes seconds to import; a process that may not join, or waits for a service, says so before that.
-    from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
+    with ending_at_once("vLLM was being loaded"):
+        from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
 
-    engine = Engine.start(model, tokenizer, config, lock)
+        engine = Engine.start(model, tokenizer, config, lock)
     try:
         yield engine, Player(engine, config.environments(search), tokenizer, config.episode, config.run.seed)
     finally:

@@ -10,7 +10,7 @@ from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.environments import NoSearch
 from cusearch_async.lifecycle.progress import log_waiting
-from cusearch_async.lifecycle.signals import stop_on_signals
+from cusearch_async.lifecycle.signals import ending_at_once, stop_on_signals
 from cusearch_async.models import check_model, vocab_size
 from cusearch_async.processes.playing import ask_retriever, open_player, take_gpus
 from cusearch_async.retrieval.client import SearchClient
@@ -27,7 +27,7 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
     """Run the rollout worker `name` until a signal arrives. Its engine, another process, keeps to its cores; this one
     then takes any of `cores`: what plays the episodes need not wait for what decodes."""
     stop = stop_on_signals()
-    with log_waiting(log, "waiting for the questions to be read"):
+    with log_waiting(log, "waiting for the questions to be read"), ending_at_once("the questions were being read"):
         questions = load_run_questions(config)
         tokenizer = check_model(config.model.location, config.episode.max_tokens)
         check_lengths(questions.all, config.environments(NoSearch()), tokenizer, config.episode)

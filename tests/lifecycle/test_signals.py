@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from cusearch_async.lifecycle import signals
-from cusearch_async.lifecycle.signals import stop_on_signals, stop_signals, unless_stopped
-from tests.conftest import SLOW
+from cusearch_async.lifecycle.signals import ending_at_once, stop_on_signals, stop_signals, unless_stopped
+from tests.conftest import SLOW, wait_until
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -60,3 +63,43 @@ async def test_work_that_swallows_its_cancellation_is_cancelled_again(monkeypatc
     assert done
     assert waiting.result() is False
     assert len(swallowed) == 2
+
+
+LOADS = """
+import asyncio, multiprocessing, sys, time
+import uvloop
+from cusearch_async.lifecycle.signals import ending_at_once, stop_on_signals
+
+async def run():
+    stop_on_signals()
+    engine = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    engine.start()
+    with ending_at_once("it was loading"):
+        print(engine.pid, flush=True)
+        time.sleep(600)
+
+sys.argv[1:] == ["uvloop"] and uvloop.install()
+asyncio.run(run())
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_loads_ends_at_once_with_all_that_it_has_spawned(loop: str, number: signal.Signals):
+    worker = subprocess.Popen([sys.executable, "-c", LOADS, loop], stdout=subprocess.PIPE, text=True)
+    engine = Path("/proc") / worker.stdout.readline().strip()
+    worker.send_signal(number)
+    assert worker.wait(5 * SLOW) == 128 + number
+    worker.stdout.close()
+    wait_until(lambda: not engine.exists() or "Z (zombie)" in (engine / "status").read_text(), 5)
+
+
+def test_signals_that_nobody_handles_keep_their_effect_while_something_loads():
+    before = signal.getsignal(signal.SIGINT)
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with ending_at_once("it was loading"):
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGTERM, handler)
