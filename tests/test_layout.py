@@ -22,6 +22,7 @@ LAYERS = [
         "surrogates",
         "folding",
         "in_flight",
+        "paths",
         "retry",
         "extensions",
     },

@@ -276,7 +276,8 @@ class Fleet:
         path = self._logs / f"{name}.log"
         size = path.stat().st_size if path.exists() else 0
         withheld = {secret: "" for secret, users in _SECRETS.items() if not name.startswith(users)}
-        process = start_child(command, withheld | (env or {}), path, inherited)
+        # A file of the current folder must not be taken for a package; modules of the config are looked for there last.
+        process = start_child(command, {"PYTHONSAFEPATH": "1"} | withheld | (env or {}), path, inherited)
         self.children[name] = Child(name, process, path, size, size)
 
 

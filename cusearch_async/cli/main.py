@@ -5,13 +5,23 @@ library."""
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Collection
 
-import cusearch_async
-from cusearch_async.lifecycle.entry import Parser, exit_with_one_line, log_to_stderr
-from cusearch_async.lifecycle.spawned import die_with_worker
+try:
+    import importlib
+    from collections.abc import Collection
+
+    import cusearch_async
+    from cusearch_async.lifecycle.entry import (
+        Parser,
+        exit_with_one_line,
+        log_to_stderr,
+        own_modules_last,
+        quick_to_interrupt,
+    )
+    from cusearch_async.lifecycle.spawned import die_with_worker
+except KeyboardInterrupt:  # in the first tenth of a second
+    sys.exit(130)
 
 die_with_worker()
 
@@ -63,9 +73,11 @@ def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
 
 
 def main() -> None:
-    arguments, overrides = make_parser(sys.argv[1:]).parse()
-    log_to_stderr("cusearch")
     with exit_with_one_line("cusearch"):
+        with quick_to_interrupt():
+            own_modules_last()
+            arguments, overrides = make_parser(sys.argv[1:]).parse()
+            log_to_stderr("cusearch")
         if "trust" in arguments:
             from cusearch_async.cli.trust import refuse_untrusted  # noqa: PLC0415  (only where it is needed)
 

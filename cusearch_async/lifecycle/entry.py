@@ -5,24 +5,65 @@ Imports no large library, because `cusearch --help` waits for this import."""
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import re
+import select
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from cusearch_async.errors import CusearchError
+from cusearch_async.paths import at_home
 
 _OVERRIDE = re.compile(r"--(steps|\w+\.[\w.-]+)(=|$)")
+INTERRUPTED = 130
+"""Exit status after ctrl-C: 128 + SIGINT, as shells have it."""
+_SIMILARITY = 0.7
+"""Similarity from which a word counts as a misspelling of a choice."""
+NO_READER = 141
+"""Exit status when nobody reads the output any more, as after `| head`: 128 + SIGPIPE."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Why a device takes no more."""
+
+
+def own_modules_last() -> None:
+    """Look for modules in the current folder last, where `python -m` has it first: a user's redis.py must not be taken
+    for the package. Call it before any package is imported."""
+    if not sys.flags.safe_path and Path(sys.path[0]).absolute() == Path(os.curdir).absolute():
+        sys.path.append(sys.path.pop(0))
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports errors in one line."""
+    """A parser that reports errors in one line, and expands ~ in paths."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("type", Path, _path)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is not None and file is sys.stdout:
+            file.write(message)  # argparse would hide that the device is full
+        else:
+            super()._print_message(message, file)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse an unknown choice with the one that is meant, or with all of them."""
+        if action.choices is not None and value not in action.choices:
+            from difflib import get_close_matches  # noqa: PLC0415  (only for this)
+
+            choices = list(map(str, action.choices))
+            near = get_close_matches(str(value), choices, n=1, cutoff=_SIMILARITY)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(choices)}"
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {hint}")
 
     def parse(self) -> tuple[argparse.Namespace, list[str]]:
         """Parse the command line: the command's own arguments, and the overrides of settings."""
@@ -32,7 +73,29 @@ class Parser(argparse.ArgumentParser):
             from cusearch_async.config import explain_unknown  # noqa: PLC0415  (the settings take a while to load)
 
             self.error(explain_unknown(unknown))
+        for name, values in _given(overrides).items():
+            if len(values) > 1:
+                self.error(f"{name} is given {len(values)} times ({', '.join(values)}); give it once")
         return arguments, overrides
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(at_home(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _given(overrides: Sequence[str]) -> dict[str, list[str]]:
+    """Setting -> its values on the command line."""
+    found: dict[str, list[str]] = {}
+    rest = list(overrides)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if not equals and rest and not rest[0].startswith("--"):
+            value = rest.pop(0)
+        found.setdefault("--run.steps" if name == "--steps" else name, []).append(value)
+    return found
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -62,20 +125,67 @@ def log_to_stderr(name: str) -> None:
 
 
 @contextmanager
+def quick_to_interrupt() -> Iterator[None]:
+    """While libraries are imported, ctrl-C ends the process at once: an exception would be printed with the traceback
+    of whatever was just imported, or be turned into an error of a library's own."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # not ignored, as in the background of a script
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def exit_with_one_line(name: str) -> Iterator[None]:
     """Wraps an entry point: a known error ends the process with one line and status 1.
 
-    Known are the errors in `errors`, and system errors that name a file or folder. Anything else is a bug and keeps its
-    traceback."""
+    Known are the errors in `errors`, system errors that name a file or folder, and an output that takes no more. When
+    nobody reads the output, or after ctrl-C, it says nothing. Anything else is a bug and keeps its traceback."""
     try:
-        yield
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except KeyboardInterrupt:
-        sys.exit(130)
-    except (CusearchError, OSError, ExceptionGroup) as error:
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        if _is_interrupt(error):
+            sys.exit(INTERRUPTED)
+        if isinstance(error, BrokenPipeError) and _has_no_reader():
+            _give_up_output()
+            sys.exit(NO_READER)
         named = known_error_message(error)
         if named is None:
             raise
+        _give_up_output()
         sys.exit(f"{name}: {named}")
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error came of ctrl-C: libraries turn it into errors of their own while they are imported."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _has_no_reader() -> bool:
+    """Whether stdout is a pipe that nobody reads any more."""
+    asked = select.poll()
+    asked.register(1, 0)
+    return any(event & select.POLLERR for _, event in asked.poll(0))
+
+
+def _give_up_output() -> None:
+    """Print nothing more to a stdout that takes nothing: the interpreter would complain when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except AttributeError:  # no stdout at all
+        pass
 
 
 def known_error_message(error: BaseException) -> str | None:
@@ -84,6 +194,8 @@ def known_error_message(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {error.strerror}; check the path, its permissions and the disk"
+    if isinstance(error, OSError) and error.errno in _FULL:  # of stdout: what writes files names them
+        return f"the output cannot be written: {error.strerror}; make room there, or send it elsewhere"
     if isinstance(error, BaseExceptionGroup):
         found = (known_error_message(inner) for inner in error.exceptions)
         return next((inner for inner in found if inner is not None), None)

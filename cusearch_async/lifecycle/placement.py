@@ -39,6 +39,7 @@ def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: i
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a forked engine outlives its worker
     # On a GPU, loading and compiling take minutes, and vLLM says how far it is; on a CPU, seconds.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if cuda.has_cuda_vllm() else "ERROR")
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # what vLLM starts finds no package in the current folder either
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # libraries warn about each other
     warnings.simplefilter("ignore", FutureWarning)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import signal
 import sys
 
-from cusearch_async.lifecycle.children import die_with_parent
-
 
 def die_with_worker() -> None:
     """In a spawned process: let the kernel kill this process when the worker ends for any reason. In other processes
@@ -20,5 +18,7 @@ def die_with_worker() -> None:
     reached this call (a fraction of a second); vLLM then gives up after five minutes."""
     main = sys.modules["__main__"]
     if sys.modules.get("__mp_main__", main) is not main:  # multiprocessing also uses it as an alias of `__main__`
+        from cusearch_async.lifecycle.children import die_with_parent  # noqa: PLC0415  (`--help` does not need it)
+
         die_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -6,35 +6,43 @@ This is a separate module because no large library may be imported before `confi
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import functools
-import os
-import secrets
-import socket
-from collections.abc import Callable, Sequence
-from pathlib import Path
-
-import uvloop
-
-from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.errors import ConfigError
-from cusearch_async.lifecycle.children import other_ranks
-from cusearch_async.lifecycle.entry import Parser, exit_with_one_line, log_to_stderr
-from cusearch_async.lifecycle.gpus import claim, engine_groups, evaluator_gpus, learner_gpus, list_gpus
-from cusearch_async.lifecycle.launcher import launched_ranks
-from cusearch_async.lifecycle.placement import (
-    configure_process,
-    count_sharers,
-    lower_priority,
-    require_gpus,
-    share_of,
+from cusearch_async.lifecycle.entry import (
+    Parser,
+    exit_with_one_line,
+    log_to_stderr,
+    own_modules_last,
+    quick_to_interrupt,
 )
 from cusearch_async.lifecycle.spawned import die_with_worker
 
-MODULE = "cusearch_async.processes.start"
-
 die_with_worker()
+own_modules_last()
+with quick_to_interrupt():
+    import argparse
+    import asyncio
+    import functools
+    import os
+    import secrets
+    import socket
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import uvloop
+
+    from cusearch_async.config import CONFIG_HELP, Config, load_config
+    from cusearch_async.errors import ConfigError
+    from cusearch_async.lifecycle.children import other_ranks
+    from cusearch_async.lifecycle.gpus import claim, engine_groups, evaluator_gpus, learner_gpus, list_gpus
+    from cusearch_async.lifecycle.launcher import launched_ranks
+    from cusearch_async.lifecycle.placement import (
+        configure_process,
+        count_sharers,
+        lower_priority,
+        require_gpus,
+        share_of,
+    )
+
+MODULE = "cusearch_async.processes.start"
 
 
 def learner(config: Config, accept_changes: bool = False) -> None:
@@ -120,7 +128,8 @@ def main() -> None:
         "--accept-changes", action="store_true", help="learner: continue with settings that change what the run means"
     )
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # DeepSpeed's launcher; as LOCAL_RANK
-    arguments, overrides = parser.parse()
+    with quick_to_interrupt():
+        arguments, overrides = parser.parse()
     log_to_stderr(arguments.name)
     process = PROCESSES[arguments.name]
     if arguments.name == "learner":

@@ -279,3 +279,4 @@ def test_the_redis_command_prints_the_line_and_never_the_password(config, atlas_
         assert f"Redis {'.'.join(map(str, redis_version(find_redis_server())))} (" in said
         assert (redis_password(config) or "?") not in said
         assert paste(config, "ping") == "PONG"
+        assert url_of_own(config) == config.redis.url, "the server keeps the lock that the command took"
