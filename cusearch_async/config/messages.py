@@ -39,7 +39,9 @@ _SIMILARITY = 0.75
 
 def explain(problem: Any) -> str:
     """One line with key, value and what would be right; for the settings of a method or environment one line each."""
-    key, context = ".".join(str(part) for part in problem["loc"]), problem.get("ctx", {})
+    *parents, last = problem["loc"] or ("",)
+    path = [*parents, last] if isinstance(last, str) else parents  # an item of a list is named by its value
+    key, context = ".".join(map(str, path)), problem.get("ctx", {})
     message = problem["msg"].removeprefix("Value error, ")
     match problem["type"]:
         case "extra_forbidden":
@@ -57,6 +59,12 @@ def explain(problem: Any) -> str:
         case "string_pattern_mismatch":
             rule = PATTERNS.get(context["pattern"], f"must match {context['pattern']}")
             line = f"{key}: {rule}, got {problem['input']!r}"
+        case "tuple_type":
+            line = f"{key}: must be a list, got {problem['input']!r}"
+        case "too_short":
+            line = f"{key}: must have at least {context['min_length']} item, got {problem['input']!r}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            line = f"{key}: must be a section, [{key}] with its settings below, got {problem['input']!r}"
         case _:
             line = f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
     return line

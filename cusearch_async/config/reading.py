@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from cusearch_async.config.messages import explain, explain_unknown
+from cusearch_async.config.toml import read_toml
 from cusearch_async.config.whole import Config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole
@@ -22,6 +25,9 @@ STUDIES = "studies"
 CONFIG_HELP = (
     "a TOML file, or the name of a config that comes with the package, like atlas; later files override earlier ones"
 )
+
+_SIMILARITY = 0.8
+"""Similarity from which a name counts as a misspelling of a config's."""
 
 
 def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> Config:
@@ -57,15 +63,27 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         path = shipped_configs().get(path.as_posix(), path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found = read_toml(path, "config file")
     except FileNotFoundError as error:
         if "=" in path.name:
             raise ConfigError(explain_unknown([str(path)])) from error
-        raise ConfigError(f"config file {path} does not exist; give {CONFIG_HELP}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"config file {path} is not valid TOML: {error}") from error
+        raise ConfigError(f"config file {path} does not exist; {_meant(path)}give {CONFIG_HELP}") from error
+    if "study" in found and "run" not in found:
+        raise ConfigError(f"{path} is a study, not the config of a run; make its runs with `cusearch study {path}`")
+    return found
+
+
+def _meant(path: Path) -> str:
+    """ "did you mean …? " for a config that does not exist; empty when no shipped one and no file there is like it."""
+    there = [str(found) for found in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    known = {_plain(name): name for name in (*there, *shipped_configs())}
+    near = difflib.get_close_matches(_plain(str(path)), known, n=1, cutoff=_SIMILARITY)
+    return f"did you mean {known[near[0]]}? " if near else ""
+
+
+def _plain(name: str) -> str:
+    """A config's name without what people get wrong in it."""
+    return re.sub(r"\.t[a-z]*$", "", name.lower()).replace("-", "_")
 
 
 def _lay_over(values: dict[str, Any], later: dict[str, Any]) -> None:
@@ -110,12 +128,21 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, Any]]:
                 raise ConfigError(f"{name} needs a value: {name} VALUE")
             value = rest.pop(0)
         key = name[2:]
-        yield ("run.steps" if key == "steps" else key), _parse(value)
+        yield ("run.steps" if key == "steps" else key), _parse(name, value)
 
 
-def _parse(text: str) -> Any:
-    """The text as a TOML value if it is one, else the text itself."""
+def _parse(name: str, text: str) -> Any:
+    """The text as a TOML value if it is one, else the text itself.
+
+    Raises: ConfigError for half a list, table or quotation."""
+    if text in ("True", "False"):
+        return text == "True"
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if text.startswith(("[", "{", '"', "'")):
+            said = error.args[0].partition(" (at")[0].lower()
+            raise ConfigError(
+                f'{name} {text!r} is no whole value ({said}); write a list as a,b or as \'["a", "b"]\''
+            ) from error
         return text

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cusearch_async.config.section import DEVICE, Section, check_url
+from cusearch_async.config.section import DEVICE, Folder, Location, Section, base_url, check_url
 
 BACKENDS = ("bm25", "dense", "zerosearch", "serper", "serpapi")
 
@@ -34,7 +33,7 @@ E5 = "intfloat/e5-base-v2"
 class DenseConfig(Section):
     """The `dense` backend; the defaults are Search-R1's."""
 
-    encoder: str = E5
+    encoder: Location = E5
     """The encoder: a Hugging Face id or a local folder that transformers' AutoModel can load."""
     query_prefix: str | None = None
     """Text before each query, as the encoder was trained; None for the one in its folder (the prompt `query` of
@@ -64,7 +63,7 @@ class DenseConfig(Section):
 class RerankConfig(Section):
     """A cross-encoder that reranks the results of bm25 or dense."""
 
-    model: str | None = None
+    model: Location | None = None
     """A Hugging Face id or a local folder (Search-R1 uses cross-encoder/ms-marco-MiniLM-L12-v2); None for no reranking.
     """
     candidates: int = Field(10, ge=1)
@@ -99,6 +98,11 @@ class ZeroSearchConfig(Section):
     timeout_s: float = Field(25.0, gt=0)
     """Longest wait for one answer of the language model."""
 
+    @field_validator("url")
+    @classmethod
+    def _is_base(cls, url: str) -> str:
+        return base_url(url, "/chat/completions")
+
     @model_validator(mode="after")
     def _address(self) -> ZeroSearchConfig:
         check_url(self.url, ("http", "https"), "http://127.0.0.1:6001/v1", "set CUSEARCH_SIMULATOR_KEY instead")
@@ -118,7 +122,7 @@ class WebConfig(Section):
     """Attempts at a request before the search fails."""
     timeout_s: float = Field(8.0, gt=0)
     """Longest wait for the answer to one attempt."""
-    cache: Path | None = None
+    cache: Folder | None = None
     """A folder for cached answers; None for no cache (the default, because training should see fresh noise)."""
     cache_ttl_s: float = Field(86400.0, gt=0)
     """Cached answers that are older are requested again."""
@@ -139,9 +143,9 @@ class RetrieverConfig(Section):
     (serper, serpapi), or your own backend as package.module:Name."""
     options: dict[str, Any] = Field({})
     """Keyword arguments of your own backend."""
-    corpus: str = "atlas"
+    corpus: Location = "atlas"
     """bm25 and dense: `atlas`, or a JSONL file of {"id", "contents"}."""
-    index: Path | None = None
+    index: Folder | None = None
     """bm25 and dense: a folder that `cusearch index` has written; None builds the index in memory at each start."""
     topk: int = Field(3, ge=1)
     """Documents per search."""
@@ -172,6 +176,11 @@ class RetrieverConfig(Section):
     rerank: RerankConfig = RerankConfig()
     zerosearch: ZeroSearchConfig = ZeroSearchConfig()
     web: WebConfig = WebConfig()
+
+    @field_validator("url")
+    @classmethod
+    def _is_base(cls, url: str) -> str:
+        return base_url(url, "/retrieve")
 
     @field_validator("backend")
     @classmethod

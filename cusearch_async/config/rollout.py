@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from cusearch_async.config.engines import VllmConfig
-from cusearch_async.config.section import Section
+from cusearch_async.config.section import Numbers, Section
 
 
 class RolloutConfig(Section):
@@ -23,9 +23,9 @@ class RolloutConfig(Section):
     canary_every: int = Field(10, ge=1)
     """After every so many loaded versions, the engine's log-probabilities are compared with the learner's, and the
     checksums of its tensors with those of the last time: all that the learner has changed must have changed."""
-    cores: tuple[int, ...] = ()
+    cores: Numbers = ()
     """CPU cores of the engines, divided among the workers; empty for all. What plays the episodes takes any core."""
-    gpus: tuple[int, ...] = ()
+    gpus: Numbers = ()
     """CUDA devices of the workers, `vllm.tensor_parallel_size` for each. A worker takes a group that no other worker of
     this machine has. Empty: those that the learner leaves free."""
     vllm: VllmConfig = VllmConfig()

@@ -6,7 +6,17 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from cusearch_async.config.section import NAME, Dtype, Section, Sources, check_url
+from cusearch_async.config.section import (
+    NAME,
+    Dtype,
+    Folder,
+    Location,
+    Numbers,
+    Section,
+    Sources,
+    base_url,
+    check_url,
+)
 
 STARTER = Path(__file__).parents[1] / "atlas" / "starter"
 """The shipped policy of the atlas world."""
@@ -21,7 +31,7 @@ class RunConfig(Section):
     """Number of learner steps; each consumes one pool."""
     seed: int = Field(0, ge=0)
     """Seed of the order of the questions, of all draws of a method and of all sampled tokens."""
-    folder: Path | None = None
+    folder: Folder | None = None
     """Folder for checkpoints, weights, logs and metrics; None for runs/{name}."""
     take_turns: bool = False
     """Learner and engines have the same GPUs in turn, all on one machine: the engines sleep while the learner trains,
@@ -38,7 +48,7 @@ class RunConfig(Section):
 
 
 class ModelConfig(Section):
-    path: str = "atlas"
+    path: Location = "atlas"
     """A Hugging Face id, a local folder, or `atlas` or `atlas-hard` for a shipped starter policy."""
     dtype: Dtype = "bfloat16"
     """Data type of the policy's weights and computation; the optimizer keeps float32 master weights."""
@@ -50,7 +60,7 @@ class ModelConfig(Section):
 
 
 class WeightsConfig(Section):
-    folder: Path | None = None
+    folder: Folder | None = None
     """Folder for the published weights, of this run only and shared by all its processes; None for the run's. On one
     machine, one in /dev/shm keeps them off the disk."""
     url: str | None = None
@@ -61,6 +71,7 @@ class WeightsConfig(Section):
     @classmethod
     def _is_url(cls, url: str | None) -> str | None:
         if url is not None:
+            url = base_url(url)
             check_url(url, ("http",), "http://10.0.0.5:29400")
         return url
 
@@ -89,6 +100,7 @@ class JudgeConfig(Section):
     @classmethod
     def _is_url(cls, url: str | None) -> str | None:
         if url is not None:
+            url = base_url(url, "/chat/completions")
             check_url(url, ("http", "https"), "http://127.0.0.1:8001/v1", "set CUSEARCH_JUDGE_KEY instead")
         return url
 
@@ -97,7 +109,7 @@ class EvalConfig(Section):
     suite: Sources = ()
     """Benchmarks (nq, triviaqa, popqa, hotpotqa, 2wikimultihopqa, musique, bamboogle) or question files; empty for
     atlas's held-out cities."""
-    folder: str = "hf:RUC-NLPIR/FlashRAG_datasets"
+    folder: Location = "hf:RUC-NLPIR/FlashRAG_datasets"
     """Where the benchmarks are, as NAME/SPLIT.jsonl: a local folder, or hf:OWNER/NAME."""
     limit: int | None = Field(None, ge=1)
     """Maximum number of questions per benchmark, the same ones whatever run.seed is. None for all."""
@@ -112,9 +124,9 @@ class EvalConfig(Section):
     newest one is scored, and an evaluator that is slower than the learner skips some."""
     at_once: int = Field(16, ge=1)
     """Episodes that the evaluator plays at once. It shares the retriever with the run."""
-    cores: tuple[int, ...] = ()
+    cores: Numbers = ()
     """CPU cores of the evaluator; empty for all."""
-    gpus: tuple[int, ...] = ()
+    gpus: Numbers = ()
     """CUDA devices of the evaluator; empty for the last ones that the learner leaves."""
     judge: JudgeConfig = JudgeConfig()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import Settings
+from cusearch_async.paths import at_home
 
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must be letters, digits, '_', '.' and '-', the first a letter or digit",
@@ -32,12 +35,43 @@ NAME, DEVICE, LABEL = PATTERNS
 Dtype = Literal["float32", "bfloat16"]
 
 
-def _as_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
+def _as_list(value: Any) -> Any:
+    """The value of a list setting, which may be a list, one value, or text with commas: 0,1 is [0, 1].
+
+    Raises: ValueError for text with an empty item, or with half of the brackets or quotes."""
+    if not isinstance(value, str):
+        return value if isinstance(value, list | tuple | dict) else (value,)
+    parts = [part.strip() for part in value.split(",")] if value.strip() else []
+    if not all(part and part.strip("[]\"'") == part for part in parts):
+        raise ValueError(f'must be a list, like ["a", "b"] or a,b, got {value!r}')
+    return tuple(parts)
 
 
-Sources = Annotated[tuple[str, ...], BeforeValidator(_as_tuple, json_schema_input_type=str | tuple[str, ...])]
-"""A list of texts; a single text counts as a list of one."""
+def _as_numbers(value: Any) -> Any:
+    parts = _as_list(value)
+    if isinstance(value, str) and not all(re.fullmatch(r"-?\d+", part) for part in parts):  # pydantic has 0-3 as -3
+        raise ValueError(f"must be a list of integers, like [0, 1] or 0,1, got {value!r}")
+    return parts
+
+
+def _at_home(value: Any) -> Any:
+    return at_home(str(value)) if isinstance(value, str | Path) else value
+
+
+def _all_at_home(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(at_home, values))
+
+
+Numbers = Annotated[tuple[int, ...], BeforeValidator(_as_numbers, json_schema_input_type=int | str | tuple[int, ...])]
+"""A list of numbers; see `_as_list`."""
+Names = Annotated[tuple[str, ...], BeforeValidator(_as_list, json_schema_input_type=str | tuple[str, ...])]
+"""A list of texts; see `_as_list`."""
+Sources = Annotated[Names, AfterValidator(_all_at_home)]
+"""A list of files, or names of what comes with the package or from the Hub."""
+Folder = Annotated[Path, BeforeValidator(_at_home)]
+"""A path; see `paths.at_home`."""
+Location = Annotated[str, AfterValidator(at_home)]
+"""A path, or the name of something on the Hub."""
 
 
 class Section(Settings):
@@ -73,6 +107,11 @@ def check_address(url: str, schemes: tuple[str, ...], example: str) -> None:
         is_good = False
     if not is_good:
         raise ValueError(f"url {url!r} must look like {example}")
+
+
+def base_url(url: str, endpoint: str = "") -> str:
+    """The URL without a slash at its end, and without the endpoint that we add ourselves."""
+    return url.strip().rstrip("/").removesuffix(endpoint).rstrip("/")
 
 
 class Extensible(Section):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from cusearch_async.config.engines import DeepSpeedConfig
-from cusearch_async.config.section import Section, Sources
+from cusearch_async.config.section import Names, Numbers, Section
 from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel
 
 
@@ -62,7 +62,7 @@ class LoraConfig(Section):
     the model itself. The adapter alone is published; the reference policy is the model without it."""
     alpha: int = Field(32, ge=1)
     """What the adapter computes is multiplied by alpha / rank."""
-    targets: Sources = Field((ALL_LINEAR,), min_length=1)
+    targets: Names = Field((ALL_LINEAR,), min_length=1)
     """Layers that have an adapter, by their names in the model, like q_proj; `all-linear` is all but the LM head."""
 
     @field_validator("targets")
@@ -129,9 +129,9 @@ class LearnerConfig(Section):
     """Number of checkpoints that are kept; older ones are deleted."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between published weight versions."""
-    cores: tuple[int, ...] = ()
+    cores: Numbers = ()
     """CPU cores of the learner on each node, divided among its ranks; empty for all."""
-    gpus: tuple[int, ...] = ()
+    gpus: Numbers = ()
     """CUDA devices of the learner on each node, one per rank; empty: the last ones of the machine."""
     lora: LoraConfig = LoraConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()

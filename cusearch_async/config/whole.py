@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cusearch_async.config.episode import EnvironmentConfig, EpisodeConfig
 from cusearch_async.config.method import MethodConfig, PoolConfig
@@ -84,6 +84,18 @@ class Config(Section):
     def buffer_limit(self) -> int:
         """Maximum number of buffered trajectories."""
         return self.redis.max_trajectories or (self.pool.max_staleness + 2) * self.pool.size
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _has_labels(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            loose = [key for key, value in given.items() if not isinstance(value, dict | EnvironmentConfig)]
+            if loose:
+                raise ValueError(
+                    f"{loose[0]} = {given[loose[0]]!r} belongs to an environment, and each has a label of your choice: "
+                    "write [environment.search] above it, not [environment]"
+                )
+        return given
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

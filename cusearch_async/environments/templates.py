@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from cusearch_async.errors import ConfigError
+from cusearch_async.paths import at_home
 
 PLACE = "{question}"
 
@@ -70,15 +72,24 @@ def template_text(value: str) -> str:
     Raises: ConfigError."""
     if value in TEMPLATES:
         return value
-    text = value
-    if PLACE not in value:
-        try:
-            text = Path(value).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            raise ConfigError(
-                f"{value!r} is not a template ({', '.join(TEMPLATES)}), not a text with {PLACE}, and not a file "
-                f"that can be read ({error})"
-            ) from error
+    text = value if PLACE in value else _read(value)
     if text.count(PLACE) != 1:
         raise ConfigError(f"the prompt must contain {PLACE} once, {value!r:.60} contains it {text.count(PLACE)} times")
     return text
+
+
+def _read(value: str) -> str:
+    """The text of the file `value`. Raises: ConfigError, which says whether it looks like a name, a text or a path."""
+    try:
+        return Path(at_home(value)).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, FileNotFoundError) and re.fullmatch(r"[\w-]*", value):
+            raise ConfigError(
+                f"{value!r} is not a template ({', '.join(TEMPLATES)}), and there is no such file"
+            ) from error
+        if re.search(r"\s", value) and not isinstance(error, UnicodeDecodeError):
+            raise ConfigError(
+                f"the prompt {value!r:.60} is no file, and must contain {PLACE}, where the question is put"
+            ) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the template file {value!r:.200} cannot be read: {reason}") from error

@@ -34,12 +34,12 @@ def test_a_file_holds_a_template(tmp_path):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (
-            "mine",
-            r"'mine' is not a template \(paper, atlas\), not a text with \{question\}, and not a file",
-        ),
+        ("mine", r"'mine' is not a template \(paper, atlas\), and there is no such file"),
+        ("./mine.txt", r"the template file './mine.txt' cannot be read: No such file"),
+        ("$HOME/mine.txt", r"the template file .* cannot be read: .*\$HOME, which only a shell replaces"),
+        ("Who is it?", r"the prompt 'Who is it\?' is no file, and must contain \{question\}, where the question is"),
         ("{question} {question}", r"must contain \{question\} once, '.*' contains it 2 times"),
-        ("nul\0", "not a file that can be read"),
+        ("nul\0", "cannot be read: embedded null byte"),
     ],
 )
 def test_what_is_no_template_is_refused(value, message):
