@@ -53,6 +53,9 @@ COMMANDS = {
 }
 """Name -> (module in this folder, line of help). The module's `add` adds the arguments to the parser and sets `run`."""
 
+WITHOUT_SETTINGS = ("schema", "study", "trace", "runs", "compare", "plot")
+"""Commands that read no config, so that a setting on their command line would mean nothing."""
+
 
 def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
     """The parser. Only commands whose names are in `typed` (the words of the command line) get their arguments; the
@@ -76,7 +79,10 @@ def main() -> None:
     with exit_with_one_line("cusearch"):
         with quick_to_interrupt():
             own_modules_last()
-            arguments, overrides = make_parser(sys.argv[1:]).parse()
+            parser = make_parser(sys.argv[1:])
+            arguments, overrides = parser.parse()
+            if overrides and arguments.command in WITHOUT_SETTINGS:
+                parser.error(f"{overrides[0]} is a setting of a config, and `{arguments.command}` reads none")
             log_to_stderr("cusearch")
         if "trust" in arguments:
             from cusearch_async.cli.trust import refuse_untrusted  # noqa: PLC0415  (only where it is needed)

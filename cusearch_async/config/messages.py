@@ -75,6 +75,12 @@ def _unknown(section: str, name: str) -> str:
     return f"{key}: unknown key{_hint(section, name) or '; `cusearch config` lists all keys'}"
 
 
+def explain_unknown_setting(key: str) -> str:
+    """The error message for a dotted key that is none of the config."""
+    near = difflib.get_close_matches(key, known_keys(), n=1, cutoff=_SIMILARITY)
+    return f"{key}: unknown key; did you mean {near[0]}?" if near else _unknown(*key.rpartition(".")[::2])
+
+
 def explain_unknown(arguments: Sequence[str]) -> str:
     """The error message for arguments that are neither options of the command nor overrides."""
     for argument in arguments:

@@ -35,7 +35,7 @@ NAME, DEVICE, LABEL = PATTERNS
 Dtype = Literal["float32", "bfloat16"]
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
     """The value of a list setting, which may be a list, one value, or text with commas: 0,1 is [0, 1].
 
     Raises: ValueError for text with an empty item, or with half of the brackets or quotes."""
@@ -48,7 +48,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_numbers(value: Any) -> Any:
-    parts = _as_list(value)
+    parts = as_list(value)
     if isinstance(value, str) and not all(re.fullmatch(r"-?\d+", part) for part in parts):  # pydantic has 0-3 as -3
         raise ValueError(f"must be a list of integers, like [0, 1] or 0,1, got {value!r}")
     return parts
@@ -63,9 +63,9 @@ def _all_at_home(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Numbers = Annotated[tuple[int, ...], BeforeValidator(_as_numbers, json_schema_input_type=int | str | tuple[int, ...])]
-"""A list of numbers; see `_as_list`."""
-Names = Annotated[tuple[str, ...], BeforeValidator(_as_list, json_schema_input_type=str | tuple[str, ...])]
-"""A list of texts; see `_as_list`."""
+"""A list of numbers; see `as_list`."""
+Names = Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | tuple[str, ...])]
+"""A list of texts; see `as_list`."""
 Sources = Annotated[Names, AfterValidator(_all_at_home)]
 """A list of files, or names of what comes with the package or from the Hub."""
 Folder = Annotated[Path, BeforeValidator(_at_home)]

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -31,15 +30,31 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import xxhash
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from cusearch_async.config import Config, load_config
-from cusearch_async.config.messages import explain
-from cusearch_async.config.section import NAME, Section
+from cusearch_async.config.messages import explain_unknown_setting
+from cusearch_async.config.section import NAME, Folder, Section, as_list
+from cusearch_async.config.toml import read_toml
 from cusearch_async.errors import ConfigError
+from cusearch_async.study.messages import explain_study
 
 Value = bool | int | float | str | list[Any]
 Measure = Literal["em_last", "em_area", "depth_growth"]
+
+
+def _dotted(given: Any, prefix: str = "") -> Any:
+    """The settings of a table, also of one whose keys were written without quotes, by their dotted keys."""
+    if not isinstance(given, dict):
+        return given
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        found |= _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+SettingValues = Annotated[dict[str, Value], BeforeValidator(_dotted)]
+"""Dotted key of a setting -> its value."""
 
 Context = tuple[tuple[str, Any], ...]
 """Settings and their values."""
@@ -51,12 +66,12 @@ OF_A_RUN = ("run.name", "run.folder", "run.seed", "redis.url", "retriever.url", 
 class StudySection(Section):
     name: str = Field(pattern=NAME)
     """Name of the study."""
-    configs: tuple[Path, ...] = Field(min_length=1)
+    configs: Annotated[tuple[Folder, ...], BeforeValidator(as_list)] = Field(min_length=1)
     """The config files of all runs, as `cusearch launch` takes them."""
     primary: tuple[Literal["em_last", "em_area"], ...] = ("em_last", "em_area")
     """The measures that are decided by: held-out greedy exact match after the last step, and its mean over the run (the
     area under its curve). They cannot be changed once the study has a run."""
-    baseline: dict[str, Value] = Field(min_length=1)
+    baseline: SettingValues = Field(min_length=1)
     """What the other runs are compared with: settings that differ in it."""
 
 
@@ -66,13 +81,13 @@ class Part(Section):
     """What it is for, in a sentence of the report."""
     seeds: int = Field(ge=1)
     """Runs of each combination, with run.seed 0, 1, …"""
-    settings: dict[str, Value] = Field({})
+    settings: SettingValues = Field({})
     """Settings of all its runs."""
-    baseline: dict[str, Value] = Field({})
+    baseline: SettingValues = Field({})
     """What the part's runs are compared with; empty for study.baseline."""
     beside: str = ""
     """Another part: each run is also compared with the one of that part that differs in `settings` alone."""
-    grid: dict[str, Annotated[tuple[Value, ...], Field(min_length=1)]] = Field({})
+    grid: Annotated[dict[str, Annotated[tuple[Value, ...], Field(min_length=1)]], BeforeValidator(_dotted)] = Field({})
     """Setting -> its values; the part has every combination."""
 
 
@@ -81,7 +96,7 @@ class Reported(Section):
 
     difference: float
     """In the measure, such as 0.118 for 11.8 points of exact match."""
-    where: dict[str, Value] = Field({})
+    where: SettingValues = Field({})
     """In which setting of what the claim does not name; empty for any."""
     measure: Measure = "em_last"
 
@@ -95,11 +110,11 @@ class Claim(Section):
     """What is claimed, by whom."""
     part: str
     """Name of the part whose runs it is about."""
-    better: dict[str, Value] = Field(min_length=1)
+    better: SettingValues = Field(min_length=1)
     """Settings of the runs that are claimed to be better."""
-    than: dict[str, Value] = Field({})
+    than: SettingValues = Field({})
     """Settings of those that they are compared with; empty for none: the measure itself is claimed to be above 0."""
-    more_where: dict[str, Value] = Field({})
+    more_where: SettingValues = Field({})
     """Settings where the difference is claimed to be larger than elsewhere; empty for no such claim."""
     measures: tuple[Measure, ...] = ()
     """What they are measured by; empty for study.primary."""
@@ -123,7 +138,7 @@ class Claim(Section):
 
 class StudyFile(Section):
     study: StudySection
-    settings: dict[str, Value] = Field({})
+    settings: SettingValues = Field({})
     """Settings of all runs."""
     part: tuple[Part, ...] = Field(min_length=1)
     claim: tuple[Claim, ...] = ()
@@ -189,13 +204,19 @@ class Plan:
 
 
 def read_file(path: Path) -> StudyFile:
-    """A study as it is written, without its runs. Raises: ConfigError."""
+    """A study as it is written, without its runs. Raises: ConfigError, one line per mistake."""
     try:
-        return StudyFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"study file {path} cannot be read: {error}") from error
+        found = read_toml(path, "study file")
+    except FileNotFoundError as error:
+        raise ConfigError(f"study file {path} does not exist; give a TOML file with [study] and [[part]]") from error
+    if "run" in found and "study" not in found:
+        raise ConfigError(f"{path} is the config of a run, not a study; start it with `cusearch launch {path}`")
+    try:
+        return StudyFile.model_validate(found)
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(problem) for problem in error.errors())) from error
+        sections: dict[str, type[Section]] = {"": StudyFile, "study": StudySection, "part": Part}
+        sections |= {"claim": Claim, "reported": Reported}
+        raise ConfigError(explain_study(error, found, sections)) from error
 
 
 def read_plan(path: Path) -> Plan:
@@ -224,6 +245,7 @@ def _check_baselines(plan: Plan) -> None:
     for name, baseline in sections:
         missing = [key for key in baseline if key not in plan.varied]
         if missing:
+            value_of(next(iter(plan.runs.values())).config, missing[0])
             raise ConfigError(f"{name}: baseline {missing[0]} is the same in all runs; it must differ in some part")
     for part in plan.parts:
         baseline, about = plan.baseline(part), f"part {part.name!r}"
@@ -287,10 +309,7 @@ def grouped(runs: Sequence[PlannedRun], keys: Sequence[str]) -> dict[Context, li
 
 def has(config: Config, settings: dict[str, Value]) -> bool:
     """Whether a config has these settings. Raises: ConfigError for a setting that there is none of."""
-    try:
-        return all(plain(value_of(config, key)) == value for key, value in settings.items())
-    except (AttributeError, KeyError) as error:
-        raise ConfigError(f"there is no setting {' and '.join(settings)}: {error}") from error
+    return all(plain(value_of(config, key)) == value for key, value in settings.items())
 
 
 def plain(value: Any) -> Value:
@@ -339,10 +358,13 @@ def _id_of(config: Config) -> str:
 
 
 def value_of(config: Config, key: str) -> Any:
-    """The value of a setting, by its dotted key."""
+    """The value of a setting, by its dotted key. Raises: ConfigError for a setting that there is none of."""
     found: Any = config
-    for name in key.split("."):
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
+    try:
+        for name in key.split("."):
+            found = found[name] if isinstance(found, dict) else getattr(found, name)
+    except (AttributeError, KeyError) as error:
+        raise ConfigError(explain_unknown_setting(key)) from error
     return found
 
 

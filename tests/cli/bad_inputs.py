@@ -89,7 +89,7 @@ CASES = [
     Case("2.5 steps", f"{CHECK} --steps 2.5", r"run\.steps: .*integer.*got 2\.5"),
     Case("a boolean for an integer", CHECK, r"staleness: must not be true or false", "[pool]\nmax_staleness = true"),
     Case("a boolean among cores", CHECK, r"cores: must not be true or false", "[learner]\ncores = [true]"),
-    Case("a range of cores", CHECK, r"learner\.cores: must be a list of integers.*got '0-3'", "[learner]\ncores = '0-3'"),
+    Case("a range of cores", CHECK, r"learner\.cores: must be .*integers.*got '0-3'", "[learner]\ncores = '0-3'"),
     Case("a word for an integer", CHECK, r"retriever\.topk: .*integer.*got 'three'", "[retriever]\ntopk = 'three'"),
     Case("a word for a boolean", CHECK, r"packing: .*boolean.*got 'maybe'", "[learner]\npacking = 'maybe'"),
     Case("bf16", CHECK, r"model\.dtype: .*'float32' or 'bfloat16', got 'bf16'", "[model]\ndtype = 'bf16'"),

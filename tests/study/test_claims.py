@@ -147,7 +147,7 @@ def test_what_was_reported_of_no_setting_of_the_claim_is_refused(tmp_path):
     [
         ('part = "methods"\nbetter', 'part = "method"\nbetter', "part 'method' has no run with its better"),
         ('than = { "method.name" = "grpo_full" }', 'than = { "method.name" = "dapo" }', "its than: method.name = dapo"),
-        ('than = { "method.name"', 'than = { "method.nam"', r"there is no setting method\.nam"),
+        ('than = { "method.name"', 'than = { "method.nam"', r"method\.nam: unknown key; did you mean method\.name"),
         ('measures = ["em_last"]', 'measures = ["em"]', "measures"),
         (
             '"sdga_phase" }',

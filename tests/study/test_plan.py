@@ -8,7 +8,7 @@ import pytest
 
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.study.plan import has
+from cusearch_async.study.plan import has, read_plan
 from tests.study.studies import plan_of
 
 
@@ -82,7 +82,21 @@ def test_a_baseline_is_compared_by_value(tmp_path, value):
         ('"run.steps" = 4', '"run.steps" = 5', r"run.steps \(5\) must be a multiple of eval.every \(2\)"),
         ('"eval.in_order" = true', '"eval.in_order" = false', "a study needs eval.in_order = true"),
         ('"run.steps" = 4', '"run.steps" = 4\n"run.seed" = 3', "run.seed is set by the study itself"),
-        ("seeds = 3", "seeds = 0", "seeds"),
+        ("seeds = 3", "seeds = 0", r"^part 'methods': seeds: .* equal to 1, got 0$"),
+        ("seeds = 3", "seed = 3", r"^part 'methods': seed: unknown key; did you mean seeds\?$"),
+        ("seeds = 3", "", r"^part 'methods': seeds: is missing; it is the number of runs of each combination"),
+        ("[study]", "[studdy]", r"^studdy: unknown key; did you mean study\?$"),
+        ('configs = ["atlas"]', "configs = []", r"^study: configs: must have at least 1 item, got \[\]$"),
+        ('configs = ["atlas"]', 'configs = ["atlsa"]', r"config file atlsa does not exist; did you mean atlas\?"),
+        ('baseline = { "method.name" = "grpo_full" }', "", r"^study: baseline: is missing; .*like \{ \"method.name\""),
+        ('{ "method.name" = "grpo_full" }', '"grpo_full"', r"^study: baseline: must be settings, .*got 'grpo_full'$"),
+        ('{ "method.name" =', '{ "methd.name" =', r"^methd.name: unknown key; did you mean method.name\?$"),
+        ('"method.name" = ["grpo_full"', '"methd.name" = ["grpo_full"', r"methd: unknown key; did you mean method\?$"),
+        (
+            '"pool.max_staleness" = [0, 2]',
+            '"pool.max_staleness" = 2',
+            r"grid: pool.max_staleness: must be a list, .*2$",
+        ),
         ('name = "staleness"', 'name = "methods"', "parts must have different names"),
         ('= "grpo_full" }', '= "grpo_full", "learner.lr" = 1 }', "learner.lr is the same in all runs"),
         (
@@ -95,13 +109,31 @@ def test_a_baseline_is_compared_by_value(tmp_path, value):
             'baseline = { "pool.max_staleness" = 1 }',
             "'staleness' has no run",
         ),
-        ("[settings]", "[setings]", "setings"),
+        ("[settings]", "[setings]", r"^setings: unknown key; did you mean settings\?$"),
         ('"pool.max_staleness" = [0, 2]', '"pool.max_staleness" = []', "max_staleness"),
-        ('name = "small"', 'name = "a b"', "study.name"),
-        ("[study]", "[study", "cannot be read"),
+        ('name = "small"', 'name = "a b"', "^study: name: must be letters"),
+        ("[study]", "[study", "is not valid TOML"),
         ('"method.name" = ["grpo_full"', '"method.budget" = [7]\n"method.name" = ["grpo_full"', r"method.budget = 7"),
     ],
 )
 def test_a_study_that_cannot_be_made_is_refused_in_words(tmp_path, old, new, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as refused:
         plan_of(tmp_path, (old, new))
+    assert "\n" not in str(refused.value)
+
+
+def test_keys_without_quotes_are_the_same_settings(tmp_path):
+    plain = plan_of(tmp_path, ('"run.steps" = 4', "run.steps = 4"), ('"method.name" = ["grpo', 'method.name = ["grpo'))
+    assert plain.runs.keys() == plan_of(tmp_path).runs.keys()
+
+
+def test_parts_of_another_name_are_told_theirs(tmp_path):
+    with pytest.raises(ConfigError, match=r"^parts: unknown key; did you mean \[\[part\]\]\?$"):
+        plan_of(tmp_path, ("[[part]]", "[[parts]]"), ("[part.grid]", "[parts.grid]"))
+
+
+def test_the_config_of_a_run_is_told_from_a_study(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[run]\nname = "mine"\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"{path} is the config of a run, not a study; .*`cusearch launch {path}`"):
+        read_plan(path)
