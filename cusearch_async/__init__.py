@@ -1,3 +1,3 @@
 """Asynchronous reinforcement learning for search agents."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

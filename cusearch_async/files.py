@@ -39,14 +39,24 @@ def refuse_unwritable(path: Path, option: str) -> None:
     """Check before long work that a file can be written. Writes nothing, and does not make missing folders.
 
     Raises: ConfigError that names `option`, the option with the path."""
-    try:
+    with writing_output(path, option):
         if path.exists():
             path.open("ab").close()
         else:
             folder = next(parent for parent in path.absolute().parents if parent.exists())
             tempfile.TemporaryFile(dir=folder).close()
+
+
+@contextmanager
+def writing_output(path: Path, option: str) -> Iterator[None]:
+    """Wraps code that writes a file where a user wants it. Nothing is deleted: the path may be a device.
+
+    Raises: ConfigError that names `option`, the option with the path."""
+    try:
+        yield
     except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be written: {error.strerror}; choose another") from error
+        reason = error.strerror or first_line(error)
+        raise ConfigError(f"{option} {path} cannot be written: {reason}; choose another") from error
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ def load_tokenizer(path: str, key: str = "model.path") -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{key} {path!r} has no tokenizer that can be loaded: {first_line(error)}") from error
+        raise ConfigError(_unloadable(path, key, "tokenizer that can be loaded", error)) from error
     if len(tokenizer) == 0 or not tokenizer("a", add_special_tokens=False)["input_ids"]:
         raise ConfigError(f"{key} {path!r} has no tokenizer files; put tokenizer.json next to the weights")
     return tokenizer
@@ -59,7 +59,7 @@ def read_config(path: str, key: str = "model.path") -> Any:
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{key} {path!r} has no config that can be read: {first_line(error)}") from error
+        raise ConfigError(_unloadable(path, key, "config that can be read", error)) from error
     if config.get_text_config() is not config:
         raise ConfigError(
             f"{key} {path!r} is a {config.model_type}, which takes more than text; only text models are supported: "
@@ -87,6 +87,12 @@ def refuse_missing_folder(path: str, key: str) -> None:
         raise ConfigError(f"{key} {path!r} is a file; give a model folder, or a Hub id like Qwen/Qwen2.5-3B")
     elif is_local(path):
         raise ConfigError(f"{key} {path!r} does not exist; give a model folder, or a Hub id like Qwen/Qwen2.5-3B")
+
+
+def _unloadable(path: str, key: str, what: str, error: Exception) -> str:
+    """Why `what` is not there; for a path that may be a folder or a Hub id, what it was tried as."""
+    has = "has" if Path(path).is_dir() else "is no folder here, and as a Hub id it has"
+    return f"{key} {path!r} {has} no {what}: {first_line(error)}"
 
 
 def is_local(path: str) -> bool:

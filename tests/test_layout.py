@@ -23,6 +23,7 @@ LAYERS = [
         "folding",
         "in_flight",
         "paths",
+        "version",
         "retry",
         "extensions",
     },

@@ -19,12 +19,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from cusearch_async.cli.numbers import at_least, finite
 from cusearch_async.cli.runs import open_run
 from cusearch_async.cli.terminal import plain, visible
 from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.files import refuse_unwritable
+from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.transport.interface import Filter, TrajectoryRow
 from cusearch_async.types import Trajectory
 
@@ -46,14 +47,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         _add_filter(action)
         add_trust(action)
         action.set_defaults(run=run)
-    listing.add_argument("--limit", type=int, default=20, help="most rows to show (20)")
+    listing.add_argument("--limit", type=at_least(1), default=20, help="most rows to show (20)")
     export.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
     peek = actions.add_parser("peek", help="show one trajectory: turns, passages, mask, log-probabilities")
     peek.add_argument("config", type=Path, help=CONFIG_HELP)
     peek.add_argument("trajectory", help="its id, TICKET:ROLLOUT")
     requeue = actions.add_parser("requeue", help="take a ticket from its worker, or reopen an incomplete group")
     requeue.add_argument("config", type=Path, help=CONFIG_HELP)
-    requeue.add_argument("ticket", type=int, help="its number")
+    requeue.add_argument("ticket", type=at_least(0), help="its number")
     out = actions.add_parser("quarantine", help="list quarantined trajectories; with an id, quarantine that one")
     out.add_argument("config", type=Path, help=CONFIG_HELP)
     out.add_argument("trajectory", nargs="?", help="id of a buffered trajectory, TICKET:ROLLOUT")
@@ -64,10 +65,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_filter(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--depth", type=int, help="only this search depth")
-    parser.add_argument("--min-staleness", type=int, help="at least this many steps behind the learner")
-    parser.add_argument("--min-reward", type=float, help="at least this reward")
-    parser.add_argument("--max-reward", type=float, help="at most this reward")
+    parser.add_argument("--depth", type=at_least(0), help="only this search depth")
+    parser.add_argument("--min-staleness", type=at_least(0), help="at least this many steps behind the learner")
+    parser.add_argument("--min-reward", type=finite, help="at least this reward")
+    parser.add_argument("--max-reward", type=finite, help="at most this reward")
     parser.add_argument("--text", help="text in the question; upper and lower case are equal")
 
 
@@ -109,7 +110,7 @@ async def export(config: Config, arguments: argparse.Namespace) -> None:
     count = 0
     refuse_unwritable(arguments.output, "--output")
     async with open_run(config) as buffer:
-        with arguments.output.open("wb") as file:
+        with writing_output(arguments.output, "--output"), arguments.output.open("wb") as file:
             async for row in buffer.rows(_filter(arguments)):
                 found = await buffer.fetch(row.id)
                 if found is not None:

@@ -18,7 +18,7 @@ from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import Config, load_config
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import EpisodeFailed
-from cusearch_async.files import refuse_unwritable
+from cusearch_async.files import refuse_unwritable, writing_output
 
 if TYPE_CHECKING:
     from cusearch_async.data.checking import Checked
@@ -171,7 +171,8 @@ def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
     refuse_ending(arguments.output, "--output")
     refuse_unwritable(arguments.output, "--output")
     questions = load_questions(arguments.sources)
-    write_questions(questions, arguments.output)
+    with writing_output(arguments.output, "--output"):
+        write_questions(questions, arguments.output)
     Console().print(f"{len(questions)} questions in {arguments.output}")
 
 

@@ -19,7 +19,7 @@ from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet, add_accept_changes
 from cusearch_async.cli.runs import refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
-from cusearch_async.errors import BufferUnavailable, ProcessDied
+from cusearch_async.errors import BufferUnavailable, ConfigError, ProcessDied
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.training.checkpoint import Checkpoint
 from cusearch_async.transport.server import is_listening
@@ -35,6 +35,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, ["--run.folder", "runs/demo", *overrides])
+    if config.run.steps < 1:
+        raise ConfigError(f"a demo needs at least 1 step, got run.steps = {config.run.steps}")
     console = Console()
     started = time.monotonic()
     config = with_own_redis(config)

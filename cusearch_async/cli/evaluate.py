@@ -25,7 +25,7 @@ from cusearch_async.cli.terminal import plain
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError, JudgeFailed
 from cusearch_async.evaluation.conditions import as_line, conditions, full_name, suite_of
-from cusearch_async.files import refuse_unwritable
+from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
 
@@ -69,6 +69,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Raises: ConfigError; JudgeFailed, after all else is written when the judge fails behind the episodes."""
     if arguments.suite:
+        if any(word.partition("=")[0] == "--eval.suite" for word in overrides):
+            raise ConfigError("--suite and --eval.suite are the same setting; give one of them")
         overrides = [*overrides, "--eval.suite", json.dumps(arguments.suite.split(","))]
     config = load_config(arguments.config, overrides)
     if arguments.samples < 0:
@@ -244,13 +246,14 @@ def write(output: Path, report: Report, model: str) -> None:
     """All as JSON, tables and findings in Markdown, and episodes as a page."""
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415
 
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report.as_json(), indent=1), encoding="utf-8")
     said = "".join(f"\n- {line}" for line in report.lines())
-    output.with_suffix(".md").write_text(markdown(report.scores, report.title) + said + "\n", encoding="utf-8")
     rows = [["category", "n", *COLUMNS.values()], *_cells(report.scores)]
     page = trace.page(report.episodes, load_tokenizer(model), rows, report.title)
-    output.with_suffix(".html").write_text(page, encoding="utf-8")
+    with writing_output(output, "--output"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(report.as_json(), indent=1), encoding="utf-8")
+        output.with_suffix(".md").write_text(markdown(report.scores, report.title) + said + "\n", encoding="utf-8")
+        output.with_suffix(".html").write_text(page, encoding="utf-8")
 
 
 def table(scores: Scores, title: str) -> Table:

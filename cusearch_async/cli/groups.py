@@ -11,7 +11,7 @@ import numpy as np
 
 from cusearch_async.cli import trace
 from cusearch_async.cli.trust import add_trust
-from cusearch_async.files import refuse_unwritable
+from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.run_folder import TRACES
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
         _table(step),
         f"{step.config.run.name}, step {arguments.step}: {step.config.method.name}",
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(page, encoding="utf-8")
+    with writing_output(output, "--output"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(page, encoding="utf-8")
     log.info("wrote %s", output)
 
 

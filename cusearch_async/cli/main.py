@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 
 try:
+    import argparse
     import importlib
     from collections.abc import Collection
 
-    import cusearch_async
     from cusearch_async.lifecycle.entry import (
         Parser,
         exit_with_one_line,
@@ -57,6 +57,16 @@ WITHOUT_SETTINGS = ("schema", "study", "trace", "runs", "compare", "plot")
 """Commands that read no config, so that a setting on their command line would mean nothing."""
 
 
+class Version(argparse.Action):
+    """Prints the version, which takes a call of git in a checkout."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from cusearch_async.version import full_version  # noqa: PLC0415  (only for this)
+
+        print(f"cusearch {full_version()}")
+        parser.exit()
+
+
 def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
     """The parser. Only commands whose names are in `typed` (the words of the command line) get their arguments; the
     others are only listed."""
@@ -65,7 +75,7 @@ def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
         description="Asynchronous reinforcement learning for search agents (CuSearch).",
         epilog="Settings of a config can be overridden on the command line: --learner.lr 1e-6",
     )
-    parser.add_argument("--version", action="version", version=f"cusearch {cusearch_async.__version__}")
+    parser.add_argument("--version", action=Version, nargs=0, help="show the version, in a checkout with its commit")
     parser.set_defaults(run=lambda *_: parser.print_help())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module, text) in COMMANDS.items():

@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import shlex
-import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -115,15 +114,3 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return installed
-
-
-def commit() -> str | None:
-    """Of the checkout that the code comes from, with a + behind it if files were changed; None for an installed one."""
-    checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists():
-        return None
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

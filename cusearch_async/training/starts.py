@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from cusearch_async import version
 from cusearch_async.config import Config, load_config, save_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole, writing
@@ -205,7 +206,7 @@ def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str]
         pid=os.getpid(),
         argv=sys.argv,
         versions=provenance.versions(),
-        commit=provenance.commit(),
+        commit=version.commit(),
         contract=dict(contract),
         machine=provenance.machine(),
         launched=provenance.launched_by(),

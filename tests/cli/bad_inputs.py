@@ -53,6 +53,21 @@ def seeing_model(kind: str) -> dict[str, File]:
 Q = {"question": "who", "golden_answers": ["me"]}
 TINY = "[environment.search]\ntemplate = 'atlas'\n[episode]\nmax_prompt_tokens = 96\n"
 TINY += "max_turn_tokens = 80\nmax_observation_tokens = 88\n"
+STUDY = """
+[study]
+name = "s"
+configs = ["atlas"]
+baseline = { 'method.name' = 'grpo_full' }
+[[part]]
+name = "p"
+seeds = 1
+[part.grid]
+'method.name' = ["grpo_full", "sdga_phase"]
+[settings]
+"eval.every" = 2
+"eval.in_order" = true
+"run.steps" = 4
+"""
 LR = r"did you mean learner\.lr\?"
 CHECK = "cusearch check mine.toml"
 EVAL = "cusearch eval atlas --run.wait_s 0.3 --retriever.timeout_s 0.2"
@@ -72,7 +87,35 @@ CASES = [
     Case("UTF-16", "cusearch check a.toml", r"a\.toml cannot be read: .*utf-8", files={"a.toml": b"\xff\xfe["}),
     Case("an empty config", "cusearch check a.toml", r"run: is missing; .*\[run\] name = ", files={"a.toml": ""}),
     Case("no name", "cusearch check a.toml", r"run\.name: is missing; .*name =", files={"a.toml": "[run]\nsteps = 1"}),
+    Case("typographic quotes", "cusearch check a.toml", r"line 2, .*; “ is a typographic quote; write \"",
+         files={"a.toml": "[run]\nname = “mine”\n"}),
+    Case("True", CHECK, r"is not valid TOML: .*; for True write true", "[learner]\npacking = True"),
+    Case("text without quotes", "cusearch check a.toml", r'; text needs quotes: "mine"',
+         files={"a.toml": "[run]\nname = mine\n"}),
+    Case("a section twice", CHECK, r"Cannot declare \('run',\) twice", "[run]\nsteps = 1"),
+    Case("a study for a config", "cusearch launch s.toml", r"s\.toml is a study, .*`cusearch study s\.toml`",
+         files={"s.toml": "[study]\nname = 's'\n[[part]]\nname = 'p'\n"}),
+    Case("a config for a study", "cusearch study mine.toml", r"is the config of a run, not a study; .*cusearch launch"),
+    Case("[[parts]]", "cusearch study s.toml", r"parts: unknown key; did you mean \[\[part\]\]\?$",
+         files={"s.toml": STUDY.replace("part", "parts")}),
+    Case("no seeds", "cusearch study s.toml", r"part 'p': seeds: .* equal to 1, got 0$",
+         files={"s.toml": STUDY.replace("= 1", "= 0")}),
+    Case("a grid of none", "cusearch study s.toml", r"methd: unknown key; did you mean method\?$",
+         files={"s.toml": STUDY.replace("[part.grid]\n'method", "[part.grid]\n'methd")}),
+    Case("no baseline", "cusearch study s.toml", r"study: baseline: is missing; .*compared with, like",
+         files={"s.toml": STUDY.replace("baseline = { 'method.name' = 'grpo_full' }\n", "")}),
+    Case("a setting for a study", "cusearch study s.toml --learner.lr 1", r"lr is a setting .*`study` reads none",
+         files={"s.toml": STUDY}, status=2),
+    Case("Atlas", "cusearch check Atlas", r"Atlas does not exist; did you mean atlas\?"),
+    Case("atlas.tml", "cusearch check atlas.tml", r"atlas\.tml does not exist; did you mean atlas\?"),
+    Case("sdga-phase", "cusearch check paper/methods/sdga-phase", r"did you mean paper/methods/sdga_phase\?"),
+    Case("mine.tml", "cusearch check mine.tml", r"mine\.tml does not exist; did you mean mine\.toml\?"),
     # --- keys
+    Case("lr above the sections", CHECK, rf"lr: unknown key; {LR}", "lr = 1e-6"),
+    Case("run.step", f"{CHECK} --run.step 3", r"run\.step: unknown key; did you mean run\.steps\?"),
+    Case("phase_reserv", f"{CHECK} --method.phase_reserv 1", r"unknown key; did you mean method\.phase_reserve\?"),
+    Case("an environment without a label", CHECK, r"name = 'search' belongs to .*write \[environment\.search\] above",
+         "[environment]\nname = 'search'"),
     Case("learning_rate", CHECK, rf"learner\.learning_rate: unknown key; {LR}", "[learner]\nlearning_rate = 1e-6"),
     Case("[trainer]", CHECK, r"trainer: unknown key; did you mean learner\?", "[trainer]\nlr = 1e-6"),
     Case("[lerner]", CHECK, r"lerner: unknown key; did you mean learner\?", "[lerner]\nlr = 1e-6"),
@@ -103,6 +146,24 @@ CASES = [
     Case("an unknown backend", CHECK, r"backend: .*'bm25', .*got 'elastic'", "[retriever]\nbackend = 'elastic'"),
     Case("no data", CHECK, r"data\.source: .*at least 1 item.*got \(?\[?", "[data]\nsource = []"),
     Case("a device that is none", CHECK, r"device: must be 'cpu'.*got 'gpu'", "[retriever.dense]\ndevice = 'gpu'"),
+    Case("half a list", f"{CHECK} --eval.suite '[\"nq\"'", r"--eval\.suite '\[\"nq\"' is no whole value .*a,b or as"),
+    Case("half a list of GPUs", f"{CHECK} --learner.gpus '0,1]'", r"learner\.gpus: must be a list, like .*got '0,1\]'"),
+    Case("a list of words for GPUs", f"{CHECK} --learner.gpus a,b", r"gpus: must be a list of integers.*got 'a,b'"),
+    Case("$HOME", f"{CHECK} --run.folder '$$HOME/x'", r"run\.folder: '\$HOME/x' holds \$HOME, which only a shell"),
+    Case("${HOME} of a model", f"{CHECK} --model.path '$${{HOME}}/x'", r"path: .* holds \$\{HOME\}, which only a"),
+    Case("$HOME of an output", "cusearch data convert atlas --output '$$HOME/x.parquet'",
+         r"--output: '\$HOME/x\.parquet' holds \$HOME, which only a shell", status=2),
+    Case("nobody's home", f"{CHECK} --data.source '~nobody-here/x.jsonl'", r"source: .*~, but there is no such user"),
+    Case("no template's file", CHECK, r"the template file '\./nope\.txt' cannot be read: No such file",
+         "[environment.search]\ntemplate = './nope.txt'"),
+    Case("a template without its place", CHECK, r"'Who is it\?' is no file, and must contain \{question\}, where",
+         "[environment.search]\ntemplate = 'Who is it?'"),
+    Case("top 0", CHECK, r"topk: .* equal to 1, got 0", "[retriever]\ntopk = 0"),
+    Case("temperature 0", CHECK, r"temperature: .*greater than 0, got 0", "[episode]\ntemperature = 0"),
+    Case("seed -1", f"{CHECK} --run.seed -1", r"run\.seed: .* equal to 0, got -1"),
+    Case("no module", CHECK, r"module 'nomodule' .* cannot be imported", "[method]\nname = 'nomodule:X'"),
+    Case("no such class", CHECK, r"module 'mymod' has no 'Nope'", "[method]\nname = 'mymod:Nope'", {"mymod.py": ""}),
+    Case("a syntax error", CHECK, r"imported \(SyntaxError", "[method]\nname = 'mybad:X'", {"mybad.py": "d ("}),
     # --- what must fit together
     Case("K beyond N G", CHECK, r"K = 224\) must be <= .*N G = 192\); lower it", "[method]\nbudget = 224"),
     Case("K and M", CHECK, r"K = 100\) must be a multiple of loss\.minibatch \(M = 32\)", "[method]\nbudget = 100"),
@@ -133,6 +194,21 @@ CASES = [
     Case("no config", "cusearch check", r"required: config; see cusearch check --help", status=2),
     Case("a GPU of no size", f"{CHECK} --gpu-gib big", r"--gpu-gib: must be a size.*like 80, got 'big'", status=2),
     Case("no process", "process trainer mine.toml", r"invalid choice: 'trainer'; choose .*learner", status=2),
+    Case("lauch", "cusearch lauch mine.toml", r"invalid choice: 'lauch'; did you mean launch\?", status=2),
+    Case("a setting twice", f"{CHECK} --learner.lr 1 --learner.lr=2", r"lr is given 2 times \(1, 2\); give it once",
+         status=2),
+    Case("steps twice", f"{CHECK} --steps 1 --run.steps 2", r"--run\.steps is given 2 times \(1, 2\)", status=2),
+    Case("the suite twice", f"{EVAL} --suite nq --eval.suite nq", r"--suite and --eval\.suite are the same setting"),
+    Case("a demo of no step", "cusearch demo --steps 0", r"a demo needs at least 1 step, got run\.steps = 0"),
+    Case("a demo of fewer", "cusearch demo --steps -3", r"run\.steps: .*equal to 0, got -3"),
+    Case("depth -1", "cusearch buffer ls atlas --depth -1", r"--depth: must be a whole .*least 0, got '-1'", status=2),
+    Case("reward nan", "cusearch buffer ls atlas --min-reward nan", r"reward: must be a number, got 'nan'", status=2),
+    Case("limit 0", "cusearch buffer ls atlas --limit 0", r"limit: must be a whole .*least 1, got '0'", status=2),
+    Case("trace of a last step", "cusearch trace here --step last", r"--step: invalid int value: 'last'", status=2),
+    Case("replay of no run", "cusearch replay here --step 1", r"here.* is not the folder of a run; give one"),
+    Case("runs of nothing", "cusearch runs here", r"here holds no run; give the folder that your runs are in"),
+    Case("compare one", "cusearch compare here", r"compare needs two runs or more: cusearch compare runs/one"),
+    Case("compare to .xyz", "cusearch compare a b --output c.xyz", r"--output .*c\.xyz.* \.avif|must end in one of"),
     # --- models
     Case("no model", "cusearch launch mine.toml --model.path ./gone", r"model\.path '\./gone' does not exist; give a"),
     Case("no config.json", "cusearch launch mine.toml --model.path x", r"'x' holds no config\.json", files={"x/y": ""}),
@@ -157,6 +233,10 @@ CASES = [
     ),
     Case("no checkpoint", "cusearch eval atlas --checkpoint ./gone --output s.json", r"--checkpoint '\./gone' does"),
     # --- data
+    Case("a folder of data", "cusearch data check there", r"cannot read there: it is a folder; give a \.parquet",
+         files={"there/x": ""}),
+    Case("a full device for questions", "cusearch data convert atlas --output /dev/full",
+         r"--output /dev/full cannot be written: .*; choose another"),
     Case("an empty parquet", "cusearch data check a.parquet", r"0 good rows.*no question can be used",
          files={"a.parquet": lambda path: parquet.write_table(pa.table({"question": pa.array([], pa.string()),
                 "golden_answers": pa.array([], pa.list_(pa.string()))}), path)}, is_report=True),

@@ -220,6 +220,16 @@ def test_a_torch_that_cannot_be_loaded_is_a_finding(monkeypatch):
 # The rest of the machine.
 
 
+@pytest.mark.parametrize(("value", "count", "is_said"), [("abc", 0, True), ("0,1", 1, True), ("0,1", 2, False)])
+def test_gpus_of_the_environment_that_cuda_does_not_find_are_named(monkeypatch, value, count, is_said):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    found = [(finding.status, finding.text) for finding in machine.visible_devices(count)]
+    assert [f"is {value!r}, of which CUDA finds {count};" in text for _, text in found] == [True] * is_said
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert not list(machine.visible_devices(0))
+
+
 def test_cores_that_are_not_there_or_too_few_are_a_warning(monkeypatch):
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(4)))
     assert machine.cores(None).text == "4 usable"

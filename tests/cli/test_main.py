@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import cusearch_async
 from cusearch_async.cli import main
 from cusearch_async.processes import start
 
@@ -55,7 +57,10 @@ def test_the_version_is_said(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("cusearch 0.")
+    number, _, commit = capsys.readouterr().out.strip().partition("+")
+    assert number == f"cusearch {cusearch_async.__version__}"
+    is_checkout = (Path(cusearch_async.__file__).parents[1] / ".git").exists()
+    assert bool(re.fullmatch(r"g[0-9a-f]{12}(\.changed)?", commit)) == is_checkout
 
 
 def loaded_by(*command: str) -> set[str]:

@@ -34,6 +34,7 @@ def devices(config: Config | None) -> Iterator[Finding]:
     count = cuda.count_gpus()
     for index in range(count):
         yield gpu(index)
+    yield from visible_devices(count)
     try:
         cuda.refuse_idle_cuda()
     except ConfigError as error:
@@ -43,6 +44,16 @@ def devices(config: Config | None) -> Iterator[Finding]:
             yield Finding("ok", "GPUs", "none; every process runs on the CPU")
     for missing in gpus.gpus_here(config) if config is not None else ():
         yield replace(missing, status="error", text=f"{missing.text}; `nvidia-smi -L` lists them")
+
+
+def visible_devices(count: int) -> Iterator[Finding]:
+    """Whether CUDA finds all that CUDA_VISIBLE_DEVICES names."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not cuda.is_cpu_meant() and names.count(",") + 1 > count and names:
+        text = (
+            f"is {names!r}, of which CUDA finds {count}; `nvidia-smi -L` lists the GPUs, and an empty value hides all"
+        )
+        yield Finding("warning", "CUDA_VISIBLE_DEVICES", text)
 
 
 def driver(built_for: str | None) -> Finding:
