@@ -42,7 +42,8 @@ def write_questions(questions: Sequence[Question], path: Path) -> None:
     if any("metadata" in one for one in known):
         texts = [json.dumps(one["metadata"], default=str) if "metadata" in one else None for one in known]
         table = table.append_column("metadata", pa.array(texts, pa.string()))
-    parquet.write_table(table, path)
+    with path.open("wb") as file:  # given a path, pyarrow deletes what it cannot write to, also a device
+        parquet.write_table(table, file)
 
 
 def _row(question: Question) -> dict[str, Any]:

@@ -235,8 +235,6 @@ CASES = [
     # --- data
     Case("a folder of data", "cusearch data check there", r"cannot read there: it is a folder; give a \.parquet",
          files={"there/x": ""}),
-    Case("a full device for questions", "cusearch data convert atlas --output /dev/full",
-         r"--output /dev/full cannot be written: .*; choose another"),
     Case("an empty parquet", "cusearch data check a.parquet", r"0 good rows.*no question can be used",
          files={"a.parquet": lambda path: parquet.write_table(pa.table({"question": pa.array([], pa.string()),
                 "golden_answers": pa.array([], pa.list_(pa.string()))}), path)}, is_report=True),

@@ -34,6 +34,21 @@ def test_a_full_device_is_named_in_one_line(command):
     )
 
 
+@pytest.fixture
+def full(tmp_path):
+    """A file that takes nothing and may be deleted, unlike the machine's own /dev/full."""
+    path = tmp_path / "full"
+    path.symlink_to("/dev/full")
+    return path
+
+
+def test_an_output_that_is_full_is_named_and_not_deleted(full):
+    done = end_of([*COMMAND, "data", "convert", "atlas", "--output", str(full)])
+    assert done.returncode == 1
+    assert done.stderr == f"cusearch: --output {full} cannot be written: No space left on device; choose another\n"
+    assert full.is_symlink()
+
+
 @pytest.mark.parametrize("command", [["schema"], ["--help"]])
 def test_a_closed_pipe_is_no_error(command):
     read, write = os.pipe()
