@@ -26,6 +26,7 @@ from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.training.provenance import COMMAND
+from cusearch_async.training.starts import checkpoints_of
 from cusearch_async.transport.server import holding_data, is_listening, own_server
 
 log = logging.getLogger(__name__)
@@ -229,7 +230,13 @@ class Fleet:
             del self.children["evaluator"]
         for name, child in self.children.items():
             if self.has_ended(name) and name.startswith(_SERVING):
+                if name.startswith("rollout") and self._are_steps_done():
+                    continue  # a worker ends with its run, a moment before the learner
                 raise ProcessDied(child.describe_end())
+
+    def _are_steps_done(self) -> bool:
+        newest = checkpoints_of(self._config).latest()
+        return newest is not None and newest.state.step >= self._config.run.steps
 
     def stop(self, *names: str) -> None:
         """Send SIGTERM to the named processes, or to all, stage by stage (`_STAGES`). A process that does not end in

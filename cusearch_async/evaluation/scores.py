@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cusearch_async.config import Config
 from cusearch_async.evaluation.scoring import Scores
 from cusearch_async.files import append_row
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run_folder import SCORES
-from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport.weights import epoch_of
 from cusearch_async.types import Trajectory
@@ -30,15 +28,6 @@ class Done:
             self._epoch = epoch_of(weights)
             rows = read_scores(self._folder / SCORES, epochs_and_steps(self._folder))
             self.version = rows[-1]["step"] if rows else -1
-
-
-def is_over(done: Done, config: Config) -> bool:
-    """Whether the run's last version is scored and its checkpoint exists; without it, the next learner goes back."""
-    if done.version < config.run.steps:
-        return False
-    starts = epochs_and_steps(config.folder)
-    newest = Checkpoints(config.folder, config.learner.keep_checkpoints, starts).latest()
-    return newest is not None and newest.state.step >= config.run.steps
 
 
 def record(

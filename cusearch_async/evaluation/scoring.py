@@ -134,12 +134,12 @@ async def play_all(
     return None
 
 
-def due_version(state: RunState, scored: int, config: Config) -> int | None:
+def due_version(state: RunState, scored: int, config: Config, last: int) -> int | None:
     """The version to score next; None when it is not published yet.
 
     The newest one, once it or one before it is a multiple of `eval.every` that was not `scored`; with `eval.in_order`
-    the first such multiple. The last of the run always."""
-    every, last = config.eval.every, config.run.steps
+    the first such multiple. The `last` of the run always."""
+    every = config.eval.every
     if not state.weights or state.published <= scored:
         return None
     following = min((scored // every + 1) * every, last) if scored >= 0 else 0

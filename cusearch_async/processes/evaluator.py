@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
-from cusearch_async.evaluation.scores import Done, is_over, record
+from cusearch_async.evaluation.scores import Done, record
 from cusearch_async.evaluation.scoring import due_version, play_all, summarize
 from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
 from cusearch_async.models import check_model
 from cusearch_async.processes.playing import ask_retriever, open_player, take_gpus
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.finish import Finish
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.interface import WorkerBuffer
+from cusearch_async.transport.interface import RunState, WorkerBuffer
 from cusearch_async.transport.run_contract import contract_of, refuse_other_settings
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question, Trajectory
@@ -65,13 +66,20 @@ async def score_versions(
     config: Config,
     stop: asyncio.Event,
 ) -> None:
-    """Score versions until the run is over, or `stop` is set."""
+    """Score versions until the run is finished and its last version is scored, or `stop` is set."""
     store = WeightStore(config.weights_folder)
     loader = PatientLoader(engine, store, config.redis.outage_s)
-    done = Done(config.folder)
+    done, finish = Done(config.folder), Finish(config.run.steps)
     await wait_until_announced(buffer, stop.is_set)
-    while not stop.is_set() and not is_over(done, config):
-        version = await load_due(buffer, engine, loader, store, done, config)
+    while not stop.is_set():
+        state = await buffer.state()
+        done.follow(state.weights)
+        is_finished = finish.has_come(state)
+        if is_finished and done.version >= state.step:
+            log.info("run %s is finished and its last version is scored; the evaluator ends", config.run.name)
+            break
+        last = state.step if is_finished else config.run.steps
+        version = await load_due(buffer, state, last, engine, loader, store, done, config)
         if version is None:
             await asyncio.sleep(POLL_S)
             continue
@@ -95,14 +103,20 @@ async def _score(
 
 
 async def load_due(
-    buffer: WorkerBuffer, engine: Engine, loader: PatientLoader, store: WeightStore, done: Done, config: Config
+    buffer: WorkerBuffer,
+    state: RunState,
+    last: int,
+    engine: Engine,
+    loader: PatientLoader,
+    store: WeightStore,
+    done: Done,
+    config: Config,
 ) -> int | None:
-    """Load the version that is due for scoring; None when there is none, or it cannot be read now.
+    """Load the version that is due for scoring, where `last` is the last of the run; None when there is none, or it
+    cannot be read now.
 
     Raises: ContractMismatch when a learner has changed the run contract."""
-    state = await buffer.state()
-    done.follow(state.weights)
-    version = due_version(state, done.version, config)
+    version = due_version(state, done.version, config, last)
     if version is None:
         return None
     await buffer.check_contract()
@@ -111,5 +125,5 @@ async def load_due(
         log.warning("version %d is not scored: its weights are not in %s", version, store.folder)
         done.version = version
         return None
-    is_last = version == config.run.steps  # any other one may be replaced by a newer one before it is loaded
+    is_last = version == last  # any other one may be replaced by a newer one before it is loaded
     return engine.version if await loader.load(weights, check=False, idle=is_last) else None

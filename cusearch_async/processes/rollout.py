@@ -14,26 +14,37 @@ from cusearch_async.lifecycle.signals import ending_at_once, stop_on_signals
 from cusearch_async.models import check_model, vocab_size
 from cusearch_async.processes.playing import ask_retriever, open_player, take_gpus
 from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.rollout.finish import Finish
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.prompting import check_lengths
+from cusearch_async.rollout.starting import Starting
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.run_contract import contract_of, refuse_other_settings
 from cusearch_async.transport.weight_link import open_weights
 
 log = logging.getLogger(__name__)
 
+FINISHED = "run %s is finished; this worker ends (a learner that continues the run needs workers again)"
+
 
 async def run(config: Config, name: str, cores: Collection[int]) -> None:
-    """Run the rollout worker `name` until a signal arrives. Its engine, another process, keeps to its cores; this one
-    then takes any of `cores`: what plays the episodes need not wait for what decodes."""
+    """Run the rollout worker `name` until the run is finished, or a signal arrives. Its engine, another process, keeps
+    to its cores; this one then takes any of `cores`: what plays the episodes need not wait for what decodes."""
     stop = stop_on_signals()
     with log_waiting(log, "waiting for the questions to be read"), ending_at_once("the questions were being read"):
         questions = load_run_questions(config)
         tokenizer = check_model(config.model.location, config.episode.max_tokens)
         check_lengths(questions.all, config.environments(NoSearch()), tokenizer, config.episode)
         contract = contract_of(config, questions.all, tokenizer)
+    finish = Finish(config.run.steps)
     async with open_buffer(config, config.run.wait_s, stop, contract=contract) as buffer:
         refuse_other_settings(config.run.name, contract, await buffer.contract())
+        state = await buffer.state()
+    if finish.has_come(state):
+        log.info(FINISHED, config.run.name)
+        return
+    if state.is_finished:
+        log.info("run %s was finished at step %d: waiting for a learner that continues it", config.run.name, state.step)
     async with SearchClient.open(config) as search, open_weights(config) as source:
         agreed = await ask_retriever(search, config, contract, stop)
         if agreed is None:
@@ -42,11 +53,19 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
             config, config.redis.outage_s, stop, vocab_size(config.model.location), agreed
         ) as buffer:
             await buffer.check_contract()
-            lock = await take_gpus(config, stop)
-            if stop.is_set():
-                return
-            with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
-                os.sched_setaffinity(0, cores)
-                log.info("ready")
-                await RolloutLoop(name, config, buffer, engine, source, player, search, questions).run(stop)
-                log.info("stopped; its tickets are released")
+            with Starting(config, name, agreed).reporting() as starting:
+                starting.does("waiting for its GPUs")
+                lock = await take_gpus(config, stop)
+                if stop.is_set():
+                    return
+                starting.does("loading vLLM")
+                with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
+                    os.sched_setaffinity(0, cores)
+                    log.info("ready")
+                    starting.does("waiting for the first weights")
+                    loop = RolloutLoop(name, config, buffer, engine, source, player, search, questions, finish)
+                    await loop.run(stop, starting.is_ready)
+    if loop.has_finished:
+        log.info(FINISHED, config.run.name)
+    else:
+        log.info("stopped; its tickets are released")

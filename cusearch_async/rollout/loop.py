@@ -19,6 +19,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.failures import Failures
+from cusearch_async.rollout.finish import Finish
 from cusearch_async.rollout.loading import IDLE_S, PatientLoader, wait_until_announced
 from cusearch_async.transport.interface import RolloutSlot, WorkerBuffer, WorkerStatus
 from cusearch_async.transport.weight_link import WeightSource
@@ -82,6 +84,7 @@ class RolloutLoop:
         player: Player,
         search: SearchClient,
         questions: RunQuestions,
+        finish: Finish | None = None,
     ) -> None:
         self._name = name
         self._config = config
@@ -102,11 +105,15 @@ class RolloutLoop:
         """Set when admission may have something to do: an episode has ended, there is news, or the worker stops."""
         self._may_grant = True
         """False after the run had fewer tickets than there was room for, until there is news."""
+        self._finish = finish or Finish(config.run.steps)
+        self.has_finished = False
+        """Whether the worker has ended because the run is finished."""
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set; then release the tickets in flight. Raises the first error, not an exception
-        group."""
+    async def run(self, stop: asyncio.Event, is_ready: Callable[[], None] = lambda: None) -> None:
+        """Run until `stop` is set, which the end of the run does too; then release the tickets in flight. `is_ready` is
+        called before the first heartbeat. Raises the first error, not an exception group."""
         await self._wait_for_weights(stop)
+        is_ready()
         self._activity = Activity(weight_loads=1)
         has_buffer = True
         try:
@@ -133,13 +140,13 @@ class RolloutLoop:
     async def _wait_for_weights(self, stop: asyncio.Event) -> None:
         await wait_until_announced(self._buffer, lambda: _is_over(stop))
         with log_waiting(log, "waiting for the first weights to be loaded"):
-            while not _is_over(stop) and not await self._load_announced():
+            while not _is_over(stop) and not await self._load_announced(stop):
                 await asyncio.sleep(POLL_S)
 
     async def _follow_run(self, stop: asyncio.Event) -> None:
         """Load what is announced, and wake admission at all news of the run."""
         while not _is_over(stop):
-            await self._load_announced()
+            await self._load_announced(stop)
             self._may_grant = True
             self._change.set()
             if self._loader.is_failing:
@@ -151,10 +158,15 @@ class RolloutLoop:
         await stop.wait()
         self._change.set()
 
-    async def _load_announced(self) -> bool:
-        """Load the announced version unless it is loaded. True when any version is loaded. While the announced version
-        cannot be loaded, the worker continues with the one before: admission keeps the staleness bound."""
+    async def _load_announced(self, stop: asyncio.Event) -> bool:
+        """Load the announced version unless it is loaded, or set `stop` when the run is finished. True when any version
+        is loaded. While the announced version cannot be loaded, the worker continues with the one before: admission
+        keeps the staleness bound."""
         state = await self._buffer.state()
+        if self._finish.has_come(state):
+            self.has_finished = True
+            stop.set()
+            return bool(self._engine.loaded)
         if not state.weights or state.weights == self._engine.loaded:
             return bool(self._engine.loaded)
         check = self._activity.weight_loads % self._config.rollout.canary_every == 0

@@ -90,6 +90,8 @@ async def train(
         await saver.save(step, remembered)
         await saver.finish()
         await recorder.finish()
+    if step == config.run.steps:
+        await buffer.finish()
     report.close()
     if start.step < step == config.run.steps and not has_learned:
         raise NothingLearned(

@@ -90,6 +90,9 @@ async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]
         gone = ", ".join(f"{name} {status.heartbeat_age_s:.1f} s ago" for name, status in workers.items())
         found.append("no worker is alive" + (f" (last seen: {gone})" if gone else "; start one"))
     for name, status in alive.items():
+        if status.starting:
+            found.append(f"{name} is {status.starting} ({status.alive_s:.0f} s)")
+            continue
         line = f"{name} has version {status.version} of {state.published} and {status.in_flight} episodes"
         if status.retriever_down_s:
             line += f", and its retriever has been down for {status.retriever_down_s:.0f} s"

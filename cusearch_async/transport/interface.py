@@ -53,6 +53,13 @@ class RunState:
     """Whether an operator has stopped admission."""
     origin: Origin | None = None
     """The folder of the run; None before a learner has written it."""
+    finished_by: int = 0
+    """Epoch of the learner that did and saved the last step of the run; 0 before the first such learner."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step is done and saved, and no learner has taken the run over since."""
+        return self.epoch > 0 and self.finished_by == self.epoch
 
     @property
     def exists(self) -> bool:
@@ -128,7 +135,9 @@ class Queues:
     """Tickets by where they are."""
 
     ready_of_pool: int
-    """Closed groups of the pool that the learner waits for."""
+    """Closed groups of the pool that no learner has claimed yet."""
+    is_claimed: bool
+    """Whether a learner has claimed the pool: it trains on it, or has done so."""
     ready: int
     leased: int
     requeued: int
@@ -137,8 +146,11 @@ class Queues:
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status that a worker reports with every heartbeat. Counts and seconds are totals since it became ready."""
+    """The status that a worker reports with every heartbeat. Counts and seconds are totals since it became ready, or
+    since it began what it is `starting` with."""
 
+    starting: str = ""
+    """What it does before it is ready, like `loading vLLM`; empty afterwards."""
     version: int = -1
     """Version of the loaded weights."""
     in_flight: int = 0
@@ -333,6 +345,11 @@ class LearnerBuffer(Protocol):
 
     async def checkpoint(self, step: int) -> None:
         """Forget the pools before `step`: every kept checkpoint contains these steps."""
+        ...
+
+    async def finish(self) -> None:
+        """Record that all steps of the run are done and saved: workers and evaluator end. The next learner that takes
+        over opens the run again."""
         ...
 
     def follow_epoch(self, epoch: int) -> None:

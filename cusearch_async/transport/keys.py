@@ -15,8 +15,8 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused, and the
-        folder of the run (run_id, host, folder). Workers only read it."""
+        """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused,
+        finished_by (an epoch), and the folder of the run (run_id, host, folder). Workers only read it."""
         return self.prefix + "state"
 
     @property
@@ -38,7 +38,8 @@ class Keys:
     @property
     def news(self) -> str:
         """Stream with one entry, replaced whenever a worker may find something to do: weights were announced, a ticket
-        was requeued, admission goes on, a learner has taken over."""
+        was requeued, admission goes on, a learner has taken over or has
+        finished the run."""
         return self.prefix + "news"
 
     @property

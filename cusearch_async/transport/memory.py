@@ -291,6 +291,11 @@ class MemoryBuffer:
                 run.forget_pool(forgotten)
         run.state = replace(run.state, checkpoint=max(run.state.checkpoint, step))
 
+    async def finish(self) -> None:
+        self._refuse_if_fenced()
+        self._run.state = replace(self._run.state, finished_by=self._epoch)
+        self._run.tell()
+
     def follow_epoch(self, epoch: int) -> None:
         self._epoch = epoch
 
@@ -367,6 +372,7 @@ class MemoryBuffer:
             leased=len(run.leases),
             requeued=len(run.requeue),
             incomplete=len(run.incomplete),
+            is_claimed=step in run.pools,
         )
 
     async def workers(self) -> dict[str, WorkerStatus]:

@@ -102,6 +102,9 @@ class LearnerSide(RedisRun):
     async def checkpoint(self, step: int) -> None:
         await self.run_script("checkpoint", self._epoch, step)
 
+    async def finish(self) -> None:
+        await self.run_script("finish", self._epoch)
+
     def follow_epoch(self, epoch: int) -> None:
         """Act as the learner that has taken over the run with this epoch on another connection."""
         self._epoch = epoch

@@ -96,10 +96,12 @@ class RedisRun:
                 else:
                     pipe.zcard(keys.ready)
                 pipe.zcard(keys.ready).zcard(keys.lease).zcard(keys.requeue).hlen(keys.incomplete)
+                pipe.exists(keys.pool_info(step))
                 return await pipe.execute()
 
+        *counts, is_claimed = await self.ask(count)
         names = ("ready_of_pool", "ready", "leased", "requeued", "incomplete")
-        return Queues(**dict(zip(names, await self.ask(count), strict=True)))
+        return Queues(is_claimed=bool(is_claimed), **dict(zip(names, counts, strict=True)))
 
     async def learner(self) -> LearnerStatus | None:
         async def read(client: Any) -> Any:

@@ -13,6 +13,7 @@ SCRIPTS = (
     "commit",
     "announce",
     "checkpoint",
+    "finish",
     "recover",
     "quarantine",
     "reopen",

@@ -25,8 +25,11 @@ from cusearch_async.cli.fleet import Child, Fleet
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
+from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.provenance import launched_by
+from cusearch_async.training.publishing import state_at
 from cusearch_async.training.starts import record_start
+from cusearch_async.transport.interface import MethodState
 from tests.conftest import SLOW, free_port, wait_until
 
 GOODBYE = """
@@ -298,3 +301,19 @@ def test_what_the_processes_say_is_shown_and_their_noise_is_not(fleet, tmp_path,
         assert part in shown
     assert "noise" not in shown
     assert "earlier start" not in shown
+
+
+def test_a_worker_may_end_with_its_run_and_not_before(fleet, config, tmp_path):
+    start(fleet, tmp_path, "rollout-0", "pass").process.wait()
+    with pytest.raises(ProcessDied, match="rollout-0 ended with status 0"):
+        fleet.check()
+    checkpoints = Checkpoints(config.folder, 2)
+    checkpoints.begin(1, 0)
+    folder = checkpoints.begin_write(config.run.steps)
+    with checkpoints.write(state_at(config.run.steps, MethodState(), config)):
+        (folder / "model").mkdir(parents=True)
+    checkpoints.finish(config.run.steps)
+    fleet.check()
+    start(fleet, tmp_path, "retriever", "pass").process.wait()
+    with pytest.raises(ProcessDied, match="retriever ended with status 0"):
+        fleet.check()

@@ -89,7 +89,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
     state = RunState(epoch=12, step=203, fields={"phase": 4}, published=203, weights="v000203-e12", next_ticket=99999)
     now = view.Snapshot(
         0.0, state, Ledger(finished=123456, buffered=123456),
-        Queues(ready_of_pool=64, ready=1234, leased=123, requeued=12, incomplete=3),
+        Queues(ready_of_pool=64, is_claimed=False, ready=1234, leased=123, requeued=12, incomplete=3),
         {(depth, 203 - age): 1234 for depth in range(6) for age in range(3)}, {WORKER: status_of_a_worker()},
     )  # fmt: skip
     shape = published("Qwen/Qwen2.5-7B")

@@ -12,13 +12,11 @@ from cusearch_async.cli.evaluate import markdown, table
 from cusearch_async.cli.launch import is_complete
 from cusearch_async.config import load_config
 from cusearch_async.errors import SearchRefused, WriteFailed
-from cusearch_async.evaluation.scores import Done, is_over, record
+from cusearch_async.evaluation.scores import Done, record
 from cusearch_async.evaluation.scoring import FIGURES, bootstrap, due_version, play_all, summarize
 from cusearch_async.metrics.files import read_scores
-from cusearch_async.training.checkpoint import Checkpoints
-from cusearch_async.training.publishing import state_at
 from cusearch_async.training.starts import epochs_and_steps, record_start
-from cusearch_async.transport.interface import MethodState, RunState
+from cusearch_async.transport.interface import RunState
 from cusearch_async.types import Question
 from tests.fakes import ChatTokenizer
 from tests.strategies import make_trajectory
@@ -187,7 +185,7 @@ def test_a_version_is_due_every_so_many_steps_and_at_the_end(atlas_config, publi
     state = RunState(published=published, weights=f"v{published}" if published >= 0 else "")
     for is_in_order, due in (("false", newest), ("true", in_order)):
         config = load_config(atlas_config, ["--eval.every", "5", "--steps", "12", "--eval.in_order", is_in_order])
-        assert due_version(state, scored, config) == due
+        assert due_version(state, scored, config, 12) == due
 
 
 def done_at(folder, weights: str) -> int:
@@ -227,7 +225,7 @@ def test_versions_of_a_course_that_was_left_are_scored_again(atlas_config, tmp_p
     done.follow("v000010-e2")
     assert done.version == 10, "what the new learner went on from is what was scored"
     state = RunState(published=12, weights="v000012-e2")
-    assert due_version(state, done.version, config) == 12
+    assert due_version(state, done.version, config, 20) == 12
     record(tmp_path, 14, "v000014-e1", 1.0, {"all": {"em": 0.1}})  # was being scored while the learner went back
     starts = epochs_and_steps(tmp_path)
     assert [row["step"] for row in read_scores(tmp_path / "eval.jsonl", starts)] == [0, 6, 10]
@@ -246,27 +244,6 @@ def test_a_run_is_complete_only_when_the_last_version_of_its_own_course_is_score
     assert not is_complete(4, config)
     record(tmp_path, 4, "v000004-e2", 1.0, {})
     assert is_complete(4, config)
-
-
-def test_an_evaluator_stays_until_no_learner_can_go_back_behind_the_last_version(atlas_config, tmp_path):
-    config = load_config(atlas_config, ["--run.folder", str(tmp_path), "--eval.every", "2", "--steps", "4"])
-    record_start(config, epoch=1, step=0)
-    checkpoints = Checkpoints(tmp_path, 2)
-    checkpoints.begin(1, 0)
-
-    def save(step: int) -> None:
-        folder = checkpoints.begin_write(step)
-        with checkpoints.write(state_at(step, MethodState(), config)):
-            (folder / "model").mkdir(parents=True)
-        checkpoints.finish(step)
-
-    save(2)
-    record(tmp_path, 4, "v000004-e1", 1.0, {})
-    done = Done(tmp_path)
-    done.follow("v000004-e1")
-    assert not is_over(done, config), "the next learner would go on from step 2"
-    save(4)
-    assert is_over(done, config)
 
 
 def test_rows_from_before_they_had_an_epoch_count(tmp_path):

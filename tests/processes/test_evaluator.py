@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.metrics.files import read_scores
-from cusearch_async.training.checkpoint import Checkpoints
-from cusearch_async.training.publishing import state_at
 from cusearch_async.training.starts import epochs_and_steps, record_start
-from cusearch_async.transport.interface import MethodState
 from cusearch_async.transport.memory import MemoryBuffer
 from cusearch_async.transport.run_contract import RunContract
 from tests.processes.scene import CLOSED, Scene
@@ -42,15 +40,6 @@ async def look_again(scene: Scene) -> None:
     await until(lambda: scene.looks >= seen + 3)
 
 
-def save_checkpoint(scene: Scene, step: int) -> None:
-    checkpoints = Checkpoints(scene.config.folder, 2)
-    checkpoints.begin(1, 0)
-    folder = checkpoints.begin_write(step)
-    with checkpoints.write(state_at(step, MethodState(), scene.config)):
-        (folder / "model").mkdir(parents=True)
-    checkpoints.finish(step)
-
-
 async def test_it_scores_what_is_due_and_ends_with_the_run(scene, learner):
     working = asyncio.create_task(scene.process("evaluator"))
     await until(lambda: scores(scene) == {0: 1.0})
@@ -63,9 +52,43 @@ async def test_it_scores_what_is_due_and_ends_with_the_run(scene, learner):
     await until(lambda: list(scores(scene)) == [0, 2, 4])
     await look_again(scene)
     assert not working.done(), "a learner may still go back behind the last version"
-    save_checkpoint(scene, 4)
+    await finish(scene, learner, 4)
     await working
     assert scene.events[-1] == CLOSED
+
+
+async def finish(scene: Scene, learner: MemoryBuffer, step: int) -> None:
+    scene.run.state = replace(scene.run.state, step=step)
+    await learner.finish()
+
+
+async def test_a_finished_run_whose_last_version_is_not_scored_yet_is_waited_for(scene, learner, caplog):
+    """Also when the run has fewer steps than the evaluator's own config says."""
+    caplog.set_level("INFO")
+    scene.engine_answers.clear()
+    working = asyncio.create_task(scene.process("evaluator"))
+    await until(lambda: scene.prompts)
+    await learner.announce(3, "v000003-e1")
+    await finish(scene, learner, 3)
+    scene.engine_answers.set()
+    await working
+    assert list(scores(scene)) == [0, 3]
+    assert caplog.messages[-1] == "run atlas is finished and its last version is scored; the evaluator ends"
+
+
+async def test_an_evaluator_of_a_run_that_a_learner_continues_does_not_end_with_its_earlier_finish(scene, learner):
+    await finish(scene, learner, 2)
+    await learner.announce(2, "v000002-e1")
+    async with scene.running("evaluator") as working:
+        await until(lambda: list(scores(scene)) == [2])
+        await look_again(scene)
+        assert not working.done(), "its own config says four steps"
+        continuing = scene.learner()
+        await continuing.recover(2)
+        await continuing.announce(4, "v000004-e2")
+        await finish(scene, continuing, 4)
+        await working
+    assert 4 in scores(scene)
 
 
 async def test_one_that_is_stopped_while_it_scores_writes_no_row(scene, learner):

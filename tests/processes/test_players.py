@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -135,3 +136,50 @@ def test_workers_with_one_host_name_and_one_process_number_have_two_names():
     first, second = worker_name(), worker_name()
     assert first != second
     assert first.startswith(f"{socket.gethostname()}-{os.getpid()}-")
+
+
+async def test_a_worker_ends_when_the_run_is_finished(scene, caplog):
+    caplog.set_level("INFO")
+    scene.retriever_answers.set()
+    learner = scene.learner()
+    await start(learner)
+    working = asyncio.create_task(scene.process("rollout"))
+    await until(lambda: scene.run.ready == set(range(12)))
+    scene.engine_answers.clear()
+    await learner.announce(1, "v000001-e1")
+    await until(lambda: scene.run.leases.keys() == {12, 13, 14, 15})
+    await learner.finish()
+    await working
+    assert not scene.run.leases
+    assert scene.events[-1] == CLOSED
+    assert caplog.messages[-1].startswith("run atlas is finished; this worker ends")
+
+
+async def test_a_worker_that_comes_when_its_run_is_finished_starts_no_engine(scene, caplog):
+    caplog.set_level("INFO")
+    await finished(scene, step=4)
+    await scene.process("rollout")
+    assert scene.events == [CONTRACT]
+    assert caplog.messages[-1].startswith("run atlas is finished; this worker ends")
+
+
+async def test_a_worker_with_more_steps_waits_for_the_learner_that_continues_the_run(scene, caplog):
+    caplog.set_level("INFO")
+    scene.retriever_answers.set()
+    await finished(scene, step=2)
+    async with scene.running("rollout") as working:
+        await until(lambda: scene.run.leases or scene.run.ready)
+        assert "run atlas was finished at step 2: waiting for a learner that continues it" in caplog.messages
+        continuing = scene.learner()
+        await continuing.recover(2)
+        await continuing.announce(2, "v000002-e2")
+        await until(lambda: {8, 9, 10, 11} <= scene.run.ready)
+        await continuing.finish()
+        await working
+
+
+async def finished(scene, step: int) -> None:
+    learner = scene.learner()
+    await learner.recover(step)
+    await learner.announce(step, f"v{step:06d}-e1")
+    await learner.finish()

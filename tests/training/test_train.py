@@ -103,6 +103,7 @@ async def test_a_step_is_claimed_trained_on_committed_published_and_only_then_sa
     assert rows(s) == [0, 1, 2]
     assert s.heartbeat.step == 2
     assert "finished at step 3; checkpoint saved" in caplog.text
+    assert s.run.state.is_finished
     ledger = await s.buffer.ledger()
     assert (ledger.trained, ledger.unselected, ledger.closes) == (6, 6, True)
     assert s.checkpoints.latest().state.step == 3

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 
 import pytest
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import Stalled
+from cusearch_async.rollout import starting as starting_module
+from cusearch_async.rollout.starting import Starting
 from cusearch_async.training import watchdog as watchdog_module
 from cusearch_async.training.loop import wait_for_pool
 from cusearch_async.training.watchdog import Watchdog, explain
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
+from cusearch_async.transport.run_contract import RunContract
 from tests.conftest import SLOW
 from tests.strategies import make_trajectory
 
@@ -59,6 +63,30 @@ async def test_workers_a_dead_retriever_and_a_pause_are_named(config):
         assert "w1 has version 0 of 0 and 7 episodes, and its retriever has been down for 42 s" in found
         await buffer.connection.client.zadd(buffer.keys.workers, {"w1": 0})
         assert "no worker is alive (last seen: w1 " in "; ".join(await explain(buffer, 0, config))
+
+
+async def test_a_worker_that_loads_its_engine_is_named_and_not_missed(config, monkeypatch):
+    monkeypatch.setattr(starting_module, "BEAT_S", 0.05)
+    contract = RunContract({"run.seed": "0"})
+    async with open_buffer(config, contract=contract) as buffer:
+        with Starting(config, "w1", contract).reporting() as starting:  # as a worker that is there before the learner
+            starting.does("loading vLLM")
+            await started(buffer)
+            await until_it_says(buffer, config, r"w1 is loading vLLM \(\d+ s\)$")
+            assert (await buffer.workers())["w1"].is_alive
+        await until_it_says(buffer, config, "no worker is alive; start one")
+        with Starting(config, "w1", contract).reporting() as starting:
+            starting.does("loading vLLM")
+            await until_it_says(buffer, config, "w1 is loading vLLM")
+            starting.is_ready()
+            await buffer.heartbeat("w1", [], WorkerStatus(version=0, in_flight=3))
+        await until_it_says(buffer, config, "w1 has version 0 of 0 and 3 episodes")
+
+
+async def until_it_says(buffer, config, what):
+    async with asyncio.timeout(5 * SLOW):
+        while not re.search(what, (await explain(buffer, 0, config))[-1]):
+            await asyncio.sleep(0.02)
 
 
 async def test_a_run_that_moves_is_left_alone(config):

@@ -278,3 +278,35 @@ async def test_a_learner_is_alive_until_it_ends_or_another_takes_over(backend):
     assert (await older.learner()).pid == 8
     await newer.learner_leaves()
     assert await older.learner() is None
+
+
+async def test_a_run_is_finished_until_the_next_learner_takes_over(backend):
+    buffer, worker = backend.make(), backend.make()
+    assert not (await worker.state()).is_finished, "there is no run yet"
+    await start(buffer)
+    assert not (await worker.state()).is_finished
+    for _ in range(2):
+        await buffer.finish()
+        assert (await worker.state()).is_finished
+    continuing = backend.make()
+    await continuing.recover(0)
+    assert not (await worker.state()).is_finished
+    with pytest.raises(Fenced):
+        await buffer.finish()
+    assert not (await worker.state()).is_finished
+
+
+@pytest.mark.parametrize("order", ["ticket", "oldest_complete"])
+async def test_the_pool_that_is_trained_on_is_told_from_the_one_that_is_waited_for(backend, order):
+    buffer = backend.make(order=order)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    before = await buffer.queues(0)
+    assert (before.is_claimed, before.ready_of_pool, before.ready) == (False, 2 * N if order != "ticket" else N, 2 * N)
+    pool = await buffer.claim(0)
+    while_training, following = await buffer.queues(0), await buffer.queues(1)
+    assert while_training.is_claimed
+    assert (following.is_claimed, following.ready_of_pool) == (False, N)
+    await buffer.commit(pool, list(pool.trajectories))
+    assert (await buffer.queues(0)).is_claimed
+    assert not (await buffer.queues(1)).is_claimed

@@ -41,6 +41,7 @@ CHANGES: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "an attempt has failed": lambda buffer: buffer.release("other", [0], failed=True),
     "an operator reopens a ticket": lambda buffer: buffer.reopen(0),
     "admission goes on": lambda buffer: buffer.pause(False),
+    "the run is finished": lambda buffer: buffer.finish(),
     "a learner takes over": lambda buffer: buffer.recover(0),
 }
 

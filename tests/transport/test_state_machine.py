@@ -258,6 +258,11 @@ class Run(BothBuffers):
             self.both("checkpoint", self.saved[0], by=self.learners)
 
     @rule()
+    def finish(self) -> None:
+        self.both("finish", by=self.learners)
+        assert all(self.do(buffer.state()).is_finished for buffer in self.buffers)
+
+    @rule()
     def take_over(self) -> None:
         """A learner is killed, or replaced while it lives; the new one goes on from the checkpoint."""
         if self.learners:
@@ -300,6 +305,7 @@ class Run(BothBuffers):
         assert self.both("claim", step, by=old) == Fenced.__name__
         assert self.both("announce", step, "x", by=old) == Fenced.__name__
         assert self.both("checkpoint", step, by=old) == Fenced.__name__
+        assert self.both("finish", by=old) == Fenced.__name__
 
     # --- Redis ---
 

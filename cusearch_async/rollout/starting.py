@@ -1,0 +1,68 @@
+"""Tells the run that a worker is starting, and with what, until its own heartbeats begin."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cusearch_async.config import Config
+from cusearch_async.errors import CusearchError
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.interface import WorkerStatus
+from cusearch_async.transport.run_contract import RunContract
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 2.0
+
+
+class Starting:
+    """A thread with its own connection: loading an engine blocks the event loop for minutes."""
+
+    def __init__(self, config: Config, name: str, contract: RunContract) -> None:
+        self._config = config
+        self._name = name
+        self._contract = contract
+        self._doing, self._since = "", time.monotonic()
+        self._ended = threading.Event()
+        self._is_ready = False
+
+    def does(self, what: str) -> None:
+        """What the worker does from now on, like `loading vLLM`."""
+        self._doing, self._since = what, time.monotonic()
+
+    def is_ready(self) -> None:
+        """From now on the worker reports its status itself."""
+        self._is_ready = True
+        self._ended.set()
+
+    @contextmanager
+    def reporting(self) -> Iterator[Starting]:
+        """A worker that does not become ready is removed from the run at the end."""
+        thread = threading.Thread(target=lambda: asyncio.run(self._report()), name="starting", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            thread.join(timeout=BEAT_S)
+
+    async def _report(self) -> None:
+        async with open_buffer(self._config, contract=self._contract) as buffer:
+            while not self._ended.is_set():
+                status = WorkerStatus(starting=self._doing, alive_s=round(time.monotonic() - self._since, 1))
+                try:
+                    await buffer.heartbeat(self._name, [], status)
+                except CusearchError as error:  # the worker itself ends with it, when it asks for tickets
+                    log.debug("no heartbeat: %s", error)
+                await asyncio.to_thread(self._ended.wait, BEAT_S)
+            if self._is_ready:
+                return
+            try:
+                await buffer.leave(self._name, [])
+            except CusearchError as error:
+                log.debug("the end of the worker could not be recorded: %s", error)
