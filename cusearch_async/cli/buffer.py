@@ -31,7 +31,8 @@ from cusearch_async.types import Trajectory
 
 log = logging.getLogger(__name__)
 
-MODEL, ENVIRONMENT, PROMPT = "white", "cyan", "grey62"
+ENVIRONMENT, PROMPT, UNLIKELY_TOKEN = "magenta", "dim", "underline bold"
+"""Styles that can be read on dark and on light terminals; the model's text has the terminal's own colour."""
 HALF = "\N{REPLACEMENT CHARACTER}"
 """Tokenizers decode an incomplete character to this."""
 UNLIKELY = -2.0
@@ -69,7 +70,7 @@ def _add_filter(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-staleness", type=at_least(0), help="at least this many steps behind the learner")
     parser.add_argument("--min-reward", type=finite, help="at least this reward")
     parser.add_argument("--max-reward", type=finite, help="at most this reward")
-    parser.add_argument("--text", help="text in the question; upper and lower case are equal")
+    parser.add_argument("--text", help="text in the question (case-insensitive)")
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
@@ -95,15 +96,21 @@ async def ls(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def table(found: list[TrajectoryRow]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("id", "depth", "staleness", "reward", "turns", "tokens", "worker", "question", "answered"):
-        is_text = name in ("worker", "question", "answered")
-        table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+    """One line a trajectory: `peek` shows the whole texts, and the worker."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), expand=True)
+    for name in ("id", "depth", "stale", "reward", "turns", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, ratio in (("question", 3), ("answered", 1)):
+        table.add_column(name, ratio=ratio, no_wrap=True, overflow="ellipsis")
     for row in found:
         f = row.fields
         numbers = (f["depth"], str(row.staleness), f"{float(f['reward']):.2f}", f["turns"], f["tokens"])
-        table.add_row(row.id, *numbers, *(plain(f[name] or "–") for name in ("worker", "question", "prediction")))
+        table.add_row(row.id, *numbers, *(_one_line(f[name] or "–") for name in ("question", "prediction")))
     return table
+
+
+def _one_line(text: str) -> Text:
+    return plain(" ".join(text.split()))
 
 
 async def export(config: Config, arguments: argparse.Namespace) -> None:
@@ -190,7 +197,7 @@ def marked(ids: list[int], logprobs: np.ndarray[Any, Any], tokenizer: Any) -> Te
         is_unlikely = is_unlikely or logprob < UNLIKELY
         if now.endswith(HALF) and count < len(ids):
             continue
-        text.append(visible(now[len(before) :]), style=f"underline bold {MODEL}" if is_unlikely else MODEL)
+        text.append(visible(now[len(before) :]), style=UNLIKELY_TOKEN if is_unlikely else "")
         before, is_unlikely = now, False
     text.rstrip()
     return text

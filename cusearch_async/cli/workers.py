@@ -1,4 +1,5 @@
-"""`cusearch workers CONFIG`: shows the workers of a run, their last heartbeats, and the run contract."""
+"""`cusearch workers CONFIG`: shows the workers of a run and their last heartbeats, or with --contract the run
+contract."""
 
 from __future__ import annotations
 
@@ -21,14 +22,13 @@ from cusearch_async.transport.run_contract import RunContract
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     add_trust(parser)
+    parser.add_argument("--contract", action="store_true", help="show the run contract, which every process must match")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     found, agreed = asyncio.run(read(load_config(arguments.config, overrides)))
-    Console().print(view.workers(found))
-    Console().print()
-    Console().print(contract(agreed))
+    Console().print(contract(agreed) if arguments.contract else view.workers(found))
 
 
 async def read(config: Config) -> tuple[dict[str, WorkerStatus], RunContract]:

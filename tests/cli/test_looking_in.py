@@ -99,8 +99,29 @@ async def test_buckets_show_depth_by_staleness_groups_workers_and_ledger(atlas_c
     assert re.search(r"1\s+1\s+·", shown), "one of depth 1, fresh"
     assert "phase 2" in shown
     assert "2 of 768" in shown
+    assert re.search(r"pool 0\s+0 of 64 ready", shown)
+    assert "trains on" not in shown
     assert "finished 2 = buffered 2 + claimed 0 + trained 0 + unselected 0 + quarantined 0 + lost 0   closes" in shown
     assert re.search(r"w\s+\d+ s ago\s+0\s+4", shown)
+
+
+async def test_while_a_pool_is_trained_on_buckets_count_the_next_one(atlas_config, overrides):
+    small = ["--pool.questions", "2", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4"]
+    config = load_config(atlas_config, [*overrides, *small])
+    async with open_buffer(config, contract=RunContract({"run.seed": "0"})) as open_:
+        await open_.recover(0)
+        await open_.announce(0, "v000000-e1")
+        for slot in await open_.admit("w", 0, 8):
+            await open_.put(make_trajectory(slot.ticket, slot.rollout))
+        assert re.search(r"pool 0\s+2 of 2 ready", text_of(view.view(await view.look(open_), None, config)))
+        pool = await open_.claim(0)
+        shown = text_of(view.view(await view.look(open_), None, config))
+        assert re.search(r"trains on\s+pool 0", shown)
+        assert re.search(r"pool 1\s+2 of 2 ready", shown)
+        await open_.commit(pool, pool.trajectories)
+        shown = text_of(view.view(await view.look(open_), None, config))
+        assert "trains on" not in shown
+        assert re.search(r"pool 1\s+2 of 2 ready", shown)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +238,14 @@ def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, overri
     assert not asyncio.run(state()), "nor is it made"
 
 
-def test_workers_are_listed(config, atlas_config, overrides, monkeypatch, capsys):
-    assert re.search(r"w\s+\d+ s ago", run(["workers", str(atlas_config), *overrides], monkeypatch, capsys))
+def test_workers_are_listed_without_the_contract(config, atlas_config, overrides, monkeypatch, capsys):
+    shown = run(["workers", str(atlas_config), *overrides], monkeypatch, capsys)
+    assert re.search(r"w\s+\d+ s ago", shown)
+    assert "run.seed" not in shown
 
 
 def test_the_contract_that_a_worker_must_have_is_listed(config, atlas_config, overrides, monkeypatch, capsys):
-    shown = run(["workers", str(atlas_config), "--run.seed", "7", *overrides], monkeypatch, capsys)
+    shown = run(["workers", str(atlas_config), "--contract", "--run.seed", "7", *overrides], monkeypatch, capsys)
     assert re.search(r"contract\s+method\.name '\[bold\]'\s+run\.seed    0\s*$", shown), shown
 
 

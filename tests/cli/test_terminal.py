@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from transformers import AutoTokenizer
 
 from cusearch_async.cli import buffer, evaluate, view
+from cusearch_async.cli.preflight.finding import STYLES, Finding
+from cusearch_async.cli.preflight.finding import table as table_of_findings
 from cusearch_async.cli.preflight.gpus import stages
 from cusearch_async.cli.preflight.shapes import published
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.cli.terminal import visible
-from cusearch_async.config import load_config
+from cusearch_async.config import Config, load_config
 from cusearch_async.transport.interface import Ledger, Queues, RunState, TrajectoryRow, WorkerStatus
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
@@ -88,7 +93,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
     score |= {f"{name}_interval": interval for name in evaluate.COLUMNS}
     state = RunState(epoch=12, step=203, fields={"phase": 4}, published=203, weights="v000203-e12", next_ticket=99999)
     now = view.Snapshot(
-        0.0, state, Ledger(finished=123456, buffered=123456),
+        0.0, state, Ledger(finished=123456, buffered=123456), 204,
         Queues(ready_of_pool=64, is_claimed=False, ready=1234, leased=123, requeued=12, incomplete=3),
         {(depth, 203 - age): 1234 for depth in range(6) for age in range(3)}, {WORKER: status_of_a_worker()},
     )  # fmt: skip
@@ -98,14 +103,13 @@ def tables(atlas_config: Path) -> dict[str, object]:
             {"2wikimultihopqa": score, "a/folder/my_questions.jsonl": score, "all": score}, "greedy"
         ),
         "check": stages(config, shape, 80 * GIB),
-        "ls": buffer.table([row(question="Who " * 40, prediction="me " * 20)]),
         "workers": view.workers({WORKER: status_of_a_worker()}),
         "buckets": view.buckets(now, config),
         "groups": view.groups(now, None, config),
     }
 
 
-@pytest.mark.parametrize("name", ["eval", "check", "ls", "workers", "buckets", "groups"])
+@pytest.mark.parametrize("name", ["eval", "check", "workers", "buckets", "groups"])
 def test_a_table_fits_into_80_columns(name, atlas_config):
     printed = text_of(tables(atlas_config)[name], width=76 if name in ("workers", "buckets", "groups") else 80)
     assert "…" not in printed
@@ -113,3 +117,64 @@ def test_a_table_fits_into_80_columns(name, atlas_config):
     for word in " ".join(wide[:4]).split():  # every header and every figure of the first row is whole
         if word not in WORKER and "|" not in word:
             assert word in printed, word
+
+
+def snapshot(config: Config, workers: int, **changes: Any) -> view.Snapshot:
+    """In the middle of a run of 203 steps, as full as it gets."""
+    state = RunState(
+        epoch=12, step=5, fields={"phase": 4}, published=5, weights="v000005-e12", next_ticket=99999, **changes
+    )
+    counts = dict.fromkeys(Ledger.__dataclass_fields__, 123456)
+    queues = Queues(ready_of_pool=64, is_claimed=False, ready=1234, leased=123, requeued=12, incomplete=3)
+    cells = {(depth, 5 - age): 1234 // (1 + depth) for depth in range(6) for age in range(3)}
+    names = {f"{WORKER}-{number}": status_of_a_worker() for number in range(workers)}
+    return view.Snapshot(0.0, state, Ledger(**counts), 6, queues, cells, names)
+
+
+@pytest.mark.parametrize("workers", [1, 16])
+def test_buckets_show_all_but_many_workers_on_80_columns_and_24_lines(atlas_config, workers):
+    config = load_config(atlas_config)
+    now = snapshot(config, workers)
+    seen = "\n".join(text_of(view.view(now, replace(now, at=-1.0), config)).splitlines()[:24])
+    for part in ("trains on", "pool 5", "pool 6", "64 of 64 ready", "lost 123456", "late refused", "finished"):
+        assert part in seen, part
+    assert "…" not in seen
+    assert max(map(len, seen.splitlines()[:-1])) <= 80
+
+
+def test_a_listing_has_one_line_a_trajectory_whatever_the_question_is():
+    odd = [
+        row(question="Who\nwas\t" * 99, prediction="a b\n" * 40),
+        row(question="東京 " * 60),
+        row(question="", prediction=""),
+    ]
+    lines = text_of(buffer.table(odd)).splitlines()
+    assert len(lines) == 1 + len(odd)
+    assert all(cell_len(line) <= 80 for line in lines)
+    assert lines[1].count("…") == 2
+    assert "Who was Who was" in lines[1]
+
+
+def test_no_screen_uses_a_colour_that_is_lost_on_light_or_on_dark_terminals(atlas_config, tokenizer):
+    """Black, white, grey and exact colours are: a theme of the terminal does not change them."""
+    config = load_config(atlas_config)
+    answered = make_trajectory(0)
+    statuses = [Finding(status, "what", "text") for status in STYLES]
+    screens = [
+        view.view(snapshot(config, 2, paused=True), None, config),
+        *buffer.turns(answered, tokenizer),
+        buffer.overview(answered, {}),
+        table_of_findings(statuses),
+        *tables(atlas_config).values(),
+    ]
+    for screen in screens:
+        file = io.StringIO()
+        Console(file=file, width=80, force_terminal=True, color_system="truecolor").print(screen)
+        for codes in re.findall("\x1b\\[([0-9;]*)m", file.getvalue()):
+            lost = {"30", "37", "38", "40", "47", "48", "90", "97", "100", "107"} & set(codes.split(";"))
+            assert not lost, (codes, file.getvalue())
+
+
+def test_a_worker_that_is_starting_is_listed_with_what_it_does():
+    shown = text_of(view.workers({"a-host-42": WorkerStatus(starting="loading vLLM", alive_s=20.4)}))
+    assert "loading vLLM, 20 s" in shown
