@@ -36,6 +36,7 @@ TAKE_OVER = "takeover.lock"
 GPUS = "gpus.lock"
 METRICS = "metrics.jsonl"
 SCORES = "eval.jsonl"
+SUMMARY = "summary.json"
 TRACES = "traces"
 CHILDREN = (
     "config.toml",
@@ -54,7 +55,7 @@ CHILDREN = (
     "tensorboard",
     "logs",
     "redis",
-    "summary.json",
+    SUMMARY,
     "plot.png",
 )
 """Everything that a run writes into its folder, besides the marker."""

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from cusearch_async.cli.numbers import at_least, finite
 from cusearch_async.cli.runs import open_run
-from cusearch_async.cli.terminal import plain, visible
+from cusearch_async.cli.terminal import cut, plain, visible
 from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
@@ -105,12 +105,8 @@ def table(found: list[TrajectoryRow]) -> Table:
     for row in found:
         f = row.fields
         numbers = (f["depth"], str(row.staleness), f"{float(f['reward']):.2f}", f["turns"], f["tokens"])
-        table.add_row(row.id, *numbers, *(_one_line(f[name] or "–") for name in ("question", "prediction")))
+        table.add_row(row.id, *numbers, *(cut(f[name] or "–") for name in ("question", "prediction")))
     return table
-
-
-def _one_line(text: str) -> Text:
-    return plain(" ".join(text.split()))
 
 
 async def export(config: Config, arguments: argparse.Namespace) -> None:

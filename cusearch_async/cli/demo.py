@@ -104,7 +104,7 @@ def finish(
         "by_category": {name: {"before": before[name], "after": after[name]} for name in before},
         **summary,
     }
-    path = config.folder / "summary.json"
+    path = config.folder / run_folder.SUMMARY
     path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
     console.print(comparison(before, after))
     live.print_results(config, newest, console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.cli.figure import draw_together, refuse_format
-from cusearch_async.cli.terminal import plain
+from cusearch_async.cli.terminal import cut, plain
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import refuse_unwritable
 from cusearch_async.metrics.files import read_metrics, read_scores
-from cusearch_async.run_folder import METRICS, SCORES, refuse_no_run
+from cusearch_async.run_folder import METRICS, SCORES, SUMMARY, refuse_no_run
 from cusearch_async.training.starts import Start, changed_settings, made_otherwise, read_starts, read_stop
 
-COLUMNS = ("run", "started", "method", "seed", "steps", "EM", "held-out", "depth", "code", "outcome")
-"""Of the list of runs."""
+COLUMNS = ("run", "started", "method", "steps", "EM", "held-out", "depth", "outcome")
+"""Of the list of runs. A wide terminal shows the year, the seed and `code`, the commit, too."""
+WIDE = 110
+FAILED = "failed"
 COMPARED = {
     "reward/em": "EM, sampled",
     "reward/all": "reward",
@@ -62,17 +65,39 @@ class KeptRun:
 
     @property
     def outcome(self) -> str:
+        """In a few words; of a failed run, FAILED."""
         if not self.starts:
             return "not started"
+        if self.error is not None:
+            return FAILED
         stop = read_stop(self.folder, self.starts[-1].epoch)
-        return stop.outcome if stop else "running or killed"
+        if stop is None:
+            return "running or killed"
+        return f"{stop.outcome}, 0 trained" if self.has_trained_nothing else stop.outcome
+
+    @property
+    def error(self) -> str | None:
+        """What ended the last learner; None when no error did."""
+        stop = read_stop(self.folder, self.starts[-1].epoch) if self.starts else None
+        return stop.outcome if stop and stop.step is None else None
+
+    @property
+    def has_trained_nothing(self) -> bool:
+        """Whether every step had an empty selection, as in a run whose episodes all fail."""
+        selected = [row.get("depth/selected") for row in self.rows]
+        return all(isinstance(counts, list) and not any(counts) for counts in selected)
 
     @property
     def last_em(self) -> float | None:
-        """Held-out, of the newest version that was scored."""
-        scored = self.scores[-1].get("all") if self.scores else None
-        em = scored.get("em") if isinstance(scored, dict) else None
-        return em if isinstance(em, float | int) else None
+        """Held-out, of the newest version that the evaluator or the demo has scored."""
+        try:
+            em = self.scores[-1]["all"]["em"] if self.scores else self._summary()["em_after"]
+            return float(em)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _summary(self) -> Any:
+        return json.loads((self.folder / SUMMARY).read_bytes())
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -90,37 +115,45 @@ def list_runs(arguments: argparse.Namespace, _: list[str]) -> None:
     folders = [path for path in sorted(arguments.folder.glob("*")) if (path / "run.json").is_file()]
     if not folders:
         raise ConfigError(f"{arguments.folder} holds no run; give the folder that your runs are in")
+    console = Console()
+    is_wide = console.width >= WIDE
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in COLUMNS:
+    for name in (*COLUMNS, "seed", "code") if is_wide else COLUMNS:
         is_number = name in ("seed", "steps", "EM", "held-out", "depth")
-        shown.add_column(name, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+        shown.add_column(name, justify="right" if is_number else "left", no_wrap=name not in ("run", "method"))
+    errors = []
     for folder in folders:
-        shown.add_row(*map(plain, _row(folder)))
-    Console().print(shown)
+        cells, error = _row(folder, is_wide)
+        shown.add_row(*map(cut, cells))
+        if error is not None:
+            errors.append(f"{folder.name} {FAILED}: {error}")
+    console.print(shown)
+    for line in errors:
+        console.print(plain(line), soft_wrap=True)
 
 
-def _row(folder: Path) -> list[str]:
-    """A run that cannot be read hides no other."""
+def _row(folder: Path, is_wide: bool) -> tuple[list[str], str | None]:
+    """Its cells, and why it failed or cannot be read: such a run hides no other."""
     try:
-        return _cells(KeptRun.read(folder))
+        run = KeptRun.read(folder)
+        return _cells(run, is_wide), run.error
     except (ConfigError, OSError) as error:
-        return [folder.name, *["–"] * (len(COLUMNS) - 2), first_line(error)]
+        return [folder.name, *["–"] * (len(COLUMNS) - 2), "not readable"], first_line(error)
 
 
-def _cells(run: KeptRun) -> list[str]:
+def _cells(run: KeptRun, is_wide: bool) -> list[str]:
     last = run.rows[-1] if run.rows else {}
     start = run.starts[-1] if run.starts else None
     return [
         run.folder.name,
-        run.starts[0].time[:16].replace("T", " ") if run.starts else "–",
+        run.starts[0].time[0 if is_wide else 5 : 16].replace("T", " ") if run.starts else "–",
         str(run.setting("method", "name")),
-        str(run.setting("run", "seed")),
         f"{len(run.rows)}/{run.setting('run', 'steps')}",
         _figure(last, "reward/em"),
         "–" if run.last_em is None else f"{run.last_em:.2f}",
         _figure(last, "depth/mean"),
-        (start and start.commit) or "–",
         run.outcome,
+        *([str(run.setting("run", "seed")), (start and start.commit) or "–"] if is_wide else []),
     ]
 
 

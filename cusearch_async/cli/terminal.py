@@ -15,6 +15,11 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
+def cut(text: str) -> Text:
+    """`text` in one line, for a column that is narrowed where the terminal is: the end is then cut off with "…"."""
+    return Text(visible(" ".join(text.split())), no_wrap=True, overflow="ellipsis")
+
+
 def plain(text: str, style: str = "") -> Text:
     """`text` for rich, without markup."""
     return Text(visible(text), style=style)

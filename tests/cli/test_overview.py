@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -61,12 +62,14 @@ def test_the_runs_of_a_folder_are_listed_with_how_they_ended(make_run, tmp_path,
     record_stop(make_run("broken", steps=3), 1, None, "NaN in the gradient")
     make_run("killed", "--method.name", "random", steps=4, em=0.25)
     (tmp_path / "runs" / "notes").mkdir()
-    lines = {line.split()[0]: line for line in cusearch(capsys, "runs", str(tmp_path / "runs")).splitlines()[1:]}
+    said = cusearch(capsys, "runs", str(tmp_path / "runs")).splitlines()
+    lines = {line.split()[0]: line for line in said[1:-1]}
     assert set(lines) == {"done", "broken", "killed"}
     assert "10/10" in lines["done"]
-    assert lines["done"].rstrip().endswith("finished")
+    assert " finished " in lines["done"]
     assert "3/10" in lines["broken"]
-    assert "NaN in the gradient" in lines["broken"]
+    assert "failed" in lines["broken"]
+    assert said[-1] == "broken failed: NaN in the gradient"
     assert "random" in lines["killed"]
     assert "0.25" in lines["killed"]
     assert "running or killed" in lines["killed"]
@@ -91,9 +94,37 @@ def test_a_damaged_run_is_listed_with_its_error_and_hides_no_other(
     for name in ("broken", "whole"):
         record_stop(make_run(name), 1, 10, "finished")
     (tmp_path / "runs" / "broken" / file).write_text(content)
-    lines = {line.split()[0]: line for line in cusearch(capsys, "runs", str(tmp_path / "runs")).splitlines()[1:]}
-    assert said in lines["broken"]
+    shown = cusearch(capsys, "runs", str(tmp_path / "runs"))
+    lines = {line.split()[0]: line for line in reversed(shown.splitlines()[1:])}
+    assert said in "".join(line for line in shown.splitlines() if line.startswith("broken"))
     assert "10/10" in lines["whole"]
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_the_list_of_runs_has_one_line_a_run_and_one_an_error(make_run, tmp_path, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    why = "the update of step 3 contains NaN or infinity in 12 of 340 parameters; lower learner.lr"
+    record_stop(make_run("broken", steps=3), 1, None, why)
+    record_stop(make_run("a_name_that_is_much_longer_than_others", "--method.name", "topk_reward"), 1, 10, "finished")
+    header, first, second, error = cusearch(capsys, "runs", str(tmp_path / "runs")).splitlines()
+    assert max(map(len, (header, first, second))) <= int(columns)
+    assert error == f"broken failed: {why}"
+    assert ("code" in header) == (columns == "200")
+    assert re.search(r"\d\d-\d\d \d\d:\d\d topk_reward +10/10 0.50 +– +2.00 finished", first), "whole, whatever the name is"
+
+
+def test_a_run_that_trained_on_nothing_is_not_listed_like_any_other(make_run, tmp_path, capsys):
+    config = make_run("empty", steps=0)
+    for step in range(10):
+        append_row(config.folder / "metrics.jsonl", {"step": step, "epoch": 1, "depth/selected": [0, 0, 0]})
+    record_stop(config, 1, 10, "finished")
+    assert "finished, 0 trained" in cusearch(capsys, "runs", str(tmp_path / "runs"))
+
+
+def test_the_list_of_runs_has_what_the_demo_scored(make_run, tmp_path, capsys):
+    record_stop(make_run("demo"), 1, 10, "finished")
+    (tmp_path / "runs" / "demo" / "summary.json").write_text('{"em_after": 0.923}')
+    assert " 0.92 " in cusearch(capsys, "runs", str(tmp_path / "runs"))
 
 
 def test_a_folder_without_runs_says_so(tmp_path, capsys):
