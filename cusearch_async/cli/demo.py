@@ -107,6 +107,10 @@ def finish(
     path = config.folder / run_folder.SUMMARY
     path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
     console.print(comparison(before, after))
+    console.print(
+        "greedy answers to held-out questions; reward and EM of the steps above are of answers to training questions, "
+        f"sampled at temperature {config.episode.temperature:g}, and so usually lower",
+    )
     live.print_results(config, newest, console)
     console.print(f"{'summary':<8} {path}", soft_wrap=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +27,7 @@ from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run_folder import METRICS
 from cusearch_async.training.checkpoint import Checkpoint
-from cusearch_async.training.starts import checkpoints_of
+from cusearch_async.training.starts import checkpoints_of, read_starts
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import Audit, Ledger, RunState
 from cusearch_async.transport.server import redis_cli_line
@@ -34,6 +35,8 @@ from cusearch_async.transport.server import redis_cli_line
 log = logging.getLogger(__name__)
 
 REFRESH_S = 0.5
+PACED_BY = 10
+"""Steps whose times give the time that is left."""
 BAR = " ▁▂▃▄▅▆▇█"
 _FAR = ("waiting for", "played ", "step ", "loaded weights", "version ")
 """Beginnings of progress lines: on a terminal only the newest one of each process is shown, in place."""
@@ -49,22 +52,30 @@ class Screen:
         self._newest: dict[str, str] = {}
 
     def wait(
-        self, what: Callable[[], str], is_done: Callable[[], bool], body: Callable[[], Sequence[RenderableType]]
+        self,
+        what: Callable[[], str],
+        is_done: Callable[[], bool],
+        body: Callable[[], Sequence[RenderableType]],
+        pace: Callable[[], str] = lambda: "",
     ) -> None:
-        """Wait until `is_done`; show `what` is waited for, and `body`. Raises: ProcessDied."""
+        """Wait until `is_done`; show `what` is waited for and for how long, the `pace`, and `body`. Raises:
+        ProcessDied."""
         began = said = time.monotonic()
+        waited_for = ""
         self._newest.clear()
         with self._live() as live:
 
             def show() -> bool:
-                nonlocal said
+                nonlocal said, began, waited_for
                 now = time.monotonic()
                 has_spoken = self._relay(live)
+                if waited_for != what():
+                    began, waited_for = now, what()
                 if live is not None:
                     newest = [Text(f"{name}: {line}", style="dim") for name, line in self._newest.items()]
-                    live.update(Group(*body(), Text(f"{what()}: {now - began:.0f} s"), *newest), refresh=True)
+                    live.update(Group(*body(), Text(f"{waited_for}: {now - began:.0f} s"), *newest), refresh=True)
                 elif not has_spoken and now - said > LOG_EVERY_S:
-                    log.info("%s: %.0f s", what(), now - began)
+                    log.info("%s: %.0f s%s", waited_for, now - began, f"; {pace()}" if pace() else "")
                 said = now if has_spoken or now - said > LOG_EVERY_S else said
                 return is_done()
 
@@ -105,18 +116,30 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 
     Raises: ProcessDied, also when only the learner was stopped: the evaluator would wait forever for the last version.
     """
-    progress = Progress(TextColumn("learner step"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    task = progress.add_task("steps", total=config.run.steps)
+    progress = Progress(
+        TextColumn("learner step"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[pace]}")
+    )
+    task = progress.add_task("steps", total=config.run.steps, pace="")
     metrics = MetricsFile(config.folder / METRICS)
+    earlier = metrics.rows()[-1].get("epoch") if metrics.rows() else None
+
+    def of_this_start() -> str:
+        rows = metrics.rows()
+        is_new = bool(rows) and rows[-1].get("epoch") != earlier
+        return pace(rows, config.run.steps) if is_new else ""
 
     def body() -> list[RenderableType]:
         rows = metrics.rows()
-        progress.update(task, completed=len(rows))
+        progress.update(task, completed=len(rows), pace=of_this_start())
         return [progress, *([progress_table(rows)] if rows else [])]
 
     def what() -> str:
         done = len(metrics.rows())
-        return f"waiting for step {done}" if done < config.run.steps else "waiting for the learner and the evaluator"
+        return (
+            f"waiting for step {done} of {config.run.steps}"
+            if done < config.run.steps
+            else "waiting for the learner and the evaluator"
+        )
 
     refuse_stopped = functools.cache(lambda: refuse_stopped_early(config))  # the checkpoints are read once
 
@@ -125,7 +148,21 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
             refuse_stopped()
         return fleet.is_run_over()
 
-    Screen(fleet, console).wait(what, is_over, body)
+    Screen(fleet, console).wait(what, is_over, body, of_this_start)
+
+
+def pace(rows: list[dict[str, Any]], steps: int) -> str:
+    """How long a step takes, and what is left of `steps`: by the median of the newest start's last ten steps."""
+    newest = [row for row in rows if row.get("epoch") == rows[-1].get("epoch")]
+    step_s = statistics.median(row["time/step_s"] for row in newest[-PACED_BY:])
+    left = steps - len(rows)
+    return f"{step_s:.1f} s a step" + (f", about {duration(left * step_s)} left" if left else "")
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def refuse_stopped_early(config: Config) -> None:
@@ -194,6 +231,8 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
     """Print the table and the ledger, and draw plot.png. Returns the run's part of summary.json."""
     closes = ledger.closes and counted.closes
     rows = read_metrics(config.folder / METRICS)
+    starts = read_starts(config.folder)
+    earlier = starts[-1].step if starts else 0
     summary = {
         "staleness_bound": config.pool.max_staleness,
         "steps": len(rows),
@@ -209,8 +248,9 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
     staleness_max = max(row["staleness/max"] for row in rows)
     trapped = sum(row.get("selection/phase_trapped", 0.0) > 0 for row in rows)
     console.print(progress_table(rows))
+    done = f"{len(rows)} steps, {max(0, len(rows) - earlier)} of them" if earlier else f"{len(rows)} steps"
     console.print(
-        f"{len(rows)} steps in {wall_s:.0f} s, start-up included; {ledger.trained} trajectories trained, max staleness "
+        f"{done} in {wall_s:.0f} s, start-up included; {ledger.trained} trajectories trained, max staleness "
         f"{staleness_max:g} (bound {config.pool.max_staleness}); "
         f"the ledger {'closes' if closes else 'DOES NOT CLOSE'}"
     )

@@ -270,3 +270,87 @@ def test_a_run_without_steps_is_concluded_without_a_picture(atlas_config, tmp_pa
     assert live.conclude(config, Ledger(), Audit(kept=0, findings=()), 3.2, console)["steps"] == 0
     assert console.file.getvalue() == "no step was done in 3 s, start-up included\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps", "said"),
+    [
+        ([2.0, 2.0, 90.0], 23, "2.0 s a step, about 40 s left"),
+        ([60.0] * 4, 14, "60.0 s a step, about 10 min left"),
+        ([300.0] * 3, 203, "300.0 s a step, about 16.7 h left"),
+        ([1.0] * 8, 8, "1.0 s a step"),
+        ([100.0] * 20 + [1.0] * 10, 60, "1.0 s a step, about 30 s left"),
+    ],
+)
+def test_what_is_left_of_a_run_is_told_by_its_last_steps(step_s, steps, said):
+    rows = [{"step": step, "epoch": 2, "time/step_s": seconds} for step, seconds in enumerate(step_s)]
+    assert live.pace(rows, steps) == said
+    earlier = [{"step": 0, "epoch": 1, "time/step_s": 1e6} for _ in range(2)]
+    assert live.pace([*earlier, *rows], steps + 2) == said, "an earlier start, on another machine, does not count"
+
+
+class Counted(Ended):
+    """Polls the screen as the fleet does, and does what it is told between two polls."""
+
+    def __init__(self, *between: Callable[[], object]) -> None:
+        self._between = between
+
+    def wait(self, is_done: Callable[[], bool], poll_s: float) -> None:
+        for act in self._between:
+            is_done()
+            act()
+        is_done()
+
+
+def test_a_wait_is_timed_from_its_own_beginning(monkeypatch, caplog):
+    """And not from the beginning of the launch, or of the run."""
+    caplog.set_level("INFO")
+    clock = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
+    waited_for = ["step 0"]
+
+    def later(seconds: float, step: str | None = None) -> Callable[[], None]:
+        def act() -> None:
+            clock[0] += seconds
+            waited_for[0] = step or waited_for[0]
+
+        return act
+
+    fleet = Counted(later(10), later(60, "step 1"), later(7), later(0))
+    live.Screen(fleet, Console(file=io.StringIO())).wait(
+        lambda: f"waiting for {waited_for[0]}", lambda: True, list, lambda: "2.0 s a step"
+    )
+    said = [message for message in caplog.messages if message.startswith("waiting")]
+    assert said == [
+        "waiting for step 0: 10 s; 2.0 s a step",
+        "waiting for step 1: 0 s; 2.0 s a step",
+        "waiting for step 1: 7 s; 2.0 s a step",
+    ]
+
+
+def test_the_screen_of_a_launch_says_how_much_is_left_by_the_steps_of_this_start(atlas_config, tmp_path):
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path), "--steps", "60"])
+
+    def write(step: int, epoch: int) -> None:
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row(step, epoch=epoch, **{"time/step_s": 30.0 / epoch})) + "\n")
+
+    write(0, 1)
+    for epoch, said in ((1, False), (2, True)):
+        console = Console(file=io.StringIO(), width=80, force_terminal=True)
+        fleet = Counted(lambda: write(1, epoch))  # noqa: B023
+        fleet.has_ended = lambda name: False
+        live.watch(fleet, config, console)
+        shown = console.file.getvalue()
+        assert ("15.0 s a step, about 14 min left" in shown) is said, shown
+        assert "2/60" in shown
+
+
+def test_the_end_of_a_continued_run_counts_the_steps_of_this_start_apart(atlas_config, tmp_path):
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row(step, **EXTRA)) + "\n" for step in range(5)))
+    for epoch, step, said in ((1, 0, "5 steps in 3 s, start-up"), (2, 3, "5 steps, 2 of them in 3 s, start-up")):
+        record_start(config, epoch=epoch, step=step)
+        console = Console(file=io.StringIO(), width=200)
+        live.conclude(config, Ledger(), Audit(kept=0, findings=()), 3.2, console)
+        assert said in console.file.getvalue()

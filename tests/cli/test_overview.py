@@ -110,7 +110,9 @@ def test_the_list_of_runs_has_one_line_a_run_and_one_an_error(make_run, tmp_path
     assert max(map(len, (header, first, second))) <= int(columns)
     assert error == f"broken failed: {why}"
     assert ("code" in header) == (columns == "200")
-    assert re.search(r"\d\d-\d\d \d\d:\d\d topk_reward +10/10 0.50 +– +2.00 finished", first), "whole, whatever the name is"
+    assert re.search(r"\d\d-\d\d \d\d:\d\d topk_reward +10/10 0.50 +– +2.00 finished", first), (
+        "whole, whatever the name is"
+    )
 
 
 def test_a_run_that_trained_on_nothing_is_not_listed_like_any_other(make_run, tmp_path, capsys):
