@@ -28,7 +28,7 @@ import aiohttp
 import numpy as np
 
 from cusearch_async.config import Config, EpisodeConfig, RetrieverConfig
-from cusearch_async.errors import ContractMismatch, RetrievalUnavailable, SearchRefused
+from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavailable, SearchRefused
 from cusearch_async.in_flight import InFlight
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.retrieval import protocol
@@ -82,6 +82,9 @@ class SearchClient:
         self._down_since: float | None = None
         self._last_failure = ""
         """Why the last attempt failed, and how long the client retries; empty after an answered search."""
+        self._knows_protocol = False
+        """Whether a document has come in the form of the protocol."""
+        self._has_warned = False
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self.searches = 0
         self.shared = 0
@@ -122,7 +125,8 @@ class SearchClient:
     async def wait_until_answering(self, timeout_s: float) -> None:
         """Ask the retriever how it behaves, and for a first search.
 
-        Raises: RetrievalUnavailable without a valid answer within `timeout_s`; SearchRefused when it is refused."""
+        Raises: RetrievalUnavailable without a valid answer within `timeout_s`; SearchRefused when it is refused;
+        ConfigError for documents in another form than the protocol's."""
         await self._search_until_answered(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
 
     async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
@@ -130,7 +134,8 @@ class SearchClient:
         number; `question` and `ticket` identify the trajectory that searches.
 
         Raises: RetrievalUnavailable when the retriever gives no valid answer for `outage_s`; SearchRefused when it
-        answers only other searches, refuses this search as invalid, or its answer is too long."""
+        answers only other searches, refuses this search as invalid, or its answer is too long; ConfigError when its
+        first documents have another form than the protocol's."""
         asked = Query(without_surrogates(query), draw, self._context(question, ticket))
         if self._behaviour.deterministic:
             key = asked.text, asked.context
@@ -255,8 +260,31 @@ class SearchClient:
                 f"({self._settings.max_answer_mib}); shorten its passages, or raise this limit"
             )
         longest = self._episode.max_observation_characters
-        (contents,) = protocol.decode_answer(json.loads(answer))
-        return [without_surrogates(text[:longest]) for text in contents]
+        return [without_surrogates(text[:longest]) for text in self._decoded(answer)]
+
+    def _decoded(self, answer: bytes) -> list[str]:
+        """Contents of the first `topk` documents. Raises: ConfigError for documents in another form, until there was
+        one in the right form: waiting does not help. Later another server may answer for a while."""
+        settings = self._settings
+        try:
+            (contents,) = protocol.decode_answer(json.loads(answer))
+        except protocol.AnotherSchema as error:
+            if self._knows_protocol:
+                raise
+            raise ConfigError(
+                f"the retriever at retriever.url {settings.url} does not speak Search-R1's protocol: {error}"
+            ) from error
+        self._knows_protocol = self._knows_protocol or bool(contents)
+        if len(contents) > settings.topk and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the retriever at %s answers with %d documents, and retriever.topk is %d: only the first %d are taken",
+                settings.url,
+                len(contents),
+                settings.topk,
+                settings.topk,
+            )
+        return contents[: settings.topk]
 
     async def _ask_behaviour(self) -> None:
         """Read /health. Raises whatever went wrong; a server without /health, or with another answer there, is fine.

@@ -41,6 +41,10 @@ class Request:
     """One per query."""
 
 
+class AnotherSchema(ValueError):
+    """Documents came, but not in the form of this protocol."""
+
+
 @dataclass(frozen=True, slots=True)
 class Behaviour:
     """What a retriever says of the engine that serves; see `Backend` for the meaning."""
@@ -102,13 +106,53 @@ def encode_answer(found: Sequence[Sequence[Scored]], return_scores: bool) -> dic
 def decode_answer(body: Any) -> list[list[str]]:
     """For each query the contents of its documents, of an answer with scores.
 
-    Raises: KeyError, TypeError or ValueError for anything else."""
+    Raises: AnotherSchema for documents in another form; KeyError, TypeError or ValueError for anything else."""
+    other = _other_documents(body)
+    if other is not None:
+        raise AnotherSchema(other)
     if not isinstance(body["result"], list) or not all(isinstance(rows, list) for rows in body["result"]):
         raise TypeError("result must be a list of lists")
     found = [[row["document"]["contents"] for row in rows] for rows in body["result"]]
     if not all(isinstance(contents, str) for rows in found for contents in rows):
         raise TypeError("document contents must be text")
     return found
+
+
+def _other_documents(body: Any) -> str | None:
+    """How documents differ from those of the protocol; None when none of them does, or the answer has none."""
+    lists = body if isinstance(body, list) else body.get("result") if isinstance(body, dict) else None
+    if lists is None and isinstance(body, dict):
+        lists = next((value for value in body.values() if isinstance(value, list)), None)
+    rows = [row for of_query in _as_list(lists) for row in (of_query if isinstance(of_query, list) else [of_query])]
+    for row in rows:
+        document = row.get("document", row) if isinstance(row, dict) else row
+        if isinstance(document, str) and document:
+            return "its documents are texts; objects with 'contents' are needed"
+        if not isinstance(document, dict) or not document or "error" in document:
+            continue  # no document at all
+        if "contents" not in document:
+            return f"its documents have {_fields(document)}; 'contents' is needed"
+        if not isinstance(document["contents"], str):
+            return f"'contents' of its documents is {type(document['contents']).__name__}; text is needed"
+        if "document" not in row:
+            return 'its documents come without scores; {"document": ..., "score": ...} is needed with return_scores'
+    if rows and isinstance(rows[0], dict) and "document" in rows[0] and not _is_result(body):
+        return f'its answer has {_fields(body)}; {{"result": [[...]]}} with a list per query is needed'
+    return None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_result(body: Any) -> bool:
+    found = body.get("result") if isinstance(body, dict) else None
+    return isinstance(found, list) and all(isinstance(rows, list) for rows in found)
+
+
+def _fields(value: Any) -> str:
+    """The names of an object's first fields; of a list, that it is one."""
+    return ", ".join(f"{name:.40}" for name in list(value)[:8]) if isinstance(value, dict) else "a list"
 
 
 def encode_health(behaviour: Behaviour, served: int, figures: dict[str, str | int | float]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from cusearch_async.config import EpisodeConfig, RetrieverConfig
-from cusearch_async.errors import RetrievalUnavailable, SearchRefused
+from cusearch_async.errors import ConfigError, RetrievalUnavailable, SearchRefused
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.retrieval.local import Degradation, IndexBackend
@@ -58,20 +58,65 @@ WRONG_SHAPES = [
     '{"result": [[], []]}',
     '{"result": [null]}',
     '{"result": [3]}',
-    '{"result": ["Lima"]}',
     '{"result": [{"error": "down"}]}',
-    '{"result": [["Lima"]]}',
-    '{"result": [[{"id": "0", "contents": "Lima"}]]}',
-    '{"result": [[{"document": "Lima"}]]}',
-    '{"result": [[{"document": {"id": "0"}}]]}',
-    '{"result": [[{"document": {"id": "0", "contents": null}}]]}',
-    '{"result": [[{"document": {"id": "0", "contents": 3}}]]}',
     '{"result": [[{"document": {"id": "0", "contents": "Lima"}}, {}]]}',
     # An empty text or object where a list of rows belongs is no empty list of rows.
     '{"result": [{}]}',
     '{"result": [""]}',
     '{"result": {"": []}}',
 ]
+OTHER_SCHEMAS = {
+    '{"result": [[{"document": {"id": "0", "title": "Peru", "text": "Lima"}}]]}': (
+        "its documents have id, title, text; 'contents' is needed"
+    ),
+    '{"result": [[{"document": {"id": "0", "contents": "Lima"}}, {"document": {"text": "Lima"}}]]}': (
+        "its documents have text; 'contents' is needed"
+    ),
+    '{"result": [[{"id": "0", "title": "Peru", "text": "Lima"}]]}': "its documents have id, title, text; 'contents' is",
+    '[[{"id": "0", "text": "Lima"}]]': "its documents have id, text; 'contents' is needed",
+    '{"documents": [{"page_content": "Lima"}]}': "its documents have page_content; 'contents' is needed",
+    '{"result": [[{"document": {"id": "0"}}]]}': "its documents have id; 'contents' is needed",
+    '{"result": [[{"id": "0", "contents": "Lima"}]]}': "its documents come without scores",
+    '{"result": [["Lima"]]}': "its documents are texts; objects with 'contents' are needed",
+    '{"result": ["Lima"]}': "its documents are texts",
+    '{"result": [[{"document": "Lima"}]]}': "its documents are texts",
+    '{"result": [[{"document": {"id": "0", "contents": null}}]]}': "'contents' of its documents is NoneType; text is",
+    '{"result": [[{"document": {"id": "0", "contents": 3}}]]}': "'contents' of its documents is int; text is needed",
+    '{"results": [[{"document": {"contents": "Lima"}, "score": 1}]]}': 'its answer has results; {"result": ',
+    '{"result": [{"document": {"contents": "Lima"}, "score": 1}]}': 'its answer has result; {"result": [[...]]} with',
+    '[[{"document": {"contents": "Lima"}, "score": 1}]]': 'its answer has a list; {"result": ',
+}
+
+
+@pytest.mark.parametrize("body", OTHER_SCHEMAS)
+async def test_documents_in_another_schema_are_named_at_the_first_answer_and_not_waited_for(body):
+    service = Service(says('{"result": [[]]}'), says(body))
+    async with client_of(service, outage_s=300) as client:
+        await client.wait_until_answering(300)  # found nothing
+        with pytest.raises(ConfigError) as caught:
+            await client.search("capital of Peru", 0, QUESTION, 0)
+    assert f"does not speak Search-R1's protocol: {OTHER_SCHEMAS[body]}" in str(caught.value)
+    assert len(service.bodies) == 2
+    async with client_of(Service(says(body)), outage_s=300) as client:
+        with pytest.raises(ConfigError, match=r"retriever\.url http://127\.0\.0\.1"):
+            await client.wait_until_answering(300)
+
+
+@pytest.mark.parametrize("body", OTHER_SCHEMAS)
+async def test_another_server_that_answers_for_a_while_is_an_outage(body):
+    service = Service(finds("Lima"), says(body), finds("Lima"))
+    async with client_of(service, outage_s=60) as client:
+        for _ in range(2):
+            assert await client.search("capital of Peru", 0, QUESTION, 0) == ["Lima"]
+        assert client.failures == {"garbage": 1}
+
+
+async def test_more_documents_than_were_asked_for_are_cut_and_told_once(caplog):
+    async with client_of(Service(finds("a", "b", "c", "d"))) as client:
+        for _ in range(3):
+            assert await client.search("capital of Peru", 0, QUESTION, 0) == ["a", "b"]
+    assert [m for m in caplog.messages if "answers with 4 documents, and retriever.topk is 2" in m] == caplog.messages
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("body", ["", "<html>Bad gateway</html>", '{"result": [[', "{'result': []}", *WRONG_SHAPES])
