@@ -1,6 +1,7 @@
 """`cusearch check CONFIG`: checks a config before anything is started: lengths, memory, time, files, services.
 
-An error is a setting that can never work. A download or a service that is missing now is reported, but is not an error.
+An error is a setting that can never work. What is missing now (a download, a service), and a host or a disk that is too
+small, is reported, but is not an error: the run may be on another machine.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from pathlib import Path
 from rich.console import Console
 
 from cusearch_async.cli.preflight import costs, gpus, sources, workload
+from cusearch_async.cli.preflight.device import Device, device_of
 from cusearch_async.cli.preflight.finding import Finding, table
 from cusearch_async.cli.preflight.shapes import ModelShape, shape_of
-from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
-    parser.add_argument("--gpu-gib", type=_gib, default=80.0, help="memory of one GPU, in GiB (80)")
+    parser.add_argument(
+        "--gpu-gib", type=_gib, help="memory of one GPU, in GiB (of the GPU that is here, else run.gpu_gib, else 80)"
+    )
     add_trust(parser)
     parser.set_defaults(run=run)
 
@@ -39,19 +42,19 @@ def _gib(text: str) -> float:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    gpu_bytes = int(arguments.gpu_gib * GIB)
+    device = device_of(config, arguments.gpu_gib)
     shape = shape_of(config.model)
-    findings = list(check(config, shape, gpu_bytes))
+    findings = list(check(config, shape, device))
     console = Console()
     console.print(table(findings))
-    if shape is not None:
-        console.print(gpus.stages(config, shape, gpu_bytes))
+    if shape is not None and device is not None:
+        console.print(gpus.stages(config, shape, device.bytes))
     if any(finding.status == "error" for finding in findings):
         sys.exit(1)
 
 
-def check(config: Config, shape: ModelShape | None, gpu_bytes: int) -> Iterator[Finding]:
-    """All findings, in the order of the table."""
+def check(config: Config, shape: ModelShape | None, device: Device | None) -> Iterator[Finding]:
+    """All findings, in the order of the table; without a `device` nothing of GPUs."""
     yield workload.lengths(config, shape)
     found, tokenizer = workload.tokenizer(config)
     yield found
@@ -59,14 +62,19 @@ def check(config: Config, shape: ModelShape | None, gpu_bytes: int) -> Iterator[
     if shape is not None:
         if config.learner.lora.rank:
             yield gpus.adapter(config, shape)
-        yield gpus.learner_memory(config, shape, gpu_bytes)
-        yield gpus.worker_memory(config, shape, gpu_bytes)
-        yield costs.host_memory(config, shape)
-        yield costs.publishing(config, shape)
-        yield from costs.step_time(config, shape)
+        if device is None:
+            yield costs.memory_on_cpu(config, shape)
+        else:
+            yield Finding("ok", "GPU memory", f"{device.gib:.4g} GiB ({device.source})")
+            yield gpus.learner_memory(config, shape, device.bytes)
+            yield gpus.worker_memory(config, shape, device.bytes)
+            yield costs.host_memory(config, shape)
+            yield costs.publishing(config, shape)
+            yield from costs.step_time(config, shape)
         yield costs.disk(config)
     yield workload.staleness(config)
-    yield gpus.named_gpus(config)
+    if device is not None:
+        yield gpus.named_gpus(config)
     yield from gpus.gpus_here(config)
     yield from sources.files(config, tokenizer)
     yield from sources.own_code(config)

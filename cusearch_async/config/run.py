@@ -37,6 +37,8 @@ class RunConfig(Section):
     """Learner and engines have the same GPUs in turn, all on one machine: the engines sleep while the learner trains,
     and its weights and optimizer wait in the host's memory while they play. Otherwise each needs GPUs of its own, or a
     share of them (rollout.vllm.gpu_memory_utilization)."""
+    gpu_gib: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Memory of one GPU in GiB, for `cusearch check` on a machine without GPUs; None for 80."""
     records_mib: int = Field(512, ge=0)
     """Maximum size of the records of the steps (pool, selection, advantages), which `cusearch replay` and `trace` read;
     the oldest are deleted. 0 for none."""

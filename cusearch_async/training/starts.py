@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 OPERATIONAL = (
     "run.steps",
     "run.folder",
+    "run.gpu_gib",
     "run.records_mib",
     "run.wait_s",
     "run.stall_s",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import Qwen2Config
 
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.cli import check
+from cusearch_async.cli.preflight import device as device_module
+from cusearch_async.cli.preflight.device import Device, device_of
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.shapes import PUBLISHED, shape_of
-from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
 from tests.fakes import STARTER
@@ -39,7 +42,8 @@ def run(*arguments: str, overrides: tuple[str, ...] = ()) -> int:
 
 def findings(*overrides: str, path: Path | list[Path] = BASE, gib: float = 80) -> dict[str, Finding]:
     config = load_config(path, overrides)
-    return {finding.what: finding for finding in check.check(config, shape_of(config.model), int(gib * GIB))}
+    device = Device(gib, "as the test says")
+    return {finding.what: finding for finding in check.check(config, shape_of(config.model), device)}
 
 
 def model_folder(folder: Path, context: int, with_tokenizer: bool = True) -> Path:
@@ -70,9 +74,9 @@ def name_of(path: Path) -> str:
     "names",
     [
         ["atlas"],
-        ["one-gpu-24gb", "--gpu-gib=24"],
-        ["one-gpu-48gb", "--gpu-gib=48"],
-        ["one-gpu-80gb", "--gpu-gib=80"],
+        ["one-gpu-24gb"],
+        ["one-gpu-48gb"],
+        ["one-gpu-80gb"],
         *(["paper/base", name_of(path)] for path in sorted(PAPER.rglob("*.toml"))),
         *(["paper/base", name_of(path), "paper/search-r1"] for path in sorted(PAPER.glob("models/*"))),
     ],
@@ -84,7 +88,7 @@ def test_a_shipped_config_passes(names, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "error" not in printed
     assert "warning" not in printed
-    assert "(chosen)" in printed
+    assert ("(chosen)" in printed) == (names != ["atlas"])
 
 
 @pytest.mark.parametrize("model", [None, "llama-3.2-3b", "qwen2.5-7b"])
@@ -176,13 +180,15 @@ def test_a_gpu_beyond_the_workers_is_not_used_and_may_be_the_learners():
 def test_a_side_without_gpus_takes_those_that_the_others_leave():
     found = findings("--rollout.gpus", "[]")["GPUs"]
     assert (found.status, "rollout some of those that the others leave" in found.text) == ("ok", True)
-    assert "none named" in findings("--rollout.gpus", "[]", "--learner.gpus", "[]")["GPUs"].text
+    assert (
+        "not set: learner gets the last GPUs" in findings("--rollout.gpus", "[]", "--learner.gpus", "[]")["GPUs"].text
+    )
 
 
 def test_memory_that_cannot_fit_is_an_error_with_stage_and_bytes():
     found = findings("--learner.zero_stage", "1", path=[BASE, PAPER / "models" / "qwen2.5-7b.toml"])["learner memory"]
     assert found.status == "error"
-    assert "ZeRO stage 1 of 4 ranks takes 80.9 of 80 GiB per GPU" in found.text
+    assert "ZeRO-1 on 4 ranks needs 80.9 of 80 GiB per GPU" in found.text
     assert "learner.zero_stage = 2 fits" in found.text
 
 
@@ -200,6 +206,48 @@ def test_a_smaller_gpu_is_asked_for_on_the_command_line(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     assert run(str(BASE), "--gpu-gib", "24") == 1
     assert "fits 24" in capsys.readouterr().out
+
+
+def test_a_config_says_the_memory_of_its_gpu():
+    for gib in (24, 48, 80):
+        device = device_of(load_config(CONFIGS / f"one-gpu-{gib}gb.toml"), None)
+        assert (device.gib, device.source) == (gib, "run.gpu_gib")
+    assert device_of(load_config(BASE), None).gib == 80
+    assert "assumed" in device_of(load_config(BASE), None).source
+    with pytest.raises(ConfigError, match=r"run\.gpu_gib"):
+        load_config(BASE, ["--run.gpu_gib", "0"])
+
+
+def test_the_gpu_that_is_here_counts_more_than_the_config_and_less_than_the_command_line(monkeypatch):
+    import torch
+
+    cards = [SimpleNamespace(name=f"card {gib}", total_memory=gib << 30) for gib in (80, 23, 40)]
+    monkeypatch.setattr(device_module, "count_gpus", lambda: len(cards))
+    monkeypatch.setattr(device_module, "is_cpu_meant", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: cards[index])
+    config = load_config(CONFIGS / "one-gpu-48gb.toml")
+    for gpus, gib in (("[0]", 80), ("[1]", 23), ("[2]", 40)):
+        named = load_config(CONFIGS / "one-gpu-48gb.toml", ["--learner.gpus", gpus, "--rollout.gpus", gpus])
+        assert device_of(named, None) == Device(gib, f"card {gib} of this machine")
+        assert device_of(named, 7.0) == Device(7.0, "--gpu-gib")
+    assert device_of(load_config(CONFIGS / "atlas.toml"), None).gib == 23, "the smallest, where none is named"
+    far = load_config(CONFIGS / "one-gpu-48gb.toml", ["--learner.gpus", "[7]", "--rollout.gpus", "[7]"])
+    assert device_of(far, None).gib == 48
+    monkeypatch.setattr(device_module, "is_cpu_meant", lambda: True)
+    assert device_of(config, None).gib == 48
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hidden"), [((), False), (("--model.dtype", "bfloat16"), True)], ids=["float32", "hidden"]
+)
+def test_nothing_is_said_of_gpus_for_a_run_on_a_cpu(overrides, hidden, capsys, monkeypatch):
+    monkeypatch.setattr(device_module, "count_gpus", lambda: 0)
+    monkeypatch.setattr(device_module, "is_cpu_meant", lambda: hidden)
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run("atlas", overrides=overrides) == 0
+    printed = capsys.readouterr().out
+    assert not re.search("GPU|H100|CUDA", printed), printed
+    assert re.search(r"on the CPU: ZeRO-\d on 1 rank needs \d", printed)
 
 
 @pytest.mark.parametrize("gib", ["0", "-1", "nan", "inf", "big"])
@@ -273,7 +321,7 @@ def test_ranks_without_work_are_a_warning():
     overrides = ("--learner.ranks", "40", "--learner.gpus", "[]", "--rollout.gpus", "[]")
     found = findings(*overrides)["batch"]
     assert found.status == "warning"
-    assert "8 of learner.ranks = 40" in found.text
+    assert "8 of 40 ranks (learner.ranks) will be idle" in found.text
 
 
 def test_staleness_is_said_for_both_slower_sides():

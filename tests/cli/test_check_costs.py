@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from cusearch_async.config import load_config
@@ -16,7 +18,7 @@ def test_on_a_shared_gpu_the_learner_has_what_the_engine_leaves(share, status, r
     found = findings(*overrides, path=CONFIGS / "one-gpu-24gb.toml", gib=24)
     assert "0 shared" in found["GPUs"].text
     assert found["learner memory"].status == status
-    assert f"takes 14.9 of {room} GiB per GPU" in found["learner memory"].text
+    assert f"needs 14.9 of {room} GiB per GPU" in found["learner memory"].text
     assert "the other" in found["learner memory"].text
 
 
@@ -41,15 +43,24 @@ def test_every_config_for_one_gpu_has_a_card_in_its_name():
 
 def test_the_host_the_disk_and_the_time_are_said():
     found = findings()
-    assert "4 ranks on one machine take 46.0 GiB while they load, 0.0 GiB permanently" in found["host memory"].text
+    assert "4 ranks on one machine: 46.0 GiB while loading, 0.0 GiB permanently" in found["host memory"].text
     assert "46.0 GiB while a checkpoint is written" in found["host memory"].text
     assert "a version has 6.3 GiB and is written in 3.4 s at an assumed 2 GB/s" in found["publishing"].text
     assert "s on 4 H100 at an assumed 40% of 989 TFLOP/s" in found["step time"].text
     assert "163.3 GiB needed for 3 checkpoints" in found["disk"].text
-    assert {found[what].status for what in ("host memory", "disk")} <= {"ok", "not reachable"}
+    assert {found[what].status for what in ("host memory", "disk")} <= {"ok", "too small"}
 
 
 def test_a_host_that_is_too_small_is_said_and_no_error(monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}[name])
     found = findings()["host memory"]
-    assert (found.status, "this machine has 4.0 GiB" in found.text) == ("not reachable", True)
+    assert (found.status, "46.0 GiB needed, 4.0 GiB there" in found.text) == ("too small", True)
+    assert findings("--model.dtype", "bfloat16", path=CONFIGS / "atlas.toml")["disk"].status == "ok"
+
+
+def test_a_disk_that_is_too_small_is_said_with_what_is_needed_and_there(monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, used=0, free=3 << 30))
+    found = findings()["disk"]
+    assert found.status == "too small"
+    assert "3.0 GiB free" in found.text
+    assert "GiB needed" in found.text

@@ -235,7 +235,7 @@ def test_cores_that_are_not_there_or_too_few_are_a_warning(monkeypatch):
     assert machine.cores(None).text == "4 usable"
     assert machine.cores(config_of()).status == "ok"
     assert "without 7, 9 of" in machine.cores(config_of(learner={"cores": [0, 9]}, rollout={"cores": [7]})).text
-    assert "for 5 processes that compute" in machine.cores(config_of(rollout={"workers": 4})).text
+    assert "for 5 CPU-bound processes" in machine.cores(config_of(rollout={"workers": 4})).text
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,40 @@ def host_memory(config: Config, shape: ModelShape) -> Finding:
     """Whether this machine has the memory that a node's ranks of the learner take."""
     loading, held, writing = (size / GIB for size in sizing.host_bytes(shape, config))
     text = (
-        f"{config.learner.ranks_per_node} ranks on one machine take {loading:.1f} GiB while they load, {held:.1f} GiB "
-        f"permanently, and {writing:.1f} GiB while a checkpoint is written"
+        f"{ranks_on_a_node(config)} on one machine: {loading:.1f} GiB while loading, {held:.1f} GiB permanently, "
+        f"{writing:.1f} GiB while a checkpoint is written"
     )
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if max(loading, writing) > here:
-        return Finding("not reachable", "host memory", f"{text}; this machine has {here:.1f} GiB")
+        needed = max(loading, writing)
+        return Finding("too small", "host memory", f"{text}; {needed:.1f} GiB needed, {here:.1f} GiB there")
     return Finding("ok", "host memory", text)
+
+
+def ranks_on_a_node(config: Config) -> str:
+    count = config.learner.ranks_per_node
+    return f"{count} rank" + "s" * (count > 1)
+
+
+def memory_on_cpu(config: Config, shape: ModelShape) -> Finding:
+    """Whether this machine has the memory that learner and engines take on its CPU."""
+    learner, rollout, dtype = config.learner, config.rollout, config.model.dtype
+    memory = sizing.learner_memory(shape, config, sizing.forward_tokens(config))
+    of_rank = memory.peak - sizing.DEVICE_ALLOWANCE + memory.host
+    of_engine = shape.parameters * sizing.DTYPE_BYTES[dtype] + (rollout.vllm.kv_cache_memory_bytes or 0)
+    engines = rollout.workers + bool(config.eval.every)
+    needed = (learner.ranks_per_node * of_rank + engines * of_engine) / GIB
+    text = (
+        f"on the CPU: ZeRO-{learner.zero_stage} on {ranks_on_a_node(config)} needs {of_rank / GIB:.1f} GiB each, "
+        f"an engine {of_engine / GIB:.1f} GiB"
+    )
+    if rollout.vllm.kv_cache_memory_bytes is None:
+        text += " and its KV cache (rollout.vllm.kv_cache_memory_bytes)"
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    text += "; libraries not counted"
+    if needed > here:
+        return Finding("too small", "memory", f"{text}; {needed:.1f} GiB needed, {here:.1f} GiB there")
+    return Finding("ok", "memory", f"{text}; this machine has {here:.1f} GiB")
 
 
 def publishing(config: Config, shape: ModelShape) -> Finding:
@@ -62,4 +89,4 @@ def step_time(config: Config, shape: ModelShape) -> Iterator[Finding]:
 def disk(config: Config) -> Finding:
     """As `cusearch doctor` has it. Too little is no error: the run may be on another machine."""
     found = places.disk(config)
-    return replace(found, status="not reachable") if found.status == "error" else found
+    return replace(found, status="too small") if found.status == "error" else found

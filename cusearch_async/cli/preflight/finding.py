@@ -9,9 +9,16 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
-Status = Literal["ok", "warning", "error", "not reachable"]
+Status = Literal["ok", "warning", "error", "not reachable", "too small"]
+"""not reachable, too small: on this machine."""
 
-STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "error": "bold red", "not reachable": "cyan"}
+STYLES: dict[Status, str] = {
+    "ok": "green",
+    "warning": "yellow",
+    "error": "bold red",
+    "not reachable": "cyan",
+    "too small": "yellow",
+}
 
 
 @dataclass(frozen=True, slots=True)

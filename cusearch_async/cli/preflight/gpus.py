@@ -23,7 +23,7 @@ MEAN_LENGTH = 0.5
 
 def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
     """A learner rank's memory in GiB, one column per ZeRO stage; the chosen one is marked."""
-    shown = Table(title=f"GiB per learner GPU, {config.learner.ranks} ranks", title_justify="left", pad_edge=False)
+    shown = Table(title=f"GiB per learner GPU, {_ranks(config)}", title_justify="left", pad_edge=False)
     parts = ("weights", "reference", "optimizer", "gradients", "buffers", "step", "activations", "scoring", "peak")
     memories = [_memory(config, shape, stage) for stage in range(4)]
     shown.add_column("ZeRO stage")
@@ -37,6 +37,10 @@ def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
     fits = ("yes" if memory.peak <= room else "no" for memory in memories)
     shown.add_row(f"fits {room / GIB:.4g}", *fits)
     return shown
+
+
+def _ranks(config: Config) -> str:
+    return f"{config.learner.ranks} rank" + "s" * (config.learner.ranks > 1)
 
 
 def _memory(config: Config, shape: ModelShape, stage: int) -> LearnerMemory:
@@ -74,8 +78,8 @@ def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding
     stage, room = config.learner.zero_stage, learner_room(config, gpu_bytes)
     memory = _memory(config, shape, stage)
     text = (
-        f"ZeRO stage {stage} of {config.learner.ranks} ranks takes {memory.peak / GIB:.1f} of {room / GIB:.4g} GiB "
-        f"per GPU, {memory.held / GIB:.1f} GiB of it permanently"
+        f"ZeRO-{stage} on {_ranks(config)} needs {memory.peak / GIB:.1f} of {room / GIB:.4g} GiB per GPU, "
+        f"{memory.held / GIB:.1f} GiB of it permanently"
     )
     if config.run.take_turns:
         text += f"; a sleeping engine is assumed to keep {ASLEEP / GIB:.1f} GiB (run.take_turns)"
@@ -163,10 +167,7 @@ def named_gpus(config: Config) -> Finding:
         )
         return Finding("error", "GPUs", text)
     if not named:
-        text = (
-            "none named: the learner takes the last ones of the machine, the evaluator those before, workers the rest"
-        )
-        return Finding("ok", "GPUs", text)
+        return Finding("ok", "GPUs", "not set: learner gets the last GPUs, then evaluator, workers the rest")
     text = ", ".join(
         f"{name} {list(gpus) or 'some of those that the others leave'}"
         for name, gpus in (("learner", learner), ("rollout", rollout), ("evaluator", evaluator))

@@ -104,9 +104,9 @@ def cores(config: Config | None) -> Finding:
         return Finding("warning", "cores", text)
     computing = learner.ranks + rollout.workers + bool(config.eval.every)
     if len(usable) < computing:
-        text += f" for {computing} processes that compute: --rollout.workers and --learner.ranks can be fewer"
+        text += f" for {computing} CPU-bound processes: --rollout.workers and --learner.ranks can be fewer"
         return Finding("warning", "cores", text)
-    return Finding("ok", "cores", f"{text} for {computing} processes that compute")
+    return Finding("ok", "cores", f"{text} for {computing} CPU-bound processes")
 
 
 def open_files(config: Config | None) -> Finding:
@@ -115,7 +115,7 @@ def open_files(config: Config | None) -> Finding:
     searches = config.rollout.workers * config.retriever.max_connections if config and config.uses_retriever else 0
     needed = searches + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return Finding("ok", "open files", f"at most {'any number' if soft < 0 else soft}; {needed} are needed")
+        return Finding("ok", "open files", f"{'unlimited' if soft < 0 else f'at most {soft}'}; {needed} needed")
     if hard == resource.RLIM_INFINITY or hard >= needed:
         command = f"`ulimit -n {needed}` before the start"
     else:

@@ -68,7 +68,7 @@ def batch(config: Config) -> Iterator[Finding]:
         f"most M = {minibatch}"
     )
     if config.learner.ranks > minibatch:
-        text += f"; {config.learner.ranks - minibatch} of learner.ranks = {config.learner.ranks} never get any work"
+        text += f"; {config.learner.ranks - minibatch} of {config.learner.ranks} ranks (learner.ranks) will be idle"
         yield Finding("warning", "batch", text)
     else:
         yield Finding("ok", "batch", text)
