@@ -113,7 +113,7 @@ def _depths(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
 def _phase(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
     phase = _series(rows, "selection/phase")
     panel.step(steps, phase, where="mid", color=GREEN, label="phase k")
-    _finish(panel, "SDGA phase", "", (-0.1, max(4.1, np.nanmax(phase, initial=0) + 0.5)))
+    _finish(panel, "SDGA phase", "", (-0.1, max(4.1, np.max(phase, initial=0, where=~np.isnan(phase)) + 0.5)))
 
 
 def _staleness(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:

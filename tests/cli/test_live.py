@@ -130,6 +130,25 @@ def test_plot_names_a_value_that_cannot_be_drawn(tmp_path, key, value):
         plot.run(Namespace(folders=[tmp_path]), [])
 
 
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row(0, **{"depth/generated": [0] * 6}), row(1)],
+        [row(0, **{"depth/generated": [0] * 6, "depth/selected": [0] * 6})],
+        [{"step": 0}, {"step": 1}],
+        [{"step": 0}, row(1)],
+        [row(0, 3), row(1, 6)],
+    ],
+)
+def test_steps_without_an_episode_or_a_figure_are_drawn_without_a_warning(rows, tmp_path, recwarn):
+    """As in a run whose episodes all fail."""
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    plot.run(Namespace(folders=[tmp_path]), [])
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert [str(warning.message) for warning in recwarn if warning.category is RuntimeWarning] == []
+
+
 async def test_the_end_of_a_run_tells_what_counting_the_keys_has_found(atlas_config, redis_url, tmp_path):
     overrides = ["--redis.url", redis_url, "--run.name", "live-end", "--run.folder", str(tmp_path)]
     config = load_config(atlas_config, overrides)

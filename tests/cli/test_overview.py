@@ -345,7 +345,13 @@ def test_the_page_of_a_step_has_its_groups_with_their_advantages(recorded, capsy
     cusearch(capsys, "trace", str(recorded.folder), "--step", "0")
     page = (recorded.folder / "traces" / "000000.html").read_text()
     assert [path.suffix for path in (recorded.folder / "records").iterdir()] == [".zz"], "the pages are not counted"
-    assert page.count('<section class="group">') == 4
+    assert page.count('<section class="group') == 4
+    sums = [
+        sum(abs(float(a)) for a in re.findall(r'class="advantage">A ([+-][\d.]+)', group))
+        for group in page.split('<section class="group')[1:]
+    ]
+    assert sums == sorted(sums, reverse=True), "first those that taught most"
+    assert page.count('<section class="group taught">') == sum(map(bool, sums)) < 4
     assert page.count("not selected</span>") == 4
     assert page.count('class="advantage">A ') == 4
     assert "sdga_phase" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -130,16 +131,7 @@ class Letters(ChatTokenizer):
 
 def test_a_page_shows_each_episode_and_colours_each_block():
     texts = ("ask <search>", "<think>hm</think><search>a & b</search>", "\n<information>x</information>\n", "<answer>y")
-    ids = [ord(c) for text in texts for c in text]
-    sampled = np.array([place % 2 == 1 for place, text in enumerate(texts) for _ in text])
-    count = int(sampled.sum())
-    one = replace(
-        make_trajectory(question="Is <b> bold?"),
-        token_ids=np.array(ids, dtype=np.int32),
-        sampled=sampled,
-        logprobs=np.zeros(count, np.float32),
-        versions=np.zeros(count, np.int32),
-    )
+    one = written(*texts)
     text = trace.page([one], Letters(), [["category", "n"], ["all", "1"]], "a <title>")
     assert trace.stretches(one, Letters()) == [
         ("prompt", texts[0]),
@@ -155,12 +147,56 @@ def test_a_page_shows_each_episode_and_colours_each_block():
     assert "<title>a &lt;title&gt;</title>" in text
 
 
-def test_a_page_holds_at_most_so_many_episodes_evenly_taken(monkeypatch):
-    monkeypatch.setattr(trace, "MOST", 10)
+def shown_on(text: str) -> list[int]:
+    return [i for i in range(30) if f"Question {i} &lt;" in text]
+
+
+def test_a_page_holds_at_most_so_many_episodes_and_first_the_wrong_ones(monkeypatch):
+    wrong = [number for number, episode in enumerate(EPISODES) if not episode.em]
+    monkeypatch.setattr(trace, "MOST", 20)
     text = trace.page(EPISODES, Letters(), [["x"]], "t")
-    shown = [i for i in range(30) if f"Question {i} &lt;" in text]
-    assert shown == list(range(0, 30, 3))
-    assert "10 of 30 episodes" in text
+    assert set(wrong) < set(shown_on(text))
+    assert len(shown_on(text)) == 20
+    assert "20 of 30 episodes, with 15 of the 15 wrong ones." in text
+    monkeypatch.setattr(trace, "MOST", 5)
+    text = trace.page(EPISODES, Letters(), [["x"]], "t")
+    assert shown_on(text) == wrong[::3]
+    assert "5 of 30 episodes, with 5 of the 15 wrong ones." in text
+    monkeypatch.setattr(trace, "MOST", 30)
+    assert "All 30 episodes." in trace.page(EPISODES, Letters(), [["x"]], "t")
+
+
+def test_the_tags_of_another_environment_have_colours_and_are_what_the_legend_names():
+    texts = (
+        "use <tool>",
+        "<plan>a</plan><count_words>b c</count_words>",
+        "<result><b>2</b></result>",
+        "<final-answer>2</final-answer>",
+    )
+    text = trace.page([written(*texts)], Letters(), [["x"]], "t")
+    legend = re.findall(r'<span class="(\w+) inline">([\w-]+)</span>', text)
+    assert {name for _, name in legend} == {"plan", "count_words", "result", "final-answer"}
+    assert len({kind for kind, _ in legend}) == 4, "each its own colour"
+    for kind, name in legend:
+        assert f'<span class="{kind}">&lt;{name}&gt;' in text
+        assert f".{kind}" in text, "the page has the colour"
+    many = "".join(f"<t{number}>x</t{number}>" for number in range(20))
+    assert trace.page([written("p", many)], Letters(), [["x"]], "t").count(' inline">') == 6
+    assert ' inline">' not in trace.page([written("p", "no tags, 1 < 2 > 0")], Letters(), [["x"]], "t")
+
+
+def written(*texts: str):
+    """An episode of these texts: prompt, then policy and environment in turn."""
+    ids = [ord(c) for text in texts for c in text]
+    sampled = np.array([place % 2 == 1 for place, text in enumerate(texts) for _ in text])
+    count = int(sampled.sum())
+    return replace(
+        make_trajectory(question="Is <b> bold?"),
+        token_ids=np.array(ids, dtype=np.int32),
+        sampled=sampled,
+        logprobs=np.zeros(count, np.float32),
+        versions=np.zeros(count, np.int32),
+    )
 
 
 @pytest.mark.parametrize(
