@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from cusearch_async.cli import check
-from cusearch_async.cli.preflight.sizing import GIB
+from cusearch_async.cli.preflight.device import Device
 from cusearch_async.config import load_config
 from tests.cli.test_check import BASE, PAPER, findings
 from tests.conftest import free_port
@@ -39,7 +39,11 @@ def test_every_source_is_looked_for(tmp_path):
     here.write_text('{"question": "who", "golden_answers": ["me"]}\n')
     sources = f'["{here}", "{tmp_path}/gone.jsonl", "hf:nobody/has-this/train.parquet"]'
     config = load_config(BASE, ["--data.source", sources])
-    found = [finding for finding in check.check(config, None, 80 * GIB) if finding.what == "data.source"]
+    found = [
+        finding
+        for finding in check.check(config, None, Device(80.0, "as the test says"))
+        if finding.what == "data.source"
+    ]
     assert [finding.status for finding in found] == ["ok", "not reachable", "not reachable"]
     assert "gone.jsonl does not exist" in found[1].text
     assert "hf:nobody/has-this/train.parquet is not on this machine" in found[2].text

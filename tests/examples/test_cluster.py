@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cusearch_async.cli import check
+from cusearch_async.cli.preflight.device import Device
 from cusearch_async.cli.preflight.shapes import shape_of
-from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import load_config
 from cusearch_async.processes.start import PROCESSES
 
@@ -21,7 +21,7 @@ FILES = ("slurm.sh", "kubernetes.yaml")
 
 def test_the_config_passes_check():
     config = load_config(CLUSTER / "cluster.toml")
-    found = list(check.check(config, shape_of(config.model), 80 * GIB))
+    found = list(check.check(config, shape_of(config.model), Device(80.0, "as the test says")))
     assert "learner memory" in {finding.what for finding in found}
     assert [finding for finding in found if finding.status == "error"] == []
 
