@@ -141,6 +141,8 @@ def workers(found: dict[str, WorkerStatus]) -> Table:
 
 
 def _does(status: WorkerStatus) -> Text:
+    if not status.is_alive:
+        return Text("silent", style="red")
     if status.starting:
         return plain(f"{status.starting}, {status.alive_s:.0f} s")
     if status.retriever_down_s:

@@ -44,7 +44,7 @@ def row(**fields: str) -> TrajectoryRow:
 
 def status_of_a_worker() -> WorkerStatus:
     figures = {"version": 1234, "in_flight": 192, "episodes": 123456, "busy_s": 10, "sampled_tokens": 123456}
-    return WorkerStatus(heartbeat_age_s=1234, retriever_down_s=1234, **figures)
+    return WorkerStatus(heartbeat_age_s=9.9, retriever_down_s=1234, **figures)
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +178,6 @@ def test_no_screen_uses_a_colour_that_is_lost_on_light_or_on_dark_terminals(atla
 def test_a_worker_that_is_starting_is_listed_with_what_it_does():
     shown = text_of(view.workers({"a-host-42": WorkerStatus(starting="loading vLLM", alive_s=20.4)}))
     assert "loading vLLM, 20 s" in shown
+    shown = text_of(view.workers({"a-host-42": WorkerStatus(heartbeat_age_s=11)}))
+    assert "silent" in shown
+    assert " ok" not in shown
