@@ -46,13 +46,16 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     plt.close(figure)
 
 
-def draw_together(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """EM, reward, depth and staleness of several runs by name, over learner steps. Raises: ConfigError as `draw`."""
+def draw_together(
+    runs: dict[str, list[dict[str, Any]]], held_out: dict[str, list[tuple[int, float]]], path: Path
+) -> None:
+    """EM, reward, depth and staleness of several runs by name, over learner steps. `held_out`: version and EM of what
+    was scored, as points beside the EM that was sampled. Raises: ConfigError as `draw`."""
     for label, rows in runs.items():
         _refuse_odd_rows(rows, label)
     plt = pyplot()
     titles = {
-        "reward/em": "Exact match (sampled)",
+        "reward/em": "Exact match (sampled; points: held-out)",
         "reward/all": "Reward, whole pool",
         "depth/mean": "Mean search depth",
         "staleness/mean": "Mean staleness",
@@ -60,7 +63,9 @@ def draw_together(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(11, 6.2), constrained_layout=True)
     for panel, (name, title) in zip(axes.flat, titles.items(), strict=True):
         for label, rows in runs.items():
-            panel.plot([row["step"] for row in rows], _series(rows, name), label=label)
+            (line,) = panel.plot([row["step"] for row in rows], _series(rows, name), label=label)
+            if name == "reward/em" and held_out[label]:
+                panel.plot(*zip(*held_out[label], strict=True), "D", markersize=4, color=line.get_color())
         _finish(panel, title, "", None)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -178,8 +178,14 @@ def compare(arguments: argparse.Namespace, _: list[str]) -> None:
         for line in differences(first, other) or ["settings, packages, machine, code, data and model are the same"]:
             console.print(plain(f"  {line}"), soft_wrap=True)
     console.print(_figures(runs))
-    draw_together({str(run.folder): run.rows for run in runs}, arguments.output)
+    held_out = {str(run.folder): _held_out(run) for run in runs}
+    draw_together({str(run.folder): run.rows for run in runs}, held_out, arguments.output)
     console.print(f"plot    {arguments.output}", soft_wrap=True)
+
+
+def _held_out(run: KeptRun) -> list[tuple[int, float]]:
+    """(version, EM) of what the evaluator has scored."""
+    return [(row["step"], row["all"]["em"]) for row in run.scores if "all" in row]
 
 
 def differences(first: KeptRun, other: KeptRun) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cusearch_async import run_folder
+from cusearch_async.cli import overview
 from cusearch_async.cli.main import make_parser
 from cusearch_async.config import load_config, save_config
 from cusearch_async.errors import ConfigError, ReplayDiffers
@@ -146,6 +147,20 @@ def test_two_runs_differ_in_settings_data_and_figures(make_run, tmp_path, capsys
     assert "0.750" in said
     assert "means of steps 8 to 9" in said
     assert picture.stat().st_size > 5000
+
+
+def test_a_comparison_draws_what_was_scored_on_held_out_questions(make_run, tmp_path, capsys, monkeypatch):
+    one, other = make_run("one"), make_run("other")
+    for version, em in ((0, 0.25), (10, 0.75)):
+        append_row(one.folder / "eval.jsonl", {"step": version, "epoch": 1, "all": {"em": em}})
+    drawn = []
+    monkeypatch.setattr(overview, "draw_together", lambda rows, held_out, path: drawn.append(held_out))
+    words = ["compare", str(one.folder), str(other.folder), "--output", str(tmp_path / "c.png")]
+    cusearch(capsys, *words)
+    assert drawn == [{str(one.folder): [(0, 0.25), (10, 0.75)], str(other.folder): []}]
+    monkeypatch.undo()
+    cusearch(capsys, *words)
+    assert (tmp_path / "c.png").stat().st_size > 5000
 
 
 def test_equal_runs_have_no_difference(make_run, tmp_path, capsys):

@@ -17,6 +17,7 @@ import pytest
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.models import load_tokenizer
+from cusearch_async.rollout import starting
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, contract_of
@@ -97,6 +98,7 @@ class Scene:
             monkeypatch.setattr(module, "open_buffer", self._open_buffer)
             monkeypatch.setattr(module, "SearchClient", SimpleNamespace(open=self._open_search))
             monkeypatch.setattr(module, "stop_on_signals", lambda: self.stop)
+        monkeypatch.setattr(starting, "open_buffer", self._open_elsewhere)
 
     async def process(self, name: str) -> None:
         """The process from start to end, which must come in time."""
@@ -142,6 +144,11 @@ class Scene:
         buffer = Buffer(self.run, limits_of(config, vocab_size), contract)
         buffer.scene = self
         yield buffer
+
+    @asynccontextmanager
+    async def _open_elsewhere(self, config: Config, contract: RunContract) -> AsyncIterator[MemoryBuffer]:
+        """For the thread that reports that a worker is starting: it must not change the run beside the event loop."""
+        yield MemoryBuffer(MemoryRun(), limits_of(config), contract)
 
     @asynccontextmanager
     async def _open_search(self, config: Config) -> AsyncIterator[Scene]:
