@@ -152,7 +152,9 @@ def _is_result(body: Any) -> bool:
 
 def _fields(value: Any) -> str:
     """The names of an object's first fields; of a list, that it is one."""
-    return ", ".join(f"{name:.40}" for name in list(value)[:8]) if isinstance(value, dict) else "a list"
+    if not isinstance(value, dict):
+        return "a list"
+    return ", ".join(name[:40] if name.isprintable() else repr(name)[:40] for name in list(value)[:8])
 
 
 def encode_health(behaviour: Behaviour, served: int, figures: dict[str, str | int | float]) -> dict[str, Any]:

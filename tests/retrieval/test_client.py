@@ -73,6 +73,7 @@ OTHER_SCHEMAS = {
         "its documents have text; 'contents' is needed"
     ),
     '{"result": [[{"id": "0", "title": "Peru", "text": "Lima"}]]}': "its documents have id, title, text; 'contents' is",
+    '{"result": [[{"document": {"\\u001b[31m": "0"}}]]}': "its documents have '\\x1b[31m'; 'contents' is needed",
     '[[{"id": "0", "text": "Lima"}]]': "its documents have id, text; 'contents' is needed",
     '{"documents": [{"page_content": "Lima"}]}': "its documents have page_content; 'contents' is needed",
     '{"result": [[{"document": {"id": "0"}}]]}': "its documents have id; 'contents' is needed",
