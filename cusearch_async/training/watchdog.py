@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
+from cusearch_async.training.provenance import launched_by
 from cusearch_async.transport.interface import LearnerBuffer, WorkerStatus
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,12 @@ async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]
     alive = {name: status for name, status in workers.items() if status.is_alive}
     if not alive:
         gone = ", ".join(f"{name} {status.heartbeat_age_s:.1f} s ago" for name, status in workers.items())
-        found.append("no worker is alive" + (f" (last seen: {gone})" if gone else "; start one"))
+        if gone:
+            found.append(f"no worker is alive (last seen: {gone})")
+        elif launched_by():  # which ends when one of them does
+            found.append("the workers of this launch are starting")
+        else:
+            found.append("no worker has joined yet; start one")
     for name, status in alive.items():
         if status.starting:
             found.append(f"{name} is {status.starting} ({status.alive_s:.0f} s)")

@@ -322,6 +322,7 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
     unset |= {"rollout.vllm.enable_chunked_prefill", "rollout.vllm.quantization"}
     unset |= {
         "loss.correction_high",
+        "run.gpu_gib",
         "retriever.index",
         "retriever.rerank.model",
         "retriever.zerosearch.steps",
