@@ -152,9 +152,10 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 
 
 def pace(rows: list[dict[str, Any]], steps: int) -> str:
-    """How long a step takes, and what is left of `steps`: by the median of the newest start's last ten steps."""
+    """How long a step takes, and what is left of `steps`: by the median of the newest start's last ten steps. Its first
+    one, which waits for engines that start, counts only while it is alone."""
     newest = [row for row in rows if row.get("epoch") == rows[-1].get("epoch")]
-    step_s = statistics.median(row["time/step_s"] for row in newest[-PACED_BY:])
+    step_s = statistics.median(row["time/step_s"] for row in newest[1:][-PACED_BY:] or newest)
     left = steps - len(rows)
     return f"{step_s:.1f} s a step" + (f", about {duration(left * step_s)} left" if left else "")
 

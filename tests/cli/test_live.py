@@ -294,7 +294,7 @@ def test_a_run_without_steps_is_concluded_without_a_picture(atlas_config, tmp_pa
 @pytest.mark.parametrize(
     ("step_s", "steps", "said"),
     [
-        ([2.0, 2.0, 90.0], 23, "2.0 s a step, about 40 s left"),
+        ([90.0, 2.0, 2.0], 23, "2.0 s a step, about 40 s left"),
         ([60.0] * 4, 14, "60.0 s a step, about 10 min left"),
         ([300.0] * 3, 203, "300.0 s a step, about 16.7 h left"),
         ([1.0] * 8, 8, "1.0 s a step"),
