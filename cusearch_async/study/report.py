@@ -16,7 +16,7 @@ import pandas as pd
 
 from cusearch_async.files import write_whole
 from cusearch_async.study.claims import Outcome, outcomes_of
-from cusearch_async.study.curves import CURVES, draw
+from cusearch_async.study.curves import CURVES, Curve, draw
 from cusearch_async.study.plan import Part, Plan, PlannedRun
 from cusearch_async.study.statistics import Estimate, estimate, holm
 from cusearch_async.study.tables import Tables
@@ -61,10 +61,33 @@ def write_report(plan: Plan, tables: Tables, folder: Path) -> Path:
     figures.mkdir(parents=True, exist_ok=True)
     for old in figures.glob("*.png"):
         old.unlink()
-    parts = [_part(part, plan, tables, figures) for part in plan.parts]
+    for name, (curve, variants) in figures_of(plan, tables).items():
+        draw(curve, variants, tables, figures / name)
     path = folder / "report.md"
-    write_whole(path, (_head(plan, tables) + _claims(plan, tables) + "".join(parts)).encode())
+    write_whole(path, report_of(plan, tables).encode())
     return path
+
+
+def report_of(plan: Plan, tables: Tables) -> str:
+    """The text of report.md."""
+    parts = [_part(part, plan, tables) for part in plan.parts]
+    return _head(plan, tables) + _claims(plan, tables) + "".join(parts)
+
+
+def figures_of(plan: Plan, tables: Tables) -> dict[str, tuple[Curve, list[Variant]]]:
+    """The figures that the report shows, by file name: which curve, of which runs."""
+    return {
+        _figure(part, context, curve): (curve, variants)
+        for part in plan.parts
+        for context, variants in variants_of(part, plan, tables).items()
+        if any(variant.done for variant in variants)
+        for curve in CURVES
+    }
+
+
+def _figure(part: Part, context: str, curve: Curve) -> str:
+    words = [part.name, *context.replace(",", "").split(), *filter(None, [curve.name])]
+    return "-".join(words).replace("/", "-") + ".png"
 
 
 def _head(plan: Plan, tables: Tables) -> str:
@@ -114,7 +137,7 @@ def reported(one: Outcome) -> str:
     return f"{one.reported:+.3f}{where}"
 
 
-def _part(part: Part, plan: Plan, tables: Tables, figures: Path) -> str:
+def _part(part: Part, plan: Plan, tables: Tables) -> str:
     text = f"\n## {part.name}\n" + (f"\n{part.asks}\n" if part.asks else "")
     if part.settings:
         text += f"\nWith {said(part.settings)}.\n"
@@ -124,11 +147,8 @@ def _part(part: Part, plan: Plan, tables: Tables, figures: Path) -> str:
         if not done:
             text += "\nNo run is done yet.\n"
             continue
-        name = "-".join([part.name, *context.replace(",", "").split()]).replace("/", "-")
         for curve in CURVES:
-            figure = figures / f"{'-'.join(filter(None, [name, curve.name]))}.png"
-            draw(curve, variants, tables, figure)
-            text += f"\n![{curve.upwards}, by {curve.across}]({FIGURES}/{figure.name})\n"
+            text += f"\n![{curve.upwards}, by {curve.across}]({FIGURES}/{_figure(part, context, curve)})\n"
         text += _measures(variants, plan, tables) + _differences(variants, plan, tables)
         text += _beside(part, variants, plan, tables)
         text += _by_need(done, tables) + _trained_on(done, tables) + _costs(done, tables)

@@ -6,7 +6,7 @@ import pytest
 
 from cusearch_async.errors import ConfigError
 from cusearch_async.study.claims import Outcome, outcomes_of
-from cusearch_async.study.report import write_report
+from cusearch_async.study.report import report_of
 from cusearch_async.study.statistics import Estimate, Spread
 from cusearch_async.study.tables import Tables
 from tests.study.studies import FILE, one_of, plan_of, tables_of
@@ -119,7 +119,7 @@ def test_a_claim_without_data_keeps_its_row_and_its_place_in_holms_correction(tm
 
 def test_the_report_has_a_row_for_each(tmp_path):
     plan = plan_with(tmp_path, BETTER, GROWS)
-    text = write_report(plan, tables_of(plan), tmp_path).read_text()
+    text = report_of(plan, tables_of(plan))
     assert text.count("| depth first is better | stochastic | 3 of 3 | +0.") == 1
     section = text.split("## Claims")[1].split("## methods")[0]
     assert section.count("holds |\n") == 2
@@ -132,7 +132,7 @@ REPORTED = 'reported = [{ difference = %s, where = { "retriever.stochastic" = tr
 @pytest.mark.parametrize(("difference", "place"), [(0.9, "above"), (0.2, "inside"), (-0.3, "below")])
 def test_what_was_reported_is_shown_where_it_belongs_beside_the_interval(tmp_path, difference, place):
     plan = plan_with(tmp_path, BETTER + REPORTED % difference)
-    text = write_report(plan, tables_of(plan), tmp_path).read_text()
+    text = report_of(plan, tables_of(plan))
     rows = [line for line in text.splitlines() if line.startswith("| depth first is better")]
     assert [row.split(" | ")[-2] for row in rows] == [f"{difference:+.3f}: {place}", "–"]
 

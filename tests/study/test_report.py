@@ -9,7 +9,8 @@ import pytest
 
 from cusearch_async.cli.study import claimed
 from cusearch_async.errors import ConfigError, RunInUse
-from cusearch_async.study.report import variants_of, write_report
+from cusearch_async.study.curves import draw
+from cusearch_async.study.report import figures_of, report_of, variants_of, write_report
 from cusearch_async.study.running import to_do
 from cusearch_async.study.tables import Tables, failed
 from tests.study.studies import one_of, plan_of, tables_of
@@ -28,7 +29,7 @@ def plan(tmp_path):
 
 
 def test_a_planted_effect_is_found_in_both_environments(plan, tmp_path):
-    text = write_report(plan, tables_of(plan), tmp_path).read_text()
+    text = report_of(plan, tables_of(plan))
     for environment in ("stochastic", "not stochastic"):
         section = text.split(f"### {environment}\n")[1]
         found = rows_of(section, "Less grpo_full, EM")
@@ -36,27 +37,25 @@ def test_a_planted_effect_is_found_in_both_environments(plan, tmp_path):
         assert row[0] == "3 of 3"
         low, high = map(float, re.search(r"\[(\S+), (\S+)\]", row[1]).groups())
         assert 0.05 < low < 0.2 < high < 0.45
-        figure = re.search(r"!\[[^]]*\]\(([^)]+)\)", section)[1]
-        assert (tmp_path / figure).stat().st_size > 5000
     assert "14 of 14 runs are done, 0 failed; 0.4 hours" in text
 
 
 def test_runs_of_an_earlier_plan_do_not_count(plan, tmp_path):
     tables = tables_of(plan)
     fewer = plan_of(tmp_path, ("seeds = 3", "seeds = 2"))
-    text = write_report(fewer, tables, tmp_path).read_text()
+    text = report_of(fewer, tables)
     assert "10 of 10 runs are done, 0 failed; 0.3 hours in all. 4 runs in the tables are not of this plan" in text
 
 
 def test_without_an_effect_there_is_none(plan, tmp_path):
-    text = write_report(plan, tables_of(plan, effect=0.0), tmp_path).read_text()
+    text = report_of(plan, tables_of(plan, effect=0.0))
     (row,) = rows_of(text.split("### stochastic\n")[1], "Less grpo_full").values()
     assert row[1].startswith("+0.000 [")
 
 
 def test_a_failed_seed_is_named_and_counted_and_in_no_mean(plan, tmp_path):
     lost = one_of(plan, "sdga_phase", True, 1)
-    text = write_report(plan, tables_of(plan, failed=(lost,)), tmp_path).read_text()
+    text = report_of(plan, tables_of(plan, failed=(lost,)))
     assert f"- {lost}: the engine died" in text
     assert "13 of 14 runs are done, 1 failed" in text
     section = text.split("### stochastic\n")[1]
@@ -70,7 +69,7 @@ def test_a_seed_is_compared_with_itself(plan, tmp_path):
     tables = tables_of(plan, failed=(one_of(plan, "sdga_phase", True, 1),), noise=0.2)
     last = tables.answers[tables.answers["version"] == 4].groupby("run")["em"].mean()
     found = [last[one_of(plan, "sdga_phase", True, s)] - last[one_of(plan, "grpo_full", True, s)] for s in (0, 2)]
-    text = write_report(plan, tables, tmp_path).read_text()
+    text = report_of(plan, tables)
     (row,) = rows_of(text.split("### stochastic\n")[1], "Less grpo_full").values()
     assert float(row[1].split(" [")[0]) == pytest.approx(sum(found) / 2, abs=0.001)
 
@@ -78,7 +77,7 @@ def test_a_seed_is_compared_with_itself(plan, tmp_path):
 def test_a_method_that_failed_with_every_seed_keeps_its_rows_and_its_place_in_holms_correction(tmp_path):
     plan = plan_of(tmp_path, ('"sdga_phase"]\n"retriever', '"sdga_phase", "random"]\n"retriever'))
     lost = tuple(one_of(plan, "random", True, seed) for seed in range(3))
-    whole, less = (write_report(plan, tables_of(plan, failed=f), tmp_path).read_text() for f in ((), lost))
+    whole, less = (report_of(plan, tables_of(plan, failed=f)) for f in ((), lost))
     of_whole, of_less = (rows_of(text.split("### stochastic\n")[1], "Less grpo_full") for text in (whole, less))
     assert of_less["random"][:2] == ["0 of 3", "–"]
     assert of_less["sdga_phase"] == of_whole["sdga_phase"]
@@ -86,7 +85,7 @@ def test_a_method_that_failed_with_every_seed_keeps_its_rows_and_its_place_in_ho
 
 
 def test_a_study_whose_runs_have_all_failed_has_a_report(plan, tmp_path):
-    text = write_report(plan, tables_of(plan, failed=tuple(plan.runs)), tmp_path).read_text()
+    text = report_of(plan, tables_of(plan, failed=tuple(plan.runs)))
     assert "0 of 14 runs are done, 14 failed" in text
     assert text.count("the engine died") == 14
     assert "No run is done yet" in text
@@ -96,7 +95,7 @@ def test_one_seed_has_no_interval_and_that_is_said(plan, tmp_path):
     kept = [name for name in plan.runs if "-s0-" in name]
     tables = tables_of(plan)
     one = Tables(tables.runs[tables.runs["run"].isin(kept)], tables.steps, tables.answers)
-    text = write_report(plan, one, tmp_path).read_text()
+    text = report_of(plan, one)
     rows = rows_of(text.split("### stochastic\n")[1], "![")
     assert set(rows) == {"grpo_full", "sdga_phase"}
     row = rows["grpo_full"]
@@ -108,7 +107,7 @@ def test_a_part_may_have_a_baseline_of_its_own(plan, tmp_path):
     part = plan.parts[1]
     (variants,) = variants_of(part, plan, tables_of(plan)).values()
     assert [(v.name, v.is_baseline) for v in variants] == [("max_staleness 2", True), ("max_staleness 0", False)]
-    text = write_report(plan, tables_of(plan), tmp_path).read_text()
+    text = report_of(plan, tables_of(plan))
     assert "Less max_staleness 2, EM after the last step" in text
 
 
@@ -179,7 +178,7 @@ def test_a_study_that_has_just_begun_names_what_it_will_compare(plan, tmp_path):
     tables = tables_of(plan)
     only = next(iter(plan.runs))
     begun = Tables(tables.runs[tables.runs["run"] == only], tables.steps, tables.answers)
-    text = write_report(plan, begun, tmp_path).read_text()
+    text = report_of(plan, begun)
     assert {name: row[0] for name, row in rows_of(text, "![").items()} == {
         "grpo_full": "1 of 3",
         "sdga_phase": "0 of 3",
@@ -189,7 +188,7 @@ def test_a_study_that_has_just_begun_names_what_it_will_compare(plan, tmp_path):
 def test_what_nothing_is_compared_with_is_named_once(tmp_path):
     """The second part varies what its baseline, the study's, does not name."""
     plan = plan_of(tmp_path, ('baseline = { "pool.max_staleness" = 2 }\n', ""))
-    text = write_report(plan, tables_of(plan), tmp_path).read_text()
+    text = report_of(plan, tables_of(plan))
     costs = rows_of(text.split("## staleness")[1], "Mean cost of a run")
     assert sorted(costs) == ["max_staleness 0", "max_staleness 2"]
 
@@ -198,7 +197,7 @@ def test_what_the_report_says_of_depth_staleness_and_cost(plan, tmp_path):
     tables = tables_of(plan)
     deep = tables.answers["question"] % 2
     answers = tables.answers.assign(needed=deep, em=deep * (tables.answers["version"] == 4))
-    text = write_report(plan, Tables(tables.runs, tables.steps, answers), tmp_path).read_text()
+    text = report_of(plan, Tables(tables.runs, tables.steps, answers))
     needed = rows_of(text, "EM after the last step, by searches needed:")
     assert needed == {"grpo_full": ["0.000", "1.000"], "sdga_phase": ["0.000", "1.000"]}
     minibatch = plan.of("methods")[0].config.loss.minibatch
@@ -228,7 +227,7 @@ def test_a_part_is_compared_with_the_same_runs_of_another_part(tmp_path):
     tables = tables_of(plan)
     lifted = tables.answers["run"].isin([name for name in pairs if name.startswith("sdga")])
     better = tables.answers.assign(em=tables.answers["em"].where(~lifted | (tables.answers["version"] < 4), 1))
-    text = write_report(plan, Tables(tables.runs, tables.steps, better), tmp_path).read_text()
+    text = report_of(plan, Tables(tables.runs, tables.steps, better))
     rows = rows_of(text.split("## other")[1], "Less the same in methods, EM after the last step")
     assert rows["grpo_full"][:2] == ["2 of 2", "+0.000 [+0.000, +0.000]"]
     assert rows["sdga_phase"][0] == "2 of 2"
@@ -250,18 +249,37 @@ def test_a_part_beside_nothing_or_other_questions_is_refused(tmp_path, beside, s
 def test_what_the_report_says_of_the_pools(plan, tmp_path):
     tables = tables_of(plan)
     steps = tables.steps.assign(**{"depth/mean": tables.steps["step"] + 1.0, "groups/singleton_share": 0.25})
-    text = write_report(plan, Tables(tables.runs, steps, tables.answers), tmp_path).read_text()
+    text = report_of(plan, Tables(tables.runs, steps, tables.answers))
     row = rows_of(text, "Pools, and what was trained of them")["grpo_full"]
     assert (row[0], row[1], row[4]) == ("1.00", "4.00", "0.25")
 
 
-def test_figures_of_an_earlier_report_are_gone(plan, tmp_path):
-    write_report(plan, tables_of(plan), tmp_path)
+def test_a_report_has_the_figures_that_it_shows_and_none_of_an_earlier_one(plan, tmp_path):
+    """Of the part with one context."""
+    tables = tables_of(plan)
+    runs = [run.id for run in plan.of("staleness")]
+    some = Tables(tables.runs[tables.runs["run"].isin(runs)], tables.steps, tables.answers)
+    (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "old.png").touch()
-    write_report(plan, tables_of(plan), tmp_path)
-    names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert names == {
+    text = write_report(plan, some, tmp_path).read_text()
+    shown = re.findall(r"!\[[^]]*\]\(figures/([^)]+)\)", text)
+    files = {path.name: path.stat().st_size for path in (tmp_path / "figures").iterdir()}
+    assert sorted(shown) == sorted(files)
+    assert min(files.values()) > 5000
+    assert set(figures_of(plan, tables)) == {
         f"{about}{curve}.png"
         for about in ("methods-stochastic", "methods-not-stochastic", "staleness")
         for curve in ("", "-tokens", "-depth")
     }
+
+
+def test_a_curve_of_one_seed_and_of_no_baseline_is_drawn(plan, tmp_path):
+    tables = tables_of(plan, failed=tuple(one_of(plan, "grpo_full", True, seed) for seed in range(3)))
+    kept = tables.runs["seed"] == 0
+    curve, variants = figures_of(plan, tables)["methods-stochastic.png"]
+    assert [variant.seeds for variant in variants] == ["0 of 3 (3 failed)", "3 of 3"]
+    one = Tables(tables.runs[kept], tables.steps, tables.answers)
+    for number, found in enumerate((tables, one)):
+        curve, variants = figures_of(plan, found)["methods-stochastic.png"]
+        draw(curve, variants, found, tmp_path / f"{number}.png")
+    assert (tmp_path / "0.png").stat().st_size > (tmp_path / "1.png").stat().st_size > 5000, "without an interval"
