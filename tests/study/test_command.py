@@ -11,16 +11,16 @@ from cusearch_async.errors import ConfigError, StudyIncomplete
 from cusearch_async.study import running
 from cusearch_async.study.tables import Tables
 from tests.study.one_study import fake_child
-from tests.study.studies import plan_of
+from tests.study.studies import FILE, plan_of
 
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """Of a study of four runs."""
+    """Of a study of four runs, all in one figure."""
     monkeypatch.setattr(running, "start_child", fake_child)
-    changes = [("seeds = 3", "seeds = 1"), ('"pool.max_staleness" = [0, 2]', '"pool.max_staleness" = [2]')]
-    changes.append(("seeds = 2", "seeds = 1"))
-    plan_of(tmp_path, *changes, ('baseline = { "pool.max_staleness" = 2 }\n', ""))
+    monkeypatch.setattr(running, "_POLL_S", 0.02)
+    other_part = FILE[FILE.index('[[part]]\nname = "staleness"') :]
+    plan_of(tmp_path, (other_part, ""), ("seeds = 3", "seeds = 2"), ("[true, false]", "[true]"))
 
     def run(**options):
         plain = {"file": tmp_path / "small.toml", "folder": tmp_path / "study"}

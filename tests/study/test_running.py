@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from cusearch_async.config import load_config
 from cusearch_async.study import running
+from cusearch_async.study.plan import OF_A_RUN
 from cusearch_async.study.running import run_all, to_do
 from cusearch_async.study.tables import Tables
 from tests.conftest import SLOW, wait_until
@@ -32,6 +35,7 @@ def plan(tmp_path):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "start_child", fake_child)
+    monkeypatch.setattr(running, "_POLL_S", 0.02)
     return tmp_path / "study"
 
 
@@ -80,11 +84,18 @@ def test_a_run_that_fails_is_kept_with_its_reason_and_the_others_go_on(plan, fol
         )
 
 
-def test_the_starts_of_a_run_outlive_its_folder(plan, folder):
+def test_a_run_is_launched_with_its_settings_and_its_starts_outlive_its_folder(plan, folder):
     make(plan, folder, [])
-    for run in plan.runs:
-        assert not (folder / "work" / run).exists()
-        assert (folder / "starts" / run / "0001.toml").read_text().endswith(run)
+    for run in plan.runs.values():
+        assert not (folder / "work" / run.id).exists()
+        config_file, *words = json.loads((folder / "starts" / run.id / "words.json").read_text())
+        launched = load_config([Path(config_file)], words).model_dump()
+        planned = run.config.model_dump()
+        for key in OF_A_RUN:
+            section, name = key.split(".")
+            if key != "run.seed":
+                planned[section][name] = launched[section][name]
+        assert launched == planned
 
 
 @pytest.mark.parametrize("how", ["hang", "slow"])
