@@ -51,6 +51,7 @@ TURNS = ("lifecycle/turns.py", "test_turns.py")
 WAITING = ("rollout/loop.py", "test_waiting.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 SENDING, LINK = (("training/sending.py", "test_sending.py"), ("transport/weight_link.py", "test_sending.py"))
+USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 TERMS = ("transport/run_contract.py", "test_run_contract.py")
 
 
@@ -324,6 +325,13 @@ MUTANTS = {
     "an uncorrected p decides": (CLAIMS, "self.p_holm <= 1 - LEVEL", "self.found.p <= 1 - LEVEL"),
     "a gain elsewhere is not taken off": (CLAIMS, "first[seed] - sum(one[seed] for one in others)", "first[seed]"),
     "growth is the last depth": (GROWTH, "weights = last - np.where(", "weights = last - 0 * np.where("),
+    "what is alone is usable": (USABLE, "1 - steps[\"groups/singleton_share\"].to_numpy(float) - ", "1 - "),
+    "a run is compared where it has ended": (USABLE, "count = min(", "count = max("),
+    "what was trained on later counts earlier": (USABLE, 'side="right")) - 1', 'side="right"))'),
+    "a push down is a negative weight": (STEP, "np.abs(advantages.values) *", "advantages.values *"),
+    "a singleton has no tokens": (STEP, "[len(t.logprobs) for t in selected]", "[1 for t in selected]"),
+    "those of the pool are no singletons": (STEP, "members[t.ticket] == 1", "members[t.ticket] >= 1"),
+    "flat groups are usable": (ADVANTAGES, "len(self.values) - self.alone - self.flat", "len(self.values)"),
     "versions to be scored are deleted": (WEIGHTS, "if not self._keeps(version):", "if True:"),
     "who sleeps keeps the GPUs": (TURNS, "                lock.give_back()\n", ""),
 }  # fmt: skip

@@ -90,7 +90,7 @@ def test_the_method_table_is_true(name):
 def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     """`python -m tests.test_docs` writes the page."""
     pool = Pool(0, (make_trajectory(0),))
-    names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), 1, 5).keys()
+    names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1, 0), 1, 5).keys()
     report = UpdateReport(5, torch.device("cpu"))
     report.sums += 1  # a token of each depth
     names |= report.metrics(1).keys()

@@ -21,11 +21,30 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
+    """Of the selected trajectories, each of which is alone in its group, in a flat group, or usable."""
+
     values: NDArray[np.float64]  # [K]
-    singleton_share: float
-    """Share of the selected trajectories that are alone in their group."""
-    zero_variance_share: float
-    """Share of the selected trajectories in groups of two or more with equal rewards."""
+    alone: int
+    """Selected trajectories whose group has no other selected one."""
+    flat: int
+    """Selected trajectories in groups of which two or more are selected, with equal rewards."""
+
+    @property
+    def singleton_share(self) -> float:
+        return self._share(self.alone)
+
+    @property
+    def zero_variance_share(self) -> float:
+        return self._share(self.flat)
+
+    @property
+    def usable_share(self) -> float:
+        """Share of the selected in groups of which two or more are selected, with unequal rewards: those with a
+        group-relative advantage. It is 0 for one whose reward is just the group's mean, which counts too."""
+        return self._share(len(self.values) - self.alone - self.flat)
+
+    def _share(self, count: int) -> float:
+        return count / max(len(self.values), 1)
 
 
 def group_advantages(
@@ -64,8 +83,7 @@ def group_advantages(
             flat += len(members)
         else:
             values[members] = _relative(group, group, divide_by_std)
-    count = max(len(rewards), 1)
-    return Advantages(values, alone / count, flat / count)
+    return Advantages(values, alone, flat)
 
 
 def _singleton(

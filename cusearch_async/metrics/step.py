@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -38,6 +39,8 @@ def describe_step(
         "depth/generated": _histogram(everyone, s_max),
         "depth/selected": _histogram(selected, s_max),
         "selection/budget_filled": len(selected) / budget,
+        "selection/usable_share": advantages.usable_share,
+        "selection/singleton_mass": _singleton_mass(selected, advantages),
         "selection/coverage": float(covered),
         "selection/coverage_of_best": float(covered / best) if best else 1.0,
         "groups/singleton_share": advantages.singleton_share,
@@ -101,6 +104,14 @@ def describe_times(
         "learner/idle_share": wait_s / step_s,
         "learner/tokens_per_s": tokens / update_s,
     }
+
+
+def _singleton_mass(selected: Sequence[Trajectory], advantages: Advantages) -> float:
+    """Share of the sum of |A|·tokens over the `selected`, sampled tokens, that lies on those alone in their group."""
+    members = Counter(t.ticket for t in selected)
+    mass = np.abs(advantages.values) * [len(t.logprobs) for t in selected]
+    alone = np.array([members[t.ticket] == 1 for t in selected], dtype=bool)
+    return float(mass[alone].sum() / mass.sum()) if mass.any() else 0.0
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -65,6 +65,20 @@ FAMILIES = (
                 "it stays 1",
             ),
             Metric("selection/budget_filled", "share", "selected / K", "< 1"),
+            Metric(
+                "selection/usable_share",
+                "share",
+                "of the selected: in a group of two or more selected with unequal rewards, so with a group-relative "
+                "advantage; the others are alone, or in a flat group",
+                "it is far below that of `grpo_full`",
+            ),
+            Metric(
+                "selection/singleton_mass",
+                "share",
+                "of Σ \\|A\\|·tokens over the selected: of those alone in their group, whose advantage no other of it "
+                "shares; 0 where all advantages are 0",
+                "most is",
+            ),
             Metric("selection/coverage", "tokens", "retrieval tokens C_r(T) of what was selected"),
             Metric("selection/coverage_of_best", "share", "of the coverage of the best T of the same size"),
         ),

@@ -20,14 +20,17 @@ from cusearch_async.study.curves import CURVES, Curve, draw
 from cusearch_async.study.plan import Part, Plan, PlannedRun
 from cusearch_async.study.statistics import Estimate, estimate, holm
 from cusearch_async.study.tables import Tables
+from cusearch_async.study.usable import compare_at_equal, usable_of
 from cusearch_async.study.variants import Variant, compare, matrix, said, variants_of
 
 HOW = """Intervals are of 95 %, over seeds and questions; an interval leaves out 0 just where p is below 0.05. Holm's p
 is over the rows of a table, those without data included. *Detectable* is the true effect that Holm's first step would
 have found with a probability of 0.8. *EM* is exact match on held-out questions, greedy; *sampled EM* that of the
 episodes played for training in the last fifth of the steps; *over-search* the mean number of searches beyond those that
-a question needs. The bands of the figures are of each curve by itself; tests are of differences, paired by seed and
-question. What is below the claims is exploratory: many tables, each corrected within itself alone."""
+a question needs; a trained trajectory is *usable* when two or more of its group were selected and their rewards differ,
+so that it has a group-relative advantage. The bands of the figures are of each curve by itself; tests are of
+differences, paired by seed and question. What is below the claims is exploratory: many tables, each corrected within
+itself alone."""
 CLAIMS = """A claim *holds*, or *the opposite holds*, where Holm's p over the claims of its table is at most 0.05; where
 only its own p is, it *leans* that way; *not seen* is no refutation of what is smaller than *detectable*. There is no
 verdict before all its runs are over, nor with fewer seeds than were planned. *Reported* is what the claim rests on, and
@@ -182,7 +185,9 @@ def _differences(variants: Sequence[Variant], plan: Plan, tables: Tables) -> str
         seeds = [f"{one.seeds} of {len(variant.planned)}" for one, variant in zip(found, others, strict=True)]
         text += f"\nLess {baseline.name}, {NAMES[measure]}:\n"
         text += _compared([variant.name for variant in others], seeds, found, measure)
-    return text
+    found = [compare_at_equal(variant.done, baseline.done, tables) for variant in others]
+    text += f"\nLess {baseline.name}, EM at as many usable trajectories (of a pair, all of the one that has fewer):\n"
+    return text + _compared([variant.name for variant in others], seeds, found, "em_last")
 
 
 def _beside(part: Part, variants: Sequence[Variant], plan: Plan, tables: Tables) -> str:
@@ -246,6 +251,9 @@ def _by_need(variants: Sequence[Variant], tables: Tables) -> str:
 
 def _trained_on(variants: Sequence[Variant], tables: Tables) -> str:
     """The pools and what was selected of them: at the end where it changes with training, else over all steps."""
+    nothing = pd.Series(dtype=float)
+    mass = "selection/singleton_mass"  # older tables lack it
+    of_newer_runs = {mass: "weight of those alone"} if mass in tables.steps else {}
     rows = []
     for variant in variants:
         steps = [tables.steps_of(run).sort_values("step") for run in variant.done]
@@ -254,10 +262,12 @@ def _trained_on(variants: Sequence[Variant], tables: Tables) -> str:
         first = pd.concat([one.head(1) for one in steps])
         means = [first["depth/mean"], ends["depth/mean"], ends["depth/mean_trained"], ends["reward/all"]]
         means += [whole["groups/singleton_share"], whole["groups/zero_variance_share"]]
-        phase = ends["selection/phase"] if "selection/phase" in ends else pd.Series(dtype=float)
-        rows.append([variant.name, *(_number(float(one.mean()), 2) for one in [*means, phase])])
+        means += [ends.get("selection/phase", nothing)]
+        means += [whole.get(name, nothing) for name in of_newer_runs]
+        usable = float(np.mean([usable_of(run, tables).sum() for run in variant.done]))
+        rows.append([variant.name, *(_number(float(one.mean()), 2) for one in means), _number(usable, 0)])
     header = ["", "depth at first", "depth at the end", "of what is trained", "reward at the end", "alone in its group"]
-    header += ["groups of equal rewards", "phase at the end"]
+    header += ["groups of equal rewards", "phase at the end", *of_newer_runs.values(), "usable trajectories"]
     return "\nPools, and what was trained of them (the end: the last fifth of the steps):\n" + _table(header, rows)
 
 

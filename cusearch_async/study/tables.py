@@ -39,6 +39,7 @@ STEP_METRICS = (
     "staleness/mean",
     "staleness/max",
     "selection/phase",
+    "selection/singleton_mass",
     "train/tokens",
     "train/grad_norm",
     "train/entropy",

@@ -99,12 +99,21 @@ def test_shares_count_trajectories_not_groups():
     found = advantages([1.0, 0.5, 0.5, 0.0, 0.2, 1.0], [0, 1, 1, 2, 2, 2])
     assert found.singleton_share == pytest.approx(1 / 6)
     assert found.zero_variance_share == pytest.approx(2 / 6)
+    assert found.usable_share == 3 / 6
 
 
 def test_nothing_selected_is_nothing():
     found = advantages([], [])
     assert found.values.tolist() == []
-    assert (found.singleton_share, found.zero_variance_share) == (0.0, 0.0)
+    assert (found.singleton_share, found.zero_variance_share, found.usable_share) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("rule", ["raw", "zero", "pool"])
+def test_what_is_usable_is_in_a_group_of_two_or_more_selected_with_unequal_rewards(rule):
+    """Whatever its own advantage is: the middle one of three has none, and a singleton may have one by its rule."""
+    found = advantages([0.0, 0.5, 1.0, 1.0], [0, 0, 0, 1], [0.0, 0.5, 1.0, 1.0, 0.0], [0, 0, 0, 1, 1], singleton=rule)
+    assert found.values[1] == 0.0
+    assert found.usable_share == 3 / 4
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -30,7 +30,7 @@ def test_a_step_is_described_by_its_pool_and_its_selection():
         ),
     )
     selected = [pool.trajectories[3], pool.trajectories[1]]
-    found = describe_step(pool, selected, Advantages(np.zeros(2), 1.0, 0.0), budget=4, s_max=2)
+    found = describe_step(pool, selected, Advantages(np.zeros(2), 2, 0), budget=4, s_max=2)
     assert found["depth/generated"] == [1, 1, 2]
     assert found["depth/selected"] == [0, 1, 1]
     assert found["reward/all"] == pytest.approx(0.375)
@@ -42,9 +42,22 @@ def test_a_step_is_described_by_its_pool_and_its_selection():
     assert found["selection/coverage_of_best"] == pytest.approx(40 / 50)
 
 
+def test_what_of_the_gradients_weight_lies_on_trajectories_that_are_alone():
+    """Of |A|·tokens: 1 x 4 and 1 x 8 in the group of two, 0.5 x 24 alone. The rest of the pool does not count."""
+    of_pool = ((1, 0, 4), (1, 1, 8), (3, 0, 24), (3, 1, 8))
+    pool = Pool(0, tuple(make_trajectory(ticket, rollout, sampled=n) for ticket, rollout, n in of_pool))
+    selected = pool.trajectories[:3]
+    of_three = np.array([1.0, -1.0, 0.5])
+    found = describe_step(pool, selected, Advantages(of_three, 1, 0), budget=3, s_max=2)
+    assert found["selection/singleton_mass"] == 12 / 24
+    assert found["selection/usable_share"] == pytest.approx(2 / 3)
+    silent = describe_step(pool, selected, Advantages(0 * of_three, 1, 2), budget=3, s_max=2)
+    assert (silent["selection/singleton_mass"], silent["selection/usable_share"]) == (0.0, 0.0)
+
+
 def test_a_depth_that_the_pool_does_not_have_has_no_staleness():
     pool = Pool(3, (make_trajectory(0, depth=2, versions=np.full(4, 1, np.int32)),))
-    found = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1.0, 0.0), budget=1, s_max=3)
+    found = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1, 0), budget=1, s_max=3)
     assert found["by_depth/staleness"] == [None, None, 2, None]
 
 

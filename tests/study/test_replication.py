@@ -1,6 +1,6 @@
 """docs/replication.md and its report say what the committed tables say.
 
-`python -m tests.study.test_replication` writes the page's two tables anew."""
+`python -m tests.study.test_replication` writes the page's three tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xxhash
 
@@ -16,6 +17,7 @@ from cusearch_async.study.claims import outcomes_of
 from cusearch_async.study.plan import read_file, read_plan
 from cusearch_async.study.report import figures_of, report_of, reported, shown
 from cusearch_async.study.tables import Tables
+from cusearch_async.study.usable import usable_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "replication"
@@ -101,6 +103,31 @@ def methods_table():
     return "".join(f"| {' | '.join(row)} |\n" for row in [METHODS, ["---"] * len(METHODS), *rows])
 
 
+USABLE = [
+    "method",
+    *(
+        f"{what}, {engine}"
+        for engine in ENGINES.values()
+        for what in ("trained", "alone", "flat", "usable", "EM at as many usable, less GRPO-Full's")
+    ),
+]
+
+
+def usable_table():
+    """A row for each method of the main part, from the report: trajectories of a run, and how many of them have a
+    group-relative advantage; the shares that are alone in their group, or in one of equal rewards."""
+    report = (FOLDER / "report.md").read_text(encoding="utf-8").split("\n## methods\n")[1].split("\n## ")[0]
+    of_engines = re.split(r"\n### .*\n", report)[1:]
+    rows = []
+    for name in cells_of(of_engines[0], "optimizer steps"):
+        rows.append([name])
+        for text in of_engines:
+            pools, costs = (cells_of(text, header)[name] for header in ("depth at first", "optimizer steps"))
+            less = cells_of(text.split("EM at as many usable")[1], "seeds | difference").get(name, ["", "–"])
+            rows[-1] += [costs[2], pools[4], pools[5], pools[-1], less[1]]
+    return "".join(f"| {' | '.join(row)} |\n" for row in [USABLE, ["---"] * len(USABLE), *rows])
+
+
 def runs_done():
     """As `124 of 214 runs are done, 0 failed; 7.3 hours in all.`"""
     return re.findall(
@@ -119,6 +146,7 @@ def test_the_page_has_the_tables_of_its_report(tables):
     text = PAGE.read_text(encoding="utf-8")
     assert claims_table(tables) in text
     assert methods_table() in text
+    assert usable_table() in text
     assert runs_done() in " ".join(text.split())
 
 
@@ -131,6 +159,64 @@ def test_what_the_pages_quote_is_in_the_report(tables):
         quoted += re.findall(r"[+-]\d\.\d{3} (?:\[[^\]]+\]|\(no interval\))", text)
     assert [effect for effect in quoted if effect not in known] == []
     assert len(quoted) > 80
+
+
+def usable_runs(tables):
+    """The main part's runs, by run: method, engine, and of what they trained on the usable trajectories and by how much
+    deeper than its pool it was."""
+    plan = read_plan(PLAN)
+    rows = {}
+    for run in plan.of("methods"):
+        steps = tables.steps_of(run)
+        deeper = (steps["depth/mean_trained"] - steps["depth/mean"]).mean()
+        rows[run.id] = [run.config.method.name, run.config.retriever.stochastic, usable_of(run, tables).sum(), deeper]
+    found = pd.DataFrame.from_dict(rows, orient="index", columns=["method", "stochastic", "usable", "deeper"])
+    return found.join(tables.runs.set_index("run")[["trained", "em_area"]])
+
+
+def test_what_the_page_says_of_usable_trajectories(tables):
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    runs = usable_runs(tables)
+    means = runs[runs["stochastic"]].groupby("method")[["trained", "usable"]].mean().round().astype(int)
+    for method, text in (
+        ("sdga_phase", "of the {trained:,} trajectories that it trains on {usable:,} have"),
+        ("grpo_full", "of GRPO-Full's {trained:,} {usable:,} (stochastic engine)"),
+        ("grpo_half", "of GRPO-Half's {trained:,} they are {usable:,}."),
+        ("random_siblings", "of {trained:,} siblings {usable:,} have a group-relative advantage"),
+    ):
+        assert text.format(**means.loc[method]) in page
+    compared = runs[
+        runs["stochastic"] & (runs["trained"] == means.loc["sdga_phase", "trained"]) & (runs["method"] != "topk_reward")
+    ]
+    known = np.column_stack([np.ones(len(compared)), np.log(compared["usable"]), compared["deeper"]])
+    em = compared["em_area"].to_numpy()
+    slopes, *_ = np.linalg.lstsq(known, em)
+    rest = em - known @ slopes
+    errors = np.sqrt(np.diag(np.linalg.inv(known.T @ known)) * (rest @ rest) / (len(em) - 3))
+    explained = 1 - rest.var() / em.var()
+    assert (
+        f"Over the {len(em)} runs of the methods that train on 1,152 trajectories (stochastic engine, without Top-K "
+        f"Reward) mean EM rises by {slopes[1]:.3f} (standard error {errors[1]:.3f}) with each unit of log "
+        f"usable trajectories, and by {slopes[2]:.3f} ({errors[2]:.3f}) with each search by which the selected are "
+        f"deeper than their pool (R² {explained:.2f})"
+    ) in page
+
+
+def test_what_the_page_says_of_phase_0(tables):
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    plan = read_plan(PLAN)
+    runs = [run for run in plan.of("methods") if run.config.method.name == "sdga_phase"]
+    steps = pd.concat([tables.steps_of(run).sort_values("step").assign(usable=usable_of(run, tables)) for run in runs])
+    early = steps[steps["selection/phase"] == 0]
+    selected = np.array([json.loads(row) for row in early["depth/selected"]])
+    share = selected[:, 1].sum() / selected.sum()
+    flat, alone = (early[f"groups/{name}_share"].mean() for name in ("zero_variance", "singleton"))
+    for text in (
+        f"it takes {share:.0%} of its budget from depth 1".replace("%", " %"),
+        f"in these {len(early)} of its {len(steps)} steps {early['usable'].mean():.0f} of {selected[0].sum()} selected",
+        f"flat to {100 * flat:.0f} % and alone to {100 * alone:.0f} %",
+    ):
+        assert text in page
 
 
 def test_no_number_is_a_negative_zero():
@@ -157,7 +243,8 @@ def test_the_hard_world_can_tell_methods_apart(tables, steps):
 
 def write_tables():
     text = PAGE.read_text(encoding="utf-8")
-    for header, table in ((HEADER, claims_table(Tables.read(FOLDER))), (METHODS, methods_table())):
+    made = ((HEADER, claims_table(Tables.read(FOLDER))), (METHODS, methods_table()), (USABLE, usable_table()))
+    for header, table in made:
         before, rest = text.split(f"| {header[0]} | {header[1]} |", 1)
         text = before + table + rest[rest.index("\n\n") + 1 :]
     done = re.compile(r"\d+\s+of\s+\d+\s+runs\s+are\s+done.*?\s+in\s+all\.", re.DOTALL)

@@ -251,7 +251,17 @@ def test_what_the_report_says_of_the_pools(plan, tmp_path):
     steps = tables.steps.assign(**{"depth/mean": tables.steps["step"] + 1.0, "groups/singleton_share": 0.25})
     text = report_of(plan, Tables(tables.runs, steps, tables.answers))
     row = rows_of(text, "Pools, and what was trained of them")["grpo_full"]
-    assert (row[0], row[1], row[4]) == ("1.00", "4.00", "0.25")
+    assert (row[0], row[1], row[4], row[-1]) == ("1.00", "4.00", "0.25", str(round(4 * 60 * (1 - 0.25 - 0.3))))
+    assert "weight of those alone" not in text, "these tables have none"
+    newer = steps.assign(**{"selection/singleton_mass": 0.4})
+    text = report_of(plan, Tables(tables.runs, newer, tables.answers))
+    assert rows_of(text, "Pools, and what was trained of them")["grpo_full"][-2] == "0.40"
+
+
+def test_the_report_compares_runs_that_have_trained_on_as_many_usable_trajectories(plan):
+    text = report_of(plan, tables_of(plan)).split("### stochastic\n")[1]
+    rows = rows_of(text, "EM at as many usable trajectories")
+    assert rows["sdga_phase"] == rows_of(text, "Less grpo_full, EM after the last step")["sdga_phase"], "here all have"
 
 
 def test_a_report_has_the_figures_that_it_shows_and_none_of_an_earlier_one(plan, tmp_path):

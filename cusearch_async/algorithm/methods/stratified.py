@@ -38,4 +38,4 @@ class StratifiedGrpo(GrpoFull):
         within = group_advantages(rewards, strata, rewards, strata, "zero", divide_by_std)
         weight = self.settings.strata_weight
         values = weight * within.values + (1 - weight) * plain.values
-        return Advantages(values, plain.singleton_share, plain.zero_variance_share)
+        return Advantages(values, plain.alone, plain.flat)
