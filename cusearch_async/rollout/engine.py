@@ -39,6 +39,7 @@ from cusearch_async.lifecycle.turns import GpuLock, Turns
 from cusearch_async.rollout.engine_output import EngineOutput
 from cusearch_async.rollout.freshness import Loaded, digests_of, stale_tensors
 from cusearch_async.rollout.receiving import backend, join, receive
+from cusearch_async.rollout.turn import Turn, turn_of
 from cusearch_async.transport.weight_link import SentVersion, WeightSource
 from cusearch_async.transport.weights import Manifest, StoredVersion
 
@@ -73,15 +74,6 @@ class _Pulse:
             return process(*args, **options)
 
         processor.process_outputs = processed
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The tokens that the policy sampled in one turn, its stop tag included."""
-
-    token_ids: list[int]  # [S]
-    logprobs: NDArray[np.float32]  # [S]
-    versions: NDArray[np.int32]  # [S]
 
 
 class Engine:
@@ -184,14 +176,9 @@ class Engine:
         )
         async with self._busy():
             output = await self._run(prompt, params)
-        completion = output.outputs[0]
-        token_ids = list(completion.token_ids)
-        logprobs = np.asarray(completion.logprobs.logprobs, dtype=np.float32)
-        versions = np.full(len(token_ids), self.version, dtype=np.int32)
-        for span in completion.weight_versions or ():
-            versions[span.start : span.end] = _version_number(span.version)
-        self.sampled_tokens += len(token_ids)
-        return Turn(token_ids, logprobs, versions)
+        turn = turn_of(output.outputs[0], self.version)
+        self.sampled_tokens += len(turn.token_ids)
+        return turn
 
     def _stopping_at(self, stops: tuple[str, ...]) -> dict[str, Any]:
         """vLLM's settings to end a turn: stop tokens if all of `stops` are single tokens, else stop texts."""
@@ -382,8 +369,3 @@ def _adapter_arguments(config: Config, is_cpu: bool) -> dict[str, Any]:
     if not is_cpu and config.model.dtype == "float32":
         raise ConfigError("learner.lora needs model.dtype = 'bfloat16' on a GPU: vLLM's kernels have no float32")
     return {"enable_lora": True, "max_lora_rank": min(r for r in ADAPTER_RANKS if r >= rank), "max_loras": 1}
-
-
-def _version_number(label: str) -> int:
-    """The version of a label; -1 for vLLM's initial label, which is a word."""
-    return int(label) if label.lstrip("-").isdigit() else -1

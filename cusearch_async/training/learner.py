@@ -33,7 +33,7 @@ from cusearch_async.training.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.reference import AdapterOff, DividedReference, WholeReference
 from cusearch_async.training.suitability import refuse_unsuitable_policy
-from cusearch_async.training.update import LogProbs, Update, surrogate_of
+from cusearch_async.training.update import LogProbs, Update, surrogate_of, to_backward
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
@@ -257,8 +257,7 @@ class Learner:
                 tokens = update.tokens(micro, log_policy.detach())
                 loss, terms = losses.policy_loss(log_policy, tokens, self._surrogate, entropy)
             if micro.has_gradient:
-                # DeepSpeed averages gradients over ranks; the weights already count the whole mini-batch.
-                self._engine.backward(0.0 * log_policy.sum() if micro.is_filler else loss * self._ranks.size)
+                self._engine.backward(to_backward(loss, log_policy, micro, self._ranks.size))
             if not micro.is_filler:
                 report.add(micro.depth, tokens, terms, entropy.detach())
 

@@ -27,6 +27,12 @@ def surrogate_of(settings: LossConfig) -> losses.Surrogate:
     return losses.Surrogate(**constants | {"objective": losses.objective_of(settings.objective)})
 
 
+def to_backward(loss: torch.Tensor, log_policy: torch.Tensor, micro: MicroBatch, ranks: int) -> torch.Tensor:
+    """What a rank of `ranks` calls backward with, of a micro-batch. The weights in its loss count the mini-batch of all
+    ranks, and DeepSpeed averages gradients over ranks. A filler is no part of the mini-batch."""
+    return 0.0 * log_policy.sum() if micro.is_filler else loss * ranks
+
+
 class Update:
     """What a step has found out so far about its `plan`, whose tensors are on `device`."""
 

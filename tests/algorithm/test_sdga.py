@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -339,3 +340,13 @@ def test_with_a_reserve_no_pool_leaves_every_deeper_trajectory_out(pool, reserve
     chosen = allocate(capacities, plan.targets, plan.priorities)
     deeper = sum(capacities[phase + 2 :])
     assert sum(chosen[phase + 2 :]) >= min(math.floor(reserve * budget), deeper)
+
+
+def test_who_is_drawn_of_one_depth_says_nothing_of_who_is_drawn_of_another():
+    """Two of four at depth 0, one of four at depth 2: each of the 6 x 4 pairs of draws equally often."""
+    depths, draws = np.repeat([0, 1, 2], 4), 4800
+    rng = np.random.default_rng(3)
+    found = Counter(tuple(sample_buckets(depths, [2, 0, 1], rng).tolist()) for _ in range(draws))
+    expected = draws / 24
+    assert len(found) == 24
+    assert max(abs(count - expected) for count in found.values()) < 5 * math.sqrt(expected)

@@ -18,7 +18,7 @@ from cusearch_async.config import load_config
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.training.model import SampledLogprobs
 from cusearch_async.training.plan import plan_update
-from cusearch_async.training.update import Update, surrogate_of
+from cusearch_async.training.update import Update, surrogate_of, to_backward
 from cusearch_async.types import Correction, Proximal
 from tests.strategies import make_trajectory
 
@@ -291,3 +291,30 @@ def test_a_report_does_not_depend_on_micro_batches(seed, lengths):
         one, other = (v if isinstance(v, list) else [v] for v in (value, parts[name]))
         for a, b in zip(one, other, strict=True):
             assert a == (b if b is None else pytest.approx(b, rel=1e-6, abs=1e-9)), name
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_mean_of_the_gradients_of_all_ranks_is_that_of_the_whole_mini_batch(config_of, ranks):
+    """As DeepSpeed averages them. Five trajectories in mini-batches of two: some ranks have a filler."""
+    config = config_of("--loss.minibatch", "2", "--method.budget", "4", "--loss.entropy_coef", "0.1")
+    selected = [make_trajectory(i, sampled=2 + i, logprobs=np.full(2 + i, -1, np.float32)) for i in range(5)]
+    advantages = np.array([1.0, -0.5, 2.0, 0.25, -1.0])
+
+    def gradient(rank: int, count: int) -> tuple[torch.Tensor, int]:
+        """By the mean log-probability of each trajectory, and the fillers met."""
+        plan = plan_update(selected, advantages, 3, config, rank, count)
+        update = Update(plan, config.loss, torch.device("cpu"))
+        means = torch.full((5,), -1.0, requires_grad=True)
+        update.set_proximal({micro: means.detach()[micro.row] for micro in update.to_score})
+        for micro in plan.micro_batches:
+            log_policy = means[micro.row]
+            tokens = update.tokens(micro, log_policy.detach())
+            loss, _ = policy_loss(log_policy, tokens, surrogate_of(config.loss), -log_policy)
+            to_backward(loss, log_policy, micro, count).backward()
+        return means.grad, sum(micro.is_filler for micro in plan.micro_batches)
+
+    whole, _ = gradient(0, 1)
+    assert whole.abs().min() > 0
+    found, fillers = zip(*(gradient(rank, ranks) for rank in range(ranks)), strict=True)
+    assert torch.stack(found).mean(dim=0) == pytest.approx(whole, rel=1e-5)
+    assert sum(fillers) == {1: 0, 2: 1, 3: 4}[ranks]

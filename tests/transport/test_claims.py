@@ -176,6 +176,16 @@ async def test_an_announcement_that_arrives_late_moves_nothing_back(backend):
     assert (await heir.state()).published == 4, "another learner may begin at an older version"
 
 
+async def test_a_version_that_is_published_again_is_announced_in_its_place(backend):
+    """The first copy was damaged: no worker could start with it."""
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.announce(3, "v000003-e1")
+    await buffer.announce(3, "v000003-e1-2")
+    state = await buffer.state()
+    assert (state.published, state.weights) == (3, "v000003-e1-2")
+
+
 async def test_a_redis_behind_the_checkpoint_drops_what_the_learner_is_past(backend):
     """A replica that was three steps behind has been promoted, and no older checkpoint is left."""
     buffer = backend.make(max_staleness=4)

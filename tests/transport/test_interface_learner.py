@@ -132,6 +132,17 @@ async def test_a_commit_gives_coming_groups_their_size_and_keeps_what_the_method
     assert await backend.memory() == '{"a": "\u00e9\n"}'
 
 
+async def test_a_commit_leaves_the_size_of_what_is_granted(backend):
+    """Tickets 0 to 7 are granted, which version 0 opens."""
+    buffer = backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories, MethodState(sizes={5: 4, 7: 3, 8: 1}))
+    assert await backend.sizes() == {8: 1}
+    assert len(await buffer.claim(1)) == N * G
+
+
 async def test_groups_of_any_size_are_claimed_whole_and_their_sizes_go_with_them(backend):
     buffer = backend.make(max_staleness=0)
     await buffer.recover(0, MethodState(sizes={0: 3, 1: 1}))

@@ -1,0 +1,33 @@
+"""One turn of an episode, as the engine sampled it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The tokens that the policy sampled in one turn, its stop tag included."""
+
+    token_ids: list[int]  # [S]
+    logprobs: NDArray[np.float32]  # [S]
+    versions: NDArray[np.int32]  # [S]
+
+
+def turn_of(completion: Any, version: int) -> Turn:
+    """From vLLM's CompletionOutput with flat logprobs. Its spans say which weights sampled which tokens; tokens of no
+    span are of the loaded `version`."""
+    token_ids = list(completion.token_ids)
+    versions = np.full(len(token_ids), version, dtype=np.int32)
+    for span in completion.weight_versions or ():
+        versions[span.start : span.end] = _version_number(span.version)
+    return Turn(token_ids, np.asarray(completion.logprobs.logprobs, dtype=np.float32), versions)
+
+
+def _version_number(label: str) -> int:
+    """The version of a label; -1 for vLLM's initial label, which is a word."""
+    return int(label) if label.lstrip("-").isdigit() else -1

@@ -1,0 +1,64 @@
+"""The adapter in a model: off for the reference, and merged for a checkpoint. With hand-made layers, without peft."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from cusearch_async.training.adapter import Adapter
+from cusearch_async.training.reference import AdapterOff
+
+
+class Layer:
+    """peft's layer, as far as it is switched on and off."""
+
+    is_on = True
+
+    def enable_adapters(self, enabled: bool) -> None:
+        self.is_on = enabled
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_adapter_is_off_for_the_reference_and_on_again_after_it(fails):
+    layers = [Layer(), Layer()]
+    seen = []
+
+    def forward():
+        seen.append([layer.is_on for layer in layers])
+        if fails:
+            raise KeyError
+
+    reference = AdapterOff(forward, Adapter({}, layers))
+    with contextlib.suppress(KeyError), reference.present() as found:
+        found()
+    assert seen == [[False, False]]
+    assert [layer.is_on for layer in layers] == [True, True]
+
+
+def test_a_merged_adapter_is_the_sum_of_both_at_the_adapters_scale():
+    """W + (alpha / rank) B A, with alpha 8 and rank 2: four times B A. What is not adapted stays, also a bias."""
+    a, b = torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 3.0], [0.0, 2.0]])
+    whole = torch.full((3, 2), 10.0)
+    layer = "model.layers.0.q_proj"
+    tensors = {
+        f"{layer}.base_layer.weight": whole.to(torch.bfloat16),
+        f"{layer}.base_layer.bias": torch.ones(3),
+        f"{layer}.lora_A.default.weight": a,
+        f"{layer}.lora_B.default.weight": b,
+        "model.norm.weight": torch.ones(2),
+    }
+    merged = Adapter({"lora_alpha": 8, "r": 2}, []).merged(tensors)
+    assert set(merged) == {f"{layer}.weight", f"{layer}.bias", "model.norm.weight"}
+    assert merged[f"{layer}.weight"].dtype == torch.bfloat16
+    assert merged[f"{layer}.weight"].tolist() == (10 + 4 * torch.tensor([[1.0, 2], [1, 5], [0, 2]])).tolist()
+    assert merged["model.norm.weight"].tolist() == [1, 1]
+
+
+def test_what_workers_load_has_pefts_names_and_nothing_of_the_model():
+    tensors = {"model.q.lora_A.default.weight": torch.zeros(1), "model.q.base_layer.weight": torch.ones(1)}
+    found = Adapter.by_peft_names(tensors)
+    assert list(found) == ["base_model.model.model.q.lora_A.weight"]
+    assert Adapter.owns("model.q.lora_A.default.weight")
+    assert not Adapter.owns("model.q.base_layer.weight")
