@@ -24,7 +24,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy import optimize, stats
-from statsmodels.stats.multitest import multipletests
 
 from cusearch_async.algorithm.advantages import EQUAL
 from cusearch_async.study.tables import area_weights
@@ -146,9 +145,11 @@ def estimate(values: Matrix) -> Estimate:
 
 
 def holm(estimates: Sequence[Estimate]) -> list[float | None]:
-    """Holm's p-values over all of them; one without a p-value has none, and counts as a test that found nothing."""
-    if not estimates:
-        return []
-    known = [1.0 if one.p is None else one.p for one in estimates]
-    adjusted = map(float, multipletests(known, method="holm")[1])
-    return [None if one.p is None else p for one, p in zip(estimates, adjusted, strict=True)]
+    """Holm's p-values over all of them; one without a p-value has none, and counts as a test that found nothing.
+
+    Source: Holm (1979): of n the smallest p times n, the next times n - 1, …, never falling and at most 1."""
+    known = np.array([1.0 if one.p is None else one.p for one in estimates])
+    order = np.argsort(known)
+    adjusted = np.empty(len(known))
+    adjusted[order] = np.minimum(np.maximum.accumulate(known[order] * np.arange(len(known), 0, -1)), 1.0)
+    return [None if one.p is None else float(p) for one, p in zip(estimates, adjusted, strict=True)]
