@@ -51,6 +51,8 @@ TURNS = ("lifecycle/turns.py", "test_turns.py")
 WAITING = ("rollout/loop.py", "test_waiting.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 SENDING, LINK = (("training/sending.py", "test_sending.py"), ("transport/weight_link.py", "test_sending.py"))
+MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
+ADAPTER = ("training/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 TERMS = ("transport/run_contract.py", "test_run_contract.py")
 
@@ -325,6 +327,32 @@ MUTANTS = {
     "an uncorrected p decides": (CLAIMS, "self.p_holm <= 1 - LEVEL", "self.found.p <= 1 - LEVEL"),
     "a gain elsewhere is not taken off": (CLAIMS, "first[seed] - sum(one[seed] for one in others)", "first[seed]"),
     "growth is the last depth": (GROWTH, "weights = last - np.where(", "weights = last - 0 * np.where("),
+    "weights published again are not announced": (
+        lua("announce", "claims"),
+        "version < run.published",
+        "version <= run.published",
+    ),
+    "the memory does not announce them either": (MEMORY, "version < run.state.published", "version <= run.state.published"),
+    "all depths have one list of draws": (SDGA, "order[members]", "order[: len(members)]"),
+    "a commit resizes what is granted": (lua("commit"), ">= next_ticket", ">= 0"),
+    "a turn has one version": (TURN, "completion.weight_versions or ()", "()"),
+    "a version that is no number is the loaded one": (TURN, "else -1", "else 0"),
+    "the adapter stays off": (ADAPTER, "layer.enable_adapters(True)", "layer.enable_adapters(False)"),
+    "the reference has the adapter": (ADAPTER, "            layer.enable_adapters(False)\n", "            pass\n"),
+    "an adapter is merged upside down": (
+        ADAPTER,
+        'self.config["lora_alpha"] / self.config["r"]',
+        'self.config["r"] / self.config["lora_alpha"]',
+    ),
+    "the gradient of several ranks is too small": (UPDATE, "else loss * ranks", "else loss"),
+    "a filler has a gradient": (UPDATE, "0.0 * log_policy.sum() if micro.is_filler", "0.0 * log_policy.sum() if False"),
+    "random tokens are the first": (
+        CONTROLS,
+        "order = rng.permutation(len(pool.tokens))",
+        "order = np.arange(len(pool.tokens))",
+    ),
+    "strata of neighbours are one": (STRATIFIED, "(pool.s_max + 1) + pool", "pool.s_max + pool"),
+    "AR3PO's largest group is G": (AR3PO, "return 2 * rollouts", "return rollouts"),
     "what is alone is usable": (USABLE, "1 - steps[\"groups/singleton_share\"].to_numpy(float) - ", "1 - "),
     "a run is compared where it has ended": (USABLE, "count = min(", "count = max("),
     "what was trained on later counts earlier": (USABLE, 'side="right")) - 1', 'side="right"))'),

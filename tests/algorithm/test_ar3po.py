@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.algorithm.methods.ar3po import WINDOW, add_visit, divide_rollouts, pass_rate
+from cusearch_async.algorithm.methods.ar3po import WINDOW, Ar3po, add_visit, divide_rollouts, pass_rate
+from cusearch_async.algorithm.methods.base import MethodSettings
 
 VISIT = st.integers(1, 12).flatmap(lambda played: st.tuples(st.integers(0, played), st.just(played)))
 HISTORY = st.lists(VISIT, max_size=WINDOW).map(tuple)
@@ -33,6 +34,7 @@ def test_every_question_gets_one_to_2g_and_all_together_exactly_n_g(histories, r
     sizes = divide_rollouts(histories, rollouts)
     assert sum(sizes) == len(histories) * rollouts
     assert all(1 <= size <= 2 * rollouts for size in sizes)
+    assert Ar3po(MethodSettings(), 1).largest_group(rollouts) == 2 * rollouts
 
 
 @given(st.lists(HISTORY, max_size=70), st.integers(1, 8))

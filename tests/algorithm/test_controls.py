@@ -60,6 +60,14 @@ def test_random_tokens_take_more_where_the_deep_ones_are_longer():
     assert len(control.indices) == pytest.approx(333, abs=20)
 
 
+def test_random_tokens_take_each_trajectory_equally_often():
+    """6 of 24 in 600 steps: each 150 times, with a deviation of 10.6."""
+    pool = make_pool([1, 5, 1, 1] * 6, tokens=[10] * 24)
+    drawn = [chosen("random_tokens", pool, 6, 1, seed).indices for seed in range(600)]
+    assert {len(indices) for indices in drawn} == {6}
+    assert np.bincount(np.concatenate(drawn), minlength=24) == pytest.approx(np.full(24, 150), abs=53)
+
+
 def test_a_control_is_never_trapped_and_shows_the_phase():
     pool = make_pool([1] * 8 + [2, 2])
     assert chosen("sdga_phase", pool, 4).warnings
@@ -75,8 +83,10 @@ def test_strata_are_normalised_by_themselves():
     assert stratified(pool, range(8)).values == pytest.approx([-half, half, 0, 0, 0, 0, 0, 0])
 
 
-def test_a_stratum_is_of_one_question():
-    pool = make_pool([1, 1, 1, 1], [0, 0, 1, 1], rollouts=2)
+@pytest.mark.parametrize("depths", [[1, 1, 1, 1], [5, 5, 0, 0], [0, 0, 5, 5]])
+def test_a_stratum_is_of_one_question(depths):
+    pool = make_pool(depths, [0, 0, 1, 1], rollouts=2)
+    assert pool.s_max == 5
     assert stratified(pool, range(4)).values.tolist() == [0, 0, 0, 0]
 
 
