@@ -332,7 +332,11 @@ MUTANTS = {
         "version < run.published",
         "version <= run.published",
     ),
-    "the memory does not announce them either": (MEMORY, "version < run.state.published", "version <= run.state.published"),
+    "the memory does not announce them either": (
+        MEMORY,
+        "version < run.state.published",
+        "version <= run.state.published",
+    ),
     "all depths have one list of draws": (SDGA, "order[members]", "order[: len(members)]"),
     "a commit resizes what is granted": (lua("commit"), ">= next_ticket", ">= 0"),
     "a turn has one version": (TURN, "completion.weight_versions or ()", "()"),

@@ -16,6 +16,7 @@ import torch
 from cusearch_async import run_folder
 from cusearch_async.cli import overview
 from cusearch_async.cli.main import make_parser
+from cusearch_async.cli.overview import KeptRun, differences
 from cusearch_async.config import load_config, save_config
 from cusearch_async.errors import ConfigError, ReplayDiffers
 from cusearch_async.files import append_row
@@ -164,13 +165,17 @@ def test_a_comparison_draws_what_was_scored_on_held_out_questions(make_run, tmp_
     assert (tmp_path / "c.png").stat().st_size > 5000
 
 
-def test_equal_runs_have_no_difference(make_run, tmp_path, capsys):
-    one, other = make_run("one"), make_run("other")
-    said = cusearch(capsys, "compare", str(one.folder), str(other.folder), "--output", str(tmp_path / "c.png"))
-    assert [line.strip() for line in said.splitlines()[1:2]] == [f"run.folder: '{one.folder}' -> '{other.folder}'"]
+def differences_of(*folders):
+    """What `compare` says of them, without its plot."""
+    return differences(*map(KeptRun.read, folders))
 
 
-def test_a_model_with_other_weights_is_another_model(make_run, tmp_path, capsys):
+def test_equal_runs_have_no_difference(make_run):
+    one, other = (make_run(name).folder for name in ("one", "other"))
+    assert differences_of(one, other) == [f"run.folder: '{one}' -> '{other}'"]
+
+
+def test_a_model_with_other_weights_is_another_model(make_run, tmp_path):
     """With the same config and tokenizer, which are all that the contract has of it."""
     runs = []
     for name in ("one", "other"):
@@ -182,29 +187,27 @@ def test_a_model_with_other_weights_is_another_model(make_run, tmp_path, capsys)
     weights.write_bytes(content)
     for folder in runs:
         make_run(folder.name, "--model.path", str(tmp_path / "models" / folder.name))
-    said = cusearch(capsys, "compare", *map(str, runs), "--output", str(tmp_path / "c.png"))
+    said = "\n".join(differences_of(*runs))
     assert "weights of model.path: '" in said
     assert "content of model.path" not in said
 
 
-def test_runs_of_one_model_have_the_same_weights_and_those_from_before_do_not_say_so(make_run, tmp_path, capsys):
-    one, other = make_run("one"), make_run("other")
-    words = ["compare", str(one.folder), str(other.folder), "--output", str(tmp_path / "c.png")]
-    assert "weights of model.path" not in cusearch(capsys, *words)
-    for config in (one, other):
-        path = config.folder / "starts" / "0001.json"
+def test_runs_of_one_model_have_the_same_weights_and_those_from_before_do_not_say_so(make_run):
+    runs = [make_run(name).folder for name in ("one", "other")]
+    assert "weights of model.path" not in "\n".join(differences_of(*runs))
+    for folder in runs:
+        path = folder / "starts" / "0001.json"
         start = json.loads(path.read_text())
         path.write_text(json.dumps({key: value for key, value in start.items() if key != "weights"}))
-    assert "weights of model.path: not recorded by either run" in cusearch(capsys, *words)
+    assert "weights of model.path: not recorded by either run" in differences_of(*runs)
 
 
-def test_a_corpus_that_changed_under_the_same_name_is_told(make_run, tmp_path, capsys):
+def test_a_corpus_that_changed_under_the_same_name_is_told(make_run, tmp_path):
     corpus, runs = tmp_path / "corpus.jsonl", []
     for text in ("a", "b"):
         corpus.write_text(json.dumps({"id": "0", "contents": text}))
         runs.append(make_run(text, "--retriever.corpus", str(corpus)).folder)
-    said = cusearch(capsys, "compare", *map(str, runs), "--output", str(tmp_path / "c.png"))
-    assert "content of retriever.corpus: '" in said
+    assert any(line.startswith("content of retriever.corpus: '") for line in differences_of(*runs))
 
 
 @pytest.mark.parametrize("name", ["x.foo", "x"])
