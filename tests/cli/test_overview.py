@@ -238,6 +238,7 @@ def test_a_start_says_on_which_machine(make_run):
     assert start.computing.device == (torch.cuda.get_device_name() if torch.cuda.is_available() else cpu)
 
 
+@pytest.mark.system
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is a GPU")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="named after the instructions of x86-64")
 def test_a_start_says_with_which_vector_instructions_a_cpu_computes():
@@ -321,6 +322,7 @@ def replay_update(folder):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.system
 def test_an_update_is_made_again_with_as_many_threads_as_the_learner_had(recorded):
     """As its start says. What still differs is named where the update does."""
     start = recorded.folder / "starts" / "0001.json"
@@ -335,6 +337,7 @@ def test_an_update_is_made_again_with_as_many_threads_as_the_learner_had(recorde
     assert "computing.threads" not in said
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("cores", ["[0]", "[]"])
 def test_for_a_start_from_before_it_kept_its_threads_they_are_those_of_its_settings(recorded, cores):
     """One for each of its cores, or for its share of the machine: torch must not be loaded before."""
