@@ -349,6 +349,7 @@ MUTANTS = {
         'self.config["r"] / self.config["lora_alpha"]',
     ),
     "the gradient of several ranks is too small": (UPDATE, "else loss * ranks", "else loss"),
+    "all have one reference": (UPDATE, "self._log_reference[micro]", "next(iter(self._log_reference.values()))"),
     "a filler has a gradient": (UPDATE, "0.0 * log_policy.sum() if micro.is_filler", "0.0 * log_policy.sum() if False"),
     "random tokens are the first": (
         CONTROLS,

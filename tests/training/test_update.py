@@ -318,3 +318,18 @@ def test_the_mean_of_the_gradients_of_all_ranks_is_that_of_the_whole_mini_batch(
     found, fillers = zip(*(gradient(rank, ranks) for rank in range(ranks)), strict=True)
     assert torch.stack(found).mean(dim=0) == pytest.approx(whole, rel=1e-5)
     assert sum(fillers) == {1: 0, 2: 1, 3: 4}[ranks]
+
+
+def test_each_micro_batch_has_its_own_proximal_and_reference(config_of):
+    config = config_of("--loss.minibatch", "1", "--method.budget", "2")
+    plan = plan_update(trajectories(), np.ones(2), 7, config)
+    update = Update(plan, config.loss, torch.device("cpu"))
+    first, second = plan.micro_batches
+    update.set_proximal({second: torch.full_like(second.log_behaviour, -2.0)})
+    references = {micro: torch.full_like(micro.log_behaviour, -3.0 - n) for n, micro in enumerate((first, second))}
+    update.set_reference(references)
+    for micro, proximal in ((first, -1.0), (second, -2.0)):
+        tokens = update.tokens(micro, torch.full_like(micro.log_behaviour, -1.0))
+        assert tokens.log_prox.tolist() == [proximal] * len(micro.row)
+        assert tokens.log_reference is not None
+        assert tokens.log_reference.tolist() == references[micro].tolist()
