@@ -214,7 +214,7 @@ def test_what_the_page_says_of_phase_0(tables):
     for text in (
         f"it takes {share:.0%} of its budget from depth 1".replace("%", " %"),
         f"in these {len(early)} of its {len(steps)} steps {early['usable'].mean():.0f} of {selected[0].sum()} selected",
-        f"flat to {100 * flat:.0f} % and alone to {100 * alone:.0f} %",
+        f"of what SDGA-Phase trains on {100 * flat:.0f} % are flat and {100 * alone:.0f} % alone",
     ):
         assert text in page
 
