@@ -17,7 +17,7 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory, MethodFailed
 from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.publishing import Publisher
-from cusearch_async.training.selecting import advantages_of, plan_groups, select
+from cusearch_async.training.selecting import Selector, advantages_of, initial_method_state, plan_groups, select
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool, Question
@@ -148,6 +148,18 @@ def test_every_pool_is_planned_once(config_of):
     plans = [planned(step, config) for step in range(3)]
     assert [ticket for sizes in plans for ticket in sizes] == list(range(8, 20)), "the first two pools are of G"
     assert {size for sizes in plans for size in sizes.values()} == {2}, "without history everyone gets G"
+
+
+def test_what_is_kept_of_planned_sizes_is_of_coming_pools(config_of):
+    """Else the checkpoint and Redis would grow with the steps."""
+    config = config_of("--method.name", "ar3po", "--pool.max_staleness", "1")
+    selector = Selector(config, RunQuestions([(1, QUESTIONS)], 0), initial_method_state(config))
+    for step in range(4):
+        first = step * 4
+        pool = Pool(step, tuple(make_trajectory(first + i // 2, i % 2) for i in range(8)))
+        kept = selector.choose(pool).remembered.sizes
+        assert min(kept) == max(first + 4, 8), "the first two pools are of G"
+        assert max(kept) == first + 3 * 4 - 1
 
 
 def test_a_singleton_is_compared_with_its_whole_group_where_that_is_asked_for(config_of):

@@ -11,18 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from cusearch_async.config import Config, known_keys, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import load_tokenizer
 from cusearch_async.training import starts
 from cusearch_async.training.checkpoint import CheckpointState
-from cusearch_async.training.provenance import COMMAND, weights_of
+from cusearch_async.training.provenance import COMMAND, Computing, weights_of
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.starts import (
     OPERATIONAL,
+    Start,
     changed_settings,
     check_same_run,
+    made_otherwise,
     read_starts,
     read_stop,
     record_start,
@@ -376,3 +379,28 @@ def test_a_disk_that_takes_no_ending_is_only_named(atlas_config, tmp_path, caplo
     (tmp_path / "starts" / "0001.stop").mkdir()
     record_stop(config, 1, None, "NaN")
     assert "0001.stop cannot be written" in caplog.text
+
+
+CHANGES = [
+    ({"versions": {"torch": "2"}}, {"package.torch": "'1' -> '2'"}),
+    ({"machine": {"cores": 8}}, {"machine.cores": "4 -> 8"}),
+    ({"computing": Computing(2, 3, "cpu")}, {"computing.ranks": "1 -> 2"}),
+    ({"computing": Computing(1, 4, "cpu")}, {"computing.threads": "3 -> 4"}),
+    ({"computing": Computing(1, 3, "gpu")}, {"computing.device": "'cpu' -> 'gpu'"}),
+    ({"commit": "b"}, {"commit": "'a' -> 'b'"}),
+    ({"contract": {"data.source": "y", "model.path": "m"}}, {"content of data.source": "'x' -> 'y'"}),
+    ({"contract": {"data.source": "x", "model.path": "n"}}, {"content of model.path": "'m' -> 'n'"}),
+    ({"weights": "other"}, {"weights of model.path": "'some' -> 'other'"}),
+    ({"corpus": "other"}, {"content of retriever.corpus": "'some' -> 'other'"}),
+    ({"epoch": 2, "step": 9, "time": "later", "host": "b", "pid": 2, "argv": ["x"], "launched": ["y"]}, {}),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES)
+def test_whatever_else_a_start_was_made_with_is_told(change, said):
+    made_with = {"versions": {"torch": "1"}, "machine": {"cores": 4}, "computing": Computing(1, 3, "cpu")}
+    made_with |= {"contract": {"data.source": "x", "model.path": "m"}, "weights": "some", "corpus": "some"}
+    start = Start(epoch=1, step=0, time="now", host="a", pid=1, argv=[], commit="a", **made_with)
+    assert made_otherwise(start, structs.replace(start, **change)) == said
+    named = {name for names, _ in CHANGES for name in names}
+    assert named == {*Start.__struct_fields__}, "each field of a start counts, or is known not to"

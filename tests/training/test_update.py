@@ -218,11 +218,11 @@ def report_of(*micro_batches):
 
 
 def test_an_update_is_described_by_depth():
-    """Depth 1: one trajectory of 1 token; depth 3: one of 3. Weights 2 (held from e), and 1, 1, 0 (1/e dropped)."""
+    """Depth 1: one trajectory of 1 token; depth 3: one of 3. Weights 2 (held from e), and 1, 1, 0 (1/√e dropped)."""
     tokens = Tokens(
         lengths=[1, 3],
         log_behaviour=torch.tensor([-2.0, -1.0, -1.0, -1.0]),
-        log_prox=torch.tensor([-1.0, -1.0, -1.0, -2.0]),
+        log_prox=torch.tensor([-1.0, -1.0, -1.0, -1.5]),
         log_reference=None,
         advantages=torch.tensor([1.0, -0.5, -0.5, -0.5]),
         weights=torch.tensor([2.0, 1.0, 1.0, 0.0]),
@@ -231,7 +231,7 @@ def test_an_update_is_described_by_depth():
     clipped = torch.tensor([True, False, False, False])
     terms = TokenTerms(torch.tensor([1.0, 2.0, 3.0, 4.0]), clipped, torch.full((4,), 0.1))
     found = report_of(([1, 3], tokens, terms, torch.tensor([0.5, 1.0, 1.0, 1.5])))
-    e = math.e
+    of_more, of_less = math.e - 2, math.exp(-0.5) - 0.5  # k3 of a token that has become more, or less, likely
     expected = {
         "train/tokens": 4,
         "train/loss": 10,
@@ -239,8 +239,8 @@ def test_an_update_is_described_by_depth():
         "train/clip_fraction": 0.25,
         "train/kl_reference": 0.1,
         "train/entropy": 1,
-        "off_policy/mismatch_kl": (e - 2 + 1 / e) / 4,
-        "off_policy/logprob_difference_mean": 0.5,
+        "off_policy/mismatch_kl": (of_more + of_less) / 4,
+        "off_policy/logprob_difference_mean": 0.375,
         "off_policy/logprob_difference_max": 1,
         "off_policy/weight_mean": 1,
         "off_policy/weight_bounded_share": 0.5,
@@ -252,6 +252,7 @@ def test_an_update_is_described_by_depth():
         "advantage_mass": [0, 0.4, 0, 0.6],
         "advantage": [None, 1, None, -1],
         "weight_bounded_share": [None, 1, None, 1 / 3],
+        "mismatch_kl": [None, of_more, None, of_less / 3],
         "ess": [None, 1, None, 2**2 / (3 * 2)],
     }
     assert {name: found[f"by_depth/{name}"] for name in by_depth} == {

@@ -328,3 +328,24 @@ async def test_a_learner_that_says_nothing_any_more_is_gone_by_itself(redis_back
     await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="a", pid=7, step=0))
     left_ms = await redis_backend.client.pttl(redis_backend.keys.learner)
     assert 0 < left_ms <= ALIVE_S * 1000
+
+
+async def test_a_payload_that_is_stored_does_not_expire(redis_backend):
+    """One that is on its way does."""
+    buffer = redis_backend.make()
+    await start(buffer)
+    await fill(buffer, (await buffer.admit("w", 0, G))[:1])
+    for key in (buffer.keys.payload("0:0"), buffer.keys.trajectory("0:0")):
+        assert await redis_backend.client.ttl(key) == -1
+
+
+async def test_failed_attempts_are_forgotten_with_the_claim(redis_backend):
+    """The keys of a run do not grow with its steps."""
+    buffer = redis_backend.make(max_attempts=3)
+    await start(buffer)
+    slots = await buffer.admit("w", 0, N * G)
+    await buffer.release("w", [0], failed=True)
+    assert (await redis_backend.tickets())["attempts"] == {0: 1}
+    await fill(buffer, [*slots[G:], *await buffer.admit("w", 0, G)])
+    assert len(await buffer.claim(0)) == N * G
+    assert (await redis_backend.tickets())["attempts"] == {}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cusearch_async.errors import InvalidTrajectory
+from cusearch_async.transport import codec
 from cusearch_async.transport.interface import MethodState, RolloutSlot, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.filling import G, N, fill, start
@@ -232,6 +233,16 @@ async def test_a_full_buffer_refuses_all_but_the_pool_that_is_waited_for(backend
     assert await buffer.put(make_trajectory(later[G].ticket, later[G].rollout)) == "full"
     await fill(buffer, [slot for slot in slots if slot.ticket < N])
     assert (await buffer.ledger()).finished == G + N * G
+
+
+async def test_a_buffer_is_full_when_it_holds_just_as_many_bytes_as_it_may(backend):
+    held = len(codec.encode(make_trajectory(N)))
+    buffer = backend.make(limit_bytes=held)
+    await start(buffer)
+    await buffer.admit("w", 0, 2 * N * G)
+    await fill(buffer, [RolloutSlot(N, 0)])
+    assert (await buffer.ledger()).bytes == held
+    assert await buffer.put(make_trajectory(N + 1)) == "full"
 
 
 async def test_a_requeued_ticket_keeps_the_staleness_bound(backend):

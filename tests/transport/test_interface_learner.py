@@ -140,7 +140,10 @@ async def test_a_commit_leaves_the_size_of_what_is_granted(backend):
     pool = await buffer.claim(0)
     await buffer.commit(pool, pool.trajectories, MethodState(sizes={5: 4, 7: 3, 8: 1}))
     assert await backend.sizes() == {8: 1}
-    assert len(await buffer.claim(1)) == N * G
+    pool = await buffer.claim(1)
+    assert len(pool) == N * G
+    await buffer.commit(pool, pool.trajectories, MethodState(sizes={8: 3, 9: 3}))
+    assert await backend.sizes() == {8: 1, 9: 3}, "nor of what has one, as a recovery plans it again"
 
 
 async def test_groups_of_any_size_are_claimed_whole_and_their_sizes_go_with_them(backend):
