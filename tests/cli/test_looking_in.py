@@ -225,11 +225,12 @@ def test_pause_and_resume(config, atlas_config, overrides, monkeypatch, capsys):
         assert asyncio.run(is_paused()) is paused
 
 
-def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, overrides, redis_url, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["cusearch", "pause", str(atlas_config), *overrides, "--run.name", "atlass"])
+def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, redis_url, monkeypatch):
+    settings = ["--redis.url", redis_url, "--run.name", "atlass"]
+    monkeypatch.setattr("sys.argv", ["cusearch", "pause", str(atlas_config), *settings])
     with pytest.raises(SystemExit, match="has no run 'atlass': no learner has started it"):
         main.main()
-    config = load_config(atlas_config, [*overrides, "--run.name", "atlass"])
+    config = load_config(atlas_config, settings)
 
     async def state():
         async with open_buffer(config) as open_:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import signal
@@ -88,7 +89,8 @@ def test_ranks_that_torchrun_starts_again_go_on_from_the_checkpoint(lives: Lives
 def test_deepspeeds_launcher_starts_the_learner(lives: Lives, start, tmp_path: Path):
     world = base64.urlsafe_b64encode(json.dumps({"localhost": [0, 1]}).encode()).decode()
     launch = ["deepspeed.launcher.launch", f"--world_info={world}", f"--master_port={free_port()}", "--module"]
-    launcher = start([*launch, *LEARNER, *lives.overrides, "--run.steps", "1"])
+    settings = dict(zip(lives.overrides[::2], lives.overrides[1::2], strict=True)) | {"--run.steps": "1"}
+    launcher = start([*launch, *LEARNER, *itertools.chain(*settings.items())])
     lives.feed(1, POOL)
     ended(launcher, tmp_path / "log0")
     state = json.loads((lives.folder / "checkpoints" / "step000001-e1" / "state.json").read_text())["state"]
