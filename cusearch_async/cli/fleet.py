@@ -23,6 +23,7 @@ from cusearch_async.config import Config, save_config
 from cusearch_async.data.questions import asks_of_atlas
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
 from cusearch_async.lifecycle.children import start_child
+from cusearch_async.lifecycle.gpus import Gpus, divide
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.training.provenance import COMMAND
@@ -111,7 +112,9 @@ class Fleet:
     must then be on loopback. The run's folder is locked while the context is open."""
 
     def __init__(self, config: Config) -> None:
+        """Raises: ConfigError when this machine has too few GPUs for the run."""
         self._config = config
+        self._gpus = divide(config)
         self._config_path = config.folder / "launch.toml"
         self._logs = config.folder / "logs"
         self._exit = contextlib.ExitStack()
@@ -182,15 +185,16 @@ class Fleet:
         takes over first: until then Redis holds the old run contract, and the other processes would be refused."""
         starts = self._config.folder / "starts"
         before = set(starts.glob("*.json"))
-        options = ["--accept-changes"] if accept_changes else []
+        options = [*_gpu_option(self._gpus.learner), *(["--accept-changes"] if accept_changes else [])]
         self.start_worker("learner", "learner", {COMMAND: shlex.join(sys.argv)}, options)
         if accept_changes:
             with log_waiting(log, "waiting for the learner to take over the run"):
                 self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))
         if self._config.eval.every:
-            self.start_worker("evaluator", "evaluator")
-        for index in range(self._config.rollout.workers):
-            self.start_worker(f"rollout-{index}", "rollout", {"CUSEARCH_WORKER_INDEX": str(index)})
+            self.start_worker("evaluator", "evaluator", options=_gpu_option(self._gpus.evaluator))
+        for index, gpus in enumerate(self._gpus.workers):
+            own = {"CUSEARCH_WORKER_INDEX": str(index)}
+            self.start_worker(f"rollout-{index}", "rollout", own, _gpu_option(gpus))
 
     def start_worker(
         self, name: str, module: str, env: dict[str, str] | None = None, options: Sequence[str] = ()
@@ -286,6 +290,10 @@ class Fleet:
         # A file of the current folder must not be taken for a package; modules of the config are looked for there last.
         process = start_child(command, {"PYTHONSAFEPATH": "1"} | withheld | (env or {}), path, inherited)
         self.children[name] = Child(name, process, path, size, size)
+
+
+def _gpu_option(gpus: Gpus) -> list[str]:
+    return ["--gpu", ",".join(gpus)] if gpus else []
 
 
 def _refuse_remote(key: str, url: str) -> None:

@@ -129,7 +129,7 @@ class EvalConfig(Section):
     cores: Numbers = ()
     """CPU cores of the evaluator; empty for all."""
     gpus: Numbers = ()
-    """CUDA devices of the evaluator; empty for the last ones that the learner leaves."""
+    """CUDA devices of the evaluator; empty for some that nobody has."""
     judge: JudgeConfig = JudgeConfig()
 
     def keeps(self, version: int) -> bool:

@@ -222,17 +222,20 @@ class Config(Section):
                 f"learner.ranks ({self.learner.ranks}) must be a multiple of learner.nodes ({self.learner.nodes}): "
                 "each node has equally many"
             )
-        for name, gpus, processes in (
-            ("learner.gpus", self.learner.gpus, self.learner.ranks_per_node),
-            ("rollout.gpus", self.rollout.gpus, self.rollout.workers * self.rollout.vllm.tensor_parallel_size),
+        for name, gpus, least, why in (
+            ("learner.gpus", self.learner.gpus, self.learner.ranks_per_node, "one for each rank on a node"),
+            # a host may have one of the run's workers alone
+            (
+                "rollout.gpus",
+                self.rollout.gpus,
+                self.rollout.vllm.tensor_parallel_size,
+                "rollout.vllm.tensor_parallel_size for an engine",
+            ),
         ):
             if len(set(gpus)) < len(gpus):
                 raise ValueError(f"{name} {list(gpus)} names a GPU twice")
-            if gpus and len(gpus) < processes:
-                raise ValueError(
-                    f"{name} {list(gpus)} must name at least {processes}: one for each rank of the learner, and "
-                    "rollout.vllm.tensor_parallel_size for each worker"
-                )
+            if gpus and len(gpus) < least:
+                raise ValueError(f"{name} {list(gpus)} must name at least {least}: {why}")
         if self.rollout.vllm.is_quantised and self.loss.correction == "none":
             raise ValueError(
                 "loss.correction is 'none', but rollout.vllm quantises the engines, which then sample from another "

@@ -24,7 +24,7 @@ with quick_to_interrupt():
     import os
     import secrets
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     import uvloop
@@ -32,7 +32,7 @@ with quick_to_interrupt():
     from cusearch_async.config import CONFIG_HELP, Config, load_config
     from cusearch_async.errors import ConfigError
     from cusearch_async.lifecycle.children import other_ranks
-    from cusearch_async.lifecycle.gpus import claim, engine_groups, evaluator_gpus, learner_gpus, list_gpus
+    from cusearch_async.lifecycle.gpus import Gpus, take_for_evaluator, take_for_learner, take_for_worker
     from cusearch_async.lifecycle.launcher import launched_ranks
     from cusearch_async.lifecycle.placement import (
         configure_process,
@@ -45,11 +45,12 @@ with quick_to_interrupt():
 MODULE = "cusearch_async.processes.start"
 
 
-def learner(config: Config, accept_changes: bool = False) -> None:
+def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> None:
     """Claims pools, selects, trains, publishes weights.
 
-    With learner.ranks > 1 it starts the other ranks itself; under a launcher it is the rank in RANK."""
-    gpus = learner_gpus(config, list_gpus())  # before this process sets what a launcher does
+    With learner.ranks > 1 it starts the other ranks itself; under a launcher it is the rank in RANK. `gpu`: the GPUs
+    of all ranks of this machine."""
+    gpus = take_for_learner(config, gpu)
     with other_ranks(MODULE, config.learner.ranks) as rank:
         here = config.learner.ranks_per_node
         configure_process(share_of(config.learner.cores, rank % here, here), gpus, count_sharers(config))
@@ -62,11 +63,10 @@ def learner(config: Config, accept_changes: bool = False) -> None:
         learner.run(config, accept_changes)
 
 
-def rollout(config: Config, gpu: Sequence[str] = ()) -> None:
-    """Plays episodes with the newest weights, and puts the trajectories into the buffer. With `gpu` it takes these
-    GPUs, else a group that is free."""
+def rollout(config: Config, gpu: Gpus = ()) -> None:
+    """Plays episodes with the newest weights, and puts the trajectories into the buffer."""
     index = int(os.environ.get("CUSEARCH_WORKER_INDEX", "0"))
-    gpus = claim([tuple(gpu)] if gpu else engine_groups(config, list_gpus()), "rollout.gpus", config.run.name)
+    gpus = take_for_worker(config, gpu)
     every_core = os.sched_getaffinity(0)
     configure_process(share_of(config.rollout.cores, index, config.rollout.workers), gpus, count_sharers(config))
     require_gpus("rollout.gpus", gpus)
@@ -80,12 +80,12 @@ def worker_name() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
-def evaluator(config: Config) -> None:
+def evaluator(config: Config, gpu: Gpus = ()) -> None:
     """Scores published versions on held-out questions during the run."""
     if not config.eval.every:
         raise ConfigError("eval.every is 0, so no version is scored during the run; set it to a number of steps")
     lower_priority()
-    gpus = evaluator_gpus(config, list_gpus())
+    gpus = take_for_evaluator(config, gpu)
     configure_process(config.eval.cores, gpus, count_sharers(config))
     require_gpus("eval.gpus", gpus)
     from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)
@@ -101,7 +101,7 @@ def retriever(config: Config) -> None:
     asyncio.run(retriever.run(config))
 
 
-PROCESSES: dict[str, Callable[[Config], None]] = {
+PROCESSES: dict[str, Callable[..., None]] = {
     "retriever": retriever,
     "learner": learner,
     "rollout": rollout,
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("name", choices=PROCESSES, help="which process")
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
     parser.add_argument(
-        "--gpu", type=_gpus, default=(), metavar="0,1", help="rollout: use these GPUs, not a free group of the config's"
+        "--gpu", type=_gpus, default=(), metavar="0,1", help="use these GPUs, not those of the config or free ones"
     )
     parser.add_argument(
         "--accept-changes", action="store_true", help="learner: continue with settings that change what the run means"
@@ -132,10 +132,10 @@ def main() -> None:
         arguments, overrides = parser.parse()
     log_to_stderr(arguments.name)
     process = PROCESSES[arguments.name]
+    if arguments.name != "retriever":
+        process = functools.partial(process, gpu=arguments.gpu)
     if arguments.name == "learner":
-        process = functools.partial(learner, accept_changes=arguments.accept_changes)
-    if arguments.name == "rollout":
-        process = functools.partial(rollout, gpu=arguments.gpu)
+        process = functools.partial(process, accept_changes=arguments.accept_changes)
     with exit_with_one_line(arguments.name):
         config = load_config(arguments.config, overrides)
         if arguments.name == "learner":

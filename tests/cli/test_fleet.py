@@ -108,6 +108,23 @@ def test_a_second_interrupt_kills_at_once(fleet, tmp_path):
     assert [child.process.returncode for child in children] == [-signal.SIGKILL] * 2
 
 
+def test_each_process_is_told_its_gpus(config, monkeypatch):
+    """On faked cards; nothing is started."""
+    commands = {}
+    monkeypatch.setattr("cusearch_async.lifecycle.gpus.list_gpus", lambda: ("0", "1", "2", "3"))
+    monkeypatch.setattr(Fleet, "_start", lambda self, name, command, env=None: commands.update({name: command}))
+    changes = {
+        "rollout": config.rollout.model_copy(update={"workers": 2}),
+        "eval": config.eval.model_copy(update={"every": 1}),
+    }
+    Fleet(config.model_copy(update=changes)).start_run()
+    told = {name: command[command.index("--gpu") + 1] for name, command in commands.items()}
+    assert told == {"learner": "3", "evaluator": "2", "rollout-0": "0", "rollout-1": "1"}
+    monkeypatch.setattr("cusearch_async.lifecycle.gpus.list_gpus", lambda: ())
+    Fleet(config).start_run()
+    assert not any("--gpu" in commands[name] for name in ("learner", "rollout-0"))
+
+
 LAUNCH = """
 import sys
 from pathlib import Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -13,7 +14,9 @@ from cusearch_async.cli import check
 from cusearch_async.cli.preflight.device import Device
 from cusearch_async.cli.preflight.shapes import shape_of
 from cusearch_async.config import load_config
+from cusearch_async.lifecycle import gpus
 from cusearch_async.processes.start import PROCESSES
+from tests.conftest import SLOW
 
 CLUSTER = Path(__file__).parents[2] / "docs" / "examples" / "cluster"
 FILES = ("slurm.sh", "kubernetes.yaml")
@@ -53,9 +56,69 @@ def test_the_script_is_valid_bash():
     subprocess.run(["bash", "-n", str(CLUSTER / "slurm.sh")], check=True)
 
 
-def test_the_manifest_is_valid_yaml():
+STARTED = """#!/bin/bash
+# In place of a process of the run: a retriever serves until it is killed, a worker fails at its first start.
+echo "$1 ${CUDA_VISIBLE_DEVICES-all} ${*:3}" >> "$STARTS"
+[ "$1" = retriever ] && exec sleep 1000
+mkdir "$STARTS.failed" 2>/dev/null && exit 1
+exit 0
+"""
+
+
+@pytest.fixture
+def started_by_slurm(tmp_path) -> list[list[str]]:
+    """What the script starts on a node of workers: (process, CUDA_VISIBLE_DEVICES, options). It runs until the workers
+    have ended."""
+    text = (CLUSTER / "slurm.sh").read_text(encoding="utf-8")
+    on_node = re.search(r"on \"\$\{NODES\[2\]\},\$\{NODES\[3\]\}\" 2 '(.*?)'\n", text, re.DOTALL)
+    assert on_node
+    script, starts = tmp_path / "start", tmp_path / "starts"
+    script.write_text(STARTED)
+    script.chmod(0o755)
+    env = os.environ | {"START": str(script), "SETTINGS": "/shared/cluster.toml", "STARTS": str(starts)}
+    env |= {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}  # as Slurm sets it for 8 GPUs of a node
+    done = subprocess.run(["bash", "-c", f"sleep() {{ :; }}\n{on_node[1]}"], env=env, check=False, timeout=20 * SLOW)
+    assert done.returncode == 0
+    return [line.split() for line in starts.read_text().splitlines()]
+
+
+def test_slurm_starts_a_worker_again_that_fails_and_ends_with_the_workers(started_by_slurm):
+    assert [start[0] for start in started_by_slurm].count("retriever") == 1
+    assert [start[0] for start in started_by_slurm].count("rollout") == 8 + 1
+
+
+def take_gpus(monkeypatch, tmp_path, host: str, visible: str, options: tuple[str, ...], count: int) -> list[str]:
+    """The GPUs that `count` workers of a faked host take."""
+    (tmp_path / host).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / host))
+    monkeypatch.setattr(gpus, "has_card", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(gpus, "_held", held := [])
+    config = load_config(CLUSTER / "cluster.toml", list(options))
+    taken = [gpu for _ in range(count) for gpu in gpus.take_for_worker(config)]
+    for locks in held:
+        locks.close()
+    return taken
+
+
+def test_all_sixteen_workers_of_slurm_get_a_gpu(started_by_slurm, monkeypatch, tmp_path):
+    workers = [start for start in started_by_slurm if start[0] == "rollout"][1:]
+    (visible,), (options,) = {start[1] for start in workers}, {tuple(start[2:]) for start in workers}
+    for host in ("node-3", "node-4"):
+        found = take_gpus(monkeypatch, tmp_path, host, visible, options, len(workers))
+        assert sorted(found) == [str(gpu) for gpu in range(8)]
+
+
+def test_a_worker_of_kubernetes_gets_the_gpu_of_its_pod_and_ends_with_the_run(monkeypatch, tmp_path):
     yaml = pytest.importorskip("yaml")
     documents = list(yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text(encoding="utf-8")))
-    assert [document["kind"] for document in documents] == [
-        "Service", "StatefulSet", "Service", "Job", "Deployment"
-    ]  # fmt: skip
+    assert [document["kind"] for document in documents] == ["Service", "StatefulSet", "Service", "Job", "Job"]
+    job = documents[-1]["spec"]
+    pod = job["template"]["spec"]
+    assert (job["completions"], job["parallelism"], pod["restartPolicy"]) == (16, 16, "OnFailure")
+    (worker,), (retriever,) = pod["containers"], pod["initContainers"]
+    assert retriever["restartPolicy"] == "Always", "it neither keeps the pod from ending nor the worker from starting"
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == 1
+    options = tuple(worker["command"][5:])
+    pods = [take_gpus(monkeypatch, tmp_path, f"pod-{pod}", "0", options, 1) for pod in range(job["parallelism"])]
+    assert pods == [["0"]] * 16

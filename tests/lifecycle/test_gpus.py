@@ -1,4 +1,4 @@
-"""Who takes which GPU: what the config names, else a split of what is there; and no GPU for two engines."""
+"""Who takes which GPU. The cards are not there: `list_gpus` is told that they are."""
 
 from __future__ import annotations
 
@@ -6,70 +6,112 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cusearch_async.config import load_config
+from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle import gpus
-from cusearch_async.lifecycle.gpus import claim, engine_groups, evaluator_gpus, learner_gpus, list_gpus
+from cusearch_async.lifecycle.gpus import divide, list_gpus, take_for_evaluator, take_for_learner, take_for_worker
 
 EIGHT = tuple(map(str, range(8)))
+TURNS = ("--run.take_turns", "true", "--learner.reference", "cpu")
+SHARE = ("--rollout.vllm.gpu_memory_utilization", "0.4")
+PAIRS = ("--rollout.vllm.tensor_parallel_size", "2")
 
 
 @pytest.fixture
-def config_of(atlas_config):
-    return lambda *overrides: load_config(atlas_config, list(overrides))
+def config_of(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('[run]\nname = "mine"')
+    return lambda *overrides: load_config(path, list(overrides))
 
 
 @pytest.fixture(autouse=True)
-def locks(tmp_path, monkeypatch):
-    """Locks of its own, released with the test."""
+def cards(tmp_path, monkeypatch):
+    """Sets the GPUs that this process sees. Locks are this test's own, and are released with it."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr(gpus, "_held", held := [])
-    yield
-    for each in held:
-        each.close()
+    monkeypatch.setattr(gpus, "_held", [])
+
+    def see(*names: str) -> None:
+        monkeypatch.setattr(gpus, "has_card", lambda: bool(names))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(names))
+
+    yield see
+    release()
 
 
-def split(config, there):
-    return learner_gpus(config, there), engine_groups(config, there), evaluator_gpus(config, there)
+def release() -> None:
+    """As if this process had ended."""
+    for locks in gpus._held:
+        locks.close()
+    gpus._held.clear()
 
 
-def test_without_gpus_nobody_takes_one(config_of):
-    assert split(config_of("--eval.every", "1"), ()) == ((), [], ())
-    assert claim([], "rollout.gpus", "x") == ()
+def split(config: Config) -> tuple[object, ...]:
+    division = divide(config)
+    return division.learner, division.workers, division.evaluator
 
 
-def test_what_is_not_named_is_divided_and_never_all_on_the_first(config_of):
-    assert split(config_of(), ("0", "1")) == (("1",), [("0",)], ())
-    assert split(config_of("--learner.ranks", "4", "--rollout.workers", "4"), EIGHT) == (
+# --- launch -------------------------------------------------------------------------------------------
+
+
+def test_without_gpus_nobody_takes_one(config_of, tmp_path):
+    config = config_of("--eval.every", "1", "--rollout.workers", "2")
+    assert split(config) == ((), [(), ()], ())
+    assert take_for_learner(config) == take_for_worker(config) == take_for_evaluator(config) == ()
+    assert not [*tmp_path.glob("cusearch-gpus-*")], "nothing is locked"
+
+
+def test_what_is_not_named_is_divided_and_never_all_on_the_first(config_of, cards):
+    cards("0", "1")
+    assert split(config_of()) == (("1",), [("0",)], ())
+    cards(*EIGHT)
+    assert split(config_of("--learner.ranks", "4", "--rollout.workers", "4")) == (
         *(("4", "5", "6", "7"), [("0",), ("1",), ("2",), ("3",)], ()),
     )
-    pairs = config_of("--learner.ranks", "2", "--rollout.vllm.tensor_parallel_size", "2", "--eval.every", "1")
-    assert split(pairs, EIGHT) == (("6", "7"), [("0", "1"), ("2", "3")], ("4", "5"))
+    pairs = config_of("--learner.ranks", "2", *PAIRS, "--eval.every", "1")
+    assert split(pairs) == (("6", "7"), [("0", "1")], ("4", "5"))
 
 
-def test_who_takes_turns_leaves_nothing_to_the_other(config_of):
-    turns = config_of("--run.take_turns", "true", "--learner.reference", "cpu")
-    assert split(turns, ("0",)) == (("0",), [("0",)], ())
-    both = config_of("--run.take_turns", "true", "--learner.reference", "cpu", "--learner.ranks", "8")
-    assert split(both, EIGHT) == (EIGHT, [(gpu,) for gpu in EIGHT], ())
+def test_who_takes_turns_leaves_nothing_to_the_other(config_of, cards):
+    cards("0")
+    assert split(config_of(*TURNS)) == (("0",), [("0",)], ())
+    cards(*EIGHT)
+    eight = ("--learner.ranks", "8", "--rollout.workers", "8")
+    assert split(config_of(*TURNS, *eight)) == (EIGHT, [(gpu,) for gpu in EIGHT], ())
 
 
-def test_what_is_named_is_taken_and_the_rest_keeps_away_from_it(config_of):
-    assert split(config_of("--learner.gpus", "[0]"), ("0", "1")) == (("0",), [("1",)], ())
-    assert split(config_of("--rollout.gpus", "[1]"), ("0", "1")) == (("0",), [("1",)], ())
-    shared = config_of("--rollout.gpus", "[0]", "--learner.gpus", "[0]")
-    assert split(shared, ("0",)) == (("0",), [("0",)], ())
-    groups = config_of("--rollout.gpus", "[3, 1, 2, 0, 5]", "--rollout.vllm.tensor_parallel_size", "2")
-    assert engine_groups(groups, EIGHT) == [("3", "1"), ("2", "0")]
+def test_what_is_named_is_taken_and_the_rest_keeps_away_from_it(config_of, cards):
+    cards("0", "1")
+    assert split(config_of("--learner.gpus", "[0]")) == (("0",), [("1",)], ())
+    assert split(config_of("--rollout.gpus", "[1]")) == (("0",), [("1",)], ())
+    cards("0")
+    assert split(config_of("--rollout.gpus", "[0]", "--learner.gpus", "[0]")) == (("0",), [("0",)], ())
+    cards(*EIGHT)
+    groups = config_of("--rollout.gpus", "[3, 1, 2, 0, 5]", *PAIRS, "--rollout.workers", "2")
+    assert split(groups)[1] == [("3", "1"), ("2", "0")]
+    with pytest.raises(ConfigError, match=r"rollout\.gpus \[3\] must name at least 2 that are free.*workers \(2\)"):
+        split(config_of("--rollout.gpus", "[3]", "--rollout.workers", "2"))
 
 
-def test_a_node_of_a_learner_on_several_needs_none_for_engines(config_of):
-    config = config_of("--learner.ranks", "16", "--learner.nodes", "2")
-    assert learner_gpus(config, EIGHT) == EIGHT
+def test_with_a_share_an_engine_has_the_learners_gpu_only_where_there_is_no_other(config_of, cards):
+    config = config_of(*SHARE)
+    cards("0")
+    assert split(config) == (("0",), [("0",)], ())
+    cards("0", "1")
+    assert split(config) == (("1",), [("0",)], ())
+    cards("0")
+    with pytest.raises(ConfigError, match="this machine has 1 GPUs"):
+        split(config_of(*SHARE, "--rollout.workers", "2"))
+
+
+@pytest.mark.parametrize("name", ["atlas", "atlas-hard", "one-gpu-24gb", "one-gpu-48gb", "one-gpu-80gb"])
+def test_configs_for_one_machine_start_on_one_gpu(cards, name):
+    cards("0")
+    assert split(load_config(Path(name))) == (("0",), [("0",)], ())
 
 
 @pytest.mark.parametrize(
@@ -79,12 +121,102 @@ def test_a_node_of_a_learner_on_several_needs_none_for_engines(config_of):
         (("--learner.ranks", "2"), ("0", "1")),
         (("--rollout.workers", "2"), ("0", "1")),
         (("--eval.every", "1"), ("0", "1")),
-        (("--rollout.vllm.tensor_parallel_size", "2"), ("0", "1")),
+        (PAIRS, ("0", "1")),
     ],
 )
-def test_too_few_are_an_error_that_counts_them(config_of, overrides, there):
+def test_too_few_are_an_error_that_counts_them(config_of, cards, overrides, there):
+    cards(*there)
     with pytest.raises(ConfigError, match=rf"this machine has {len(there)} GPUs \({', '.join(there)}\), too few for"):
-        split(config_of(*overrides), there)
+        split(config_of(*overrides))
+
+
+def test_two_launches_of_one_machine_have_different_gpus(config_of, cards):
+    cards(*EIGHT)
+    first = config_of()
+    division = divide(first)
+    take_for_learner(first, division.learner)
+    take_for_worker(first, division.workers[0])
+    assert split(config_of("--run.name", "yours", "--rollout.gpus", "[0, 2]")) == (("6",), [("2",)], ())
+
+
+# --- one process alone --------------------------------------------------------------------------------
+
+
+def test_a_host_with_workers_alone_keeps_nothing_for_a_learner(config_of, cards):
+    cards("0", "1")
+    config = config_of("--learner.ranks", "16", "--learner.nodes", "2", "--rollout.workers", "16")
+    assert [take_for_worker(config), take_for_worker(config)] == [("0",), ("1",)]
+    with pytest.raises(ConfigError, match=r"no GPU of rollout\.gpus is free: GPU 0 is taken by .*; GPU 1 is taken by"):
+        take_for_worker(config)
+
+
+def test_the_learners_gpus_of_other_hosts_are_this_hosts_workers(config_of, cards):
+    cards(*EIGHT)
+    config = config_of("--learner.ranks", "4", "--learner.gpus", "[0, 1, 2, 3]", "--rollout.workers", "16")
+    assert [take_for_worker(config) for _ in EIGHT] == [(gpu,) for gpu in EIGHT]
+
+
+def test_a_worker_may_name_the_gpus_of_its_host_alone(config_of, cards):
+    cards("0")
+    assert take_for_worker(config_of("--rollout.workers", "16", "--rollout.gpus", "[0]")) == ("0",)
+
+
+@pytest.mark.parametrize("order", ["learner first", "worker first"])
+def test_on_a_host_with_a_learner_a_worker_takes_another_gpu(config_of, cards, order):
+    cards("0", "1", "2")
+    config = config_of("--learner.ranks", "2")
+    takers = [take_for_learner, take_for_worker]
+    taken = {taker: taker(config) for taker in (takers if order == "learner first" else reversed(takers))}
+    assert (taken[take_for_learner], taken[take_for_worker]) == (("1", "2"), ("0",))
+    with pytest.raises(ConfigError, match=r"GPU 1 is taken by process \d+, the learner of run mine; GPU 2 is"):
+        take_for_worker(config)
+    assert take_for_worker(config, ("1",)) == ("1",), "whom --gpu tells so shares it"
+
+
+def test_an_engine_with_a_share_prefers_a_gpu_that_nobody_has(config_of, cards):
+    cards("0", "1")
+    config = config_of(*SHARE)
+    assert take_for_learner(config) == ("1",)
+    assert [take_for_worker(config), take_for_worker(config)] == [("0",), ("1",)]
+
+
+def test_a_learner_does_not_join_a_worker_or_another_run_on_a_gpu(config_of, cards):
+    cards("0")
+    config = config_of()
+    take_for_worker(config)
+    with pytest.raises(ConfigError, match=r"GPU 0 is taken by process \d+ of run mine; stop it, or name other GPUs"):
+        take_for_learner(config)
+    assert take_for_learner(config_of(*SHARE)) == ("0",)
+    release()
+    take_for_learner(config)
+    assert take_for_learner(config) == ("0",), "a rank, or the learner that takes over"
+    with pytest.raises(ConfigError, match=r"GPU 0 is taken by process \d+, the learner of run mine; stop it"):
+        take_for_learner(config_of("--run.name", "yours"))
+
+
+def test_an_evaluator_takes_what_nobody_has(config_of, cards):
+    cards("0", "1", "2")
+    config = config_of("--eval.every", "1")
+    assert (take_for_worker(config), take_for_learner(config), take_for_evaluator(config)) == (("0",), ("2",), ("1",))
+    with pytest.raises(ConfigError, match=r"no GPU of eval\.gpus is free: .*GPU 1 is taken by .* the evaluator of run"):
+        take_for_evaluator(config)
+    assert take_for_evaluator(config_of("--eval.every", "1", "--eval.gpus", "[0]")) == ("0",)
+
+
+def test_too_few_for_the_ranks_or_an_engine_are_an_error(config_of, cards):
+    cards("0")
+    with pytest.raises(ConfigError, match=r"the learner needs 2 GPUs on this machine, .* has 1 \(0\); lower"):
+        take_for_learner(config_of("--learner.ranks", "2"))
+    with pytest.raises(ConfigError, match=r"no group of 2 GPUs .* of rollout\.gpus is free: there are 1 \(0\)"):
+        take_for_worker(config_of(*PAIRS))
+    with pytest.raises(ConfigError, match=r"no group of 2 GPUs .* there are 1 \(5\)"):
+        take_for_worker(config_of(*PAIRS), ("5",))
+
+
+def test_what_a_launcher_has_assigned_is_taken(config_of, cards, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    cards("4", "5")
+    assert take_for_learner(config_of("--learner.ranks", "2")) == ("4", "5")
 
 
 @pytest.mark.parametrize(
@@ -98,50 +230,62 @@ def test_a_user_who_hides_gpus_is_obeyed(monkeypatch, visible, found):
     assert list_gpus() == (), "a launcher may name GPUs where there are none"
 
 
-def test_what_a_launcher_has_assigned_is_taken_if_it_is_what_the_ranks_need(config_of, monkeypatch):
-    config = config_of("--learner.ranks", "2")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    with pytest.raises(ConfigError, match="too few"):
-        learner_gpus(config, ("4", "5"))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert learner_gpus(config, ("4", "5")) == ("4", "5")
-    assert learner_gpus(config, ("3", "4", "5")) == ("4", "5")
+def test_a_container_with_one_of_the_machines_cards_has_cudas_first(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus, "has_card", lambda: True)
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
+    for name in ("nvidia3", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / name).touch()
+    assert list_gpus() == ("0",), "CUDA counts what it sees"
+    (tmp_path / "nvidia7").touch()
+    assert list_gpus() == ("0", "1")
 
 
-CLAIM = """
+# --- other processes ----------------------------------------------------------------------------------
+
+TAKE = """
 import sys
-from cusearch_async.lifecycle.gpus import claim
-groups = [tuple(group.split("+")) for group in sys.argv[1].split(",")]
-print("+".join(claim(groups, "rollout.gpus", "mine")), flush=True)
+from pathlib import Path
+from cusearch_async.config import load_config
+from cusearch_async.lifecycle import gpus
+gpus.has_card = lambda: True
+config = load_config(Path(sys.argv[1]), sys.argv[2:])
+print("+".join(gpus.take_for_worker(config)), flush=True)
 sys.stdin.read()
 """
 
 
-def engine(groups: str) -> tuple[subprocess.Popen, str]:
-    """A process that claims one of `groups` and keeps it; and which."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen([sys.executable, "-c", CLAIM, groups], text=True, env=os.environ, **pipes)
-    return process, process.stdout.readline().strip()
+@pytest.fixture
+def worker(config_of, tmp_path):
+    """Starts a process that takes GPUs as a worker and keeps them; returns it, and which."""
+    started = []
+
+    def start(*overrides: str) -> tuple[subprocess.Popen, str]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        command = [sys.executable, "-c", TAKE, str(tmp_path / "config.toml"), *overrides]
+        started.append(subprocess.Popen(command, text=True, env=os.environ, **pipes))
+        return started[-1], started[-1].stdout.readline().strip()
+
+    yield start
+    for process in started:
+        process.communicate()
 
 
-def test_two_engines_never_have_the_same_gpu_and_a_killed_one_gives_it_back():
-    first, has_first = engine("0,1")
-    second, has_second = engine("0,1")
+def test_two_engines_never_have_the_same_gpu_and_a_killed_one_gives_it_back(config_of, cards, worker):
+    cards("0", "1")
+    first, has_first = worker()
+    second, has_second = worker()
     assert (has_first, has_second) == ("0", "1")
-    with pytest.raises(
-        ConfigError, match=f"GPU 0 is taken by process {first.pid} of run mine; GPU 1 is .* {second.pid}"
-    ):
-        claim([("0",), ("1",)], "rollout.gpus", "yours")
+    taken = f"GPU 0 is taken by process {first.pid} of run mine; GPU 1 is .* {second.pid}"
+    with pytest.raises(ConfigError, match=taken):
+        take_for_worker(config_of("--run.name", "yours"))
     first.send_signal(signal.SIGKILL)
     first.wait()
-    assert claim([("0",), ("1",)], "rollout.gpus", "yours") == ("0",)
-    second.communicate()
-    first.stdin.close()
-    first.stdout.close()
+    assert take_for_worker(config_of("--run.name", "yours")) == ("0",)
 
 
-def test_a_group_that_is_half_taken_is_not_taken_and_leaves_its_other_half_free():
-    process, _ = engine("1")
-    assert claim([("0", "1"), ("2", "3")], "rollout.gpus", "x") == ("2", "3")
-    assert claim([("0",)], "rollout.gpus", "x") == ("0",)
-    process.communicate()
+def test_a_group_that_is_half_taken_is_not_taken_and_leaves_its_other_half_free(config_of, cards, worker):
+    cards("0", "1", "2", "3")
+    worker("--rollout.gpus", "[1]")
+    assert take_for_worker(config_of(*PAIRS, "--rollout.gpus", "[0, 1, 2, 3]")) == ("2", "3")
+    assert take_for_worker(config_of("--rollout.gpus", "[0]")) == ("0",)

@@ -26,13 +26,20 @@ on "$HEAD" 1 'printf "%s\n" "requirepass $CUSEARCH_REDIS_PASSWORD" "bind * -::*"
     "maxmemory-policy noeviction" | redis-server -'
 REDIS=$!
 
+# Each worker takes a GPU of its node that no other worker has. One that fails is started again; when the run has ended,
+# each ends with status 0.
 on "${NODES[2]},${NODES[3]}" 2 '
 $START retriever $SETTINGS &
-for gpu in 0 1 2 3 4 5 6 7; do CUDA_VISIBLE_DEVICES=$gpu $START rollout $SETTINGS & done
-wait'
+RETRIEVER=$! WORKERS=()
+for worker in 1 2 3 4 5 6 7 8; do
+    (until $START rollout $SETTINGS; do sleep 10; done) &
+    WORKERS+=($!)
+done
+wait "${WORKERS[@]}"
+kill $RETRIEVER'
 WORKERS=$!
 
-# torchrun starts all ranks again when one fails; they go on from the newest checkpoint.
+# torchrun starts all ranks again when one fails; they continue from the newest checkpoint.
 on "$HEAD,${NODES[1]}" 2 "torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 --rdzv-backend=c10d \
     --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$HEAD:29500 -m cusearch_async.processes.start learner $SETTINGS"
 LEARNER=$!
