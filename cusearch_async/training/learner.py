@@ -26,6 +26,7 @@ from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.models import load_tokenizer
 from cusearch_async.training import matmul
 from cusearch_async.training.adapter import Adapter, save_adapter
+from cusearch_async.training.canary import canary_ids, canary_tolerance
 from cusearch_async.training.deepspeed_engine import DeepSpeedEngine, divided_forward
 from cusearch_async.training.in_thread import Lent
 from cusearch_async.training.model import SampledLogprobs, compile_layers, load_causal_lm, recompute_layers, save_model
@@ -37,15 +38,6 @@ from cusearch_async.training.update import LogProbs, Update, surrogate_of, to_ba
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
-
-CANARY_TEXT = (
-    "The river rises in the hills north of the town, turns east at the old stone bridge, and reaches the sea after "
-    "two hundred miles. In spring, when the snow melts, it floods the meadows on both of its banks."
-)
-"""A worker that has loaded published weights computes the log-probabilities of this text and compares them with the
-learner's."""
-CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean absolute difference of log-probabilities; bfloat16 rounding was seen to make 0.04 of a small model's."""
 
 
 class Command(msgspec.Struct):
@@ -298,12 +290,13 @@ class Learner:
         return tensors
 
     def _canary(self) -> Canary:
-        ids = self._tokenizer(CANARY_TEXT, add_special_tokens=False)["input_ids"][: self._config.episode.max_tokens - 1]
+        ids = canary_ids(self._tokenizer, self._config.episode.max_tokens)
         token_ids = torch.tensor([ids], device=self._device)
         sampled = torch.arange(1, len(ids), device=self._device)
         with torch.no_grad():
             logprobs, _ = self._engine(token_ids, sampled, 1.0, None, False)
-        return Canary(ids, logprobs.float().cpu().tolist(), CANARY_TOLERANCE[self._config.model.dtype])
+        tolerance = canary_tolerance(self._config.model.dtype, self._device.type)
+        return Canary(ids, logprobs.float().cpu().tolist(), tolerance)
 
     def _capture(self, folder: Path) -> Callable[[], None]:
         """Copy this rank's part; what is returned writes it. Parameters that are not trained need no copy."""
