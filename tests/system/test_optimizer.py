@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import numpy as np
 import pytest
@@ -66,16 +67,51 @@ def trained(config):
     return {name: parameter.detach() for name, parameter in model.named_parameters()}, clipped
 
 
-@pytest.mark.parametrize("stage", ["0", "2"])
-def test_whole_steps_are_those_of_torchs_own_optimizer(tmp_path, atlas_config, stage):
+OFFLOADED = ("--learner.deepspeed.zero_optimization.offload_optimizer.device", "cpu")
+MANY_PASSES = ("--learner.micro_batch_tokens", "100")
+
+
+@pytest.mark.parametrize(("stage", "options"), [("0", ()), ("2", ()), ("2", (*OFFLOADED, *MANY_PASSES))])
+def test_whole_steps_are_those_of_torchs_own_optimizer(tmp_path, atlas_config, stage, options):
     config = load_config(atlas_config, list(SETTINGS))
     assert (config.loss.proximal, config.loss.correction, config.episode.temperature) == ("recomputed", "tis", 1.0)
     expected, clipped = trained(config)
     assert clipped == 3 * STEPS, "every mini-batch"
     arguments = ("--copies", "--to-step", str(STEPS))
-    found = train(tmp_path, "learner", *arguments, settings=(*SETTINGS, "--learner.zero_stage", stage))
+    found = train(tmp_path, "learner", *arguments, settings=(*SETTINGS, "--learner.zero_stage", stage, *options))
     start = load_causal_lm(str(STARTER), "float32").double()
     moved = {name: parameter.detach() for name, parameter in start.named_parameters()}
     off = sum(float((found[name].double() - expected[name]).square().sum()) for name in expected)
     whole = sum(float((expected[name] - moved[name]).square().sum()) for name in expected)
     assert off < (1e-3) ** 2 * whole, "float32 against float64"
+
+
+def test_only_an_offloaded_optimizer_is_fused(atlas_config):
+    """Its rounding is another: what is trained on a CPU stays as it was."""
+    from cusearch_async.training.deepspeed_engine import settings_of
+
+    plain, offloaded = (settings_of(load_config(atlas_config, list(options))) for options in ((), OFFLOADED))
+    assert "fused" not in plain["optimizer"]["params"]
+    assert offloaded["optimizer"]["params"]["fused"] is True
+
+
+@pytest.mark.slow
+def test_a_fused_step_on_a_cpu_takes_less_than_a_third():
+    """CPU seconds of one thread; docs/gpu.md has the figures."""
+    seconds = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for fused in (False, True):
+        parameter = torch.nn.Parameter(torch.randn(5_000_000))
+        parameter.grad = torch.randn_like(parameter)
+        optimizer = torch.optim.AdamW([parameter], lr=1e-6, fused=fused)
+        optimizer.step()
+        seconds[fused] = min(timed(optimizer.step) for _ in range(5))
+    torch.set_num_threads(threads)
+    assert seconds[True] < seconds[False] / 3
+
+
+def timed(call) -> float:
+    began = time.process_time()
+    call()
+    return time.process_time() - began
