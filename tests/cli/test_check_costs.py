@@ -12,14 +12,22 @@ from tests.cli.test_check import CONFIGS, findings
 pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
 
 
-@pytest.mark.parametrize(("share", "status", "room"), [("0.3", "ok", "16.8"), ("0.5", "error", "12")])
+@pytest.mark.parametrize(("share", "status", "room"), [("0.5", "ok", "12"), ("0.7", "error", "7.2")])
 def test_on_a_shared_gpu_the_learner_has_what_the_engine_leaves(share, status, room):
     overrides = ("--rollout.vllm.gpu_memory_utilization", share)
     found = findings(*overrides, path=CONFIGS / "one-gpu-24gb.toml", gib=24)
     assert "0 shared" in found["GPUs"].text
     assert found["learner memory"].status == status
-    assert f"needs 14.9 of {room} GiB per GPU" in found["learner memory"].text
+    assert f"needs 7.8 of {room} GiB per GPU" in found["learner memory"].text
     assert "the other" in found["learner memory"].text
+
+
+@pytest.mark.parametrize(("mib", "status"), [(4096, "ok"), (8192, "error")])
+def test_a_kv_cache_of_a_given_size_must_fit_into_the_engines_share(mib, status):
+    cache = ("--rollout.vllm.kv_cache_memory_bytes", str(mib << 20))
+    found = findings(*cache, path=CONFIGS / "one-gpu-24gb.toml", gib=24)["KV cache"]
+    assert found.status == status
+    assert ("more than 50% (rollout.vllm.gpu_memory_utilization) of a GPU" in found.text) == (status == "error")
 
 
 def test_where_learner_and_engine_take_turns_each_has_the_whole_gpu():

@@ -123,8 +123,12 @@ def test_a_folder_without_a_config_has_no_shape(tmp_path):
 # The learner.
 
 
+OWN_GRADIENTS = ("--learner.deepspeed.grad_accum_dtype", "bf16")
+"""Added up as the model's, not in float32 as in the paper's config."""
+
+
 def config_of(*overrides: str, dtype: str = "bfloat16", ranks: int = 4) -> Config:
-    changes = ("--model.dtype", dtype, "--learner.ranks", str(ranks), "--learner.gpus", "[]")
+    changes = ("--model.dtype", dtype, "--learner.ranks", str(ranks), "--learner.gpus", "[]", *OWN_GRADIENTS)
     return load_config(CONFIGS / "paper" / "base.toml", [*changes, *overrides])
 
 
@@ -165,7 +169,10 @@ def test_what_is_offloaded_is_in_the_hosts_memory():
     """In bytes per parameter, one rank."""
     parameters = QWEN_3B.parameters
     found = memory(f"{OFFLOAD}optimizer.device", "cpu", ranks=1)
-    assert (found.optimizer, found.step, found.host) == (0, 0, 12 * parameters)
+    assert (found.optimizer, found.step, found.host) == (0, 0, (12 + 4 + 2 + 2) * parameters)
+    of_float32 = ("--learner.deepspeed.grad_accum_dtype", "fp32", "--learner.zero_stage", "2")
+    found = memory(f"{OFFLOAD}optimizer.device", "cpu", *of_float32, stage=2, ranks=1)
+    assert (found.gradients, found.step, found.host) == (4 * parameters, 0, (12 + 4 + 2) * parameters)
     found = memory(f"{OFFLOAD}param.device", "cpu", "--learner.zero_stage", "3", stage=3, ranks=1)
     assert (found.weights, found.host) == (0, 2 * parameters)
 
@@ -282,7 +289,7 @@ def test_the_hosts_memory_is_that_of_all_ranks():
     assert (loading, held) == (4 * 2 * 2 * parameters, 0)
     assert writing == sizing.checkpoint_bytes(QWEN_3B, "bfloat16", 1)
     offloaded = sizing.host_bytes(QWEN_3B, config_of(f"{OFFLOAD}optimizer.device", "cpu", ranks=1))
-    assert offloaded[1:] == (12 * parameters, 12 * parameters + writing)
+    assert offloaded[1:] == (20 * parameters, 20 * parameters + writing)
     divided, _, _ = sizing.host_bytes(QWEN_3B, config_of("--learner.zero_stage", "3"))
     assert divided == 2 * 2 * (parameters + 4 * 151936 * 2048), "the embedding is the largest parameter"
 

@@ -65,6 +65,9 @@ def test_an_engine_starts_on_a_gpu_as_it_is_meant_to(started, name):
     assert found["dtype"] == config.model.dtype
     assert found["attention"] == {"bfloat16": "FLASH_ATTN", "float32": "TRITON_ATTN"}[config.model.dtype]
     assert found["memory_share"] == (config.rollout.vllm.gpu_memory_utilization or PINNED_SHARE)
+    assert found["kv_cache"] == config.rollout.vllm.kv_cache_memory_bytes
+    if config.model.dtype == "bfloat16":
+        assert found["batched_tokens"] == 8192, "vLLM's own 2048 would make each update four times as many steps"
     assert found["tensor_parallel"] == config.rollout.vllm.tensor_parallel_size
     assert found["max_sequences"] == config.rollout.max_sequences
     assert found["max_model_len"] == config.episode.max_tokens
@@ -72,6 +75,15 @@ def test_an_engine_starts_on_a_gpu_as_it_is_meant_to(started, name):
     assert (found["weight_transfer"], found["extension"]) == (None, "")
     modes = ("v2_model_runner", "chunked_prefill", "async_scheduling", "prefix_caching")
     assert [found[mode] for mode in modes] == [True] * len(modes)
+
+
+def test_a_kv_cache_of_a_fixed_size_is_not_measured(vllm):
+    """Where learner and engine share a GPU, what is measured is what the learner takes too."""
+    source = (vllm / "vllm" / "v1" / "worker" / "gpu_worker.py").read_text(encoding="utf-8")
+    body = source.partition("def determine_available_memory")[2].partition("\n    def ")[0]
+    fixed, _, rest = body.partition("if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:")
+    assert "memory_profiling(" not in fixed
+    assert "return" in rest.partition("memory_profiling(")[0]
 
 
 def test_weights_without_files_come_through_vllms_own_engine(started):

@@ -105,6 +105,8 @@ def summary(vllm_config: Any) -> dict[str, Any]:
         "start_method": envs.VLLM_WORKER_MULTIPROC_METHOD,
         "v2_model_runner": bool(vllm_config.use_v2_model_runner),
         "memory_share": vllm_config.cache_config.gpu_memory_utilization,
+        "kv_cache": vllm_config.cache_config.kv_cache_memory_bytes,
+        "batched_tokens": vllm_config.scheduler_config.max_num_batched_tokens,
         "tensor_parallel": vllm_config.parallel_config.tensor_parallel_size,
         "attention": backend.get_name(),
         "chunked_prefill": bool(vllm_config.scheduler_config.enable_chunked_prefill),

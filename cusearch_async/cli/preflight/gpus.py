@@ -87,7 +87,9 @@ def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding
         text += f"; an engine has the other {(gpu_bytes - room) / GIB:.1f} GiB (rollout.vllm.gpu_memory_utilization)"
     if memory.peak <= TIGHT * room:
         return Finding("ok", "learner memory", text)
-    fitting = [s for s in range(4) if _memory(config, shape, s).peak <= TIGHT * room]
+    adds_in_float32 = config.model.dtype == "bfloat16" and config.learner.deepspeed.grad_accum_dtype == "fp32"
+    possible = range(2 if adds_in_float32 else 0, 4)
+    fitting = [s for s in possible if _memory(config, shape, s).peak <= TIGHT * room]
     if fitting:
         advice = f"learner.zero_stage = {fitting[0]} fits"
     else:
@@ -129,10 +131,14 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     room = sizing.kv_room(shape, dtype, gpu_bytes, share, split)
     if rollout.vllm.kv_cache_memory_bytes is not None:
         room = rollout.vllm.kv_cache_memory_bytes
-        if weights + room > gpu_bytes:
+        is_shared = bool(shared_gpus(config)) and not config.run.take_turns
+        whole, beside = (int(share * gpu_bytes), sizing.ENGINE_ALLOWANCE) if is_shared else (gpu_bytes, 0)
+        if weights + room + beside > whole:  # vLLM takes what it is told, whatever its share is
+            more = f", and {beside / GIB:g} GiB beside," if beside else ""
+            key = f"{share:.0%} (rollout.vllm.gpu_memory_utilization) of " if is_shared else ""
             text = (
-                f"weights ({weights / GIB:.1f} GiB) and rollout.vllm.kv_cache_memory_bytes ({room / GIB:.1f} GiB) are "
-                f"more than a GPU of {gpu_bytes / GIB:g} GiB holds"
+                f"weights ({weights / GIB:.1f} GiB) and rollout.vllm.kv_cache_memory_bytes ({room / GIB:.1f} GiB)"
+                f"{more} are more than {key}a GPU of {gpu_bytes / GIB:g} GiB holds"
             )
             return Finding("error", "KV cache", text)
     per_token = sizing.kv_bytes_per_token(shape, dtype, split)
@@ -168,6 +174,13 @@ def named_gpus(config: Config) -> Finding:
         return Finding("error", "GPUs", text)
     if not named:
         return Finding("ok", "GPUs", "not set: learner gets the last GPUs, then evaluator, workers the rest")
+    needed = config.rollout.workers * config.rollout.vllm.tensor_parallel_size
+    if rollout and len(rollout) < needed:
+        text = (
+            f"rollout.gpus {list(rollout)} are too few for rollout.workers = {config.rollout.workers} on one machine: "
+            f"`cusearch launch` needs {needed}; on several machines each takes its own"
+        )
+        return Finding("warning", "GPUs", text)
     text = ", ".join(
         f"{name} {list(gpus) or 'some of those that the others leave'}"
         for name, gpus in (("learner", learner), ("rollout", rollout), ("evaluator", evaluator))

@@ -55,7 +55,9 @@ class LearnerMemory:
     scoring: int
     """During π_ref's forward pass only: its activations, and π_ref itself where it waits in the host's memory."""
     host: int
-    """What waits in the host's memory: π_ref, and what DeepSpeed offloads."""
+    """What waits in the host's memory: π_ref, and what DeepSpeed offloads. With the optimizer's state that is a
+    float32 gradient, a copy of the stepped weights, and, unless gradients are added up in float32 on the device, their
+    sum."""
 
     @property
     def held(self) -> int:
@@ -86,6 +88,7 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
     options = given.zero_optimization
     stepped_at_once = min(stepped, int(options.get("sub_group_size", LIVE_ELEMENTS))) if stage == 3 else stepped
     steps_on_host = stage > 0 and given.offload("offload_optimizer") is not None
+    adds_on_device = dtype == "bfloat16" and given.grad_accum_dtype == "fp32" and stage in (1, 2)
     rests_on_host = stage == 3 and given.offload("offload_param") is not None
     bucket = min(parameters, int(options.get("reduce_bucket_size", BUCKET_ELEMENTS)))
     gathered = min(parameters, int(options.get("stage3_max_live_parameters", LIVE_ELEMENTS)))
@@ -104,7 +107,9 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
         step=0 if steps_on_host else FLOAT32 * stepped_at_once * (1 if is_plain else 2),
         activations=of.training,
         scoring=of.scoring + (reference if waits and stage < 3 else 0),
-        host=optimizer * steps_on_host + weights * rests_on_host + reference * waits,
+        host=(optimizer + stepped * (FLOAT32 + size * (1 if adds_on_device else 2))) * steps_on_host
+        + weights * rests_on_host
+        + reference * waits,
     )
 
 
