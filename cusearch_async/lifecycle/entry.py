@@ -35,7 +35,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def own_modules_last() -> None:
     """Look for modules in the current folder last, where `python -m` has it first: a user's redis.py must not be taken
     for the package. Call it before any package is imported."""
-    if not sys.flags.safe_path and Path(sys.path[0]).absolute() == Path(os.curdir).absolute():
+    try:
+        is_here = Path(sys.path[0]).absolute() == Path.cwd()
+    except FileNotFoundError:  # somebody has deleted the current folder, so it holds no module
+        return
+    if is_here and not sys.flags.safe_path:
         sys.path.append(sys.path.pop(0))
 
 
@@ -152,12 +156,12 @@ def exit_with_one_line(name: str) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
-        if _is_interrupt(error):
-            sys.exit(INTERRUPTED)
         if isinstance(error, BrokenPipeError) and _has_no_reader():
             _give_up_output()
             sys.exit(NO_READER)
         named = known_error_message(error)
+        if named is None and _is_interrupt(error):
+            sys.exit(INTERRUPTED)
         if named is None:
             raise
         _give_up_output()

@@ -66,7 +66,8 @@ def _place(outer: list[Any], file: Mapping[str, Any]) -> str:
     found: Any = file
     words: list[str] = []
     for part in outer:
-        found = found[part] if isinstance(found, list) or part in found else {}
+        inner = found.get(part) if isinstance(found, dict) else found[part] if isinstance(found, list) else None
+        found = {} if inner is None else inner
         if isinstance(part, int):
             name = found.get("name", found.get("text")) if isinstance(found, dict) else None
             words[-1] += f" {name!r}" if name else f" number {part + 1}"

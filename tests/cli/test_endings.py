@@ -87,6 +87,13 @@ def test_files_of_the_current_folder_are_not_taken_for_packages(tmp_path):
     assert done.stderr.startswith("evaluator: eval.every is 0")
 
 
+def test_a_current_folder_that_was_deleted_is_no_obstacle(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = end_of(["sh", "-c", f'rmdir {gone}; exec "$@"', "sh", *COMMAND, "--version"], cwd=gone)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_module_of_the_current_folder_is_found(tmp_path):
     (tmp_path / "my_method.py").write_text("from cusearch_async.algorithm.methods.baselines import GrpoFull as Mine")
     settings = ["--method.name", "my_method:Mine", "--method.budget", "96"]
