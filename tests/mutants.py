@@ -47,7 +47,7 @@ LEADING = ("training/leading.py", "test_leading.py")
 LOOP, PUBLISHING = (("training/loop.py", "test_train.py"), ("training/publishing.py", "test_train.py"))
 TENSORS, WEIGHTS = ("transport/tensor_file.py", "test_tensor_file.py"), ("transport/weights.py", "test_weights.py")
 FRESHNESS, GPUS = ("rollout/freshness.py", "test_freshness.py"), ("lifecycle/gpus.py", "test_gpus.py")
-TURNS = ("lifecycle/turns.py", "test_turns.py")
+TURNS, CANARY = ("lifecycle/turns.py", "test_turns.py"), ("training/canary.py", "test_canary.py")
 WAITING = ("rollout/loop.py", "test_waiting.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 SENDING, LINK = (("training/sending.py", "test_sending.py"), ("transport/weight_link.py", "test_sending.py"))
@@ -321,6 +321,9 @@ MUTANTS = {
     "a model that carries a state is packed": (SUITABLE, "if seen > _SEEN[model.dtype]:", "if False:"),
     "gradients are not clipped": (ENGINE, '"gradient_clipping": settings.grad_clip', '"gradient_clipping": 1e9'),
     "weights do not decay": (ENGINE, '"weight_decay": settings.weight_decay', '"weight_decay": 0.0'),
+    "an offloaded optimizer is slow": (ENGINE, '("offload_optimizer") == "cpu"', '("offload_optimizer") == 0'),
+    "a canary on a GPU allows for no TF32": (CANARY, "if device == \"cpu\" else 1e-2", "if device else 1e-2"),
+    "a canary on a GPU allows an old version": (CANARY, "else 1e-2", "else 1e-1"),
     "the rate is what it began with": (ENGINE, 'group["lr"] = lr', 'group["lr"] = group["lr"]'),
     "there is no warm-up": (RATE, "min(1.0, (step + 1) / settings.warmup_steps)", "1.0"),
     "a claim is tested the wrong way round": (CLAIMS, "better[s] - sum(", "-better[s] + sum("),

@@ -27,6 +27,7 @@ Gpus = tuple[str, ...]
 Role = Literal["worker", "learner", "evaluator"]
 
 DEVICES = Path("/dev")
+"""Where the driver has one file for each card that this process may see."""
 
 _held: list[ExitStack] = []
 """Locks of this process, until it ends."""
