@@ -140,7 +140,7 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
                 f"weights ({weights / GIB:.1f} GiB) and rollout.vllm.kv_cache_memory_bytes ({room / GIB:.1f} GiB)"
                 f"{more} are more than {key}a GPU of {gpu_bytes / GIB:g} GiB holds"
             )
-            return Finding("error", "KV cache", text)
+            return Finding("error" if weights + room > whole else "warning", "KV cache", text)
     per_token = sizing.kv_bytes_per_token(shape, dtype, split)
     fitting = max(0, room) // (per_token * longest)
     at_once = min(rollout.max_sequences, rollout.max_episodes)
