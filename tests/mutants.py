@@ -52,6 +52,7 @@ WAITING = ("rollout/loop.py", "test_waiting.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 SENDING, LINK = (("training/sending.py", "test_sending.py"), ("transport/weight_link.py", "test_sending.py"))
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
+STARTS = ("training/starts.py", "test_starts.py")
 ADAPTER = ("training/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 TERMS = ("transport/run_contract.py", "test_run_contract.py")
@@ -353,6 +354,28 @@ MUTANTS = {
         'self.config["r"] / self.config["lora_alpha"]',
     ),
     "the gradient of several ranks is too small": (UPDATE, "else loss * ranks", "else loss"),
+    "the mismatch is of the other direction": (
+        ("metrics/update.py", "test_update.py"),
+        "ratio - difference - 1",
+        "1 / ratio + difference - 1",
+    ),
+    "a full buffer takes one more byte": (lua("put"), ">= run.limit_bytes", "> run.limit_bytes"),
+    "a stored payload expires": (
+        lua("put", "buffer"),
+        "redis.call('PERSIST', payload(id))",
+        "redis.call('EXISTS', payload(id))",
+    ),
+    "attempts are kept for ever": (lua("claim", "buffer"), "  redis.call('HDEL', key('attempts'), ticket)\n", ""),
+    "another pool is taken than was checked": (
+        lua("claim", "buffer"),
+        "if id ~= ARGV[3 + i] then return false end",
+        "",
+    ),
+    "a commit resizes what has a size": (lua("commit"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
+    "sizes are kept for ever": (("training/selecting.py", "test_loop.py"), "if ticket >= first}", "if ticket >= 0}"),
+    "a start's commit does not count": (STARTS, '"commit": start.commit or "–",\n', "\n"),
+    "a start's packages do not count": (STARTS, '"package": start.versions,\n', "\n"),
+    "seeds are no part of a stream": (("streams.py", "test_streams.py"), "SeedSequence(seed,", "SeedSequence(0,"),
     "all have one reference": (UPDATE, "self._log_reference[micro]", "next(iter(self._log_reference.values()))"),
     "a filler has a gradient": (UPDATE, "0.0 * log_policy.sum() if micro.is_filler", "0.0 * log_policy.sum() if False"),
     "random tokens are the first": (

@@ -349,3 +349,22 @@ async def test_failed_attempts_are_forgotten_with_the_claim(redis_backend):
     await fill(buffer, [*slots[G:], *await buffer.admit("w", 0, G)])
     assert len(await buffer.claim(0)) == N * G
     assert (await redis_backend.tickets())["attempts"] == {}
+
+
+async def test_a_pool_that_changes_while_it_is_checked_is_not_taken(redis_backend):
+    """In the order of completion: an older group is ready before the pool that was looked at is taken."""
+    buffer = redis_backend.make(order="oldest_complete")
+    await start(buffer)
+    slots = await buffer.admit("w", 0, 2 * N * G)
+    late = [slot for slot in slots if slot.ticket == 0]
+    await fill(buffer, [slot for slot in slots if slot.ticket > 0])
+    run = buffer.run_script
+
+    async def with_a_late_group(script: str, *arguments: Any) -> Any:
+        if "take" in arguments and late:
+            await fill(buffer, [late.pop() for _ in range(G)])
+        return await run(script, *arguments)
+
+    buffer.run_script = with_a_late_group  # type: ignore[method-assign]
+    assert await buffer.claim(0) is None
+    assert {t.ticket for t in await buffer.claim(0)} == set(range(N))
