@@ -371,6 +371,12 @@ MUTANTS = {
         "if id ~= ARGV[3 + i] then return false end",
         "",
     ),
+    "more is taken than was checked": (lua("claim", "buffer"), "if #ids ~= #ARGV - 3 then return false end", ""),
+    "what is not granted yet is requeued": (
+        lua("claim"),
+        "key('next_ticket')) or 0) - 1)",
+        "key('next_ticket')) or 0))",
+    ),
     "a commit resizes what has a size": (lua("commit"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
     "sizes are kept for ever": (("training/selecting.py", "test_loop.py"), "if ticket >= first}", "if ticket >= 0}"),
     "a start's commit does not count": (STARTS, '"commit": start.commit or "–",\n', "\n"),

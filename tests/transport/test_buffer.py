@@ -368,3 +368,25 @@ async def test_a_pool_that_changes_while_it_is_checked_is_not_taken(redis_backen
     buffer.run_script = with_a_late_group  # type: ignore[method-assign]
     assert await buffer.claim(0) is None
     assert {t.ticket for t in await buffer.claim(0)} == set(range(N))
+
+
+async def test_a_pool_that_grows_while_it_is_checked_is_not_taken(redis_backend):
+    """An operator requeues its incomplete group, the last one, and a worker plays what it lacks."""
+    buffer = redis_backend.make(max_attempts=1)
+    await start(buffer)
+    last = RolloutSlot(N - 1, G - 1)
+    await fill(buffer, [slot for slot in await buffer.admit("w", 0, N * G) if slot != last])
+    await buffer.release("w", [last.ticket], failed=True)
+    run = buffer.run_script
+    lacking = [last]
+
+    async def with_what_it_lacks(script: str, *arguments: Any) -> Any:
+        if "take" in arguments and lacking:
+            assert await buffer.reopen(last.ticket)
+            assert (await buffer.admit("w", 0, 1)) == [lacking.pop()]
+            await fill(buffer, [last])
+        return await run(script, *arguments)
+
+    buffer.run_script = with_what_it_lacks  # type: ignore[method-assign]
+    assert await buffer.claim(0) is None
+    assert len(await buffer.claim(0)) == N * G

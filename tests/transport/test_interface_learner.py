@@ -25,6 +25,14 @@ async def test_a_pool_is_claimed_whole_or_not_at_all(backend):
     assert await buffer.capacities() == [0] * 6
 
 
+async def test_a_claim_that_waits_leaves_alone_what_is_not_granted_yet(backend):
+    buffer = backend.make()
+    await start(buffer)
+    await buffer.admit("w", 0, G)
+    assert await buffer.claim(0) is None
+    assert [slot.ticket for slot in await buffer.admit("w", 0, N * G)] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
 async def test_claiming_a_step_again_gives_the_same_pool(backend):
     buffer = backend.make()
     await start(buffer)
