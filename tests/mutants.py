@@ -377,6 +377,16 @@ MUTANTS = {
         "key('next_ticket')) or 0) - 1)",
         "key('next_ticket')) or 0))",
     ),
+    "a pool of which a part is lost is committed": (
+        lua("commit", "damage"),
+        "if #ids ~= tonumber(redis.call('HGET', pool_info_key(step), 'size') or -1)",
+        "if false",
+    ),
+    "what is not in the pool is trained": (
+        lua("commit", "damage"),
+        "elseif redis.call('HEXISTS', key('quarantine'), ARGV[i]) == 0 then",
+        "elseif false then",
+    ),
     "a commit resizes what has a size": (lua("commit"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
     "sizes are kept for ever": (("training/selecting.py", "test_loop.py"), "if ticket >= first}", "if ticket >= 0}"),
     "a start's commit does not count": (STARTS, '"commit": start.commit or "–",\n', "\n"),

@@ -369,3 +369,24 @@ async def test_the_audit_finds_the_keys_of_a_run_whose_name_looks_like_a_pattern
     await redis_backend.client.set(buffer.keys.payload("77:1"), "x")
     assert (await buffer.audit()).findings == ("kept for nothing: 1 (77:1)",)
     await buffer.reset()
+
+
+async def test_a_commit_of_a_pool_of_which_redis_has_lost_a_part_is_refused(redis_backend):
+    """Also where only one is missing that was not selected: the ledger would not close."""
+    buffer = redis_backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await redis_backend.client.lrem(buffer.keys.pool(0), 1, pool.trajectories[-1].id)
+    with pytest.raises(BufferLost, match="part of pool 0 is gone"):
+        await buffer.commit(pool, pool.trajectories[:3])
+
+
+async def test_a_commit_of_what_is_not_in_the_pool_is_refused(redis_backend):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    pool = await buffer.claim(0)
+    with pytest.raises(BufferLost, match=f"{N}:0 is gone from pool 0"):
+        await buffer.commit(pool, [*pool.trajectories[:2], make_trajectory(N)])
+    assert (await buffer.ledger()).trained == 0
