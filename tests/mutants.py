@@ -387,6 +387,7 @@ MUTANTS = {
         "elseif redis.call('HEXISTS', key('quarantine'), ARGV[i]) == 0 then",
         "elseif false then",
     ),
+    "the shown version is one step behind": (lua("commit", "buffer"), "'version', step + 1)", "'version', step)"),
     "a commit resizes what has a size": (lua("commit"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
     "sizes are kept for ever": (("training/selecting.py", "test_loop.py"), "if ticket >= first}", "if ticket >= 0}"),
     "a start's commit does not count": (STARTS, '"commit": start.commit or "–",\n', "\n"),

@@ -390,3 +390,14 @@ async def test_a_pool_that_grows_while_it_is_checked_is_not_taken(redis_backend)
     buffer.run_script = with_what_it_lacks  # type: ignore[method-assign]
     assert await buffer.claim(0) is None
     assert len(await buffer.claim(0)) == N * G
+
+
+async def test_redis_shows_the_policys_version_beside_the_step(redis_backend):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, N * G))
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories)
+    assert await redis_backend.client.hmget(buffer.keys.state, "step", "version") == [b"1", b"1"]
+    await redis_backend.make().recover(0)
+    assert await redis_backend.client.hmget(buffer.keys.state, "step", "version") == [b"0", b"0"]
