@@ -24,7 +24,6 @@ from cusearch_async.transport.interface import (
     ALIVE_S,
     NOTHING,
     Audit,
-    Filter,
     LearnerStatus,
     Ledger,
     MethodState,
@@ -33,10 +32,10 @@ from cusearch_async.transport.interface import (
     Queues,
     RolloutSlot,
     RunState,
-    TrajectoryRow,
     WorkerStatus,
 )
 from cusearch_async.transport.limits import RunLimits
+from cusearch_async.transport.listing import Filter, TrajectoryRow
 from cusearch_async.transport.memory_run import Claimed, Entry, MemoryRun
 from cusearch_async.transport.origin import Origin, another_run
 from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, mismatch

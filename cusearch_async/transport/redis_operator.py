@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from cusearch_async.transport import codec
-from cusearch_async.transport.interface import Audit, Filter, TrajectoryRow
+from cusearch_async.transport.interface import Audit
 from cusearch_async.transport.keys import Keys
+from cusearch_async.transport.listing import Filter, TrajectoryRow
 from cusearch_async.transport.redis_run import RedisRun, text_of
 from cusearch_async.types import Trajectory
 

@@ -12,7 +12,8 @@ from redis import exceptions
 from cusearch_async.errors import BufferLost, ConfigError
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.health import check_server
-from cusearch_async.transport.interface import Filter, RolloutSlot
+from cusearch_async.transport.interface import RolloutSlot
+from cusearch_async.transport.listing import Filter
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
 from tests.transport.filling import G, N, fill, start

@@ -20,7 +20,8 @@ from cusearch_async.errors import BufferUnavailable
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.interface import Filter, WorkerStatus
+from cusearch_async.transport.interface import WorkerStatus
+from cusearch_async.transport.listing import Filter
 from cusearch_async.transport.roles import ROLES, SCRIPTS_OF_WORKERS, WRITTEN_BY_WORKERS, acl_file
 from cusearch_async.transport.scripts import script
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
