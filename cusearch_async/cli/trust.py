@@ -20,6 +20,7 @@ CODE = (
     "environment.LABEL.reward",
     "loss.objective",
     "retriever.backend",
+    "retriever.bm25.tokenizer",
     "redis.transport",
 )
 """Settings that may be package.module:Name."""

@@ -149,7 +149,8 @@ class Extensible(Section):
     @model_serializer(mode="wrap")
     def _with_own(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         """Leave out the own settings of all other methods or environments."""
-        own: dict[str, Any] = self.own.model_dump(mode=info.mode, exclude_none=info.exclude_none)
+        excluded = {"exclude_none": info.exclude_none, "exclude_defaults": info.exclude_defaults}
+        own: dict[str, Any] = self.own.model_dump(mode=info.mode, **excluded)
         shared = {name: value for name, value in handler(self).items() if name not in self.registered()}
         return shared | own
 

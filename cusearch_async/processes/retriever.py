@@ -39,7 +39,6 @@ async def run(config: Config) -> None:
 
 def application_of(config: Config, backend: Backend) -> web.Application:
     serves = what_is_served(config, backend.passages if isinstance(backend, IndexBackend) else ())
-    log.info("serves %s", serves)
     return Retriever(backend, config.retriever.topk, serves).application()
 
 

@@ -233,7 +233,7 @@ CASES = [
     ),
     Case("no checkpoint", "cusearch eval atlas --checkpoint ./gone --output s.json", r"--checkpoint '\./gone' does"),
     # --- data
-    Case("a folder of data", "cusearch data check there", r"cannot read there: it is a folder; give a \.parquet",
+    Case("a folder of data", "cusearch data check there", r"there is a folder; give a file in it, one of \.parquet",
          files={"there/x": ""}),
     Case("an empty parquet", "cusearch data check a.parquet", r"0 good rows.*no question can be used",
          files={"a.parquet": lambda path: parquet.write_table(pa.table({"question": pa.array([], pa.string()),

@@ -37,7 +37,7 @@ def test_a_full_device_is_named_in_one_line(command):
 @pytest.fixture
 def full(tmp_path):
     """A file that takes nothing and may be deleted, unlike the machine's own /dev/full."""
-    path = tmp_path / "full"
+    path = tmp_path / "full.parquet"
     path.symlink_to("/dev/full")
     return path
 

@@ -100,9 +100,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
     )  # fmt: skip
     shape = published("Qwen/Qwen2.5-7B")
     return {
-        "eval": evaluate.table(
-            {"2wikimultihopqa": score, "a/folder/my_questions.jsonl": score, "all": score}, "greedy"
-        ),
+        "eval": evaluate.table({"2wikimultihopqa": score, "my_questions, 2 hops": score, "all": score}, "greedy"),
         "check": stages(config, shape, 80 * GIB),
         "workers": view.workers({WORKER: status_of_a_worker()}),
         "buckets": view.buckets(now, config),

@@ -36,7 +36,7 @@ def test_what_is_started_exists_and_all_of_it_is_started(name):
         assert importlib.util.find_spec(module), module
     started = set(re.findall(r"(?:START|processes\.start)[\",\s-]+(\w+)", text)) & {*PROCESSES}
     assert started == {"learner", "rollout", "retriever"}
-    settings = re.findall(r"--(\w+\.\w+) (\S+)", text)
+    settings = re.findall(r"--(\w+\.\w+) ([^\s\"]+)", text)
     load_config(CLUSTER / "cluster.toml", [part for key, value in settings for part in (f"--{key}", value)])
 
 

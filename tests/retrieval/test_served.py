@@ -39,11 +39,12 @@ def test_it_is_the_same_wherever_the_corpus_lies(atlas_config, tmp_path):
 
 DENSE = {
     "retriever__backend": "dense",
+    "retriever__dense__encoder": "FOLDER/encoder",
     "retriever__dense__query_prefix": "query: ",
     "retriever__dense__passage_prefix": "passage: ",
     "retriever__dense__pooling": "mean",
 }
-"""All of it set, because no encoder is at hand."""
+"""With a folder that says nothing of pooling and prefixes."""
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ DENSE = {
         ({"retriever__noise": "0.5"}, {"retriever__stochastic": "false"}),
         (DENSE, {"retriever__dense__query_prefix": ""}),
         (DENSE, {"retriever__dense__pooling": "cls"}),
-        (DENSE, {"retriever__dense__encoder": "another/encoder"}),
+        (DENSE, {"retriever__dense__encoder": "FOLDER/another"}),
         ({"retriever__rerank__model": "a/reranker"}, {"retriever__rerank__candidates": "20"}),
         ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__model": "another"}),
         ({"retriever__backend": "zerosearch"}, {"retriever__zerosearch__p_end": "0.9"}),
@@ -70,7 +71,14 @@ DENSE = {
 )
 def test_whatever_decides_which_documents_a_search_gets_is_in_it(atlas_config, tmp_path, before, after):
     passages = corpus(tmp_path, PERU)
-    assert serves(atlas_config, passages, **before) != serves(atlas_config, passages, **before | after)
+    for name in ("encoder", "another"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "bert"}')
+    first, second = (
+        {key: value.replace("FOLDER", str(tmp_path)) for key, value in settings.items()}
+        for settings in (before, before | after)
+    )
+    assert serves(atlas_config, passages, **first) != serves(atlas_config, passages, **second)
 
 
 def test_other_passages_are_another_corpus(atlas_config, tmp_path):

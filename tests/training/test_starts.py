@@ -393,6 +393,7 @@ CHANGES = [
     ({"weights": "other"}, {"weights of model.path": "'some' -> 'other'"}),
     ({"corpus": "other"}, {"content of retriever.corpus": "'some' -> 'other'"}),
     ({"epoch": 2, "step": 9, "time": "later", "host": "b", "pid": 2, "argv": ["x"], "launched": ["y"]}, {}),
+    ({"nonce": "another", "buffer": "redis://elsewhere:6379/0"}, {}),
 ]
 
 
