@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SLOW
+from tests.planted_in_scripts import SCRIPTS, lua
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,14 +53,11 @@ WAITING = ("rollout/loop.py", "test_waiting.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 SENDING, LINK = (("training/sending.py", "test_sending.py"), ("transport/weight_link.py", "test_sending.py"))
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
+LOADING = ("rollout/loading.py", "test_loading.py")
 STARTS = ("training/starts.py", "test_starts.py")
 ADAPTER = ("training/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 TERMS = ("transport/run_contract.py", "test_run_contract.py")
-
-
-def lua(name: str, tests: str = "interface") -> tuple[str, str]:
-    return f"transport/lua/{name}.lua", f"test_{tests}.py"
 
 
 MUTANTS = {
@@ -332,18 +330,12 @@ MUTANTS = {
     "an uncorrected p decides": (CLAIMS, "self.p_holm <= 1 - LEVEL", "self.found.p <= 1 - LEVEL"),
     "a gain elsewhere is not taken off": (CLAIMS, "first[seed] - sum(one[seed] for one in others)", "first[seed]"),
     "growth is the last depth": (GROWTH, "weights = last - np.where(", "weights = last - 0 * np.where("),
-    "weights published again are not announced": (
-        lua("announce", "claims"),
-        "version < run.published",
-        "version <= run.published",
-    ),
     "the memory does not announce them either": (
         MEMORY,
         "version < run.state.published",
         "version <= run.state.published",
     ),
     "all depths have one list of draws": (SDGA, "order[members]", "order[: len(members)]"),
-    "a commit resizes what is granted": (lua("commit"), ">= next_ticket", ">= 0"),
     "a turn has one version": (TURN, "completion.weight_versions or ()", "()"),
     "a version that is no number is the loaded one": (TURN, "else -1", "else 0"),
     "the adapter stays off": (ADAPTER, "layer.enable_adapters(True)", "layer.enable_adapters(False)"),
@@ -359,40 +351,18 @@ MUTANTS = {
         "ratio - difference - 1",
         "1 / ratio + difference - 1",
     ),
-    "a full buffer takes one more byte": (lua("put"), ">= run.limit_bytes", "> run.limit_bytes"),
-    "a stored payload expires": (
-        lua("put", "buffer"),
-        "redis.call('PERSIST', payload(id))",
-        "redis.call('EXISTS', payload(id))",
-    ),
-    "attempts are kept for ever": (lua("claim", "buffer"), "  redis.call('HDEL', key('attempts'), ticket)\n", ""),
-    "another pool is taken than was checked": (
-        lua("claim", "buffer"),
-        "if id ~= ARGV[3 + i] then return false end",
-        "",
-    ),
-    "more is taken than was checked": (lua("claim", "buffer"), "if #ids ~= #ARGV - 3 then return false end", ""),
-    "what is not granted yet is requeued": (
-        lua("claim"),
-        "key('next_ticket')) or 0) - 1)",
-        "key('next_ticket')) or 0))",
-    ),
-    "a pool of which a part is lost is committed": (
-        lua("commit", "damage"),
-        "if #ids ~= tonumber(redis.call('HGET', pool_info_key(step), 'size') or -1)",
-        "if false",
-    ),
-    "what is not in the pool is trained": (
-        lua("commit", "damage"),
-        "elseif redis.call('HEXISTS', key('quarantine'), ARGV[i]) == 0 then",
-        "elseif false then",
-    ),
-    "the shown version is one step behind": (lua("commit", "buffer"), "'version', step + 1)", "'version', step)"),
-    "a commit resizes what has a size": (lua("commit"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
     "sizes are kept for ever": (("training/selecting.py", "test_loop.py"), "if ticket >= first}", "if ticket >= 0}"),
     "a start's commit does not count": (STARTS, '"commit": start.commit or "–",\n', "\n"),
     "a start's packages do not count": (STARTS, '"package": start.versions,\n', "\n"),
     "seeds are no part of a stream": (("streams.py", "test_streams.py"), "SeedSequence(seed,", "SeedSequence(0,"),
+    "a step is saved twice": (("training/publishing.py", "test_saver.py"), "        self._saved = state.step\n", ""),
+    "a version is damaged for ever": (LOADING, 'self._failed, self._idle_since = "", None', "self._idle_since = None"),
+    "failures of another version count": (
+        LOADING,
+        "self._failures + 1 if name == self._failed else 1",
+        "self._failures + 1",
+    ),
+    "a trajectory is as old as its newest token": (STEP, "t.oldest_version", "int(t.versions.max())"),
     "all have one reference": (UPDATE, "self._log_reference[micro]", "next(iter(self._log_reference.values()))"),
     "a filler has a gradient": (UPDATE, "0.0 * log_policy.sum() if micro.is_filler", "0.0 * log_policy.sum() if False"),
     "random tokens are the first": (
@@ -411,7 +381,7 @@ MUTANTS = {
     "flat groups are usable": (ADVANTAGES, "len(self.values) - self.alone - self.flat", "len(self.values)"),
     "versions to be scored are deleted": (WEIGHTS, "if not self._keeps(version):", "if True:"),
     "who sleeps keeps the GPUs": (TURNS, "                lock.give_back()\n", ""),
-}  # fmt: skip
+} | SCRIPTS  # fmt: skip
 
 
 def files_of(folder: Path, tests: str) -> list[Path]:

@@ -22,6 +22,7 @@ from tests.strategies import make_trajectory
 
 def test_a_step_is_described_by_its_pool_and_its_selection():
     versions = [np.full(4, version, np.int32) for version in (3, 5, 4, 5)]
+    versions[0][2:] = 5  # its oldest token counts
     pool = Pool(
         5,
         tuple(

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from redis import exceptions
 
-from cusearch_async.errors import BufferLost, ConfigError
+from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.health import check_server
-from cusearch_async.transport.interface import RolloutSlot
+from cusearch_async.transport.interface import MethodState, RolloutSlot
 from cusearch_async.transport.listing import Filter
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
@@ -391,3 +391,50 @@ async def test_a_commit_of_what_is_not_in_the_pool_is_refused(redis_backend):
     with pytest.raises(BufferLost, match=f"{N}:0 is gone from pool 0"):
         await buffer.commit(pool, [*pool.trajectories[:2], make_trajectory(N)])
     assert (await buffer.ledger()).trained == 0
+
+
+async def test_a_learner_that_redis_does_not_know_yet_says_that_redis_has_lost_it(redis_backend):
+    """A replica that was behind has been promoted: no other learner has taken over."""
+    buffer = redis_backend.make()
+    await start(buffer)
+    buffer.follow_epoch(5)
+    with pytest.raises(BufferLost, match="learners up to epoch 1, this one has 5"):
+        await buffer.announce(1, "x")
+
+
+async def test_a_replaced_learner_quarantines_nothing(redis_backend):
+    old, new = redis_backend.make(), redis_backend.make()
+    await start(old)
+    await fill(old, await old.admit("w", 0, N * G))
+    await new.recover(0)
+    with pytest.raises(Fenced):
+        await old.run_script("quarantine", old.epoch, "0:0", "it is bad")
+    assert (await new.ledger()).quarantined == 0
+
+
+async def test_a_trajectory_is_quarantined_from_whichever_pool_has_it(redis_backend):
+    """After a recovery several pools wait to be trained on again."""
+    buffer = redis_backend.make(max_staleness=3)
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    for step in range(2):
+        pool = await buffer.claim(step)
+        await buffer.commit(pool, pool.trajectories[:4], MethodState(fields={"gone": 1}))
+    await buffer.recover(0)
+    assert not await redis_backend.client.hexists(buffer.keys.state, "gone"), "nothing is left of another method"
+    assert (await buffer.fetch("0:0"))[1]["state"] == "claimed"
+    assert await buffer.quarantine(f"{N}:1", "it is bad")
+    assert (await buffer.ledger()).claimed == 2 * N * G - 1
+    pool = await buffer.claim(0)
+    await buffer.commit(pool, pool.trajectories)
+    assert len(await buffer.claim(1)) == N * G - 1
+
+
+async def test_a_lost_next_ticket_is_the_one_after_the_last_that_is_somewhere(redis_backend):
+    buffer = redis_backend.make()
+    await start(buffer)
+    await fill(buffer, await buffer.admit("w", 0, (N + 2) * G))
+    await redis_backend.client.delete(buffer.keys.next_ticket)
+    await buffer.recover(0)
+    await buffer.announce(0, "v000000-e2")
+    assert [slot.ticket for slot in await buffer.admit("w", 0, G)] == [N + 2] * G

@@ -1,0 +1,73 @@
+"""Planted bugs in Redis' scripts that were found to survive once: `mutants.py` plants them too."""
+
+from __future__ import annotations
+
+
+def lua(name: str, tests: str = "interface") -> tuple[str, str]:
+    return f"transport/lua/{name}.lua", f"test_{tests}.py"
+
+
+SCRIPTS = {
+    "weights published again are not announced": (
+        lua("announce", "claims"),
+        "version < run.published",
+        "version <= run.published",
+    ),
+    "a commit resizes what is granted": (lua("commit"), ">= next_ticket", ">= 0"),
+    "a full buffer takes one more byte": (lua("put"), ">= run.limit_bytes", "> run.limit_bytes"),
+    "a stored payload expires": (
+        lua("put", "buffer"),
+        "redis.call('PERSIST', payload(id))",
+        "redis.call('EXISTS', payload(id))",
+    ),
+    "attempts are kept for ever": (lua("claim", "buffer"), "  redis.call('HDEL', key('attempts'), ticket)\n", ""),
+    "another pool is taken than was checked": (
+        lua("claim", "buffer"),
+        "if id ~= ARGV[3 + i] then return false end",
+        "",
+    ),
+    "more is taken than was checked": (lua("claim", "buffer"), "if #ids ~= #ARGV - 3 then return false end", ""),
+    "what is not granted yet is requeued": (
+        lua("claim"),
+        "key('next_ticket')) or 0) - 1)",
+        "key('next_ticket')) or 0))",
+    ),
+    "a pool of which a part is lost is committed": (
+        lua("commit", "damage"),
+        "if #ids ~= tonumber(redis.call('HGET', pool_info_key(step), 'size') or -1)",
+        "if false",
+    ),
+    "what is not in the pool is trained": (
+        lua("commit", "damage"),
+        "elseif redis.call('HEXISTS', key('quarantine'), ARGV[i]) == 0 then",
+        "elseif false then",
+    ),
+    "the shown version is one step behind": (lua("commit", "buffer"), "'version', step + 1)", "'version', step)"),
+    "a commit resizes what has a size": (lua("commit"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
+    "a replaced learner quarantines": (lua("quarantine", "damage"), "if refused then return refused end", ""),
+    "only the current pool is quarantined from": (
+        lua("quarantine", "damage"),
+        "    step = step + 1\n",
+        "    return false\n",
+    ),
+    "a learner of the future is a replaced one": (
+        lua("common", "damage"),
+        "if run.epoch < tonumber(epoch) then return lost",
+        "if false then return lost",
+    ),
+    "fields of another method stay": (
+        lua("common", "damage"),
+        "do redis.call('HDEL', state, name) end\n  local names",
+        "do end\n  local names",
+    ),
+    "the last ticket is granted again": (
+        lua("recover", "damage"),
+        "next_ticket = math.max(next_ticket, tonumber(ticket) + 1)",
+        "next_ticket = math.max(next_ticket, tonumber(ticket))",
+    ),
+    "what is claimed again is shown as trained": (
+        lua("recover", "damage"),
+        "redis.call('HSET', traj(id), 'state', 'claimed')",
+        "redis.call('EXISTS', traj(id))",
+    ),
+}
