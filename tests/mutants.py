@@ -54,7 +54,7 @@ CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.p
 SENDING, LINK = (("training/sending.py", "test_sending.py"), ("transport/weight_link.py", "test_sending.py"))
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
 LOADING = ("rollout/loading.py", "test_loading.py")
-STARTS = ("training/starts.py", "test_starts.py")
+STARTS, OWNER = (("training/starts.py", f"test_{tests}.py") for tests in ("starts", "leading"))
 ADAPTER = ("training/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 TERMS = ("transport/run_contract.py", "test_run_contract.py")
@@ -232,7 +232,7 @@ MUTANTS = {
     "an empty gold answer is contained": (ANSWERS, "gold and gold in found", "gold in found"),
     "a search of the last turn is executed": (PLAYER, "if turn_number == settings.s_max:", "if False:"),
     "turns that are not counted add tokens": (PLAYER, "            if observation.counts:\n", "            if True:\n"),
-    "a reward of one's own is ignored": (OWN, "if self._reward is None:", "if True:"),
+    "a reward of one's own is ignored": (OWN, "score if self._reward is None else", "score if True else"),
     "an environment gets the tickets of another": (TICKETS, "self._shares[part] + earlier", "self._shares[part]"),
     "environments come in blocks": (TICKETS, "(2 * n + 1) / (2 * share), part, n", "part, part, n"),
     "a checkpoint that is deleted meanwhile is loaded": (LEADING, "not is_sealed(newest.path)", "False"),
@@ -365,6 +365,16 @@ MUTANTS = {
     "a trajectory is as old as its newest token": (STEP, "t.oldest_version", "int(t.versions.max())"),
     "all have one reference": (UPDATE, "self._log_reference[micro]", "next(iter(self._log_reference.values()))"),
     "a filler has a gradient": (UPDATE, "0.0 * log_policy.sum() if micro.is_filler", "0.0 * log_policy.sum() if False"),
+    "a reward may be NaN": (OWN, "if not math.isfinite(number):", "if False:"),
+    "an index may come twice": (
+        ("algorithm/methods/base.py", "test_loop.py"),
+        "if (steps <= 0).any():",
+        "if (steps < 0).any():",
+    ),
+    "an empty pool is trained on": (LOOP, "if not pool.trajectories:", "if False:"),
+    "a run without an advantage succeeds": (LOOP, "and not has_learned:", "and False:"),
+    "another corpus is searched": (("retrieval/client.py", "test_served.py"), "if serves != self.serves:", "if False:"),
+    "another Redis has the folder": (OWNER, "if here != last.buffer and not accept_changes:", "if False:"),
     "random tokens are the first": (
         CONTROLS,
         "order = rng.permutation(len(pool.tokens))",

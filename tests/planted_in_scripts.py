@@ -29,8 +29,8 @@ SCRIPTS = {
     "more is taken than was checked": (lua("claim", "buffer"), "if #ids ~= #ARGV - 3 then return false end", ""),
     "what is not granted yet is requeued": (
         lua("claim"),
-        "key('next_ticket')) or 0) - 1)",
-        "key('next_ticket')) or 0))",
+        "key('next_ticket'))) or 0) - 1)",
+        "key('next_ticket'))) or 0))",
     ),
     "a pool of which a part is lost is committed": (
         lua("commit", "damage"),
@@ -69,5 +69,30 @@ SCRIPTS = {
         lua("recover", "damage"),
         "redis.call('HSET', traj(id), 'state', 'claimed')",
         "redis.call('EXISTS', traj(id))",
+    ),
+    "what was played under another contract is kept": (
+        lua("recover", "changed_contract"),
+        "elseif another_contract or pool.size == 0 then",
+        "elseif pool.size == 0 then",
+    ),
+    "what was played under another contract stays buffered": (
+        lua("recover", "changed_contract"),
+        "if another_contract then\n  for _, id in",
+        "if false then\n  for _, id in",
+    ),
+    "tickets in flight under another contract go on": (
+        lua("recover", "changed_contract"),
+        "if another_contract or (has_nothing",
+        "if (has_nothing",
+    ),
+    "a group without a success is never played again": (
+        lua("recover"),
+        "(has_nothing and redis.call('ZSCORE', key('ready'), ticket))",
+        "false",
+    ),
+    "a group that is played again has no attempt left": (
+        lua("recover"),
+        "  redis.call('HDEL', key('attempts'), ticket)\n  to_requeue",
+        "  to_requeue",
     ),
 }

@@ -295,6 +295,7 @@ async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_lear
     assert (await buffer.audit()).closes == (key in ("attempts", "next_ticket"))
     heir = redis_backend.make(max_staleness=1)
     await heir.recover(0)
+    assert (await heir.state()).next_ticket == 8
     await heir.announce(0, "v000000-e2")
     await redis_backend.expire_leases()
     for _ in range(4):
