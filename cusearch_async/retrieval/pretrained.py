@@ -21,9 +21,12 @@ def load(
     `name`. Raises: ConfigError when it cannot be loaded, or has no tokenizer."""
     require_device("retriever.dense.device", device)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         model, report = auto.from_pretrained(
-            name, dtype=torch.float16 if device.startswith("cuda") else torch.float32, output_loading_info=True
+            name,
+            dtype=torch.float16 if device.startswith("cuda") else torch.float32,
+            output_loading_info=True,
+            trust_remote_code=False,  # None would ask on the terminal
         )
         model = part(model).to(device).eval()
     except Exception as error:  # what transformers and torch raise here has no common type
