@@ -114,9 +114,9 @@ class DeepSpeedEngine:
         norm = self.deepspeed.get_global_grad_norm()
         return None if norm is None else float(norm)
 
-    def parameters(self, named: Iterable[tuple[str, nn.Parameter]], keep: bool) -> dict[str, torch.Tensor]:
-        """The parameters `named`, a part of the module's, on ranks that `keep` them, else nothing. The next optimizer
-        step changes them, except with ZeRO-3: then they are collected one by one, and copied to the CPU."""
+    def parameters(self, named: Iterable[tuple[str, torch.Tensor]], keep: bool) -> dict[str, torch.Tensor]:
+        """The parameters and buffers `named`, a part of the module's, on ranks that `keep` them, else nothing. The next
+        optimizer step changes them, except with ZeRO-3: then they are collected one by one, and copied to the CPU."""
         tensors = {}
         for name, parameter in named:
             with deepspeed.zero.GatheredParameters([parameter], enabled=self._is_sharded):

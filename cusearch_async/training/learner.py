@@ -29,7 +29,17 @@ from cusearch_async.training.adapter import Adapter, save_adapter
 from cusearch_async.training.canary import canary_ids, canary_tolerance
 from cusearch_async.training.deepspeed_engine import DeepSpeedEngine, divided_forward
 from cusearch_async.training.in_thread import Lent
-from cusearch_async.training.model import SampledLogprobs, compile_layers, load_causal_lm, recompute_layers, save_model
+from cusearch_async.training.model import (
+    SampledLogprobs,
+    as_in_files,
+    compile_layers,
+    load_causal_lm,
+    recompute_layers,
+    save_model,
+    saved_tensors,
+    tied_names,
+    try_to_save,
+)
 from cusearch_async.training.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.reference import AdapterOff, DividedReference, WholeReference
@@ -59,6 +69,7 @@ class Learner:
         self._surrogate = surrogate_of(config.loss)
         self._tokenizer = load_tokenizer(config.model.location)
         model = load_causal_lm(config.model.location, config.model.dtype, config.learner.attention)
+        try_to_save(model, self._tokenizer, config.model.location)
         if not config.learner.compile and config.learner.zero_stage < 3:
             matmul.use_fastest(model)
         lora, has_reference = config.learner.lora, config.loss.kl_coef > 0
@@ -109,8 +120,8 @@ class Learner:
             torch.cuda.set_device(self._device)
 
     def lend(self) -> Lent:
-        """The policy's parameters by Hugging Face names, or its adapter's by peft's, in the model's dtype. They are its
-        own, not copies, and the next optimizer step waits until they are given back.
+        """The policy's tensors by the names of its files, or its adapter's by peft's, in the model's dtype. They are
+        its own, not copies, and the next optimizer step waits until they are given back.
 
         A tied LM head goes by its own name as well: an engine that packs its weights keeps the old one
         otherwise (vLLM on CPU does)."""
@@ -280,14 +291,14 @@ class Learner:
 
     def _published(self) -> dict[str, torch.Tensor]:
         """What workers load, on rank 0."""
-        named = self._module.model.named_parameters()
+        model, is_leader = self._module.model, self._ranks.is_leader
         if self._adapter is not None:
-            trained = ((name, parameter) for name, parameter in named if parameter.requires_grad)
-            return self._adapter.by_peft_names(self._engine.parameters(trained, keep=self._ranks.is_leader))
-        tensors = self._engine.parameters(named, keep=self._ranks.is_leader)
-        if self._ranks.is_leader and self._hf_config.tie_word_embeddings:
-            tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
-        return tensors
+            trained = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+            return self._adapter.by_peft_names(self._engine.parameters(trained, keep=is_leader))
+        tensors = self._engine.parameters(saved_tensors(model), keep=is_leader)
+        if not is_leader:
+            return tensors
+        return as_in_files(model, tensors | {other: tensors[name] for other, name in tied_names(model).items()})
 
     def _canary(self) -> Canary:
         ids = canary_ids(self._tokenizer, self._config.episode.max_tokens)
@@ -301,10 +312,10 @@ class Learner:
     def _capture(self, folder: Path) -> Callable[[], None]:
         """Copy this rank's part; what is returned writes it. Parameters that are not trained need no copy."""
         adapter = self._adapter
-        parameters = self._engine.parameters(self._module.model.named_parameters(), keep=self._ranks.is_leader)
+        held = self._engine.parameters(saved_tensors(self._module.model), keep=self._ranks.is_leader)
         tensors = {
             name: tensor if adapter and not adapter.owns(name) else tensor.to("cpu", copy=True)
-            for name, tensor in parameters.items()
+            for name, tensor in held.items()
         }
         write_engine = self._engine.capture(folder)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +13,42 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.models import ids_of, read_config, refuse_other_weights, why_not_saved
 from cusearch_async.training.attention import VARLEN, refuse_unsuitable
 from cusearch_async.training.batching import Packed
 
+log = logging.getLogger(__name__)
+
 
 def load_causal_lm(path: str, dtype: str, attention: str = "sdpa") -> Any:
-    """Raises: ConfigError naming the model and what is wrong."""
+    """A model with all of its weights, and a generation config that can be saved.
+
+    Raises: ConfigError naming the model and what is wrong."""
+    read_config(path)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation=attention)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused here, with both shapes
+        )
     except ImportError as error:
         raise ConfigError(f"learner.attention {attention!r} cannot be used: {first_line(error)}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"model.path {path!r} cannot be loaded: {first_line(error)}") from error
+    refuse_other_weights(report, path)
     if attention == VARLEN:
         refuse_unsuitable(model, path)
+    reason = why_not_saved(model.generation_config)
+    if reason is not None:
+        log.warning("generation_config of %s: only its token ids are saved with checkpoints: %s", path, reason)
+        model.generation_config = ids_of(model.generation_config)
     return model
 
 
@@ -250,7 +272,43 @@ def compile_layers(model: Any, path: str) -> None:
         layer.compile(dynamic=True)
 
 
+def saved_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """All that a model's files hold: its parameters, tied ones once, and those of its buffers that are not computed
+    from its config, such as the routing biases of some mixtures of experts."""
+    yield from model.named_parameters()
+    for place, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{place}.{name}" if place else name, buffer
+
+
+def tied_names(model: Any) -> dict[str, str]:
+    """Each further name of a parameter -> the one that `saved_tensors` has it by."""
+    first: dict[int, str] = {}
+    return {
+        name: first[id(parameter)]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if first.setdefault(id(parameter), name) != name
+    }
+
+
+def as_in_files(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`tensors` of a model by the names that its files have: transformers holds the experts of a layer in one tensor,
+    files and vLLM hold them one by one."""
+    return dict(revert_weight_conversion(model, dict(tensors)))
+
+
 def save_model(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, folder: Path) -> None:
     """Write the policy as a Hugging Face folder that any tool loads."""
     model.save_pretrained(folder, state_dict=tensors)
     tokenizer.save_pretrained(folder)
+
+
+def try_to_save(model: Any, tokenizer: Any, path: str) -> None:
+    """Save all of a model but its weights, to nowhere: what transformers refuses to write would otherwise cost the work
+    up to the first checkpoint. Raises: ConfigError."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            save_model(model, {}, tokenizer, Path(folder))
+        except Exception as error:  # whatever it is, it would come again with each checkpoint
+            raise ConfigError(f"model.path {path!r} could not be saved in a checkpoint: {first_line(error)}") from error

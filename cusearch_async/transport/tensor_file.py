@@ -25,7 +25,10 @@ _DTYPES = {
     torch.float16: "F16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
+    torch.bool: "BOOL",
 }
 _ALIGNMENT = 8
 _LONGEST_HEADER = 100_000_000

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, GraniteConfig
 
 from cusearch_async.config import STARTER
 from cusearch_async.models import load_tokenizer
@@ -299,3 +299,26 @@ def test_a_step_that_is_not_finite_never_reaches_the_optimizer(tmp_path, poison,
     if ranks == 1 and poison == "gradient":
         weights, start = load_file(tmp_path / "weights-poisoned.safetensors"), load_file(STARTER / "model.safetensors")
         assert all(torch.equal(weights[name], start[name].float()) for name in start)
+
+
+@pytest.mark.parametrize("stage", ["1", "3"])
+def test_a_routing_bias_is_published_and_saved_bit_for_bit(tmp_path, stage):
+    """A buffer, in float32 also where the parameters are in bfloat16; and experts go by the names of the files."""
+    folder, bias = tmp_path / "m", "model.layers.1.mlp.gate.e_score_correction_bias"
+    sizes = {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "n_group": 1, "topk_group": 1}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Glm4MoeConfig(**sizes, **heads, **experts, **tokens))
+    model.get_buffer(bias).copy_(torch.tensor([20.03, -3.1, 0.7, 0.0]))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(STARTER).save_pretrained(folder)
+    settings = ("--model.path", str(folder), "--model.dtype", "bfloat16", "--learner.zero_stage", stage)
+    published = train(tmp_path, "experts", "--to-step", "1", "--save", str(tmp_path / "saved"), settings=settings)
+    assert published.keys() == load_file(folder / "model.safetensors").keys()
+    saved = load_causal_lm(str(tmp_path / "saved" / "model"), "bfloat16")
+    assert torch.equal(published[bias], model.get_buffer(bias))
+    assert torch.equal(saved.get_buffer(bias), model.get_buffer(bias))
+    router = "model.layers.1.mlp.gate.weight"
+    assert torch.equal(published[router].bfloat16(), saved.get_parameter(router).bfloat16())

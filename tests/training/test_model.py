@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch._inductor import config as inductor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from cusearch_async.config import STARTER
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import check_context, load_tokenizer
 from cusearch_async.training.batching import collate
-from cusearch_async.training.model import SampledLogprobs, compile_layers, load_causal_lm
+from cusearch_async.training.model import (
+    SampledLogprobs,
+    as_in_files,
+    compile_layers,
+    load_causal_lm,
+    save_model,
+    saved_tensors,
+    tied_names,
+    try_to_save,
+)
 from tests.strategies import make_trajectory
 
 
@@ -128,3 +142,105 @@ def test_compiling_needs_layers_and_a_compiler(monkeypatch):
         pytest.raises(ConfigError, match=r"needs a C\+\+ compiler on a CPU"),
     ):
         compile_layers(load_causal_lm(str(STARTER), "float32"), "small")
+
+
+# What is published and saved.
+
+SIZES: dict[str, Any] = {
+    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+EXPERTS = {
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
+
+
+def random_model(kind: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | settings)).eval()
+    for name, buffer in model.named_buffers():
+        if name == BIAS:
+            buffer.copy_(torch.arange(4.0))
+    return model
+
+
+def test_a_buffer_that_is_in_a_models_files_is_saved_with_its_weights(tmp_path):
+    model = random_model("glm4_moe", **EXPERTS)
+    tensors = dict(saved_tensors(model))
+    assert tensors.keys() == model.state_dict().keys()
+    save_model(model, tensors, load_tokenizer(str(STARTER)), tmp_path)
+    again = load_causal_lm(str(tmp_path), "float32")
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in saved_tensors(again))
+    assert again.get_buffer(BIAS).tolist() == [0, 1, 2, 3]
+
+
+def test_experts_are_published_by_the_names_that_the_files_have(tmp_path):
+    model = random_model("glm4_moe", **EXPERTS)
+    model.save_pretrained(tmp_path)
+    model = load_causal_lm(str(tmp_path), "float32")
+    published = as_in_files(model, dict(saved_tensors(model)))
+    assert published.keys() == load_file(tmp_path / "model.safetensors").keys()
+    assert "model.layers.1.mlp.experts.3.up_proj.weight" in published
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        assert torch.equal(published[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "tied"),
+    [
+        ("qwen2", {"tie_word_embeddings": True}, {"lm_head.weight": "model.embed_tokens.weight"}),
+        ("qwen2", {"tie_word_embeddings": False}, {}),
+        ("gpt2", {"n_embd": 32, "n_head": 4, "n_layer": 1}, {"lm_head.weight": "transformer.wte.weight"}),
+        ("opt", {"word_embed_proj_dim": 32}, {"lm_head.weight": "model.decoder.embed_tokens.weight"}),
+        ("gpt_neox", {"tie_word_embeddings": True}, {"lm_head.weight": "gpt_neox.embed_in.weight"}),
+    ],
+)
+def test_a_tied_head_is_published_whatever_the_embedding_is_called(kind, settings, tied):
+    policy = SampledLogprobs(random_model(kind, **settings), 64)
+    assert tied_names(policy.model) == tied
+
+
+@pytest.mark.parametrize(
+    "written", [{"temperature": 0.9, "top_p": 0.6}, {"num_beams": 1, "early_stopping": True}, {"pad_token_id": -1}]
+)
+def test_a_generation_config_that_cannot_be_saved_loses_all_but_its_ids(tmp_path, written, caplog):
+    folder = shutil.copytree(STARTER, tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 5], **written}))
+    model = load_causal_lm(str(folder), "float32")
+    assert "only its token ids are saved" in caplog.text
+    save_model(model, dict(saved_tensors(model)), load_tokenizer(str(folder)), tmp_path / "saved")
+    saved = GenerationConfig.from_pretrained(tmp_path / "saved")
+    assert saved.eos_token_id == [0, 5]
+    assert (saved.temperature, saved.top_p) in ((None, None), (1.0, 1.0))
+
+
+def test_a_generation_config_that_can_be_saved_is_kept(tmp_path, caplog):
+    folder = shutil.copytree(STARTER, tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 0.6, "eos_token_id": 0}))
+    assert load_causal_lm(str(folder), "float32").generation_config.top_p == 0.6
+    assert not caplog.records
+
+
+def test_a_model_that_cannot_be_saved_is_refused_before_the_first_step(policy):
+    class Tokenizer:
+        def save_pretrained(self, folder):
+            raise KeyError("vocab")
+
+    try_to_save(policy.model, load_tokenizer(str(STARTER)), "org/m")
+    with pytest.raises(ConfigError, match=r"model\.path 'org/m' could not be saved in a checkpoint: .*vocab"):
+        try_to_save(policy.model, Tokenizer(), "org/m")
+
+
+def test_a_model_that_lacks_weights_is_not_loaded(tmp_path):
+    folder = shutil.copytree(STARTER, tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks weights .*\(model\.norm\.weight\): they would be random numbers"):
+        load_causal_lm(str(folder), "float32")
