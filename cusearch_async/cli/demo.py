@@ -40,9 +40,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
     started = time.monotonic()
     config = with_own_redis(config)
-    from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
+    from cusearch_async.processes.playing import check_policy  # noqa: PLC0415  (transformers only where it is needed)
 
-    check_model(config.model.location, config.episode.max_tokens)
+    check_policy(config, config.model.location)
     aside = run_folder.move_aside(config.folder)
     if aside is not None:
         console.print(f"the earlier demo is kept in {aside}", soft_wrap=True)

@@ -82,11 +82,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     configure_process([])
     refuse_idle_cuda()
     model = arguments.checkpoint or config.model.location
-    from cusearch_async.models import check_model  # noqa: PLC0415  (transformers only where it is needed)
+    from cusearch_async.processes.playing import check_policy  # noqa: PLC0415  (transformers only where it is needed)
 
-    check_model(model, config.episode.max_tokens, "--checkpoint" if arguments.checkpoint else "model.path")
+    check_policy(config, model, "--checkpoint" if arguments.checkpoint else "model.path")
     if arguments.against:
-        check_model(arguments.against, config.episode.max_tokens, "--against")
+        check_policy(config, arguments.against, "--against")
     report = asyncio.run(scored(config, model, arguments))
     console = Console()
     console.print(table(report.scores, report.title))

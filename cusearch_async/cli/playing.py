@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 async def play_with(search: Search, config: Config, model: str, passes: Sequence[Pass]) -> list[Played]:
     """What was played in each pass, with one engine."""
     from cusearch_async.evaluation.probing import ProbedSearch, play_passes  # noqa: PLC0415
-    from cusearch_async.models import check_model  # noqa: PLC0415
-    from cusearch_async.processes.playing import open_player  # noqa: PLC0415
+    from cusearch_async.processes.playing import check_policy, open_player  # noqa: PLC0415
 
-    tokenizer = check_model(model, config.episode.max_tokens)
+    tokenizer = check_policy(config, model)
     probed = ProbedSearch(search)
     with open_player(config, model, tokenizer, probed) as (_, player):
         return await play_passes(player, probed, passes, config.rollout.max_episodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -54,6 +55,16 @@ class ModelConfig(Section):
     """A Hugging Face id, a local folder, or `atlas` or `atlas-hard` for a shipped starter policy."""
     dtype: Dtype = "bfloat16"
     """Data type of the policy's weights and computation; the optimizer keeps float32 master weights."""
+    chat_template: dict[str, bool | int | float | str] = Field({})
+    """Arguments of the tokenizer's chat template, like {enable_thinking = false}; which there are, its text says."""
+
+    @field_validator("chat_template")
+    @classmethod
+    def _are_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name in arguments:
+            if name in ("messages", "conversation", "tokenize", "add_generation_prompt"):
+                raise ValueError(f"chat_template.{name} is set by the run; remove it")
+        return arguments
 
     @property
     def location(self) -> str:

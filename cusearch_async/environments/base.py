@@ -29,6 +29,9 @@ class Episode:
     """Its index in the group."""
     end_of_text: str = ""
     """The text of the tokenizer's end-of-text token; a last turn may end with it."""
+    opening: str = ""
+    """The end of the prompt, after the question: of the chat template if there is one, else of the environment's own.
+    It may have begun what the first turn continues, like `<think>`."""
     segments: list[Segment] = field(default_factory=list)
     """The policy's turns and the observations, in order, without the prompt."""
     depth: int = 0

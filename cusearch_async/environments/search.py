@@ -19,6 +19,7 @@ from cusearch_async.environments.templates import Quoted
 from cusearch_async.types import Segment
 
 TAGS = tuple(f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/"))
+THINK = "<think>"
 _INNER = r"(?:(?!</?(?:think|search|information|answer)>).)*"
 _TURN = re.compile(rf"\s*<think>{_INNER}</think>\s*<(search|answer)>({_INNER})</\1>\s*", re.DOTALL)
 INFORMATION = Quoted("\n\n<information>", "", "</information>\n\n")
@@ -73,7 +74,8 @@ class SearchEnvironment(Environment):
 
     async def score(self, episode: Episode) -> Score:
         settings, answers = self.settings, episode.question.answers
-        return score(episode.segments, answers, settings.format_weight, episode.end_of_text, settings.metric)
+        weight, metric = settings.format_weight, settings.metric
+        return score(episode.segments, answers, weight, episode.end_of_text, metric, episode.opening)
 
 
 def score(
@@ -82,14 +84,16 @@ def score(
     format_weight: float,
     end_of_text: str = "",
     metric: Metric = "squad",
+    opening: str = "",
 ) -> Score:
-    """r(τ) = F1(τ) (1 - λ_f) + λ_f r_fmt(τ), computed only from the policy's own text.
+    """r(τ) = F1(τ) (1 - λ_f) + λ_f r_fmt(τ), computed only from the policy's own text, and for the format from a
+    <think> that the prompt ends with (`opening`).
 
     Source: CuSearch, Eq. "reward". `format_weight` is λ_f (0.2 in the paper)."""
     prediction = last_answer(segments)
     f1 = f1_score(prediction, answers, metric) if prediction is not None else 0.0
     em = exact_match(prediction, answers, metric) if prediction is not None else 0.0
-    valid = is_format_valid(segments, end_of_text)
+    valid = is_format_valid(segments, end_of_text, opening)
     reward = f1 * (1 - format_weight) + format_weight * valid
     return Score(reward=reward, em=em, f1=f1, format_valid=valid, prediction=prediction)
 
@@ -144,10 +148,12 @@ def last_answer(segments: Sequence[Segment]) -> str | None:
     return blocks[-1].strip() if blocks else None
 
 
-def is_format_valid(segments: Sequence[Segment], end_of_text: str = "") -> bool:
+def is_format_valid(segments: Sequence[Segment], end_of_text: str = "", opening: str = "") -> bool:
     """Whether the response is think -> (search -> information -> think)* -> answer and nothing else.
 
-    White space between blocks and one trailing `end_of_text` token are allowed."""
+    White space between blocks and one trailing `end_of_text` token are allowed. Where the end of the prompt (`opening`)
+    has begun the first thought, the first turn continues it."""
+    begun = THINK if opening.rstrip().endswith(THINK) else ""
     expected = "model"
     last_action = ""
     for segment in segments:
@@ -156,7 +162,8 @@ def is_format_valid(segments: Sequence[Segment], end_of_text: str = "") -> bool:
         if segment.author == "information":
             expected = "model"
             continue
-        turn = _TURN.fullmatch(_without_end(segment.text, end_of_text))
+        turn = _TURN.fullmatch(begun + _without_end(segment.text, end_of_text))
+        begun = ""
         if turn is None:
             return False
         last_action = turn[1]

@@ -31,7 +31,7 @@ def conditions(config: Config, model: str, questions: Sequence[Question], sampli
         "S_max": episode.s_max,
         "turn_tokens": episode.max_turn_tokens,
         "observation_tokens": episode.max_observation_tokens,
-        "prompt": _prompt(environment.template),
+        "prompt": _prompt(environment.template) + _arguments(config.model.chat_template),
         **{name: repr(value) for name, value in environment.own.model_dump(mode="json").items()},
         "dtype": config.model.dtype + quantised,
         "sampling": sampling,
@@ -43,6 +43,10 @@ def _prompt(template: str) -> str:
     if template in TEMPLATES:
         return template
     return f"{template.splitlines()[0][:60]} ({xxhash.xxh3_64_hexdigest(template.encode())[:8]})"
+
+
+def _arguments(chat_template: Mapping[str, object]) -> str:
+    return "".join(f", {name} = {value!r}" for name, value in chat_template.items())
 
 
 def as_line(named: Mapping[str, object]) -> str:

@@ -16,8 +16,7 @@ from cusearch_async.data.questions import load_eval_questions, load_run_question
 from cusearch_async.evaluation.scores import Done, record
 from cusearch_async.evaluation.scoring import due_version, play_all, summarize
 from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
-from cusearch_async.models import check_model
-from cusearch_async.processes.playing import ask_retriever, open_player, take_gpus
+from cusearch_async.processes.playing import ask_retriever, check_policy, open_player, take_gpus
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.finish import Finish
@@ -40,7 +39,7 @@ async def run(config: Config) -> None:
     """Score every `eval.every` steps, and the last version. Ends with the run, or on a signal."""
     stop = stop_on_signals()
     questions = load_eval_questions(config)
-    tokenizer = check_model(config.model.location, config.episode.max_tokens)
+    tokenizer = check_policy(config, config.model.location)
     contract = contract_of(config, load_run_questions(config).all, tokenizer)
     async with open_buffer(config, config.redis.outage_s, stop, contract=contract) as buffer:
         refuse_other_settings(config.run.name, contract, await buffer.contract())

@@ -8,15 +8,26 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cusearch_async.config import Config
-from cusearch_async.environments import Search
+from cusearch_async.environments import NoSearch, Search
 from cusearch_async.lifecycle.signals import ending_at_once, unless_stopped
 from cusearch_async.lifecycle.turns import GpuLock, gpu_lock
+from cusearch_async.models import check_model
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.prompting import check_template
 from cusearch_async.transport.run_contract import RunContract
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.engine import Engine
+
+
+def check_policy(config: Config, model: str, key: str = "model.path") -> Any:
+    """Check that episodes can be played with `model`, before anything large is loaded; returns its tokenizer.
+
+    Raises: ConfigError, which names the setting `key`."""
+    tokenizer = check_model(model, config.episode.max_tokens, key)
+    check_template(config.environments(NoSearch()), tokenizer, config.model.chat_template)
+    return tokenizer
 
 
 async def ask_retriever(
@@ -58,6 +69,10 @@ def open_player(
 
         engine = Engine.start(model, tokenizer, config, lock)
     try:
-        yield engine, Player(engine, config.environments(search), tokenizer, config.episode, config.run.seed)
+        environments = config.environments(search)
+        yield (
+            engine,
+            Player(engine, environments, tokenizer, config.episode, config.run.seed, config.model.chat_template),
+        )
     finally:
         engine.close()

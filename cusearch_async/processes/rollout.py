@@ -34,7 +34,8 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
     with log_waiting(log, "waiting for the questions to be read"), ending_at_once("the questions were being read"):
         questions = load_run_questions(config)
         tokenizer = check_model(config.model.location, config.episode.max_tokens)
-        check_lengths(questions.all, config.environments(NoSearch()), tokenizer, config.episode)
+        environments = config.environments(NoSearch())
+        check_lengths(questions.all, environments, tokenizer, config.episode, config.model.chat_template)
         contract = contract_of(config, questions.all, tokenizer)
     finish = Finish(config.run.steps)
     async with open_buffer(config, config.run.wait_s, stop, contract=contract) as buffer:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.config import EpisodeConfig
-from cusearch_async.environments import Environment, Episode
+from cusearch_async.environments import Environment, Episode, Quoted
 from cusearch_async.errors import EpisodeFailed
 from cusearch_async.rollout import prompting
 from cusearch_async.streams import Stream, draw_number
@@ -74,16 +74,23 @@ class Player:
         tokenizer: Any,
         settings: EpisodeConfig,
         seed: int,
+        template_arguments: Mapping[str, Any] = prompting.NO_ARGUMENTS,
     ) -> None:
-        """Raises: ConfigError when the fixed text of an environment does not fit into an observation."""
+        """`template_arguments` are those of the tokenizer's chat template.
+
+        Raises: ConfigError when the fixed text of an environment does not fit into an observation, or the chat template
+        drops the question."""
         self._policy = policy
         self._environments = environments
         self._tokenizer = tokenizer
         self._settings = settings
         self._seed = seed
         self._end_of_text = tokenizer.eos_token or ""
+        self._template_arguments = template_arguments
+        prompting.check_template(environments, tokenizer, template_arguments)
         for environment in environments.values():
             prompting.check_frames(environment, tokenizer, settings)
+        self._generation_prompt = prompting.generation_prompt(tokenizer, template_arguments)
 
     async def play(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
@@ -96,10 +103,16 @@ class Player:
         started = time.monotonic()
         waited_s = 0.0
         counted_tokens = 0
-        prompt = self.prompt(question)
+        asked = environment.prompt(question)
+        prompt = self._tokens_of(question, asked)
         tape = _Tape(list(prompt), [False] * len(prompt))
         episode = Episode(
-            question=question, ticket=ticket, rollout=rollout, end_of_text=self._end_of_text, segments=tape.segments
+            question=question,
+            ticket=ticket,
+            rollout=rollout,
+            end_of_text=self._end_of_text,
+            opening=self._generation_prompt or asked.after,
+            segments=tape.segments,
         )
         for turn_number in range(settings.s_max + 1):
             episode.draw = draw_number(Stream.TURN, self._seed, ticket, rollout, turn_number)
@@ -148,12 +161,13 @@ class Player:
 
     def check(self, questions: Sequence[Question]) -> None:
         """Raises: ConfigError when a question does not fit."""
-        prompting.check_lengths(questions, self._environments, self._tokenizer, self._settings)
+        prompting.check_lengths(
+            questions, self._environments, self._tokenizer, self._settings, self._template_arguments
+        )
 
-    def prompt(self, question: Question) -> list[int]:
+    def _tokens_of(self, question: Question, asked: Quoted) -> list[int]:
         """Raises: EpisodeFailed when the question does not fit."""
-        prompt = self._environments[question.environment].prompt(question)
-        ids = prompting.build_prompt(self._tokenizer, prompt)
+        ids = prompting.build_prompt(self._tokenizer, asked, self._template_arguments)
         if len(ids) > self._settings.max_prompt_tokens:
             raise EpisodeFailed(
                 f"question {question.id!r} makes a prompt of {len(ids)} tokens, more than episode.max_prompt_tokens "

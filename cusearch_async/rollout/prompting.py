@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cusearch_async.config import EpisodeConfig
 from cusearch_async.environments import Environment, Quoted
-from cusearch_async.errors import ConfigError, EpisodeFailed
+from cusearch_async.errors import ConfigError, EpisodeFailed, first_line
 from cusearch_async.types import Question
 
 _AT_ONCE = 1024
@@ -17,6 +19,11 @@ _REMEMBERED = 1024
 """Texts whose tokens are remembered: tags around observations, prompts and passages of a group's siblings."""
 _SEAM = 16
 """Margin in tokens: a prompt may have more tokens than its frame and its question separately."""
+EXAMPLE = "Which river flows through Lima?"
+"""A question to try prompts with."""
+_PRINTED = re.compile(r"""["']type["']: ?["']text["']""")
+"""Parts as Python or JSON prints them: a template that wants text was given them."""
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
 def encode_foreign(tokenizer: Any, text: str) -> list[int]:
@@ -34,18 +41,70 @@ def _encoded(tokenizer: Any, text: str, is_foreign: bool) -> tuple[int, ...]:
     return tuple(tokenizer(text, add_special_tokens=False, split_special_tokens=is_foreign)["input_ids"])
 
 
-def build_prompt(tokenizer: Any, prompt: Quoted) -> list[int]:
-    """Token ids of a prompt, with the tokenizer's chat template if it has one.
+@functools.lru_cache(_REMEMBERED)
+def first_ids(tokenizer: Any) -> tuple[int, ...]:
+    """What the tokenizer itself puts before a text, such as <bos>."""
+    plain, whole = encode_own(tokenizer, "a"), list(tokenizer("a")["input_ids"])
+    starts = (start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)
+    return tuple(whole[: next(starts, 0)])
 
-    Raises: EpisodeFailed when the quoted text contains a special token, and the chat template changes that text."""
+
+def has_template(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def render(tokenizer: Any, content: str, arguments: Mapping[str, Any], prompts: bool = True) -> str:
+    """The text of a conversation that begins with the user's `content`, as the chat template has it, and if it
+    `prompts` with the beginning of the answer. A template that loses a text is given it as a list of parts.
+
+    Raises: EpisodeFailed when the template loses these too, or fails."""
+    path = getattr(tokenizer, "name_or_path", "the tokenizer")
+    dropped = failure = ""
+    for shape in (content, [{"type": "text", "text": content}]):
+        try:
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": shape}], tokenize=False, add_generation_prompt=prompts, **arguments
+            )
+        except Exception as error:  # a template may raise anything
+            failure = f"cannot be used: {first_line(error)}"
+            continue
+        is_held = content.strip() in text or _letters(content) in _letters(text)
+        if is_held and (shape == content or not _PRINTED.search(text)):
+            return str(text)
+        dropped = f"drops the question, or a part of the prompt: it makes {text!r:.200} of {content!r:.200}"
+    raise EpisodeFailed(f"the chat template of {path!r} {dropped or failure}; correct it in the tokenizer's files")
+
+
+def _letters(text: str) -> str:
+    """Letters and digits alone: a template may strip, quote or capitalise."""
+    return "".join(character for character in text.casefold() if character.isalnum())
+
+
+def generation_prompt(tokenizer: Any, arguments: Mapping[str, Any]) -> str:
+    """What the chat template puts between a question and the policy's answer; empty without a template.
+
+    Raises: EpisodeFailed when the template drops the question."""
+    if not has_template(tokenizer):
+        return ""
+    text = render(tokenizer, EXAMPLE, arguments)
+    ends = [match.end() for match in re.finditer(re.escape(EXAMPLE), text, re.IGNORECASE)]
+    return text[ends[-1] :] if ends else ""
+
+
+def build_prompt(tokenizer: Any, prompt: Quoted, arguments: Mapping[str, Any] = NO_ARGUMENTS) -> list[int]:
+    """Token ids of a prompt: with the tokenizer's chat template and its `arguments` if it has one, else with what the
+    tokenizer puts before a text.
+
+    Raises: EpisodeFailed when the chat template drops the question, or when the quoted text contains a special token
+    and the template changes that text."""
     quoted, text = prompt.text, prompt.before + prompt.text + prompt.after
-    if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
+    is_chat = has_template(tokenizer)
+    if is_chat:
+        text = render(tokenizer, text, arguments)
+    first = [] if is_chat else list(first_ids(tokenizer))
     foreign = encode_foreign(tokenizer, quoted)
     if encode_own(tokenizer, quoted) == foreign:
-        return encode_own(tokenizer, text)
+        return first + encode_own(tokenizer, text)
     before, shown, after = text.partition(prompt.before + quoted.strip())  # chat templates strip what they are given
     if not shown:
         raise EpisodeFailed(
@@ -53,10 +112,31 @@ def build_prompt(tokenizer: Any, prompt: Quoted) -> list[int]:
             "remove it from data.source"
         )
     return (
-        encode_own(tokenizer, before + prompt.before)
+        first
+        + encode_own(tokenizer, before + prompt.before)
         + encode_foreign(tokenizer, quoted.strip())
         + encode_own(tokenizer, after)
     )
+
+
+def check_template(
+    environments: Mapping[str, Environment], tokenizer: Any, arguments: Mapping[str, Any] = NO_ARGUMENTS
+) -> None:
+    """Raises: ConfigError when the prompts of the environments would not hold the question, or the template knows one
+    of its `arguments` not."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    for name in arguments:
+        if not re.search(rf"\b{re.escape(name)}\b", template):
+            raise ConfigError(
+                f"model.chat_template.{name}: the chat template of {tokenizer.name_or_path!r} has no such argument"
+                if template
+                else f"model.chat_template.{name}: {tokenizer.name_or_path!r} has no chat template; remove it"
+            )
+    for environment in environments.values():
+        try:
+            build_prompt(tokenizer, environment.template.prompt(EXAMPLE), arguments)
+        except EpisodeFailed as error:
+            raise ConfigError(str(error)) from error
 
 
 def build_observation(tokenizer: Any, said: Quoted, settings: EpisodeConfig) -> list[int]:
@@ -84,13 +164,18 @@ def check_frames(environment: Environment, tokenizer: Any, settings: EpisodeConf
 
 
 def check_lengths(
-    questions: Sequence[Question], environments: Mapping[str, Environment], tokenizer: Any, settings: EpisodeConfig
+    questions: Sequence[Question],
+    environments: Mapping[str, Environment],
+    tokenizer: Any,
+    settings: EpisodeConfig,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> None:
     """Raises: ConfigError with the number of too long prompts, the first of them, and the fix; also as
-    `check_frames`."""
+    `check_template` and `check_frames`."""
+    check_template(environments, tokenizer, arguments)
     for environment in environments.values():
         check_frames(environment, tokenizer, settings)
-    found = overlong(questions, environments, tokenizer, settings)
+    found = overlong(questions, environments, tokenizer, settings, arguments)
     if not found:
         return
     first, length = found[0]
@@ -103,7 +188,11 @@ def check_lengths(
 
 
 def overlong(
-    questions: Sequence[Question], environments: Mapping[str, Environment], tokenizer: Any, settings: EpisodeConfig
+    questions: Sequence[Question],
+    environments: Mapping[str, Environment],
+    tokenizer: Any,
+    settings: EpisodeConfig,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> list[tuple[Question, int]]:
     """(question, length of its prompt) for each prompt longer than episode.max_prompt_tokens, in order."""
     limit = settings.max_prompt_tokens
@@ -116,9 +205,9 @@ def overlong(
         for question, prompt, ids in zip(some, prompts, pieces["input_ids"], strict=True):
             frame = (prompt.before, prompt.after)
             if frame not in frames:
-                frames[frame] = len(build_prompt(tokenizer, Quoted(prompt.before, "", prompt.after)))
+                frames[frame] = len(build_prompt(tokenizer, Quoted(prompt.before, "", prompt.after), arguments))
             may_be = len(ids) + frames[frame] + _SEAM > limit
-            length = len(build_prompt(tokenizer, prompt)) if may_be else 0
+            length = len(build_prompt(tokenizer, prompt, arguments)) if may_be else 0
             if length > limit:
                 found.append((question, length))
     return found

@@ -25,6 +25,7 @@ from cusearch_async.types import Question
 SETTINGS = (
     "run.seed",
     "model.dtype",
+    "model.chat_template",
     "learner.lora",
     "environment",
     "episode",

@@ -182,6 +182,11 @@ def test_another_config_special_token_or_chat_template_is_another_model(tmp_path
     assert [line.split()[0] for line in contract(model=model).differences(OURS)] == ["model.path"]
 
 
+def test_the_arguments_of_the_chat_template_are_agreed_on():
+    other = contract("--model.chat_template", "{enable_thinking = false}")
+    assert other.differences(OURS) == ["model.chat_template.enable_thinking is False here and not set in the run"]
+
+
 def test_a_template_is_its_text_wherever_a_process_has_it(tmp_path):
     for name, text in (("a", "Ask {question}"), ("b", "Ask {question}"), ("c", "Ask: {question}")):
         (tmp_path / name).write_text(text, encoding="utf-8")

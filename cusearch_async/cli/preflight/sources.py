@@ -58,7 +58,8 @@ def _questions(key: str, source: str, environment: str, config: Config, tokenize
     try:
         questions = [replace(question, environment=environment) for question in load_questions([source])]
         if tokenizer is not None:
-            check_lengths(questions, config.environments(NoSearch()), tokenizer, config.episode)
+            environments = config.environments(NoSearch())
+            check_lengths(questions, environments, tokenizer, config.episode, config.model.chat_template)
     except ConfigError as error:
         return Finding("error", key, str(error))
     return Finding("ok", key, f"{len(questions)} questions in {source}")
