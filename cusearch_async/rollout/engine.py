@@ -9,6 +9,7 @@ switched off. On a CPU they are made ready before that pause, see staging.py.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import dataclasses
 import gc
 import itertools
@@ -178,16 +179,22 @@ class Engine:
             output = await self._run(prompt, params)
         turn = turn_of(output.outputs[0], self.version)
         self.sampled_tokens += len(turn.token_ids)
-        return turn
+        return turn.up_to(tokens_to_first(stops, turn.token_ids, self._tokenizer))
 
     def _stopping_at(self, stops: tuple[str, ...]) -> dict[str, Any]:
-        """vLLM's settings to end a turn: stop tokens if all of `stops` are single tokens, else stop texts."""
+        """vLLM's settings to end a turn: stop tokens if all of `stops` are single tokens, else stop texts. These are
+        looked for in the whole text: a tag may be a special token."""
         if stops not in self._stop_settings:
             pieces = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in stops]
             self._stop_settings[stops] = (
                 {"stop_token_ids": [piece[0] for piece in pieces], "detokenize": False}
                 if all(len(piece) == 1 for piece in pieces)
-                else {"stop": list(stops), "include_stop_str_in_output": True}
+                else {
+                    "stop": list(stops),
+                    "include_stop_str_in_output": True,
+                    "skip_special_tokens": False,
+                    "spaces_between_special_tokens": False,
+                }
             )
         return self._stop_settings[stops]
 
@@ -272,18 +279,19 @@ class Engine:
         a tensor that has changed since the last check has not changed in the engine."""
         computed = await self.score(manifest.canary.token_ids)
         difference = float(np.abs(computed - np.asarray(manifest.canary.logprobs)).mean())
-        if not difference <= manifest.canary.tolerance:
-            raise WeightsMismatch(
-                f"after loading {name} the engine's log-probabilities differ from the learner's by {difference:.4g} "
-                "on average "
-                f"(allowed {manifest.canary.tolerance:g}): it does not have the published weights"
-            )
         now = Loaded(manifest.tensors, digests_of(await self._llm.compute_weight_checksums()))
         stale = stale_tensors(self._checked, now) if self._checked else []
         if stale:
             raise WeightsMismatch(
                 f"after loading {name} {len(stale)} of the engine's {len(now.digests)} tensors are still those of an "
                 f"older version, such as {stale[0]}: it does not have the published weights; restart the worker"
+            )
+        if not difference <= manifest.canary.tolerance:
+            raise WeightsMismatch(
+                f"after loading {name} the engine's log-probabilities differ from the learner's by {difference:.4g} "
+                f"on average (allowed {manifest.canary.tolerance:g}): vLLM computes this model in another way than "
+                "transformers does, or has not taken all of its weights; if a restarted worker says the same, use "
+                "another model.path or model.dtype, and no quantisation"
             )
         self._checked = now
 
@@ -328,6 +336,19 @@ class Engine:
             self._running -= 1
             if self._running == 0:
                 self._busy_s += time.monotonic() - self._busy_since
+
+
+def tokens_to_first(stops: Sequence[str], token_ids: list[int], tokenizer: Any) -> int:
+    """How many tokens a turn has up to and with the first of `stops`; all if none is in it. A tag that is a single
+    token may also be written letter by letter, where vLLM looks for the token only."""
+
+    def has_stop(count: int) -> bool:
+        text = tokenizer.decode(token_ids[:count], skip_special_tokens=False)
+        return any(stop in text for stop in stops)
+
+    if not has_stop(len(token_ids) - 1):
+        return len(token_ids)
+    return bisect.bisect_left(range(len(token_ids)), True, key=has_stop)
 
 
 def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]:

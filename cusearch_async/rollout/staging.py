@@ -38,10 +38,12 @@ class StagesWeights:
 
     def stage_weights(self, file: str) -> bool:
         """Begin to load a safetensors file of the whole model. False, and nothing is begun, for a model with other
-        packed layers than linear ones, such as experts: what those keep is not known here."""
+        packed layers than linear ones, such as experts: what those keep is not known here. vLLM's own `reload_weights`
+        may come then."""
         runner = self.model_runner
         methods = {type(getattr(layer, "quant_method", None)) for layer in runner.get_model().modules()}
         if not methods <= {NoneType, UnquantizedLinearMethod, UnquantizedEmbeddingMethod}:
+            forget_kernels(runner.get_model())
             return False
         self.staged = LOADER.submit(loaded_shadow, runner.get_model(), runner.model_config, file)
         return True
@@ -57,6 +59,15 @@ class StagesWeights:
         """The model has the new weights from now on."""
         take_over(self.model_runner.get_model(), self.staged.result())
         del self.staged
+
+
+def forget_kernels(model: torch.nn.Module) -> None:
+    """vLLM packs the weights of experts when it makes their kernel, which it does only once: other weights would stay
+    unpacked, and be read as packed ones. With the next weights it makes a new one."""
+    for layer in model.modules():
+        method: Any = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 @torch.no_grad()

@@ -17,6 +17,10 @@ class Turn:
     logprobs: NDArray[np.float32]  # [S]
     versions: NDArray[np.int32]  # [S]
 
+    def up_to(self, count: int) -> Turn:
+        """Its first `count` tokens."""
+        return Turn(self.token_ids[:count], self.logprobs[:count], self.versions[:count])
+
 
 def turn_of(completion: Any, version: int) -> Turn:
     """From vLLM's CompletionOutput with flat logprobs. Its spans say which weights sampled which tokens; tokens of no
