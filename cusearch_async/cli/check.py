@@ -20,6 +20,8 @@ from cusearch_async.cli.preflight.shapes import ModelShape, shape_of
 from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 
+UNCOUNTED = "memory and time"
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
@@ -47,7 +49,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     findings = list(check(config, shape, device))
     console = Console()
     console.print(table(findings))
-    if shape is not None and device is not None:
+    is_counted = not any(finding.what == UNCOUNTED for finding in findings)
+    if shape is not None and device is not None and is_counted:
         console.print(gpus.stages(config, shape, device.bytes))
     if any(finding.status == "error" for finding in findings):
         sys.exit(1)
@@ -58,8 +61,18 @@ def check(config: Config, shape: ModelShape | None, device: Device | None) -> It
     yield workload.lengths(config, shape)
     found, tokenizer = workload.tokenizer(config)
     yield found
+    if tokenizer is not None:
+        yield from workload.chat(config, tokenizer)
     yield from workload.batch(config)
-    if shape is not None:
+    from cusearch_async.cli.preflight.activations import why_not_counted  # noqa: PLC0415  (imports torch)
+
+    uncounted = why_not_counted(shape, config.model.dtype) if shape else None
+    if shape is not None and uncounted is not None:
+        text = (
+            f"cannot be computed for {config.model.path!r}, a {shape.config.model_type} ({uncounted}); watch the GPUs"
+        )
+        yield Finding("not reachable", UNCOUNTED, text)
+    elif shape is not None:
         if config.learner.lora.rank:
             yield gpus.adapter(config, shape)
         if device is None:

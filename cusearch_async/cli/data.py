@@ -154,7 +154,9 @@ def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], 
     for question in questions:
         asked = replace(question, environment=frame.config.evaluated_in)
         try:
-            length = len(build_prompt(frame.tokenizer, frame.environment.prompt(asked), frame.config.model.chat_template))
+            length = len(
+                build_prompt(frame.tokenizer, frame.environment.prompt(asked), frame.config.model.chat_template)
+            )
         except EpisodeFailed as error:
             refused.append((question.id, str(error)))
             continue

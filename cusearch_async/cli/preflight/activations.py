@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_iter
 from transformers import AttentionInterface
 
 from cusearch_async.cli.preflight.shapes import ModelShape, layers_of, on_meta
+from cusearch_async.errors import first_line
 from cusearch_async.training.model import SampledLogprobs, recompute_layers
 
 COUNTED = "counted"
@@ -50,6 +51,17 @@ def passes(
     )
 
 
+@functools.cache
+def why_not_counted(shape: ModelShape, dtype: str) -> str | None:
+    """Why passes of a model cannot be tried without memory, as where its code looks at what is in a tensor; None if
+    they can."""
+    try:
+        _count(_cut(shape.config, min(FEW, shape.layers)), dtype, ROWS * 8, True, 8, False)
+    except Exception as error:  # the model's own code may raise anything
+        return first_line(error)
+    return None
+
+
 def _are_alike(config: Any) -> bool:
     """Whether the layers have the same parameters, and attend alike."""
     layers = layers_of(on_meta(config))
@@ -67,7 +79,7 @@ def _cut(config: Any, layers: int) -> Any:
 
 
 def _count(config: Any, dtype: str, tokens: int, checkpointing: bool, logits_at_once: int, bonus: bool) -> Passes:
-    model = on_meta(config, dtype=getattr(torch, dtype), attn_implementation=COUNTED).eval()
+    model = on_meta(_with_fixed_rope(config), dtype=getattr(torch, dtype), attn_implementation=COUNTED).eval()
     if checkpointing:
         recompute_layers(model)
     module = SampledLogprobs(model, logits_at_once, bonus)
@@ -81,6 +93,16 @@ def _count(config: Any, dtype: str, tokens: int, checkpointing: bool, logits_at_
         log_policy, entropy = module(token_ids, sampled, 1.0)
         (log_policy + entropy if bonus else log_policy).sum().backward()
     return Passes(training.peak, scoring.peak)
+
+
+def _with_fixed_rope(config: Any) -> Any:
+    """The config with frequencies that do not depend on how long a text is, for which a pass would ask its tensors."""
+    fixed = copy.deepcopy(config)
+    rope = getattr(fixed, "rope_parameters", None) or {}
+    for layers in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if layers.get("rope_type") in ("dynamic", "longrope"):
+            layers["rope_type"] = "default"
+    return fixed
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:

@@ -87,11 +87,12 @@ def read_shape(path: str) -> ModelShape | None:
     """The shape of a model in a local folder, or of a Hub id in the local cache.
 
     None when no config can be read, or when it is not that of a text model that transformers can build."""
+    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  (as slow)
     from transformers import AutoConfig  # noqa: PLC0415  (takes seconds to import)
 
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError):
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, StrictDataclassError):
         return None
     return described(config)
 

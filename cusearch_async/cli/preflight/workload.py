@@ -12,11 +12,14 @@ from cusearch_async.cli.preflight import sizing
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.shapes import ModelShape
 from cusearch_async.config import Config
+from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
 
 
 def lengths(config: Config, shape: ModelShape | None) -> Finding:
     """Whether the longest episode fits into the model's context."""
+    from cusearch_async.models import refuse_two_ropes  # noqa: PLC0415  (transformers only where it is needed)
+
     longest = config.episode.max_tokens
     if shape is None:
         text = (
@@ -30,12 +33,16 @@ def lengths(config: Config, shape: ModelShape | None) -> Finding:
     )
     if longest > shape.context:
         return Finding("error", "longest episode", f"{text}; lower one of them")
+    try:
+        refuse_two_ropes(shape.config, longest, config.model.location)
+    except ConfigError as error:
+        return Finding("error", "longest episode", str(error))
     return Finding("ok", "longest episode", text)
 
 
 def tokenizer(config: Config) -> tuple[Finding, Any]:
     """Whether the tokenizer can be loaded, and the tokenizer; None if it cannot."""
-    from cusearch_async.models import is_local, load_tokenizer, read_config  # noqa: PLC0415  (transformers only where it is needed)
+    from cusearch_async.models import check_files, is_local  # noqa: PLC0415  (transformers only where it is needed)
 
     location = config.model.location
     if is_local(location) and not Path(location).exists():
@@ -49,11 +56,46 @@ def tokenizer(config: Config) -> tuple[Finding, Any]:
             text = f"{location} is not on this machine; it will be downloaded at the start"
             return Finding("not reachable", "tokenizer", text), None
     try:
-        read_config(location)
-        tokenizer = load_tokenizer(location)
+        tokenizer = check_files(location)
     except ConfigError as error:
         return Finding("error", "tokenizer", str(error)), None
     return Finding("ok", "tokenizer", f"{len(tokenizer)} tokens in {location}"), tokenizer
+
+
+def chat(config: Config, tokenizer: Any) -> Iterator[Finding]:
+    """How prompts are made with the tokenizer's chat template, and what checkpoints keep of the generation config."""
+    from cusearch_async.models import generation_config, why_not_saved  # noqa: PLC0415  (transformers only where it is needed)
+    from cusearch_async.rollout.prompting import (  # noqa: PLC0415  (the same)
+        EXAMPLE,
+        check_template,
+        first_ids,
+        generation_prompt,
+        has_template,
+        render,
+    )
+
+    arguments = config.model.chat_template
+    try:
+        check_template(config.environments(NoSearch()), tokenizer, arguments)
+    except ConfigError as error:
+        yield Finding("error", "chat template", str(error))
+        return
+    if not has_template(tokenizer):
+        first = tokenizer.decode(first_ids(tokenizer))
+        yield Finding("ok", "chat template", f"none; prompts are plain text{f' after {first!r}' if first else ''}")
+    elif render(tokenizer, EXAMPLE, arguments) == render(tokenizer, EXAMPLE, arguments, prompts=False):
+        text = (
+            "add_generation_prompt changes nothing in it, so the policy may have to begin its turns by itself: prompts "
+            f"end in {generation_prompt(tokenizer, arguments)!r} after the question; correct the tokenizer's template"
+        )
+        yield Finding("warning", "chat template", text)
+    else:
+        text = f"prompts end in {generation_prompt(tokenizer, arguments)!r} after the question"
+        yield Finding("ok", "chat template", text)
+    reason = why_not_saved(generation_config(config.model.location))
+    if reason is not None:
+        text = f"checkpoints keep only its token ids, since transformers refuses to save it: {reason}"
+        yield Finding("warning", "generation_config.json", text)
 
 
 def batch(config: Config) -> Iterator[Finding]:
