@@ -16,7 +16,7 @@ from transformers.utils import cached_file, logging
 from cusearch_async.errors import ConfigError, first_line
 
 QUANTISED_BY = ("quant_config.json", "quantize_config.json", "hf_quant_config.json")
-"""Files of AWQ, GPTQ and ModelOpt, beside a config.json that may say nothing of it."""
+"""Files of AWQ, GPTQ and ModelOpt, next to a config.json that may say nothing of it."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -111,7 +111,7 @@ def vocab_size(path: str) -> int:
 
 def read_config(path: str, key: str = "model.path") -> Any:
     """A model's config.json. Raises: ConfigError when it cannot be read, or when the model is multimodal (such a model
-    has its text config inside another one), quantised or needs code of its own, which learner and engines do not
+    has its text config inside another one), quantised or needs custom code, which learner and engines do not
     support."""
     refuse_missing_folder(path, key)
     try:

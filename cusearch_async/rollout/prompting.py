@@ -122,8 +122,8 @@ def build_prompt(tokenizer: Any, prompt: Quoted, arguments: Mapping[str, Any] = 
 def check_template(
     environments: Mapping[str, Environment], tokenizer: Any, arguments: Mapping[str, Any] = NO_ARGUMENTS
 ) -> None:
-    """Raises: ConfigError when the prompts of the environments would not hold the question, or the template knows one
-    of its `arguments` not."""
+    """Raises: ConfigError when the prompts of the environments would not hold the question, or the template has no
+    such argument as one of `arguments`."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
     for name in arguments:
         if not re.search(rf"\b{re.escape(name)}\b", template):

@@ -85,8 +85,9 @@ def chat(config: Config, tokenizer: Any) -> Iterator[Finding]:
         yield Finding("ok", "chat template", f"none; prompts are plain text{f' after {first!r}' if first else ''}")
     elif render(tokenizer, EXAMPLE, arguments) == render(tokenizer, EXAMPLE, arguments, prompts=False):
         text = (
-            "add_generation_prompt changes nothing in it, so the policy may have to begin its turns by itself: prompts "
-            f"end in {generation_prompt(tokenizer, arguments)!r} after the question; correct the tokenizer's template"
+            "add_generation_prompt changes nothing in it, so the policy may have to write the beginning of its turns: "
+            f"prompts end in {generation_prompt(tokenizer, arguments)!r} after the question; correct the template in "
+            "the tokenizer's files"
         )
         yield Finding("warning", "chat template", text)
     else:
