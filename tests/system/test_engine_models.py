@@ -78,9 +78,9 @@ def test_a_turn_ends_at_a_tag_that_is_a_special_token_and_at_one_that_is_not(atl
     ]
     file.write_text(json.dumps(known))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    assert "</search>" in tokenizer.all_special_tokens
-    assert len(tokenizer("</answer>")["input_ids"]) > 1
     end = tokenizer.convert_tokens_to_ids("</search>")
+    assert tokenizer.decode([end], skip_special_tokens=True) == ""
+    assert len(tokenizer("</answer>")["input_ids"]) > 1
     prompt = tokenizer("Question: What is the currency of the country of Pinsk?\n")["input_ids"]
 
     async def session() -> None:
