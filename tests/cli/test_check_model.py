@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from cusearch_async.cli import check
+from cusearch_async.cli.preflight.device import Device
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.shapes import shape_of
 from cusearch_async.config import STARTER, load_config
@@ -25,7 +26,7 @@ def model(tmp_path: Path) -> Path:
 
 def findings(model: Path, *overrides: str) -> dict[str, Finding]:
     config = load_config(Path("atlas"), ["--model.path", str(model), *overrides])
-    return {finding.what: finding for finding in check.check(config, shape_of(config.model), 80 << 30)}
+    return {finding.what: finding for finding in check.check(config, shape_of(config.model), Device(80.0, "as the test says"))}
 
 
 def change(file: Path, **settings: Any) -> None:

@@ -147,7 +147,7 @@ def test_the_lengths_of_prompts_are_told_where_a_config_names_the_tokenizer(cuse
 
 
 def test_a_prompt_that_a_run_cannot_make_is_a_problem_of_its_row(cusearch, write, monkeypatch):
-    def refuse(tokenizer, prompt):
+    def refuse(tokenizer, prompt, arguments):
         raise EpisodeFailed(f"cannot ask {prompt.text}")
 
     monkeypatch.setattr("cusearch_async.rollout.prompting.build_prompt", refuse)
