@@ -248,6 +248,8 @@ class Engine:
             if is_staged:
                 await self._llm.collective_rpc("take_staged")
             elif manifest.adapter is None:
+                if self._stages:
+                    await self._llm.collective_rpc("forget_kernels")
                 await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
             else:
                 if not await self._llm.add_lora(LoRARequest(*ADAPTER, str(directory), load_inplace=True)):

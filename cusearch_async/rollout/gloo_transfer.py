@@ -14,6 +14,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
+from cusearch_async.rollout.staging import forget_kernels
 from cusearch_async.transport.gloo import GlooGroup
 
 
@@ -64,6 +65,7 @@ class GlooTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):  #
         self._received = tuple(zip(update_info.names, tensors, strict=True))
 
     def finish_weight_update(self) -> None:
+        forget_kernels(self.model)
         initialize_layerwise_reload(self.model)
         self.model.load_weights(self._received)
         finalize_layerwise_reload(self.model, self.model_config)

@@ -38,12 +38,10 @@ class StagesWeights:
 
     def stage_weights(self, file: str) -> bool:
         """Begin to load a safetensors file of the whole model. False, and nothing is begun, for a model with other
-        packed layers than linear ones, such as experts: what those keep is not known here. vLLM's own `reload_weights`
-        may come then."""
+        packed layers than linear ones, such as experts: what those keep is not known here."""
         runner = self.model_runner
         methods = {type(getattr(layer, "quant_method", None)) for layer in runner.get_model().modules()}
         if not methods <= {NoneType, UnquantizedLinearMethod, UnquantizedEmbeddingMethod}:
-            forget_kernels(runner.get_model())
             return False
         self.staged = LOADER.submit(loaded_shadow, runner.get_model(), runner.model_config, file)
         return True
@@ -54,6 +52,10 @@ class StagesWeights:
             return False
         self.staged.result()
         return True
+
+    def forget_kernels(self) -> None:
+        """Before vLLM's own `reload_weights`, in its pause: the model cannot be used in between."""
+        forget_kernels(self.model_runner.get_model())
 
     def take_staged(self) -> None:
         """The model has the new weights from now on."""

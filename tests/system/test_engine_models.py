@@ -51,12 +51,14 @@ def test_an_engine_has_all_that_is_published(atlas_config, tmp_path, kind, setti
     async def body(engine, tokenizer):
         text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
         policy = load_causal_lm(str(tmp_path / "model"), "float32")
+        turns = [asyncio.create_task(engine.generate([*text, i], 300, 1.0, i, STOPS)) for i in range(4)]
         for version in range(2):
             shaken(policy, 1 + version)
             tensors = {name: tensor.detach().clone() for name, tensor in saved_tensors(policy)}
             tensors |= {other: tensors[name] for other, name in tied_names(policy).items()}
             canary = Canary(text, logprobs_of(policy, text), 1e-3)
             await engine.load(store, store.publish(version, 1, as_in_files(policy, tensors), canary), check=True)
+        await asyncio.gather(*turns)
         np.testing.assert_allclose(await engine.score([*text, 6]), logprobs_of(policy, [*text, 6]), atol=1e-3)
 
     with_engine(atlas_config, tmp_path, model, body)
