@@ -313,7 +313,8 @@ def refuse_missing_folder(path: str, key: str) -> None:
 def _unloadable(path: str, key: str, what: str, error: Exception) -> str:
     """Why `what` is not there; for a path that may be a folder or a Hub id, what it was tried as."""
     has = "has" if Path(path).is_dir() else "is no folder here, and as a Hub id it has"
-    return f"{key} {path!r} {has} no {what}: {first_line(error)}"
+    reason = first_line(error) if isinstance(error, OSError) else " ".join(str(error).split())
+    return f"{key} {path!r} {has} no {what}: {reason}"
 
 
 def is_local(path: str) -> bool:
