@@ -26,7 +26,6 @@ SCRIPTS = {
         "if id ~= ARGV[3 + i] then return false end",
         "",
     ),
-    "more is taken than was checked": (lua("claim", "buffer"), "if #ids ~= #ARGV - 3 then return false end", ""),
     "what is not granted yet is requeued": (
         lua("claim"),
         "key('next_ticket'))) or 0) - 1)",
