@@ -155,7 +155,7 @@ class Fleet:
         retriever = self._config.retriever
         wanted: list[tuple[str, str, type[CusearchError]]] = [("the retriever", retriever.url, RetrievalUnavailable)]
         if is_listening(retriever.url):
-            log.info("using the retriever that listens at %s already, whatever its corpus is", retriever.url)
+            log.info("reusing the retriever already running at %s", retriever.url)
         else:
             _refuse_remote("retriever.url", retriever.url)
             self.start_worker("retriever", "retriever")

@@ -272,7 +272,7 @@ def test_a_retriever_that_is_there_already_is_used_and_named(config, caplog):
     with socket.create_server(("127.0.0.1", int(config.retriever.url.rpartition(":")[2]))):
         fleet._start_retriever()
     assert fleet.children == {}
-    assert f"using the retriever that listens at {config.retriever.url} already" in caplog.text
+    assert f"reusing the retriever already running at {config.retriever.url}" in caplog.text
 
 
 def test_a_folder_has_one_launch_at_a_time(fleet, config, atlas_config):
