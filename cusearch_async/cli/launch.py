@@ -37,7 +37,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
     started = time.monotonic()
     run_folder.refuse_others(config.folder, config.run.name)
-    changes_since_last_start(config, arguments.accept_changes)  # before anything starts; the learner logs them
     done = live.newest_checkpoint(config)
     if done is not None and is_complete(done.state.step, config) and not done.torn():
         console.print(
@@ -46,6 +45,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         )
         live.print_results(config, done, console)
         return
+    changes_since_last_start(config, arguments.accept_changes)  # before anything starts; the learner logs them
     run_folder.refuse_if_held(config.folder)
     if is_listening(config.redis.url):
         asyncio.run(refuse_other_run(config))

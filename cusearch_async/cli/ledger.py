@@ -22,7 +22,9 @@ from cusearch_async.transport.interface import Audit, Ledger
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
-    parser.add_argument("--quick", action="store_true", help="read counters only; do not scan the keys (scanning blocks Redis)")
+    parser.add_argument(
+        "--quick", action="store_true", help="read counters only; do not scan the keys (scanning blocks Redis)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_trust(parser)
     parser.set_defaults(run=run)

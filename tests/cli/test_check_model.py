@@ -26,7 +26,10 @@ def model(tmp_path: Path) -> Path:
 
 def findings(model: Path, *overrides: str) -> dict[str, Finding]:
     config = load_config(Path("atlas"), ["--model.path", str(model), *overrides])
-    return {finding.what: finding for finding in check.check(config, shape_of(config.model), Device(80.0, "as the test says"))}
+    return {
+        finding.what: finding
+        for finding in check.check(config, shape_of(config.model), Device(80.0, "as the test says"))
+    }
 
 
 def change(file: Path, **settings: Any) -> None:

@@ -113,7 +113,8 @@ def test_a_missing_key_is_reported_and_never_shown(backend, key, monkeypatch):
         ("train.parquet", "PAR1 and then nothing", "cannot read"),
         ("train.jsonl", "", "holds no questions"),
         ("train.jsonl", '{"question": "who"}\n', "'golden_answers' must be a list"),
-        ("train.csv", "question,golden_answers\n", "give .parquet or .jsonl"),
+        ("train.csv", "question,golden_answers\n", "holds no questions"),
+        ("train.toml", "", "is a .toml file; give one of .parquet, .jsonl"),
         (
             "train.jsonl",
             '{"question": "' + "who " * 2000 + '", "golden_answers": ["me"]}\n',

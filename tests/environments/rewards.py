@@ -10,6 +10,11 @@ async def half(episode: Episode, score: Score) -> float:
     return 0.5
 
 
+def by_rollout(episode: Episode, score: Score) -> float:
+    """Siblings differ, whatever a policy does."""
+    return float(episode.rollout % 2)
+
+
 def broken(episode: Episode, score: Score) -> float:
     """As one that is asked without its environment variable."""
     raise KeyError("JUDGE_URL")

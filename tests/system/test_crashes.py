@@ -116,7 +116,9 @@ def uninterrupted(whole_run: Lives) -> dict[str, torch.Tensor]:
 
 def replay(folder: Path, step: int, log: Path) -> tuple[int, str]:
     """Exit status and output of `cusearch replay --update`."""
-    process = Forked(["cusearch_async.cli.main", "replay", str(folder), "--step", str(step), "--update"], log, {})
+    process = Forked(
+        ["cusearch_async.cli.main", "replay", str(folder), "--step", str(step), "--update", "--trust"], log, {}
+    )
     output, _ = process.communicate(timeout=120 * SLOW)
     return process.returncode, output
 
