@@ -5,7 +5,8 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --requeue
-# Nodes 1 and 2: the learner; nodes 3 and 4: a retriever and eight workers each; Redis on node 1.
+# Nodes 1 and 2: the learner; nodes 3 and 4: a retriever and eight workers each; on node 1 also Redis, and a retriever that
+# the learner asks what it serves.
 # Before: export CUSEARCH_REDIS_PASSWORD and CUSEARCH_RANKS_SECRET, each to a random text of your own.
 set -euo pipefail
 : "${CUSEARCH_REDIS_PASSWORD:?export a password for Redis}" "${CUSEARCH_RANKS_SECRET:?export a secret for the ranks}"
@@ -25,6 +26,9 @@ mkdir -p /shared/redis
 on "$HEAD" 1 'printf "%s\n" "requirepass $CUSEARCH_REDIS_PASSWORD" "bind * -::*" "dir /shared/redis" "appendonly yes" \
     "maxmemory-policy noeviction" | redis-server -'
 REDIS=$!
+
+on "$HEAD" 1 '$START retriever $SETTINGS'
+RETRIEVER=$!
 
 # Each worker takes a GPU of its node that no other worker has. One that fails is started again; when the run has ended,
 # each ends with status 0.
@@ -46,6 +50,6 @@ LEARNER=$!
 
 STATUS=0
 wait $LEARNER || STATUS=$?
-kill $WORKERS $REDIS
+kill $WORKERS $RETRIEVER $REDIS
 wait
 exit $STATUS
