@@ -32,7 +32,6 @@ def run(config: Config, accept_changes: bool = False) -> None:
         lock = gpu_lock(config, "learner") if ranks.is_leader else None
         if lock is not None:
             asyncio.run(lock.take())
-        ranks.gather("")  # no rank loads anything before
         if ranks.is_leader:
             _lead(config, ranks, lock, tokenizer, accept_changes)
         else:
@@ -44,6 +43,7 @@ def _lead(config: Config, ranks: Ranks, lock: GpuLock | None, tokenizer: Any, ac
     for folder in config.folders:
         run_folder.mark(folder, config.run.name)
     contract = asyncio.run(_agreed(config, contract_of(config, questions.all, tokenizer), accept_changes))
+    ranks.tell(b"begin")  # the others load nothing before, and wait in no collective, whose time is limited
     with run_folder.hold_as_learner(config.folder):
         lead(Learner, open_buffer, ranks, questions, contract, config, accept_changes, lock)
 
@@ -63,6 +63,7 @@ def _follow(config: Config, ranks: Ranks) -> None:
     die_with_parent(signal.SIGKILL)
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
+    ranks.listen()
     learner = Learner(config, ranks)
     newest = ranks.listen().decode()
     if newest:
