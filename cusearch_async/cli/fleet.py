@@ -27,7 +27,7 @@ from cusearch_async.lifecycle.gpus import Gpus, divide
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.training.provenance import COMMAND
-from cusearch_async.training.starts import checkpoints_of
+from cusearch_async.training.starts import checkpoints_of, read_starts, read_stop
 from cusearch_async.transport.server import holding_data, is_listening, own_server
 
 log = logging.getLogger(__name__)
@@ -182,12 +182,13 @@ class Fleet:
 
     def start_run(self, accept_changes: bool = False) -> None:
         """Start the learner, the rollout workers and, with eval.every, the evaluator. With `accept_changes` the learner
-        takes over first: until then Redis holds the old run contract, and the other processes would be refused."""
+        takes over first: until then Redis holds the old run contract, and the other processes would be refused. So it
+        does in a run that was finished, where they would end at once."""
         starts = self._config.folder / "starts"
         before = set(starts.glob("*.json"))
         options = [*_gpu_option(self._gpus.learner), *(["--accept-changes"] if accept_changes else [])]
         self.start_worker("learner", "learner", {COMMAND: shlex.join(sys.argv)}, options)
-        if accept_changes:
+        if accept_changes or self._was_finished():
             with log_waiting(log, "waiting for the learner to take over the run"):
                 self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))
         if self._config.eval.every:
@@ -195,6 +196,12 @@ class Fleet:
         for index, gpus in enumerate(self._gpus.workers):
             own = {"CUSEARCH_WORKER_INDEX": str(index)}
             self.start_worker(f"rollout-{index}", "rollout", own, _gpu_option(gpus))
+
+    def _was_finished(self) -> bool:
+        """Whether the last learner of this folder had done all its steps."""
+        starts = read_starts(self._config.folder)
+        stop = read_stop(self._config.folder, starts[-1].epoch) if starts else None
+        return stop is not None and stop.outcome == "finished"
 
     def start_worker(
         self, name: str, module: str, env: dict[str, str] | None = None, options: Sequence[str] = ()
