@@ -6,11 +6,11 @@ modules are searched in the current folder too."""
 from __future__ import annotations
 
 import argparse
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cusearch_async.config.toml import read_toml
 from cusearch_async.errors import ConfigError
 from cusearch_async.run_folder import MARKER
 
@@ -71,8 +71,8 @@ def _configs(arguments: argparse.Namespace) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Empty for a file that is no TOML: the command itself says so."""
+    """As the command itself will read it. Empty for one that is not there, or has no TOML: the command says so."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_toml(path, "config")
+    except (FileNotFoundError, ConfigError):
         return {}

@@ -88,6 +88,13 @@ def test_whatever_names_code_is_refused(foreign, monkeypatch, key):
     assert not (foreign / "was_here").exists()
 
 
+def test_a_byte_order_mark_hides_no_code(foreign, monkeypatch):
+    name_code(foreign, "environment.search.reward")
+    path = foreign / "config.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert "names code, environment.search.reward = 'theirs:reward'" in run(monkeypatch, "config", "config.toml")
+
+
 def test_code_that_is_trusted_is_imported(foreign, monkeypatch, capsys):
     name_code(foreign, "environment.search.reward")
     monkeypatch.setattr(sys, "argv", ["cusearch", "config", "config.toml", "--trust"])
