@@ -69,10 +69,10 @@ class SearchClient:
         """The behaviour of a retriever that does not report it."""
         self._behaviour = self._default_behaviour
         self._is_behaviour_known = False
-        self._was_asked = False
-        """Whether `serves` is known: it is what the retriever said first."""
         self.serves: str | None = None
-        """What the retriever says that it serves; None when it does not say."""
+        """What the retriever says that it serves; None when it does not say. Fixed by the first search that it
+        answers."""
+        self._has_answered = False
         self._health: InFlight[str, None] = InFlight()
         self._searches: InFlight[tuple[str, Context | None], list[str]] = InFlight()
         self._one_at_a_time = asyncio.Lock()
@@ -251,8 +251,7 @@ class SearchClient:
                 raise _status_error(response, await _error_text(response))
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise ValueError(f"the answer is compressed ({response.headers['Content-Encoding']}), unasked")
-            if protocol.SERVES in response.headers:
-                self._refuse_another(response.headers[protocol.SERVES])
+            self._refuse_another(response.headers.get(protocol.SERVES))
             answer = await _read(response, self._settings.max_answer_mib << 20)
         if answer is None:
             raise SearchRefused(
@@ -260,7 +259,9 @@ class SearchClient:
                 f"({self._settings.max_answer_mib}); shorten its passages, or raise this limit"
             )
         longest = self._episode.max_observation_characters
-        return [without_surrogates(text[:longest]) for text in self._decoded(answer)]
+        contents = self._decoded(answer)
+        self._has_answered = True
+        return [without_surrogates(text[:longest]) for text in contents]
 
     def _decoded(self, answer: bytes) -> list[str]:
         """Contents of the first `topk` documents. Raises: ConfigError for documents in another form, until there was
@@ -297,18 +298,22 @@ class SearchClient:
         except TimeoutError as error:
             raise TimeoutError("GET /health") from error
         self._behaviour = protocol.decode_health(answer or b"") or self._default_behaviour
-        if not self._was_asked:
-            self.serves, self._was_asked = self._behaviour.serves, True
-        self._refuse_another(self._behaviour.serves)
+        serves = self._behaviour.serves
+        if not self._has_answered:
+            self.serves = serves
+        elif self.serves and not serves:  # a gateway, while its backend starts
+            raise ValueError("GET /health no longer says what is served")
+        self._refuse_another(serves)
         self._is_behaviour_known = True
 
     def _refuse_another(self, serves: str | None) -> None:
-        """Groups must not mix searches of two corpora. Raises: ContractMismatch."""
-        if serves != self.serves:
+        """Groups must not mix searches of two corpora. Raises: ContractMismatch when something else is served than
+        before; who says nothing, like a gateway that drops the header, is no other retriever."""
+        if serves is not None and serves != self.serves:
+            before = f"it served {self.serves}" if self.serves else "it did not say what it serves"
             raise ContractMismatch(
-                f"the retriever at {self._settings.url} serves {serves or 'not reported'} now, and before "
-                f"{self.serves or 'not reported'}; start that one again, or restart the learner with {ACCEPT_CHANGES} "
-                "and then the workers"
+                f"the retriever at {self._settings.url} serves {serves} now, and before {before}; start that one "
+                f"again, or restart the learner with {ACCEPT_CHANGES} and then the workers"
             )
 
     async def _log_outage(self) -> None:
