@@ -93,9 +93,9 @@ async def train(
     if step == config.run.steps:
         await buffer.finish()
     report.close()
-    if start.step < step == config.run.steps and not has_learned:
+    if start.step == 0 < step == config.run.steps and not has_learned:
         raise NothingLearned(
-            f"no trajectory of the {step - start.step} steps had an advantage: within each group all rewards were "
+            f"no trajectory of the {step} steps had an advantage: within each group all rewards were "
             "equal, so the policy is what it was before them; check the reward, and whether the questions are all too "
             "hard or all too easy"
         )
