@@ -25,7 +25,7 @@ ANSWERS = (
 """The first that a row has holds its gold answers; lists in the others, and in extra_info, add to them."""
 _ALIASES = re.compile(
     r"(?:gold(?:en)?_)?(?:answers?_|o_|obj(?:ect)?_|target_)?alias(?:es)?|answers?_(?:variants|alternatives|synonyms)"
-    r"|(?:alt|alternate|alternative|acceptable|accepted|additional|other|possible|valid|correct)_answers?"
+    r"|(?:alt|alternate|alternative|acceptable|accepted|additional)_answers?"
 )
 """Other spellings of the gold answer: MuSiQue's `answer_aliases`, PopQA's `o_aliases` (of the object, not `s_aliases`
 of the subject)."""
