@@ -78,8 +78,8 @@ class Section(Settings):
     model_config = ConfigDict(extra="forbid", validate_default=True, coerce_numbers_to_str=True)
 
 
-_SECRET = re.compile(r"pass|token|secret|auth|(^|_|-|i)key$", re.IGNORECASE)
-"""In names of a URL's query; `ssl_keyfile` is none."""
+_SECRET = re.compile(r"(?:.*[_-])?(?:pass(?:word|wd)?|token|secret|auth|api_?key|key)", re.IGNORECASE)
+"""Names of a URL's query; `ssl_keyfile` and `max_tokens` are none."""
 _WITHOUT = "the service must take requests without one"
 
 
@@ -88,7 +88,7 @@ def refuse_secrets(url: str, remedy: str, *, takes_user: bool = False) -> None:
     `remedy` says where it belongs."""
     login, at, _ = (url.partition("//")[2] or url).rpartition("@")
     asked = parse_qs(url.partition("?")[2], keep_blank_values=True)
-    if (at and (not takes_user or ":" in login)) or any(_SECRET.search(name) for name in asked):
+    if (at and (not takes_user or ":" in login)) or any(_SECRET.fullmatch(name) for name in asked):
         raise ValueError(f"url must not hold a password; {remedy}")
 
 
