@@ -221,7 +221,7 @@ MUTANTS = {
     "nothing is counted again": (lua("recover", "damage"), "redis.call('UNLINK', key('depth_by_version'))", ""),
     "a quarantined one counts in its group": (lua("quarantine", "operators"), "- #missing(ticket)", ""),
     "a quarantined one is not played again": (lua("quarantine", "claims"), "    fail_attempt(ticket)\n", ""),
-    "the quarantine grows for ever": (lua("common", "buffer"), "> 1000 then", "> 10000 then"),
+    "the quarantine grows for ever": (lua("quarantining", "buffer"), "> 1000 then", "> 10000 then"),
     "a checkpoint forgets one pool too many": (lua("checkpoint"), "checkpoint, step - 1 do", "checkpoint, step do"),
     "the staleness is not checked": (CHECKS, "staleness > limits.max_staleness", "False"),
     "the future is not checked": (CHECKS, "or newest > step", ""),

@@ -20,9 +20,11 @@ SCRIPTS = (
     "learner",
     "audit",
 )
+_QUARANTINING = ("recover", "quarantine")
 
 
 def script(name: str) -> str:
-    """The shared code lua/common.lua, followed by lua/NAME.lua."""
+    """The shared code lua/common.lua, and lua/quarantining.lua where it is needed, followed by lua/NAME.lua."""
     folder = resources.files("cusearch_async.transport") / "lua"
-    return "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
+    parts = ("common", *(("quarantining",) if name in _QUARANTINING else ()), name)
+    return "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)

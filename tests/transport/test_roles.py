@@ -74,12 +74,6 @@ def test_a_key_that_the_scripts_of_workers_use_is_theirs_to_write_or_known_as_an
     """Also where Redis is too old to try it."""
     used = {name for part in SCRIPTS_OF_WORKERS for name in re.findall(r"key\('([\w-]+)", script(part))}
     others = {"limits", "contract", "sizes", "memory"}
-    others |= {
-        "quarantine",
-        "quarantine-order",
-        "quarantined",
-        "quarantined-payload",
-    }  # common.lua has them for learners
     assert used - {name.partition(":")[0] for name in WRITTEN_BY_WORKERS} == others
 
 
