@@ -48,12 +48,16 @@ class Users:
     """Who has a GPU, in words; each is empty for nobody."""
 
     worker: str
-    other: str
-    """A learner or evaluator."""
+    learner: str
+    evaluator: str
 
     @property
     def any(self) -> str:
-        return self.worker or self.other
+        return self.worker or self.learner or self.evaluator
+
+    @property
+    def engine(self) -> str:
+        return self.worker or self.evaluator
 
 
 def list_gpus() -> Gpus:
@@ -135,8 +139,9 @@ def take_for_learner(config: Config, given: Gpus = ()) -> Gpus:
     with _alone():
         found = {} if chosen else _users(gpus)
         # what has "the learner of this run" is a rank of it, or the learner that it replaces
-        others = [user.other for user in found.values() if not user.other.endswith(_says("learner", config))]
-        taken = [user for user in (*others, *_not_sharing(config, found)) if user]
+        others = [user.learner for user in found.values() if not user.learner.endswith(_says("learner", config))]
+        engines = [] if may_share(config) else [user.engine for user in found.values()]
+        taken = [user for user in (*others, *engines) if user]
         if taken:
             raise ConfigError(f"{'; '.join(taken)}; stop it, or name other GPUs in learner.gpus or with --gpu")
         _share(gpus, "learner", config)
@@ -182,18 +187,13 @@ def _preferred(config: Config, there: Gpus) -> Gpus:
     one, those that no worker has."""
     users = _users(there)
     free = [gpu for gpu in there if not users[gpu].any]
-    shared = [gpu for gpu in there if users[gpu].other and not users[gpu].worker]
+    shared = [gpu for gpu in there if users[gpu].any and not users[gpu].worker]
     return (*free, *(shared if may_share(config) else ()))
 
 
-def _not_sharing(config: Config, users: dict[str, Users]) -> list[str]:
-    """The workers among `users`, unless the learner may share their GPUs."""
-    return [] if may_share(config) else [user.worker for user in users.values()]
-
-
 # --- locks --------------------------------------------------------------------------------------------
-# A GPU has two files: one worker locks the first, alone; learner and evaluator lock the second, several together,
-# because a config may give one GPU to them and to a worker.
+# A GPU has a file for each role: a worker locks its own alone; ranks of a learner, or evaluators, lock theirs together.
+# A config may give one GPU to all three.
 
 
 @contextmanager
@@ -218,16 +218,15 @@ def _folder() -> Path:
     return folder
 
 
-def _file(gpu: str, of_worker: bool) -> Path:
-    return _folder() / (re.sub(r"[^A-Za-z0-9-]", "_", gpu) + ("" if of_worker else ".shared"))
+def _file(gpu: str, role: Role) -> Path:
+    return _folder() / f"{re.sub(r'[^A-Za-z0-9-]', '_', gpu)}.{role}"
 
 
 def _lock(gpu: str, role: Role, config: Config, locks: ExitStack) -> bool:
     """Lock a GPU until `locks` are closed; False when another process has it."""
-    is_worker = role == "worker"
-    file = locks.enter_context(_file(gpu, is_worker).open("a+", encoding="utf-8"))
+    file = locks.enter_context(_file(gpu, role).open("a+", encoding="utf-8"))
     try:
-        fcntl.flock(file, (fcntl.LOCK_EX if is_worker else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_EX if role == "worker" else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     file.truncate(0)
@@ -249,11 +248,11 @@ def _says(role: Role, config: Config) -> str:
 
 
 def _users(gpus: Iterable[str]) -> dict[str, Users]:
-    return {gpu: Users(_user(gpu, of_worker=True), _user(gpu, of_worker=False)) for gpu in gpus}
+    return {gpu: Users(_user(gpu, "worker"), _user(gpu, "learner"), _user(gpu, "evaluator")) for gpu in gpus}
 
 
-def _user(gpu: str, of_worker: bool) -> str:
-    path = _file(gpu, of_worker)
+def _user(gpu: str, role: Role) -> str:
+    path = _file(gpu, role)
     if not path.exists():
         return ""
     with path.open(encoding="utf-8") as file:
@@ -290,10 +289,20 @@ def _too_few(config: Config, there: Gpus, users: Sequence[str]) -> str:
     taken = "".join(f"{user}; " for user in users if user)
     return (
         f"this machine has {len(there)} GPUs ({', '.join(there)}), too few for {config.learner.ranks_per_node} of the "
-        f"learner and {size} for each engine ({engines}); {taken}set rollout.vllm.gpu_memory_utilization, the share of "
-        "a GPU that an engine may take, and it can have the learner's; or name GPUs in learner.gpus, rollout.gpus and "
-        "eval.gpus"
+        f"learner and {size} for each engine ({engines}); {taken}{_advice(config)}, or name GPUs in learner.gpus, "
+        "rollout.gpus and eval.gpus"
     )
+
+
+def _advice(config: Config) -> str:
+    if not may_share(config):
+        return (
+            "set rollout.vllm.gpu_memory_utilization, the share of a GPU that an engine may take, and it can have the "
+            "learner's"
+        )
+    fewer = ["lower rollout.workers"] if config.rollout.workers > 1 else []
+    later = ["set eval.every to 0 and score checkpoints with cusearch eval"] if config.eval.every else []
+    return ", ".join((*fewer, *later)) or "lower learner.ranks"
 
 
 def _groups(config: Config, gpus: Iterable[str]) -> list[Gpus]:

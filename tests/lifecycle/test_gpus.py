@@ -195,6 +195,31 @@ def test_a_learner_does_not_join_a_worker_or_another_run_on_a_gpu(config_of, car
         take_for_learner(config_of("--run.name", "yours"))
 
 
+def test_a_learner_that_starts_again_is_not_refused_because_of_its_own_evaluator(config_of, cards):
+    cards("0")
+    config = config_of(*SHARE, "--eval.every", "1")
+    take_for_learner(config)
+    assert take_for_evaluator(config) == ("0",)
+    assert take_for_learner(config) == ("0",)
+    with pytest.raises(ConfigError, match=r"GPU 0 is taken by process \d+, the evaluator of run mine; stop it"):
+        take_for_learner(config_of())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "advice"),
+    [
+        (("--eval.every", "1"), "set rollout.vllm.gpu_memory_utilization, the share"),
+        ((*SHARE, "--eval.every", "1"), r"; set eval\.every to 0 and score checkpoints with cusearch eval, or name"),
+        ((*SHARE, "--rollout.workers", "2"), r"; lower rollout\.workers, or name"),
+        ((*TURNS, "--learner.ranks", "2"), r"; lower learner\.ranks, or name"),
+    ],
+)
+def test_what_is_set_is_not_advised(config_of, cards, overrides, advice):
+    cards("0")
+    with pytest.raises(ConfigError, match=advice):
+        split(config_of(*overrides))
+
+
 def test_an_evaluator_takes_what_nobody_has(config_of, cards):
     cards("0", "1", "2")
     config = config_of("--eval.every", "1")
