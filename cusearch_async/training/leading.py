@@ -40,6 +40,9 @@ from cusearch_async.transport.weights import WeightStore
 
 log = logging.getLogger(__name__)
 
+TAKE_OVER_S = 60.0
+"""For which another learner may be taking over the same folder; nothing else is done meanwhile."""
+
 
 class Leads(Trains, Protocol):
     """A learner, as its rank 0 needs it."""
@@ -169,7 +172,7 @@ async def take_over(
     accept_changes: bool,
 ) -> None:
     """Fence off earlier learners, and clear what they left half done. One learner at a time does so in a folder."""
-    with run_folder.hold_for_take_over(config.folder, config.run.wait_s):
+    with run_folder.hold_for_take_over(config.folder, TAKE_OVER_S):
         await refuse_another_buffer(buffer, config, accept_changes)
         earlier = await buffer.learner()
         least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
