@@ -43,13 +43,19 @@ class Starting:
     @contextmanager
     def reporting(self) -> Iterator[Starting]:
         """A worker that does not become ready is removed from the run at the end."""
-        thread = threading.Thread(target=lambda: asyncio.run(self._report()), name="starting", daemon=True)
+        thread = threading.Thread(target=self._try_to_report, name="starting", daemon=True)
         thread.start()
         try:
             yield self
         finally:
             self._ended.set()
             thread.join(timeout=BEAT_S)
+
+    def _try_to_report(self) -> None:
+        try:
+            asyncio.run(self._report())
+        except Exception as error:
+            log.warning("cannot tell the run that this worker is starting: %s: %s", type(error).__name__, error)
 
     async def _report(self) -> None:
         async with open_buffer(self._config, contract=self._contract) as buffer:
