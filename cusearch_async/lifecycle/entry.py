@@ -198,8 +198,8 @@ def known_error_message(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {error.strerror}; check the path, its permissions and the disk"
-    if isinstance(error, OSError) and error.errno in _FULL:  # of stdout: what writes files names them
-        return f"the output cannot be written: {error.strerror}; make room there, or send it elsewhere"
+    if isinstance(error, OSError) and error.errno in _FULL:  # of stdout, or of an open file
+        return f"nothing more can be written: {error.strerror}; make room on the disk, or send the output elsewhere"
     if isinstance(error, BaseExceptionGroup):
         found = (known_error_message(inner) for inner in error.exceptions)
         return next((inner for inner in found if inner is not None), None)

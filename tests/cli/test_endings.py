@@ -30,7 +30,8 @@ def test_a_full_device_is_named_in_one_line(command):
         done = end_of([*COMMAND, *command], stdout=full)
     assert done.returncode == 1
     assert done.stderr == (
-        "cusearch: the output cannot be written: No space left on device; make room there, or send it elsewhere\n"
+        "cusearch: nothing more can be written: No space left on device; make room on the disk, or send the output "
+        "elsewhere\n"
     )
 
 
