@@ -27,5 +27,5 @@ class RolloutConfig(Section):
     """CPU cores of the engines, divided among the workers; empty for all. What plays the episodes takes any core."""
     gpus: Numbers = ()
     """CUDA devices of the workers of a machine, `vllm.tensor_parallel_size` for each. A worker takes a group that no
-    other worker of this machine has. Empty: the first ones that nobody has."""
+    other worker of this machine has. Empty: the first free ones."""
     vllm: VllmConfig = VllmConfig()

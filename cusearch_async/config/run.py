@@ -140,7 +140,7 @@ class EvalConfig(Section):
     cores: Numbers = ()
     """CPU cores of the evaluator; empty for all."""
     gpus: Numbers = ()
-    """CUDA devices of the evaluator; empty for some that nobody has."""
+    """CUDA devices of the evaluator. Empty: the first free ones."""
     judge: JudgeConfig = JudgeConfig()
 
     def keeps(self, version: int) -> bool:

@@ -96,7 +96,7 @@ def _unanswerable(found: Checked) -> str:
         for question in found.questions
         if not can_be_answered(question)
     ]
-    said = f"{len(rows)} cannot be answered right, because scoring removes articles and punctuation ({_few(rows)})"
+    said = f"{len(rows)} can never be scored correct, because scoring removes articles and punctuation ({_few(rows)})"
     return said if rows else ""
 
 

@@ -50,7 +50,7 @@ def load_questions(sources: Sequence[str]) -> list[Question]:
     unanswerable = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
     if unanswerable:
         log.warning(
-            "%d of %d questions cannot be answered right: scoring removes articles and punctuation, and nothing is "
+            "%d of %d questions can never be scored correct: scoring removes articles and punctuation, and nothing is "
             "left of their gold answers (%s)",
             *(
                 len(unanswerable),

@@ -22,8 +22,8 @@ class _Reason:
     text: str
     """As it was said first; others may have other numbers in it."""
     count: int = 0
-    unsaid: int = 0
-    said_at: float = float("-inf")
+    unlogged: int = 0
+    logged_at: float = float("-inf")
 
 
 class Failures:
@@ -41,19 +41,19 @@ class Failures:
             pattern = kind
         reason = self._reasons.setdefault(pattern, _Reason(why))
         reason.count += 1
-        reason.unsaid += 1
-        if time.monotonic() - reason.said_at < LOG_EVERY_S:
+        reason.unlogged += 1
+        if time.monotonic() - reason.logged_at < LOG_EVERY_S:
             return
         if reason.count == 1:
             log.warning("episode %d:%d failed, its ticket will be requeued: %s", ticket, rollout, why)
-            reason.unsaid, reason.said_at = 0, time.monotonic()
+            reason.unlogged, reason.logged_at = 0, time.monotonic()
         else:
             _log(reason)
 
     def finish(self) -> None:
         """Log what has not been logged yet."""
         for reason in self._reasons.values():
-            if reason.unsaid:
+            if reason.unlogged:
                 _log(reason)
 
     @property
@@ -64,5 +64,5 @@ class Failures:
 
 
 def _log(reason: _Reason) -> None:
-    log.warning("failed episodes: %d more, %d in total: %s", reason.unsaid, reason.count, reason.text)
-    reason.unsaid, reason.said_at = 0, time.monotonic()
+    log.warning("failed episodes: %d more, %d in total: %s", reason.unlogged, reason.count, reason.text)
+    reason.unlogged, reason.logged_at = 0, time.monotonic()

@@ -51,7 +51,7 @@ class PatientLoader:
         """Attempts to load it, all in vain."""
         self._next_try = 0.0
         self._idle_since: float | None = None
-        self._said_at = float("-inf")
+        self._logged_at = float("-inf")
 
     @property
     def is_failing(self) -> bool:
@@ -84,7 +84,7 @@ class PatientLoader:
                 f"{error}; no other version was announced for {self._patience_s:g} s; start the learner again, it "
                 "publishes its weights under a new name"
             ) from error
-        if now - self._said_at > LOG_EVERY_S:
-            self._said_at = now
+        if now - self._logged_at > LOG_EVERY_S:
+            self._logged_at = now
             kept = self._engine.loaded or "nothing loaded"
             log.warning("%s; continuing with %s, will try again", error, kept)

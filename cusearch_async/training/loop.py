@@ -52,7 +52,7 @@ async def train(
 
     Waits for a complete pool; unblocked by the workers' `put`. Weights and checkpoints are written behind the next
     update. Ends after run.steps, or before the next step once `stop` is set, with a checkpoint of what is committed;
-    after a failure the run goes on from its newest one. Raises: NothingLearned when none of its steps had an advantage,
+    after a failure the run resumes from its newest one. Raises: NothingLearned when none of its steps had an advantage,
     or when all episodes of a pool have failed: the next start has them played again."""
     selector = Selector(config, questions, start.method)
     async with (

@@ -190,8 +190,8 @@ async def refuse_another_buffer(buffer: LearnerBuffer, config: Config, accept_ch
     if here != last.buffer and not accept_changes:
         raise ConfigError(
             f"run.folder {config.folder} was used by a learner of epoch {last.epoch} with Redis at {last.buffer}, and "
-            f"Redis at {here} knows nothing of it: with two, both would write into the folder. Set redis.url back; or, "
-            "when that Redis is gone and no learner of it is alive, start the learner with "
+            f"Redis at {here} has no record of it; two Redis servers would mix two runs in the folder. Set "
+            "redis.url back; or, when that Redis is gone and no learner of it is alive, start the learner with "
             f"{ACCEPT_CHANGES} to continue from the newest checkpoint"
         )
     log.warning("Redis at %s has no record of this folder's learner of epoch %d; continuing", here, last.epoch)

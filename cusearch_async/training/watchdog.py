@@ -34,17 +34,17 @@ class Watchdog:
         self._finished = -1
         self._moved_at = time.monotonic()
         self._step = -1
-        self._said_at = time.monotonic() - LOG_EVERY_S
+        self._logged_at = time.monotonic() - LOG_EVERY_S
 
     async def look(self, step: int) -> None:
         """Called while the learner waits for the pool of `step`. Raises: Stalled, with the report."""
         now = time.monotonic()
         if self._step not in (step, -1):  # a step was made: the run moves, and there is nothing to say
-            self._said_at = self._moved_at = now
+            self._logged_at = self._moved_at = now
             self._republish_at = REPUBLISH_S
         self._step = step
-        if now - self._said_at >= LOG_EVERY_S:
-            self._said_at = now
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
             log.info(
                 "waiting for the pool of step %d: %s", step, "; ".join(await explain(self._buffer, step, self._config))
             )
@@ -92,7 +92,7 @@ async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]
         if gone:
             found.append(f"no worker is alive (last seen: {gone})")
         elif launched_by():  # which ends when one of them does
-            found.append("the workers of this launch are starting")
+            found.append("this launch is starting its workers")
         else:
             found.append("no worker has joined yet; start one")
     for name, status in alive.items():

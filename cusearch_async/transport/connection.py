@@ -103,7 +103,7 @@ class Connection:
         self._settings = settings
         self._patience_s = patience_s
         self._stop = stop or asyncio.Event()
-        self._said_at = float("-inf")
+        self._logged_at = float("-inf")
 
     @property
     def timeout_s(self) -> float:
@@ -141,9 +141,9 @@ class Connection:
     def _say(self, error: Exception, began: float) -> None:
         """Log the outage every few seconds, once for all waiting commands."""
         now = time.monotonic()
-        if now - self._said_at < LOG_EVERY_S:
+        if now - self._logged_at < LOG_EVERY_S:
             return
-        self._said_at = now
+        self._logged_at = now
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + began + self._patience_s - now))
         log.warning(
             "Redis at %s down for %.0f s (%s); waiting until %s", self._address, now - began, first_line(error), until

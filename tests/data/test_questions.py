@@ -193,7 +193,7 @@ def test_questions_whose_gold_answers_are_blank_once_scored_are_counted_and_name
     other = ROW | {"golden_answers": ["The The", "a band"]}
     assert len(load_questions([write(*blank, other, name="train.jsonl")])) == 3
     (said,) = caplog.messages
-    assert said.startswith("2 of 3 questions cannot be answered right")
+    assert said.startswith("2 of 3 questions can never be scored correct")
     assert said.endswith("(nq/0, nq/1)")
 
 

@@ -325,7 +325,7 @@ def test_a_second_redis_for_one_folder_is_refused_before_the_learner_is_made(sce
         other.lead()
     assert re.fullmatch(
         r"run\.folder .*/run was used by a learner of epoch 1 with Redis at redis://127\.0\.0\.1:\d+/0 on .*, "
-        r"and Redis at redis://.* on .* knows nothing of it: .* start the learner with --accept-changes to continue .*",
+        r"and Redis at redis://.* on .* has no record of it; .* start the learner with --accept-changes to continue .*",
         str(refused.value),
     )
     assert other.events == []

@@ -77,7 +77,7 @@ async def test_a_worker_that_loads_its_engine_is_named_and_not_missed(config, mo
             assert (await buffer.workers())["w1"].is_alive
         await until_it_says(buffer, config, "no worker has joined yet; start one")
         monkeypatch.setenv(COMMAND, "cusearch launch atlas")
-        await until_it_says(buffer, config, "the workers of this launch are starting")
+        await until_it_says(buffer, config, "this launch is starting its workers")
         with Starting(config, "w1", contract).reporting() as starting:
             starting.does("loading vLLM")
             await until_it_says(buffer, config, "w1 is loading vLLM")
