@@ -144,8 +144,9 @@ def _draw(facts: Facts, number: int, city: str, world: World, needed: int) -> Ch
     return chain and replace(chain, world=world.name, is_first_given=is_given)
 
 
-def train_questions(world: World) -> list[Question]:
-    return [chain.question() for chain in chains("train", world)]
+@cache
+def train_questions(world: World) -> tuple[Question, ...]:
+    return tuple(chain.question() for chain in chains("train", world))
 
 
 def test_chains(per_length: int, world: World) -> list[Chain]:

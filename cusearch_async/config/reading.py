@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> Config:
 def _read(path: Path) -> dict[str, Any]:
     """Raises: ConfigError."""
     if not path.is_file():
-        path = shipped_configs().get(path.as_posix(), path)
+        path = _shipped().get(path.as_posix(), path)
     try:
         found = read_toml(path, "config file")
     except FileNotFoundError as error:
@@ -97,6 +98,11 @@ def _lay_over(values: dict[str, Any], later: dict[str, Any]) -> None:
 
 def shipped_configs() -> dict[str, Path]:
     """Name, like `atlas` or `paper/base` -> file."""
+    return dict(_shipped())
+
+
+@cache
+def _shipped() -> Mapping[str, Path]:
     return {
         path.relative_to(SHIPPED).as_posix().removesuffix(".toml"): path
         for path in sorted(SHIPPED.rglob("*.toml"))

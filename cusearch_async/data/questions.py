@@ -12,7 +12,7 @@ from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.questions import WORLDS, World, test_chains, train_questions
 from cusearch_async.config import Config
 from cusearch_async.data.files import HUB, locate, read_rows
-from cusearch_async.data.rows import Origin, can_be_answered, origin_of, parse_row
+from cusearch_async.data.rows import Origin, is_blank, origin_of, parse_row
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.corpus import Corpus
@@ -47,7 +47,8 @@ def load_questions(sources: Sequence[str]) -> list[Question]:
             for question in _questions_of(source, "data.source", origin)
         ]
     )
-    unanswerable = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
+    blank = {answer for answer in {a for question in questions for a in question.answers} if is_blank(answer)}
+    unanswerable = [f"{question.id:.80}" for question in questions if blank.issuperset(question.answers)]
     if unanswerable:
         log.warning(
             "%d of %d questions can never be scored correct: scoring removes articles and punctuation, and nothing is "
@@ -72,14 +73,23 @@ def load_run_questions(config: Config) -> RunQuestions:
         if not questions:
             raise ConfigError(f"environment.{label}: {settings.name} has no questions; set its source")
         prefix = f"{label}:" if len(config.environment) > 1 else ""
-        labelled = [replace(question, id=prefix + question.id, environment=label) for question in questions]
-        parts.append((settings.share, _unique(labelled)))
+        if prefix:
+            questions = [replace(question, id=prefix + question.id) for question in questions]
+        parts.append((settings.share, _unique(labelled(questions, label))))
     return RunQuestions(parts, config.run.seed)
 
 
 def load_eval_questions(config: Config) -> list[Question]:
     """Held-out questions, to be played in the environment that the config names; see `_held_out`."""
-    return [replace(question, environment=config.evaluated_in) for question in _held_out(config)]
+    return labelled(_held_out(config), config.evaluated_in)
+
+
+def labelled(questions: Sequence[Question], environment: str) -> list[Question]:
+    """The questions, as those of an environment."""
+    return [
+        question if question.environment == environment else replace(question, environment=environment)
+        for question in questions
+    ]
 
 
 def _held_out(config: Config) -> list[Question]:

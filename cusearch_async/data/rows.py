@@ -86,7 +86,12 @@ def parse_row(row: Row, origin: Origin, number: int) -> Question:
 def can_be_answered(question: Question) -> bool:
     """Whether any prediction can be right: scoring removes articles and punctuation, and of some gold answers
     ("The The", "!!!") nothing is left then."""
-    return any(normalize_answer(answer) for answer in question.answers)
+    return not all(is_blank(answer) for answer in question.answers)
+
+
+def is_blank(answer: str) -> bool:
+    """Whether scoring leaves nothing of it."""
+    return not normalize_answer(answer)
 
 
 def _identity(row: Row, place: dict[str, Any], origin: Origin, number: int) -> tuple[str, list[str]]:

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import shlex
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -107,10 +108,14 @@ def _processor() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that are installed."""
-    installed = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return installed
+    found = {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
+
+
+@cache
+def _version(package: str) -> str | None:
+    """None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

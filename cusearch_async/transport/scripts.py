@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import resources
 
 SCRIPTS = (
@@ -23,6 +24,7 @@ SCRIPTS = (
 _QUARANTINING = ("recover", "quarantine")
 
 
+@cache
 def script(name: str) -> str:
     """The shared code lua/common.lua, and lua/quarantining.lua where it is needed, followed by lua/NAME.lua."""
     folder = resources.files("cusearch_async.transport") / "lua"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.config import BACKENDS, Config, RetrieverConfig
 from cusearch_async.data.files import HUB, hub_place
-from cusearch_async.data.questions import file_of, has_held_out, load_questions
+from cusearch_async.data.questions import file_of, has_held_out, labelled, load_questions
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
@@ -56,7 +55,7 @@ def _questions(key: str, source: str, environment: str, config: Config, tokenize
     elif source not in WORLDS and not Path(source).exists():
         return Finding("not reachable", key, f"{source} does not exist")
     try:
-        questions = [replace(question, environment=environment) for question in load_questions([source])]
+        questions = labelled(load_questions([source]), environment)
         if tokenizer is not None:
             environments = config.environments(NoSearch())
             check_lengths(questions, environments, tokenizer, config.episode, config.model.chat_template)
