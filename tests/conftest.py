@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,10 @@ that is three times slower. CUSEARCH_SLOW=10 for one that is busier still."""
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 """Before torch is loaded: where several test processes share the cores, threads that wait by spinning take 15 times as
 long for small models as threads that sleep."""
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+"""What every worker and many tests start is compiled once, also where the environment says otherwise."""
 
 _ports = itertools.count()
 
@@ -61,7 +66,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(200_000, 20, 100)
 
 
 @pytest.fixture(autouse=True)

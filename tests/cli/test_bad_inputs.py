@@ -132,6 +132,7 @@ def test_bad_input(
         if "$locked" not in case.command:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of the modules in its folder
     command = shlex.split(Template(case.command).substitute(places))
     monkeypatch.setattr(sys, "argv", command)
     began, began_at = time.process_time(), time.monotonic()

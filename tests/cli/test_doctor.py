@@ -18,20 +18,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from packaging.specifiers import SpecifierSet
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from cusearch_async.cli import doctor
-from cusearch_async.cli.preflight import installed, machine, places, sizing
+from cusearch_async.cli.preflight import installed, machine, places
 from cusearch_async.cli.preflight.finding import Finding
-from cusearch_async.cli.preflight.shapes import published, read_shape
+from cusearch_async.cli.preflight.shapes import published
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import BufferUnavailable, ConfigError
 from cusearch_async.lifecycle import cuda
 from cusearch_async.transport.weights import WeightStore
 from tests.conftest import free_port
-from tests.fakes import STARTER
-from tests.system.test_learner import train
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper" / "base.toml"
 
@@ -390,28 +387,3 @@ def test_a_host_that_does_not_answer_costs_no_more_than_the_wait(monkeypatch):
     ended.set()
     monkeypatch.setattr(places, "ANSWER_S", 30)
     assert places.can_connect("https://hub.example")
-
-
-def tied_model(folder: Path) -> str:
-    settings = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = Qwen2Config(**settings, num_hidden_layers=2, vocab_size=16384, tie_word_embeddings=True)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(STARTER / name, folder)
-    return str(folder)
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    ("stage", "dtype", "tied"),
-    [(0, "float32", False), (0, "bfloat16", True), (1, "bfloat16", True), (3, "bfloat16", False)],
-)
-def test_the_sizes_on_disk_are_those_of_a_learner(tmp_path, stage, dtype, tied):
-    model = tied_model(tmp_path / "model") if tied else "atlas"
-    settings = ("--learner.zero_stage", str(stage), "--model.dtype", dtype, "--model.path", model)
-    train(tmp_path, "x", "--to-step", "1", "--save", str(tmp_path / "checkpoint"), settings=settings)
-    shape = read_shape(model if tied else str(STARTER))
-    written = sum(path.stat().st_size for path in (tmp_path / "checkpoint").rglob("*") if path.is_file())
-    assert written == pytest.approx(sizing.checkpoint_bytes(shape, dtype, stage), rel=0.05)
-    published = (tmp_path / "weights-x.safetensors").stat().st_size
-    assert published == pytest.approx(sizing.version_bytes(shape, dtype), rel=0.05)

@@ -43,6 +43,7 @@ def full(tmp_path):
     return path
 
 
+@pytest.mark.system
 def test_an_output_that_is_full_is_named_and_not_deleted(full):
     done = end_of([*COMMAND, "data", "convert", "atlas", "--output", str(full)])
     assert done.returncode == 1
@@ -71,7 +72,16 @@ runpy.run_module("cusearch_async.cli.main", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("at", ["argparse", "pydantic", "cusearch_async.cli.check", "transformers", "numpy"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        "argparse",
+        "pydantic",
+        "cusearch_async.cli.check",
+        pytest.param("transformers", marks=pytest.mark.system),
+        "numpy",
+    ],
+)
 def test_an_interrupt_while_libraries_are_imported_says_nothing(at):
     done = end_of([sys.executable, "-c", INTERRUPTED.format(at=at)])
     assert (done.returncode, done.stderr) == (130, "")

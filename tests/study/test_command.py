@@ -8,7 +8,7 @@ import pytest
 
 from cusearch_async.cli import study
 from cusearch_async.errors import ConfigError, StudyIncomplete
-from cusearch_async.study import running
+from cusearch_async.study import report, running
 from cusearch_async.study.tables import Tables
 from tests.study.one_study import fake_child
 from tests.study.studies import FILE, plan_of
@@ -31,6 +31,12 @@ def command(tmp_path, monkeypatch):
     return run
 
 
+@pytest.fixture
+def blank_figures(monkeypatch):
+    """For tests of which runs are made, and not of what is drawn of them."""
+    monkeypatch.setattr(report, "draw", lambda _curve, _variants, _tables, path: path.touch())
+
+
 def test_it_is_made_in_pieces_and_says_how_long_the_rest_takes(command, tmp_path, capsys):
     with pytest.raises(StudyIncomplete, match="3 runs are to do and 0 failed"):
         command(most=1)
@@ -50,6 +56,7 @@ def test_a_piece_of_no_run_is_refused(command):
         command(most=-1)
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_failed_run_is_made_again_on_demand_only(command, monkeypatch):
     monkeypatch.setenv("FAKE_LAUNCH", "fail")
     with pytest.raises(StudyIncomplete, match="0 runs are to do and 2 failed"):
@@ -60,6 +67,7 @@ def test_a_failed_run_is_made_again_on_demand_only(command, monkeypatch):
     assert set(command(retry_failed=True).statuses.values()) == {"done"}
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_report_makes_no_run_and_writes_the_csv_again(command, tmp_path):
     with pytest.raises(StudyIncomplete, match="no run yet"):
         command(report=True)

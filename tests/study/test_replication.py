@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,11 @@ MIDDLE = range(9, 16)
 """Learner steps in the middle of the training."""
 
 
+@cache
+def planned():
+    return read_plan(PLAN)
+
+
 @pytest.fixture(scope="module")
 def tables():
     return Tables.read(FOLDER)
@@ -41,7 +47,7 @@ def steps(tables):
 
 
 def test_the_report_is_that_of_the_tables(tables):
-    plan = read_plan(PLAN)
+    plan = planned()
     assert (FOLDER / "report.md").read_text(encoding="utf-8") == report_of(plan, tables)
     assert {path.name for path in FOLDER.glob("figures/*")} == set(figures_of(plan, tables))
 
@@ -69,7 +75,7 @@ HEADER = [
 
 def claims_table(tables):
     """A row for each claim and setting: the effects on both primary measures."""
-    plan = read_plan(PLAN)
+    plan = planned()
     tested = outcomes_of(plan, tables)
     lines = [HEADER, ["---"] * len(HEADER)]
     for last, area in zip(tested["em_last"], tested["em_area"], strict=True):
@@ -164,7 +170,7 @@ def test_what_the_pages_quote_is_in_the_report(tables):
 def usable_runs(tables):
     """The main part's runs, by run: method, engine, and of what they trained on the usable trajectories and by how much
     deeper than its pool it was."""
-    plan = read_plan(PLAN)
+    plan = planned()
     rows = {}
     for run in plan.of("methods"):
         steps = tables.steps_of(run)
@@ -204,7 +210,7 @@ def test_what_the_page_says_of_usable_trajectories(tables):
 
 def test_what_the_page_says_of_phase_0(tables):
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
-    plan = read_plan(PLAN)
+    plan = planned()
     runs = [run for run in plan.of("methods") if run.config.method.name == "sdga_phase"]
     steps = pd.concat([tables.steps_of(run).sort_values("step").assign(usable=usable_of(run, tables)) for run in runs])
     early = steps[steps["selection/phase"] == 0]
