@@ -39,6 +39,8 @@ _OUTAGE = (
 _OUTAGE_WORDS = ("READONLY", "OOM command", "MASTERDOWN", "LOADING", "MISCONF", "BUSY", "NOREPLICAS")
 """Errors that may go away: no answer, not the master, out of memory, disk full, another script running. Redis 6 wraps
 them in the error of a script, so the text is checked too."""
+_CLOSED = "the handler is closed"
+"""In uvloop's RuntimeError for a connection that was lost between two steps of the client; redis-py lets it through."""
 _REFUSALS = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
 _REFUSAL_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM", "user executing the script can't")
 
@@ -123,7 +125,7 @@ class Connection:
                 raise BufferUnavailable(
                     f"the server at {self._address} is not a Redis ({first_line(error)}); fix redis.url"
                 ) from error
-            except (*_OUTAGE, exceptions.ResponseError) as error:
+            except (*_OUTAGE, exceptions.ResponseError, RuntimeError) as error:
                 if _is_refusal(error):
                     raise self._refused(error) from error
                 if _is_cluster(error) or _has_no_database(error):
@@ -187,6 +189,8 @@ class Connection:
 
 
 def _is_outage(error: Exception) -> bool:
+    if isinstance(error, RuntimeError):
+        return _CLOSED in str(error)
     return isinstance(error, _OUTAGE) or any(word in str(error) for word in _OUTAGE_WORDS)
 
 

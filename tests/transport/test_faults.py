@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+import uvloop
 from redis import exceptions
 
 from cusearch_async.config import RedisConfig
@@ -363,8 +364,24 @@ async def test_what_may_pass_is_waited_for_and_what_will_not_is_named_at_once(er
     assert (client.asked > 1) == is_retried
 
 
-async def test_a_mistake_of_ours_is_not_taken_for_an_outage():
-    client = FailingClient(exceptions.ResponseError("ERR wrong number of arguments"))
-    with pytest.raises(exceptions.ResponseError, match="wrong number"):
+@pytest.mark.parametrize(
+    "error", [exceptions.ResponseError("ERR wrong number of arguments"), RuntimeError("there is no running event loop")]
+)
+async def test_a_mistake_of_ours_is_not_taken_for_an_outage(error):
+    client = FailingClient(error)
+    with pytest.raises(type(error), match=str(error)):
         await Connection(RedisConfig(), patience_s=1000).run(client.command)
     assert client.asked == 1
+
+
+def test_a_connection_that_uvloop_has_lost_before_it_was_used_is_an_outage():
+    async def write_to_a_lost_one() -> None:
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1")
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.transport.abort()
+        await asyncio.sleep(0)
+        server.close()
+        writer.writelines([b"PING"])
+
+    with pytest.raises(BufferUnavailable, match=r"cannot be reached .*the handler is closed"):
+        uvloop.run(Connection(RedisConfig(), patience_s=0.35).run(write_to_a_lost_one))
