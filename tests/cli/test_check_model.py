@@ -16,6 +16,8 @@ from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.shapes import shape_of
 from cusearch_async.config import STARTER, load_config
 
+pytestmark = pytest.mark.system  # each is a whole check of a model
+
 SWITCH = "{{ messages[0].content }}{% if add_generation_prompt %}<a>{{ hint }}{% endif %}"
 
 

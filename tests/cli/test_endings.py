@@ -12,6 +12,8 @@ import pytest
 
 from tests.conftest import SLOW
 
+pytestmark = pytest.mark.system  # each starts an interpreter of its own
+
 COMMAND = [sys.executable, "-m", "cusearch_async.cli.main"]
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +45,6 @@ def full(tmp_path):
     return path
 
 
-@pytest.mark.system
 def test_an_output_that_is_full_is_named_and_not_deleted(full):
     done = end_of([*COMMAND, "data", "convert", "atlas", "--output", str(full)])
     assert done.returncode == 1
@@ -78,7 +79,7 @@ runpy.run_module("cusearch_async.cli.main", run_name="__main__")
         "argparse",
         "pydantic",
         "cusearch_async.cli.check",
-        pytest.param("transformers", marks=pytest.mark.system),
+        "transformers",
         "numpy",
     ],
 )

@@ -13,6 +13,8 @@ from cusearch_async.study.tables import Tables
 from tests.study.one_study import fake_child
 from tests.study.studies import FILE, plan_of
 
+pytestmark = pytest.mark.system  # it starts processes, and draws
+
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):

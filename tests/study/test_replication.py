@@ -20,6 +20,8 @@ from cusearch_async.study.report import figures_of, report_of, reported, shown
 from cusearch_async.study.tables import Tables
 from cusearch_async.study.usable import usable_of
 
+pytestmark = pytest.mark.system  # it draws a whole report
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "replication"
 PLAN = ROOT / "cusearch_async" / "configs" / "studies" / "replication.toml"

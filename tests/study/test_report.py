@@ -15,6 +15,8 @@ from cusearch_async.study.running import to_do
 from cusearch_async.study.tables import Tables, failed
 from tests.study.studies import one_of, plan_of, tables_of
 
+pytestmark = pytest.mark.system  # it draws whole reports
+
 
 def rows_of(text, heading):
     """The rows of the first table behind a heading, by their first cell."""

@@ -20,6 +20,8 @@ from tests.conftest import SLOW, wait_until
 from tests.study.one_study import fake_child, make
 from tests.study.studies import plan_of
 
+pytestmark = pytest.mark.system  # it starts processes and kills them
+
 
 @pytest.fixture
 def plan(tmp_path):
