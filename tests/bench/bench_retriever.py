@@ -27,7 +27,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.atlas.questions import train_questions
+from cusearch_async.atlas.questions import WORLDS, train_questions
 from cusearch_async.config import load_config
 from cusearch_async.data.questions import load_corpus
 from cusearch_async.lifecycle.children import start_child
@@ -59,7 +59,7 @@ def zipf(rng: Any, shape: tuple[int, ...]) -> Any:
 
 def queries_of(kind: str) -> list[str]:
     if kind == "atlas":
-        return [question.text for question in train_questions()[:5000]]
+        return [question.text for question in train_questions(WORLDS["atlas"])[:5000]]
     rows = zipf(np.random.default_rng(1), (5000, QUERY)).tolist()
     return [" ".join(f"w{number:06d}" for number in row) for row in rows]
 
