@@ -373,7 +373,7 @@ MUTANTS = {
     ),
     "an empty pool is trained on": (LOOP, "if not pool.trajectories:", "if False:"),
     "a run without an advantage succeeds": (LOOP, "and not has_learned:", "and False:"),
-    "another corpus is searched": (("retrieval/client.py", "test_served.py"), "if serves != self.serves:", "if False:"),
+    "another corpus is searched": (("retrieval/client.py", "test_served.py"), "if serves is not None and serves != self.serves:", "if False:"),
     "another Redis has the folder": (OWNER, "if here != last.buffer and not accept_changes:", "if False:"),
     "random tokens are the first": (
         CONTROLS,
