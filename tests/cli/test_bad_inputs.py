@@ -25,6 +25,8 @@ from cusearch_async.transport.buffer import open_buffer
 from tests.cli.bad_inputs import CASES, Case
 from tests.conftest import SLOW, free_port
 
+pytestmark = pytest.mark.system  # each is a whole command
+
 MOST_S = 10.0
 """Of this process's own time: what another process keeps busy is no fault of the command. By the clock it may take
 SLOW times as long."""

@@ -32,6 +32,8 @@ from tests.retrieval.web_services import (
     unless_asked_for,
 )
 
+pytestmark = pytest.mark.system  # real time passes
+
 SECRET = "s3cret"
 """Of the key, what no text may show."""
 

@@ -28,6 +28,8 @@ from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
 from tests.transport.filling import G, N, fill, start
 
+pytestmark = pytest.mark.system  # servers die, and real time passes
+
 
 class Server:
     """A Redis that can be killed, started again on the same files, and asked directly."""
