@@ -39,7 +39,7 @@ MARKED = re.compile(r"mark\.(system|gpu)\b")
 
 # A busy machine is no bug.
 settings.register_profile("cusearch", deadline=None)
-settings.register_profile("fast", deadline=None, max_examples=25)  # of `make test-fast`; `make test` takes all 100
+settings.register_profile("fast", deadline=None, max_examples=20)  # of `make test-fast`; `make test` takes all 100
 settings.load_profile("cusearch")
 
 

@@ -57,6 +57,7 @@ LOADING = ("rollout/loading.py", "test_loading.py")
 STARTS, OWNER = (("training/starts.py", f"test_{tests}.py") for tests in ("starts", "leading"))
 ADAPTER = ("training/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
+SERVED = ("retrieval/client.py", "test_served.py")
 TERMS = ("transport/run_contract.py", "test_run_contract.py")
 
 
@@ -373,7 +374,7 @@ MUTANTS = {
     ),
     "an empty pool is trained on": (LOOP, "if not pool.trajectories:", "if False:"),
     "a run without an advantage succeeds": (LOOP, "and not has_learned:", "and False:"),
-    "another corpus is searched": (("retrieval/client.py", "test_served.py"), "if serves is not None and serves != self.serves:", "if False:"),
+    "another corpus is searched": (SERVED, "if serves is not None and serves != self.serves:", "if False:"),
     "another Redis has the folder": (OWNER, "if here != last.buffer and not accept_changes:", "if False:"),
     "random tokens are the first": (
         CONTROLS,

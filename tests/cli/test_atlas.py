@@ -33,6 +33,7 @@ class Playing:
         return make_trajectory(number, 0, em=right, reward=right, depth=1 if right else 2)
 
 
+@pytest.mark.system
 def test_a_check_plays_the_held_out_cities_greedy_and_sampled_and_then_pools(atlas_config, capsys):
     playing = Playing()
     arguments = argparse.Namespace(config=[atlas_config], checkpoint=None, per_length=2)

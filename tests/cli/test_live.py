@@ -149,6 +149,7 @@ def test_steps_without_an_episode_or_a_figure_are_drawn_without_a_warning(rows, 
     assert [str(warning.message) for warning in recwarn if warning.category is RuntimeWarning] == []
 
 
+@pytest.mark.system
 async def test_the_end_of_a_run_tells_what_counting_the_keys_has_found(atlas_config, redis_url, tmp_path):
     overrides = ["--redis.url", redis_url, "--run.name", "live-end", "--run.folder", str(tmp_path)]
     config = load_config(atlas_config, overrides)
@@ -365,6 +366,7 @@ def test_the_screen_of_a_launch_says_how_much_is_left_by_the_steps_of_this_start
         assert "2/60" in shown
 
 
+@pytest.mark.system
 def test_the_end_of_a_continued_run_counts_the_steps_of_this_start_apart(atlas_config, tmp_path):
     config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row(step, **EXTRA)) + "\n" for step in range(5)))

@@ -402,6 +402,7 @@ async def test_a_client_of_search_r1_works_unchanged(serve):
     assert nothing == ""
 
 
+@pytest.mark.system
 async def test_a_whole_training_batch_of_search_r1_is_one_request(serve):
     """Its train_grpo.sh plays 512 questions five times and asks for all of them at once."""
     client = await serve()
