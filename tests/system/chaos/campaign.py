@@ -158,7 +158,10 @@ class Play:
             "seconds": round(wall_s),
             **audited,
             "raw_ends": sum(is_raw(told["said"]) for told in self.scene.ended_alone),
-            "workers_ended": sum(told["process"] in self.scene.workers for told in self.scene.ended_alone),
+            "workers_ended": sum(
+                told["process"] in self.scene.workers and not is_told_to_end(told["said"])
+                for told in self.scene.ended_alone
+            ),
         }
         details = {"variants": dict(sorted(self.variants.items())), "ended_alone": self.scene.ended_alone}
         (self.folder / "summary.json").write_text(json.dumps(summary | details, indent=1))
@@ -212,6 +215,11 @@ _NAMED = re.compile(r"(learner|rollout|retriever): |\d\d:\d\d:\d\d (learner|roll
 def is_raw(said: str) -> bool:
     """Whether the last words of a process are those of a traceback, or none."""
     return _NAMED.match(said) is None
+
+
+def is_told_to_end(said: str) -> bool:
+    """Whether a worker ended as it should: the first answer that it ever got was of the wrong shape."""
+    return "does not speak Search-R1's protocol" in said
 
 
 def is_clean(summary: dict[str, Any]) -> bool:
