@@ -23,6 +23,7 @@ from unittest import mock
 from cusearch_async.lifecycle.children import die_with_parent
 
 PRELOADED = "tests.system.preloaded"
+ROOT = Path(__file__).parents[2]
 
 
 class Forked:
@@ -123,7 +124,10 @@ def _heed_hangup() -> None:
 def _context() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
-    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}):  # read by what it imports
+    # A test before may have set PYTHONSAFEPATH, as our processes do: the current folder does not find the tests then.
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    read_by_what_it_imports = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    with mock.patch.dict(os.environ, read_by_what_it_imports | {"PYTHONSAFEPATH": "1", "PYTHONPATH": path}):
         ensure_running()
     return context
 
