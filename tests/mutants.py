@@ -58,7 +58,7 @@ STARTS, OWNER = (("training/starts.py", f"test_{tests}.py") for tests in ("start
 ADAPTER = ("training/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 SERVED = ("retrieval/client.py", "test_served.py")
-TERMS = ("transport/run_contract.py", "test_run_contract.py")
+TERMS, SCOPES = ("transport/run_contract.py", "test_run_contract.py"), ("config/scopes.py", "test_scopes.py")
 
 
 MUTANTS = {
@@ -353,6 +353,10 @@ MUTANTS = {
         "1 / ratio + difference - 1",
     ),
     "sizes are kept for ever": (("training/selecting.py", "test_loop.py"), "if ticket >= first}", "if ticket >= 0}"),
+    "an unknown setting may change": (SCOPES, "else Scope.MEANING", "else Scope.FREE"),
+    "a method's own setting may change": (SCOPES, "return Scope.SHARED if is_own else", "return"),
+    "a label is taken for a setting": (SCOPES, 'rest.partition(".")[2] if label else rest', "rest"),
+    "quantisation may change": (("config/engines.py", "test_starts.py"), "n: str | None", "n: Free[str | None]"),
     "a start's commit does not count": (STARTS, '"commit": start.commit or "–",\n', "\n"),
     "a start's packages do not count": (STARTS, '"package": start.versions,\n', "\n"),
     "seeds are no part of a stream": (("streams.py", "test_streams.py"), "SeedSequence(seed,", "SeedSequence(0,"),

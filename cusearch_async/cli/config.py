@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cusearch_async.cli.trust import add_trust
-from cusearch_async.config import CONFIG_HELP, Config, Extensible, load_config, section_of
+from cusearch_async.config import CONFIG_HELP, Config, Extensible, load_config, scope_in, section_of
 
 WIDTH = 120
 
@@ -40,7 +40,8 @@ def _section(model: type[BaseModel], name: str, values: BaseModel | None) -> Ite
         kind, label = section_of(field)
         if kind is None:
             shown = "must be given" if field.is_required() and values is None else f"`{_shown(value)}`"
-            line = f"- `{path}` ({shown}): {' '.join((field.description or '').split())}"
+            scope = scope_in(model, key, field).value
+            line = f"- `{path}` ({shown}, {scope}): {' '.join((field.description or '').split())}"
             yield textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         elif not label:
             inner.append((kind, path, value if values is not None else None))

@@ -38,8 +38,9 @@ from cusearch_async.config.run import (
     RunConfig,
     WeightsConfig,
 )
+from cusearch_async.config.scopes import flat, scope_in, scope_of
 from cusearch_async.config.secrets import LOOPBACK, redis_password, redis_password_file
-from cusearch_async.config.section import Extensible
+from cusearch_async.config.section import Extensible, Scope
 from cusearch_async.config.training import LearnerConfig, LoraConfig, LossConfig
 from cusearch_async.config.whole import Config
 
@@ -71,17 +72,21 @@ __all__ = [
     "RetrieverConfig",
     "RolloutConfig",
     "RunConfig",
+    "Scope",
     "VllmConfig",
     "WebConfig",
     "WeightsConfig",
     "ZeroSearchConfig",
     "explain_unknown",
+    "flat",
     "known_keys",
     "load_config",
     "redis_password",
     "redis_password_file",
     "refuse_unknown",
     "save_config",
+    "scope_in",
+    "scope_of",
     "section_of",
     "shipped_configs",
     "with_overrides",

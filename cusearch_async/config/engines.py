@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from cusearch_async.config.section import Section
+from cusearch_async.config.section import Free, Section
 from cusearch_async.errors import ConfigError
 
 _OWN_LOGPROBS = "the loss divides by the log-probabilities of the very distribution that was sampled from"
@@ -79,19 +79,19 @@ class VllmConfig(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    tensor_parallel_size: int = Field(1, ge=1)
+    tensor_parallel_size: Free[int] = Field(1, ge=1)
     """GPUs of one engine; rollout.gpus is divided into groups of as many."""
-    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    gpu_memory_utilization: Free[float | None] = Field(None, gt=0, le=1)
     """Share of a GPU's memory for weights, KV cache and one forward pass; None for vLLM's 0.92."""
-    kv_cache_memory_bytes: int | None = Field(None, ge=1 << 24)
+    kv_cache_memory_bytes: Free[int | None] = Field(None, ge=1 << 24)
     """Size of the KV cache; None for what is left of the share."""
-    block_size: int | None = Field(None, ge=1)
+    block_size: Free[int | None] = Field(None, ge=1)
     """Tokens in a block of the KV cache; None for vLLM's default."""
-    enforce_eager: bool = False
+    enforce_eager: Free[bool] = False
     """Do not compile the model, and capture no CUDA graphs: it starts faster, and decodes more slowly on a GPU."""
-    max_num_batched_tokens: int | None = Field(None, ge=1)
+    max_num_batched_tokens: Free[int | None] = Field(None, ge=1)
     """Tokens of one engine step; None for vLLM's default."""
-    enable_chunked_prefill: bool | None = None
+    enable_chunked_prefill: Free[bool | None] = None
     """Cut long prompts to fill a step; None for vLLM's default. On a CPU it is always off: a seeded request whose
     prompt is cut ends the engine there."""
     quantization: str | None = None
@@ -114,13 +114,13 @@ class VllmConfig(Section):
 class DeepSpeedConfig(Section):
     """Options of DeepSpeed's config."""
 
-    zero_optimization: dict[str, Any] = Field({})
+    zero_optimization: Free[dict[str, Any]] = Field({})
     """Options of ZeRO: offload_optimizer, offload_param, reduce_bucket_size, zero_hpz_partition_size, …"""
     grad_accum_dtype: Literal["fp32", "bf16"] | None = None
     """Data type in which gradients are added up; None for the model's. `fp32` takes 4 bytes per parameter."""
-    communication_data_type: Literal["fp32", "bf16"] | None = None
+    communication_data_type: Free[Literal["fp32", "bf16"] | None] = None
     """Data type in which gradients are summed over ranks; None for that of the gradients."""
-    aio: dict[str, Any] = Field({})
+    aio: Free[dict[str, Any]] = Field({})
     """Options of offloading to NVMe."""
 
     @model_validator(mode="after")

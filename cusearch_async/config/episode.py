@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, create_model, field_validator, model_validator
 
 from cusearch_async.algorithm.answers import Metric
-from cusearch_async.config.section import Extensible, Section, Sources
+from cusearch_async.config.section import Extensible, Free, Section, Shared, Sources
 from cusearch_async.environments import (
     ENVIRONMENTS,
     Environment,
@@ -25,18 +25,18 @@ from cusearch_async.errors import ConfigError
 
 
 class EpisodeConfig(Section):
-    s_max: int = Field(5, ge=1)
+    s_max: Shared[int] = Field(5, ge=1)
     """Maximum number of tool turns of an episode, and the deepest bucket."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: Shared[float] = Field(1.0, gt=0)
     """Sampling temperature in rollouts; 1 samples from the policy as it is. Evaluation is greedy by default."""
-    max_prompt_tokens: int = Field(512, ge=1)
+    max_prompt_tokens: Shared[int] = Field(512, ge=1)
     """Maximum length of a prompt, template and question together. A longer question is an error before the run starts.
     """
-    max_turn_tokens: int = Field(500, ge=1)
+    max_turn_tokens: Shared[int] = Field(500, ge=1)
     """Maximum number of tokens that the policy writes in a turn."""
-    max_observation_tokens: int = Field(500, ge=8)
+    max_observation_tokens: Shared[int] = Field(500, ge=8)
     """Maximum length of an observation; the rest of a tool's result is cut off."""
-    timeout_s: float = Field(600.0, gt=0)
+    timeout_s: Free[float] = Field(600.0, gt=0)
     """An episode that takes longer fails, and its ticket is requeued."""
 
     @property
@@ -54,16 +54,16 @@ class EpisodeConfig(Section):
 class SharedEnvironmentConfig(Extensible):
     """One environment of the run, under a label that you choose."""
 
-    name: str = "search"
+    name: Shared[str] = "search"
     """The environment: `search`, or your own as package.module:Class."""
-    share: int = Field(1, ge=1)
+    share: Shared[int] = Field(1, ge=1)
     """Its share of the tickets: with shares 3 and 1, three of four tickets belong to the first environment."""
     source: Sources = ()
     """Its questions, in the form of data.source. If empty: the environment's own questions, or else data.source."""
-    template: str = "paper"
+    template: Shared[str] = "paper"
     """The prompt: `paper`, `atlas` (the short one that the starter policy was trained with), a text that contains
     {question}, or the path of a file with such a text."""
-    reward: str | None = None
+    reward: Shared[str | None] = None
     """Your own reward instead of the environment's, as package.module:function."""
 
     @field_validator("template")

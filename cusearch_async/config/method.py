@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, create_model, model_validator
 
 from cusearch_async.algorithm.methods import METHODS, Method, MethodSettings, method_class
-from cusearch_async.config.section import Extensible, Section
+from cusearch_async.config.section import Extensible, Section, Shared
 from cusearch_async.types import Singleton
 
 
 class PoolConfig(Section):
-    questions: int = Field(64, ge=1)
+    questions: Shared[int] = Field(64, ge=1)
     """N, groups per learner step."""
-    rollouts: int = Field(3, ge=1)
+    rollouts: Shared[int] = Field(3, ge=1)
     """G, trajectories per group."""
-    order: Literal["ticket", "oldest_complete"] = "ticket"
+    order: Shared[Literal["ticket", "oldest_complete"]] = "ticket"
     """The groups of the next pool: those of the next N tickets (`ticket`), or of the groups that are complete the N
     with the oldest tickets (`oldest_complete`)."""
-    max_staleness: int = Field(2, ge=0)
+    max_staleness: Shared[int] = Field(2, ge=0)
     """Maximum staleness: learner steps that a trajectory may lag behind the policy that trains on it. 0 is synchronous.
     A bound with `order = "ticket"`; with `oldest_complete` only an aim."""
-    max_attempts: int = Field(5, ge=1)
+    max_attempts: Shared[int] = Field(5, ge=1)
     """Attempts at a ticket before its group stays incomplete. An attempt fails when its worker dies or an episode
     fails."""
 
@@ -34,15 +34,15 @@ class PoolConfig(Section):
 class SharedMethodConfig(Extensible):
     """Settings of all selection methods; a method's own settings are in the same section."""
 
-    name: str = "sdga_phase"
+    name: Shared[str] = "sdga_phase"
     """The selection method: sdga_phase, sdga_auto, sdga_anti, random, topk_reward, grpo_full, grpo_half, dapo, ar3po,
     stratified_grpo, random_tokens or random_siblings, or your own as package.module:Class."""
-    budget: int = Field(96, ge=1)
+    budget: Shared[int] = Field(96, ge=1)
     """K, trajectories trained on per step."""
-    singleton: Singleton = "raw"
+    singleton: Shared[Singleton] = "raw"
     """Advantage of a trajectory that is alone in its group: `raw`: its reward (VERL); `zero`: 0; `pool`: from the mean
     and standard deviation of its whole group before the selection."""
-    advantage_std: bool = True
+    advantage_std: Shared[bool] = True
     """Divide advantages by the standard deviation of their group's rewards (GRPO); with false they are only centred
     (Dr. GRPO)."""
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, model_validator
 
-from cusearch_async.config.section import Section, check_address, refuse_secrets
+from cusearch_async.config.section import Free, Section, check_address, refuse_secrets
 
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 """Options of a rediss:// URL."""
@@ -15,20 +15,20 @@ _SENTINEL = re.compile(r"redis\+sentinel://([^:/,@]+@)?[^:/,@]+:\d+(,[^:/,@]+:\d
 
 
 class RedisConfig(Section):
-    transport: str = "redis"
+    transport: Free[str] = "redis"
     """What keeps the buffer: `redis`, or a transport of your own as package.module:function."""
-    url: str = "redis://127.0.0.1:6379/0"
+    url: Free[str] = "redis://127.0.0.1:6379/0"
     """redis://, rediss:// (TLS) or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE; with a user name if needed, never with
     a password."""
-    timeout_s: float = Field(10.0, gt=0)
+    timeout_s: Free[float] = Field(10.0, gt=0)
     """Longest wait for one answer; then the command is sent again."""
-    outage_s: float = Field(120.0, ge=0)
+    outage_s: Free[float] = Field(120.0, ge=0)
     """How long a process waits for a Redis that does not answer, before it exits with BufferUnavailable."""
-    lease_s: float = Field(60.0, gt=1)
+    lease_s: Free[float] = Field(60.0, gt=1)
     """The tickets of a worker that sends no heartbeat for this long are requeued."""
-    max_trajectories: int | None = Field(None, ge=1)
+    max_trajectories: Free[int | None] = Field(None, ge=1)
     """Maximum number of buffered trajectories; None for (max_staleness + 2) N G."""
-    max_mib: int = Field(4096, ge=1)
+    max_mib: Free[int] = Field(4096, ge=1)
     """Maximum size of the buffered payloads. Pools that are kept for recovery are not counted."""
 
     @model_validator(mode="after")

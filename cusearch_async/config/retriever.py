@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cusearch_async.config.section import DEVICE, Folder, Location, Section, base_url, check_url
+from cusearch_async.config.section import DEVICE, Folder, Free, Location, Section, Shared, base_url, check_url
 
 BACKENDS = ("bm25", "dense", "zerosearch", "serper", "serpapi")
 
@@ -14,7 +14,7 @@ BACKENDS = ("bm25", "dense", "zerosearch", "serper", "serpapi")
 class Bm25Config(Section):
     """The `bm25` backend."""
 
-    tokenizer: str = "unicode"
+    tokenizer: Shared[str] = "unicode"
     """How passages and queries become words. unicode: words of two letters and more, and where a script writes no
     spaces (Chinese, Japanese, Thai, …) single characters and pairs of them; or your own function of a text, as
     package.module:function (for example around a segmenter of one language)."""
@@ -33,69 +33,69 @@ E5 = "intfloat/e5-base-v2"
 class DenseConfig(Section):
     """The `dense` backend; the defaults are Search-R1's."""
 
-    encoder: Location = E5
+    encoder: Shared[Location] = E5
     """The encoder: a Hugging Face id or a local folder that transformers' AutoModel can load."""
-    query_prefix: str | None = None
+    query_prefix: Shared[str | None] = None
     """Text before each query, as the encoder was trained; None for the one in its folder (the prompt `query` of
     config_sentence_transformers.json), or else `query: ` for the default encoder and nothing for others."""
-    passage_prefix: str | None = None
+    passage_prefix: Shared[str | None] = None
     """Text before each passage; None for the one in the encoder's folder (the prompt `document`), or else `passage: `
     for the default encoder and nothing for others."""
-    pooling: Literal["mean", "cls", "last"] | None = None
+    pooling: Shared[Literal["mean", "cls", "last"] | None] = None
     """The vector of a text: the mean over its tokens (mean), or the vector of its first token (cls) or last token
     (last); None for the one in the encoder's folder (1_Pooling/config.json), or else the mean."""
-    normalize: bool = True
+    normalize: Shared[bool] = True
     """Scale vectors to length 1, so that the inner product is the cosine."""
-    max_query_tokens: int = Field(256, ge=1)
+    max_query_tokens: Shared[int] = Field(256, ge=1)
     """Longer queries are cut off."""
-    max_passage_tokens: int = Field(256, ge=1)
+    max_passage_tokens: Shared[int] = Field(256, ge=1)
     """Longer passages are cut off."""
-    batch: int = Field(128, ge=1)
+    batch: Free[int] = Field(128, ge=1)
     """Texts that are encoded in one batch."""
-    device: str = Field("cpu", pattern=DEVICE)
+    device: Free[str] = Field("cpu", pattern=DEVICE)
     """Where the encoder and the reranker run: `cpu`, `cuda`, `cuda:1`, …"""
-    kind: Literal["flat", "hnsw", "ivf"] = "flat"
+    kind: Shared[Literal["flat", "hnsw", "ivf"]] = "flat"
     """Kind of the FAISS index."""
-    probes: int = Field(64, ge=1)
+    probes: Shared[int] = Field(64, ge=1)
     """ivf: lists that are searched per query. hnsw: the width of the search; at least topk is used."""
 
 
 class RerankConfig(Section):
     """A cross-encoder that reranks the results of bm25 or dense."""
 
-    model: Location | None = None
+    model: Shared[Location | None] = None
     """A Hugging Face id or a local folder (Search-R1 uses cross-encoder/ms-marco-MiniLM-L12-v2); None for no reranking.
     """
-    candidates: int = Field(10, ge=1)
+    candidates: Shared[int] = Field(10, ge=1)
     """Documents that are found and reranked; the best topk are returned."""
-    max_tokens: int = Field(512, ge=1)
+    max_tokens: Shared[int] = Field(512, ge=1)
     """Maximum length of query and document together; longer pairs are cut off."""
 
 
 class ZeroSearchConfig(Section):
     """The `zerosearch` backend: a language model simulates the search engine."""
 
-    url: str = "http://127.0.0.1:6001/v1"
+    url: Free[str] = "http://127.0.0.1:6001/v1"
     """URL of an OpenAI-compatible server. Its key, if it needs one, comes from CUSEARCH_SIMULATOR_KEY."""
-    model: str = ""
+    model: Shared[str] = ""
     """Model name in the request; a server with one model ignores it."""
-    mode: Literal["sft", "prompt"] = "sft"
+    mode: Shared[Literal["sft", "prompt"]] = "sft"
     """sft: the short prompt of ZeroSearch's fine-tuned simulators; prompt: a prompt with an example, for any chat
     model.
     """
-    p_start: float = Field(0.0, ge=0, le=1)
+    p_start: Shared[float] = Field(0.0, ge=0, le=1)
     """Probability that a search returns noisy documents, at the first step …"""
-    p_end: float = Field(0.5, ge=0, le=1)
+    p_end: Shared[float] = Field(0.5, ge=0, le=1)
     """… and at the last step."""
-    base: float = Field(4.0, gt=1)
+    base: Shared[float] = Field(4.0, gt=1)
     """b of p(i) = p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s)."""
-    steps: int | None = Field(None, ge=1)
+    steps: Shared[int | None] = Field(None, ge=1)
     """m; None for run.steps."""
-    temperature: float = Field(0.8, ge=0)
+    temperature: Shared[float] = Field(0.8, ge=0)
     """Sampling temperature of the language model."""
-    max_tokens: int = Field(600, ge=1)
+    max_tokens: Shared[int] = Field(600, ge=1)
     """Maximum length of an answer of the language model."""
-    timeout_s: float = Field(25.0, gt=0)
+    timeout_s: Free[float] = Field(25.0, gt=0)
     """Longest wait for one answer of the language model."""
 
     @field_validator("url")
@@ -112,19 +112,19 @@ class ZeroSearchConfig(Section):
 class WebConfig(Section):
     """The `serper` and `serpapi` backends; the key comes from SERPER_API_KEY or SERPAPI_API_KEY."""
 
-    url: str | None = None
+    url: Free[str | None] = None
     """URL of the search endpoint; None for the service's own."""
-    per_second: float = Field(5.0, gt=0)
+    per_second: Free[float] = Field(5.0, gt=0)
     """Maximum number of requests per second."""
-    max_requests: int | None = Field(None, ge=1)
+    max_requests: Free[int | None] = Field(None, ge=1)
     """Maximum number of requests of a retriever process, cached answers not counted; None for no limit."""
-    attempts: int = Field(3, ge=1)
+    attempts: Free[int] = Field(3, ge=1)
     """Attempts at a request before the search fails."""
-    timeout_s: float = Field(8.0, gt=0)
+    timeout_s: Free[float] = Field(8.0, gt=0)
     """Longest wait for the answer to one attempt."""
-    cache: Folder | None = None
+    cache: Free[Folder | None] = None
     """A folder for cached answers; None for no cache (the default, because training should see fresh noise)."""
-    cache_ttl_s: float = Field(86400.0, gt=0)
+    cache_ttl_s: Free[float] = Field(86400.0, gt=0)
     """Cached answers that are older are requested again."""
 
     @model_validator(mode="after")
@@ -136,40 +136,40 @@ class WebConfig(Section):
 
 
 class RetrieverConfig(Section):
-    url: str = "http://127.0.0.1:8000"
+    url: Free[str] = "http://127.0.0.1:8000"
     """Where the retriever answers `POST /retrieve`; `cusearch launch` starts one there if nothing listens."""
-    backend: str = "bm25"
+    backend: Shared[str] = "bm25"
     """The search engine: a local index (bm25, dense), a language model that simulates one (zerosearch), the web
     (serper, serpapi), or your own backend as package.module:Name."""
-    options: dict[str, Any] = Field({})
+    options: Shared[dict[str, Any]] = Field({})
     """Keyword arguments of your own backend."""
-    corpus: Location = "atlas"
+    corpus: Shared[Location] = "atlas"
     """bm25 and dense: `atlas`, or a JSONL file of {"id", "contents"}."""
-    index: Folder | None = None
+    index: Free[Folder | None] = None
     """bm25 and dense: a folder that `cusearch index` has written; None builds the index in memory at each start."""
-    topk: int = Field(3, ge=1)
+    topk: Shared[int] = Field(3, ge=1)
     """Documents per search."""
-    timeout_s: float = Field(30.0, gt=0)
+    timeout_s: Free[float] = Field(30.0, gt=0)
     """Longest wait of a worker for the answer to one search; then it asks again."""
-    max_connections: int = Field(256, ge=1)
+    max_connections: Free[int] = Field(256, ge=1)
     """Maximum number of searches of one worker in flight."""
-    outage_s: float = Field(300.0, gt=0)
+    outage_s: Free[float] = Field(300.0, gt=0)
     """How long a worker retries a retriever that is down, before it exits with RetrievalUnavailable."""
-    deterministic: bool = False
+    deterministic: Free[bool] = False
     """Whether equal queries get equal documents, for a server whose /health does not report it (ours does). Then equal
     searches of a worker that are in flight at the same time are sent once."""
-    max_answer_mib: int = Field(16, ge=1)
+    max_answer_mib: Free[int] = Field(16, ge=1)
     """Maximum size of the answer to a search; a larger answer fails the episode."""
-    distractors: int = Field(0, ge=0)
+    distractors: Shared[int] = Field(0, ge=0)
     """How many of the topk documents are replaced by random ones (never the first); bm25 and dense."""
-    noise: float = Field(0.0, ge=0, le=1)
+    noise: Shared[float] = Field(0.0, ge=0, le=1)
     """Probability that a search returns random documents only; bm25 and dense."""
-    stochastic: bool = True
+    stochastic: Shared[bool] = True
     """Draw distractors and noise for each search; with false for each query, so that equal queries get equal documents.
     """
-    latency_median_s: float = Field(0.0, ge=0)
+    latency_median_s: Free[float] = Field(0.0, ge=0)
     """Half of all requests wait at least this long, to simulate a slow engine …"""
-    latency_p99_s: float = Field(0.0, ge=0)
+    latency_p99_s: Free[float] = Field(0.0, ge=0)
     """… and one in a hundred at least this long (log-normal); 0 for none."""
     bm25: Bm25Config = Bm25Config()
     dense: DenseConfig = DenseConfig()

@@ -11,9 +11,11 @@ from cusearch_async.config.section import (
     NAME,
     Dtype,
     Folder,
+    Free,
     Location,
     Numbers,
     Section,
+    Shared,
     Sources,
     base_url,
     check_url,
@@ -28,24 +30,24 @@ STARTERS = {"atlas": STARTER, "atlas-hard": STARTER.with_name("starter_hard")}
 class RunConfig(Section):
     name: str = Field(pattern=NAME)
     """Name of the run; its keys in Redis are `cusearch:{name}:…`."""
-    steps: int = Field(203, ge=0)
+    steps: Free[int] = Field(203, ge=0)
     """Number of learner steps; each consumes one pool."""
-    seed: int = Field(0, ge=0)
+    seed: Shared[int] = Field(0, ge=0)
     """Seed of the order of the questions, of all draws of a method and of all sampled tokens."""
-    folder: Folder | None = None
+    folder: Free[Folder | None] = None
     """Folder for checkpoints, weights, logs and metrics; None for runs/{name}."""
-    take_turns: bool = False
+    take_turns: Free[bool] = False
     """Learner and engines have the same GPUs in turn, all on one machine: the engines sleep while the learner trains,
     and its weights and optimizer wait in the host's memory while they play. Otherwise each needs GPUs of its own, or a
     share of them (rollout.vllm.gpu_memory_utilization)."""
-    gpu_gib: float | None = Field(None, gt=0, allow_inf_nan=False)
+    gpu_gib: Free[float | None] = Field(None, gt=0, allow_inf_nan=False)
     """Memory of one GPU in GiB, for `cusearch check` on a machine without GPUs; None for 80."""
-    records_mib: int = Field(512, ge=0)
+    records_mib: Free[int] = Field(512, ge=0)
     """Maximum size of the records of the steps (pool, selection, advantages), which `cusearch replay` and `trace` read;
     the oldest are deleted. 0 for none."""
-    wait_s: float = Field(60.0, gt=0)
+    wait_s: Free[float] = Field(60.0, gt=0)
     """How long a process waits at its start for Redis and the retriever."""
-    stall_s: float = Field(1800.0, gt=0)
+    stall_s: Free[float] = Field(1800.0, gt=0)
     """The learner exits with Stalled and a report when no trajectory is finished for this long. With several ranks it
     also ends when one of them does not report for this long, and names that rank."""
 
@@ -53,9 +55,9 @@ class RunConfig(Section):
 class ModelConfig(Section):
     path: Location = "atlas"
     """A Hugging Face id, a local folder, or `atlas` or `atlas-hard` for a shipped starter policy."""
-    dtype: Dtype = "bfloat16"
+    dtype: Shared[Dtype] = "bfloat16"
     """Data type of the policy's weights and computation; the optimizer keeps float32 master weights."""
-    chat_template: dict[str, bool | int | float | str] = Field({})
+    chat_template: Shared[dict[str, bool | int | float | str]] = Field({})
     """Arguments of the tokenizer's chat template, like {enable_thinking = false}; which there are, its text says."""
 
     @field_validator("chat_template")
@@ -73,10 +75,10 @@ class ModelConfig(Section):
 
 
 class WeightsConfig(Section):
-    folder: Folder | None = None
+    folder: Free[Folder | None] = None
     """Folder for the published weights, of this run only and shared by all its processes; None for the run's. On one
     machine, one in /dev/shm keeps them off the disk."""
-    url: str | None = None
+    url: Free[str | None] = None
     """Where the learner listens, like http://10.0.0.5:29400, for workers on machines that do not share the folder: it
     sends the weights to their engines over NCCL, or over gloo where these run on a CPU. None: from the folder."""
 
@@ -99,14 +101,14 @@ class DataConfig(Section):
 class JudgeConfig(Section):
     """A language model that judges answers in `cusearch eval`, beside exact match."""
 
-    url: str | None = None
+    url: Free[str | None] = None
     """URL of an OpenAI-compatible server, like http://127.0.0.1:8001/v1; None for no judge. Its key, if it needs one,
     comes from CUSEARCH_JUDGE_KEY."""
-    model: str = ""
+    model: Free[str] = ""
     """Model name in the request; a server with one model ignores it."""
-    at_once: int = Field(8, ge=1)
+    at_once: Free[int] = Field(8, ge=1)
     """Verdicts that are asked for at once."""
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: Free[float] = Field(60.0, gt=0)
     """Longest wait for a verdict; it is asked for three more times."""
 
     @field_validator("url")
@@ -119,27 +121,27 @@ class JudgeConfig(Section):
 
 
 class EvalConfig(Section):
-    suite: Sources = ()
+    suite: Free[Sources] = ()
     """Benchmarks (nq, triviaqa, popqa, hotpotqa, 2wikimultihopqa, musique, bamboogle) or question files; empty for
     atlas's held-out cities."""
-    folder: Location = "hf:RUC-NLPIR/FlashRAG_datasets"
+    folder: Free[Location] = "hf:RUC-NLPIR/FlashRAG_datasets"
     """Where the benchmarks are, as NAME/SPLIT.jsonl: a local folder, or hf:OWNER/NAME."""
-    limit: int | None = Field(None, ge=1)
+    limit: Free[int | None] = Field(None, ge=1)
     """Maximum number of questions per benchmark, the same ones whatever run.seed is. None for all."""
-    environment: str = ""
+    environment: Free[str] = ""
     """The label of the environment that held-out questions are played in; empty for the first."""
-    questions_per_category: int = Field(60, ge=1)
+    questions_per_category: Free[int] = Field(60, ge=1)
     """Held-out questions of atlas per number of links."""
-    every: int = Field(0, ge=0)
+    every: Free[int] = Field(0, ge=0)
     """Learner steps between two versions that the evaluator scores; 0 for no evaluator."""
-    in_order: bool = False
+    in_order: Free[bool] = False
     """Score every version that is a multiple of `every`, however late: the learner keeps their weights. Otherwise the
     newest one is scored, and an evaluator that is slower than the learner skips some."""
-    at_once: int = Field(16, ge=1)
+    at_once: Free[int] = Field(16, ge=1)
     """Episodes that the evaluator plays at once. It shares the retriever with the run."""
-    cores: Numbers = ()
+    cores: Free[Numbers] = ()
     """CPU cores of the evaluator; empty for all."""
-    gpus: Numbers = ()
+    gpus: Free[Numbers] = ()
     """CUDA devices of the evaluator. Empty: the first free ones."""
     judge: JudgeConfig = JudgeConfig()
 

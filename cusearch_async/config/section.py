@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import (
@@ -33,6 +34,22 @@ PATTERNS = {
 NAME, DEVICE, LABEL = PATTERNS
 
 Dtype = Literal["float32", "bfloat16"]
+
+
+class Scope(Enum):
+    """Who has to agree on a setting: it stands in the setting's annotation, and is MEANING where none does."""
+
+    SHARED = "shared"
+    """In the run contract: all processes of a run must have the same value, and a resume as for MEANING."""
+    MEANING = "meaning"
+    """It changes what is learned: a resume with another value needs --accept-changes. It is not in the contract."""
+    FREE = "free"
+    """Where, how fast and how long the run works: it may differ between processes, and change at any start."""
+
+
+_T = TypeVar("_T")
+Shared = Annotated[_T, Scope.SHARED]
+Free = Annotated[_T, Scope.FREE]
 
 
 def as_list(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from cusearch_async.config.engines import DeepSpeedConfig
-from cusearch_async.config.section import Names, Numbers, Section
+from cusearch_async.config.section import Free, Names, Numbers, Section, Shared
 from cusearch_async.types import Aggregation, Correction, Proximal, RatioLevel
 
 
@@ -57,12 +57,12 @@ ALL_LINEAR = "all-linear"
 
 
 class LoraConfig(Section):
-    rank: int = Field(0, ge=0, le=512)
+    rank: Shared[int] = Field(0, ge=0, le=512)
     """Rank of the adapter that is trained in place of the model's own weights, which stay as they are (LoRA); 0 trains
     the model itself. The adapter alone is published; the reference policy is the model without it."""
-    alpha: int = Field(32, ge=1)
+    alpha: Shared[int] = Field(32, ge=1)
     """What the adapter computes is multiplied by alpha / rank."""
-    targets: Names = Field((ALL_LINEAR,), min_length=1)
+    targets: Shared[Names] = Field((ALL_LINEAR,), min_length=1)
     """Layers that have an adapter, by their names in the model, like q_proj; `all-linear` is all but the LM head."""
 
     @field_validator("targets")
@@ -90,48 +90,48 @@ class LearnerConfig(Section):
     """Weight decay of AdamW."""
     grad_clip: float = Field(1.0, gt=0)
     """Maximum 2-norm of the gradient over all parameters; a larger gradient is scaled down to it."""
-    micro_batch_tokens: int = Field(16384, ge=1)
+    micro_batch_tokens: Free[int] = Field(16384, ge=1)
     """Tokens per forward pass and rank, padding included."""
-    ranks: int = Field(1, ge=1)
+    ranks: Free[int] = Field(1, ge=1)
     """Number of learner processes on all nodes, one GPU each; the trajectories of each step are divided among them. If
     it is not given, a launcher's WORLD_SIZE is used."""
-    nodes: int = Field(1, ge=1)
+    nodes: Free[int] = Field(1, ge=1)
     """Number of machines that the ranks are on, equally many on each; with more than one a launcher starts them. If it
     is not given, a launcher's WORLD_SIZE / LOCAL_WORLD_SIZE is used."""
-    collective_timeout_s: float = Field(600.0, ge=1)
+    collective_timeout_s: Free[float] = Field(600.0, ge=1)
     """Seconds that a rank waits for the others, when they start and in each collective; then it ends, and says which
     rank did not arrive."""
-    zero_stage: int = Field(1, ge=0, le=3)
+    zero_stage: Free[int] = Field(1, ge=0, le=3)
     """DeepSpeed's ZeRO stage: 0 divides nothing among the ranks, 1 the optimizer state, 2 also gradients, 3 also
     weights."""
-    packing: bool = False
+    packing: Free[bool] = False
     """Concatenate the trajectories of a forward pass instead of padding them. Use it with attention `varlen`: `sdpa`
     computes the attention between trajectories too, and then masks it. A model in which a trajectory would see the one
     before it, as recurrent and convolutional layers do, is refused."""
-    attention: Literal["sdpa", "varlen", "flash_attention_2"] = "sdpa"
+    attention: Free[Literal["sdpa", "varlen", "flash_attention_2"]] = "sdpa"
     """Attention kernel of the learner. `varlen` is torch's own for packed trajectories (in bfloat16 on a GPU; elsewhere
     one call of sdpa for each trajectory); flash_attention_2 needs the flash-attn package and a GPU."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Free[bool] = False
     """Recompute activations in the backward pass instead of keeping them: less memory, a third more time."""
-    compile: bool = False
+    compile: Free[bool] = False
     """Compile the model's layers with torch.compile: faster passes, after one to two minutes of compiling in the first
     step, which later starts find in torch's cache. On a CPU it needs a C++ compiler. Not with ZeRO stage 3, an
     adapter, gradient checkpointing or attention other than sdpa."""
-    logits_at_once: int = Field(1024, ge=1)
+    logits_at_once: Free[int] = Field(1024, ge=1)
     """Sampled tokens whose logits are held at a time, two float32 numbers for each token of the vocabulary: with
     150,000 of them logits dwarf the model."""
-    reference: Literal["device", "cpu"] = "device"
+    reference: Free[Literal["device", "cpu"]] = "device"
     """Where the reference policy waits for its forward pass: on the learner's GPU, or in the host's memory. With ZeRO
     stage 3 it is divided among the ranks, as the policy is."""
-    checkpoint_every: int = Field(10, ge=1)
+    checkpoint_every: Free[int] = Field(10, ge=1)
     """Learner steps between checkpoints; a run that was killed continues from the newest checkpoint."""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: Free[int] = Field(2, ge=1)
     """Number of checkpoints that are kept; older ones are deleted."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between published weight versions."""
-    cores: Numbers = ()
+    cores: Free[Numbers] = ()
     """CPU cores of the learner on each node, divided among its ranks; empty for all."""
-    gpus: Numbers = ()
+    gpus: Free[Numbers] = ()
     """CUDA devices of the learner on each node, one per rank; empty: the last ones of the machine."""
     lora: LoraConfig = LoraConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()

@@ -4,8 +4,8 @@
     <run folder>/starts/0003.toml   the resolved config
     <run folder>/starts/0003.stop   a `Stop`, as JSON, once it has ended; one that was killed leaves none
 
-A resume is the same run, or says what changed: settings that change what the run means need --accept-changes, and so
-do a question file, a model's config and a tokenizer that changed under the same name. This compares a run with its own
+A resume is the same run, or says what changed: settings of any scope but FREE need --accept-changes, and so do a
+question file, a model's config and a tokenizer that changed under the same name. This compares a run with its own
 past, in its folder; what its processes must agree on while it goes on is in Redis (`transport.run_contract`), and all
 of that is refused here too.
 """
@@ -18,7 +18,7 @@ import os
 import socket
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cusearch_async import version
-from cusearch_async.config import Config, load_config, save_config
+from cusearch_async.config import Config, Scope, flat, load_config, save_config, scope_of
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_whole, writing
 from cusearch_async.training import provenance
@@ -36,55 +36,6 @@ from cusearch_async.transport.interface import LearnerBuffer
 from cusearch_async.transport.run_contract import ACCEPT_CHANGES, DATA, MODEL, NO_CONTRACT, SERVED, RunContract
 
 log = logging.getLogger(__name__)
-
-OPERATIONAL = (
-    "run.steps",
-    "run.folder",
-    "run.gpu_gib",
-    "run.records_mib",
-    "run.wait_s",
-    "run.stall_s",
-    "episode.timeout_s",
-    "learner.ranks",
-    "learner.nodes",
-    "learner.collective_timeout_s",
-    "learner.zero_stage",
-    "learner.micro_batch_tokens",
-    "learner.packing",
-    "learner.attention",
-    "learner.gradient_checkpointing",
-    "learner.compile",
-    "learner.logits_at_once",
-    "learner.reference",
-    "learner.checkpoint_every",
-    "learner.keep_checkpoints",
-    "learner.cores",
-    "learner.gpus",
-    "rollout",
-    "weights",
-    "redis",
-    "eval",
-    "retriever.url",
-    "retriever.index",
-    "retriever.timeout_s",
-    "retriever.max_connections",
-    "retriever.outage_s",
-    "retriever.deterministic",
-    "retriever.latency_median_s",
-    "retriever.latency_p99_s",
-    "retriever.dense.batch",
-    "retriever.dense.device",
-    "retriever.zerosearch.url",
-    "retriever.zerosearch.timeout_s",
-    "retriever.web.url",
-    "retriever.web.per_second",
-    "retriever.web.max_requests",
-    "retriever.web.attempts",
-    "retriever.web.timeout_s",
-    "retriever.web.cache",
-    "retriever.web.cache_ttl_s",
-)
-"""Settings and sections that say where, how fast and how long a run works. All others say what it is."""
 
 _CHANGED = {DATA: "its questions have", MODEL: "its config or tokenizer has", SERVED: "that has"}
 """What may change while all settings stay the same, and how it is told."""
@@ -283,7 +234,7 @@ def changes_since_last_start(config: Config, accept: bool, contract: RunContract
     for key in _CHANGED.keys() & contract.terms.keys() & known.keys() - changes.keys():
         if known[key] != contract.terms[key]:
             changes[key] = f"{_CHANGED[key]} changed: {known[key]} -> {contract.terms[key]}"
-    serious = {key: change for key, change in changes.items() if not _is_operational(key)}
+    serious = {key: change for key, change in changes.items() if scope_of(key) is not Scope.FREE}
     if serious and not accept:
         listed = ", ".join(f"{key}: {change}" for key, change in serious.items())
         raise ConfigError(
@@ -295,13 +246,9 @@ def changes_since_last_start(config: Config, accept: bool, contract: RunContract
 
 def changed_settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Dotted key -> "was -> is", of all settings that differ; both as read from TOML."""
-    before, after = dict(_flat(was)), dict(_flat(now))
+    before, after = dict(flat(was)), dict(flat(now))
     keys = [*after, *(key for key in before if key not in after)]
     return {k: f"{_shown(before, k)} -> {_shown(after, k)}" for k in keys if before.get(k) != after.get(k)}
-
-
-def _is_operational(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in OPERATIONAL)
 
 
 def _last_settings(run_folder: Path) -> dict[str, Any] | None:
@@ -318,14 +265,6 @@ def _last_settings(run_folder: Path) -> dict[str, Any] | None:
         except (OSError, ValueError) as error:
             log.warning("%s cannot be read (%s); it is not compared", path, error)
     return None
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:

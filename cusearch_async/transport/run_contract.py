@@ -1,56 +1,26 @@
 """The run contract: the settings and data that all processes of a run must share.
 
 The learner writes it into Redis when it takes over the run. A worker, an evaluator or a second learner with another
-value is refused, with one line that names the key, its own value and the run's value. Settings that may differ between
-processes (cores, concurrency, engine memory, addresses, timeouts) are not part of it.
+value is refused, with one line that names the key, its own value and the run's value. Its settings are those whose
+scope is SHARED (`config.section.Scope`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import msgspec
 import xxhash
-from pydantic import BaseModel
 
-from cusearch_async.config import Config
+from cusearch_async.config import Config, Scope, flat, scope_of
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.transport.codec import SCHEMA
 from cusearch_async.types import Question
 
-SETTINGS = (
-    "run.seed",
-    "model.dtype",
-    "model.chat_template",
-    "learner.lora",
-    "environment",
-    "episode",
-    "pool",
-    "method",
-    "retriever",
-)
-"""Settings in the contract; a section stands for all its settings."""
-NOT_AGREED = (
-    "episode.timeout_s",
-    "retriever.url",
-    "retriever.index",
-    "retriever.timeout_s",
-    "retriever.max_connections",
-    "retriever.outage_s",
-    "retriever.deterministic",
-    "retriever.latency_median_s",
-    "retriever.latency_p99_s",
-    "retriever.dense.batch",
-    "retriever.dense.device",
-    "retriever.zerosearch.url",
-    "retriever.zerosearch.timeout_s",
-    "retriever.web",
-)
-"""Settings of these sections that may differ between processes."""
 DATA, MODEL = "data.source", "model.path"
 """Settings that name files. The contract has a fingerprint of their content, so the paths may differ."""
 SERVED = "retriever serves"
@@ -92,16 +62,16 @@ def contract_of(config: Config, questions: Sequence[Question], tokenizer: Any) -
     """The contract of a process with this config, these questions and this tokenizer.
 
     Raises: ConfigError when the model's config.json cannot be read."""
-    terms = {key: repr(value) for name in SETTINGS for key, value in _settings(name, _value_of(config, name))}
+    settings = flat(config.model_dump(mode="json"))
+    terms = {key: repr(value) for key, value in settings if scope_of(key) is Scope.SHARED}
     for label, environment in config.environment.items():
         terms[f"environment.{label}.template"] = _checksum(dataclasses.astuple(environment.prompt))
-        del terms[f"environment.{label}.source"]  # the questions themselves are in the fingerprint of the data
     terms |= {
         DATA: fingerprint_of_questions(questions),
         MODEL: _fingerprint_of_model(config.model.location, tokenizer),
         "payload_schema": str(SCHEMA),
     }
-    return RunContract({key: text for key, text in terms.items() if not _may_differ(key)})
+    return RunContract(terms)
 
 
 def mismatch(name: str, own: RunContract, run: RunContract) -> ContractMismatch:
@@ -126,28 +96,6 @@ def refuse_other_settings(name: str, own: RunContract, run: RunContract) -> None
     asked = RunContract({**own.terms, **served})
     if run.terms and asked != run:
         raise mismatch(name, asked, run)
-
-
-def _may_differ(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in NOT_AGREED)
-
-
-def _value_of(config: Config, name: str) -> Any:
-    value: Any = config
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
-
-
-def _settings(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of a setting, or of all settings of a section."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json")
-    if isinstance(value, Mapping):
-        for part, inner in value.items():
-            yield from _settings(f"{name}.{part}", inner)
-    else:
-        yield name, value
 
 
 def fingerprint_of_questions(questions: Sequence[Question]) -> str:
