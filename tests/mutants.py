@@ -45,6 +45,7 @@ ENGINE, RATE = (("training/deepspeed_engine.py", "test_optimizer.py"), ("trainin
 ATTENTION = ("training/attention.py", "test_attention.py")
 
 LEADING = ("training/leading.py", "test_leading.py")
+BEAT, THREAD = (("training/heartbeat.py", "test_heartbeat.py"), ("training/in_thread.py", "test_heartbeat.py"))
 LOOP, PUBLISHING = (("training/loop.py", "test_train.py"), ("training/publishing.py", "test_train.py"))
 TENSORS, WEIGHTS = ("transport/tensor_file.py", "test_tensor_file.py"), ("transport/weights.py", "test_weights.py")
 FRESHNESS, GPUS = ("rollout/freshness.py", "test_freshness.py"), ("lifecycle/gpus.py", "test_gpus.py")
@@ -353,6 +354,11 @@ MUTANTS = {
         "1 / ratio + difference - 1",
     ),
     "sizes are kept for ever": (("training/selecting.py", "test_loop.py"), "if ticket >= first}", "if ticket >= 0}"),
+    "no heartbeat while it ends": (THREAD, "await asyncio.to_thread(executor.shutdown)", "executor.shutdown()"),
+    "an outage ends the heartbeat": (BEAT, 'log.debug("no heartbeat: %s", error)', "raise"),
+    "a replaced learner goes on beating": (BEAT, "Fenced:\n                return", "Fenced:\n                pass"),
+    "the learner does not leave": (BEAT, "await self._buffer.learner_leaves()", "pass"),
+    "a broken heartbeat is not noticed": (LOOP, "publisher, saver, heartbeat", "publisher, saver"),
     "an unknown setting may change": (SCOPES, "else Scope.MEANING", "else Scope.FREE"),
     "a method's own setting may change": (SCOPES, "return Scope.SHARED if is_own else", "return"),
     "a label is taken for a setting": (SCOPES, 'rest.partition(".")[2] if label else rest', "rest"),

@@ -1,4 +1,4 @@
-"""The learner's heartbeat, sent by a thread, so that it continues while an update blocks the event loop."""
+"""The learner's heartbeat, and its watch over the other ranks, beside the training loop."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import asyncio
 import logging
 import os
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced
+from cusearch_async.training.background import Background
 from cusearch_async.training.ranks import Ranks
-from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
 
 log = logging.getLogger(__name__)
@@ -23,59 +21,47 @@ BEAT_S = 2.0
 WARN_SILENT_EVERY_S = 30.0
 
 
-class Heartbeat:
-    """A thread with its own connection. It also checks the other ranks, for which rank 0 may wait in a collective: if a
-    rank is silent for run.stall_s or learner.collective_timeout_s, the learner ends."""
+class Heartbeat(Background):
+    """Inside the context, tells the buffer every `BEAT_S` that this learner is alive, and at the end that it has ended.
+    The learner works in a thread, so an update does not delay it.
 
-    def __init__(self, config: Config, epoch: int, ranks: Ranks) -> None:
+    It also checks the other ranks, for which rank 0 may wait in a collective: if a rank is silent for run.stall_s or
+    learner.collective_timeout_s, the process ends. `check` raises an error of the program in here."""
+
+    def __init__(self, buffer: LearnerBuffer, ranks: Ranks, config: Config) -> None:
+        super().__init__()
         self.step = 0
         """Learner step that is waited for or trained."""
-        self._config = config
-        self._epoch = epoch
+        self._buffer = buffer
         self._ranks = ranks
-        self._ended = threading.Event()
+        self._config = config
         self._named_at = time.monotonic()
 
-    @contextmanager
-    def beating(self) -> Iterator[Heartbeat]:
-        thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._ended.set()
-            thread.join(timeout=BEAT_S)
+    async def __aenter__(self) -> Heartbeat:
+        self.start(self._beat())
+        return self
 
-    def _run(self) -> None:
-        """An error of the program ends the learner, with the error as its last line: without heartbeat and watch over
-        the ranks it would go on as if it had both."""
+    async def __aexit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        await super().__aexit__(*error)
         try:
-            asyncio.run(self._beat())
-        except Exception:
-            log.critical("the heartbeat failed; the learner ends", exc_info=True)
-            os._exit(1)
+            async with asyncio.timeout(BEAT_S):
+                await self._buffer.learner_leaves()
+        except (CusearchError, TimeoutError) as unrecorded:
+            log.debug("the end of the learner could not be recorded: %s", unrecorded)
 
     async def _beat(self) -> None:
         """Errors of the connection are not raised here: the training loop ends the learner."""
-        async with open_buffer(self._config) as buffer:
-            buffer.follow_epoch(self._epoch)
-            while not self._ended.is_set():
-                self._watch_ranks()
-                await self._send(buffer)
-                await asyncio.to_thread(self._ended.wait, BEAT_S)
+        epoch = self._buffer.epoch
+        while True:
+            self._watch_ranks()
+            status = LearnerStatus(epoch=epoch, host=socket.gethostname(), pid=os.getpid(), step=self.step)
             try:
-                await buffer.learner_leaves()
+                await self._buffer.learner_heartbeat(status)
+            except Fenced:
+                return
             except CusearchError as error:
-                log.debug("the end of the learner could not be recorded: %s", error)
-
-    async def _send(self, buffer: LearnerBuffer) -> None:
-        status = LearnerStatus(epoch=self._epoch, host=socket.gethostname(), pid=os.getpid(), step=self.step)
-        try:
-            await buffer.learner_heartbeat(status)
-        except Fenced:
-            self._ended.set()
-        except CusearchError as error:
-            log.debug("no heartbeat: %s", error)
+                log.debug("no heartbeat: %s", error)
+            await asyncio.sleep(BEAT_S)
 
     def _watch_ranks(self) -> None:
         limits = {"run.stall_s": self._config.run.stall_s}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -86,8 +86,11 @@ class InThread:
         return asyncio.get_running_loop().run_in_executor(self._executor, method, *arguments)
 
 
-@contextmanager
-def in_thread(learner: Trains, lock: GpuLock | None = None) -> Iterator[InThread]:
+@asynccontextmanager
+async def in_thread(learner: Trains, lock: GpuLock | None = None) -> AsyncIterator[InThread]:
     """`learner` in a new thread, which ends with the context. `lock` is taken, if the learner takes turns."""
-    with ThreadPoolExecutor(1, "learner", learner.enter_thread) as executor:
+    executor = ThreadPoolExecutor(1, "learner", learner.enter_thread)
+    try:
         yield InThread(learner, executor, lock)
+    finally:
+        await asyncio.to_thread(executor.shutdown)  # the event loop goes on while the last call ends

@@ -149,9 +149,12 @@ async def _train(
     async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, contract) as buffer:
         await take_over(buffer, store, checkpoints, start, contract, config, accept_changes)
         try:
-            async with sending(store, config.weights.url, config.run.wait_s):
-                with Heartbeat(config, buffer.epoch, ranks).beating() as heartbeat, in_thread(learner, lock) as trainer:
-                    step = await train(trainer, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
+            async with (
+                sending(store, config.weights.url, config.run.wait_s),
+                Heartbeat(buffer, ranks, config) as heartbeat,
+                in_thread(learner, lock) as trainer,
+            ):
+                step = await train(trainer, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
             record_stop(config, buffer.epoch, step, "finished" if step == config.run.steps else "stopped")
         except (Fenced, WriteFailed) as error:
             explained = await explain(buffer, error)

@@ -7,13 +7,13 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import NothingLearned
 from cusearch_async.training.background import Background
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
+from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.in_thread import InThread
 from cusearch_async.training.publishing import Publisher, Saver
 from cusearch_async.training.recording import Recorder
@@ -31,12 +31,6 @@ LOOK_EVERY = 25
 """Polls between two looks at whether anything moves."""
 
 
-class KnowsStep(Protocol):
-    """Gets the step that the learner waits for or trains."""
-
-    step: int
-
-
 async def train(
     learner: InThread,
     buffer: LearnerBuffer,
@@ -45,7 +39,7 @@ async def train(
     start: CheckpointState,
     questions: RunQuestions,
     config: Config,
-    heartbeat: KnowsStep,
+    heartbeat: Heartbeat,
     stop: asyncio.Event,
 ) -> int:
     """Consumes pools from `buffer`, produces weight versions in `store`; returns the steps that are done.
@@ -60,6 +54,7 @@ async def train(
         Saver(learner, buffer, checkpoints, config, start.step) as saver,
         Recorder(config, buffer.epoch) as recorder,
     ):
+        meanwhile = publisher, saver, heartbeat
         watchdog = Watchdog(buffer, config, publisher.republish)
         step, remembered = start.step, start.method
         await publisher.publish(step)
@@ -68,7 +63,7 @@ async def train(
         has_learned = False
         while step < config.run.steps:
             heartbeat.step = step
-            pool = await wait_for_pool(buffer, step, watchdog, stop, selector.question_of, (publisher, saver))
+            pool = await wait_for_pool(buffer, step, watchdog, stop, selector.question_of, meanwhile)
             if pool is None:
                 break
             async with learner.awake():

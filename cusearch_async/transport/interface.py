@@ -321,10 +321,6 @@ class LearnerBuffer(Protocol):
         over opens the run again."""
         ...
 
-    def follow_epoch(self, epoch: int) -> None:
-        """Speak for the learner that has taken the run over as `epoch` on another connection."""
-        ...
-
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
         """Report that this learner is alive, and its status."""
         ...

@@ -295,9 +295,6 @@ class MemoryBuffer:
         self._run.state = replace(self._run.state, finished_by=self._epoch)
         self._run.tell()
 
-    def follow_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
         self._refuse_if_fenced()
         self._run.learner = status, self._run.now

@@ -105,10 +105,6 @@ class LearnerSide(RedisRun):
     async def finish(self) -> None:
         await self.run_script("finish", self._epoch)
 
-    def follow_epoch(self, epoch: int) -> None:
-        """Act as the learner that has taken over the run with this epoch on another connection."""
-        self._epoch = epoch
-
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
         fields = msgspec.structs.asdict(status)
         del fields["heartbeat_age_s"]  # computed from Redis' clock

@@ -98,22 +98,21 @@ async def measure_learner(config: Config) -> dict[str, Any]:
     buffer, store = MemoryBuffer(MemoryRun(), limits_of(config)), WeightStore(config.weights_folder)
     await buffer.recover(0)
     stops, updates, canaries, publications = [], [], [], []
-    with in_thread(learner) as trainer:
-        async with Publisher(trainer, buffer, store, config) as publisher:
-            await trainer.update(selected, advantages, 0)
-            for step in range(VERSIONS):
-                lent.waited_s, began = 0.0, time.perf_counter()
-                await publisher.publish(step)
-                lending = time.perf_counter() - began
-                began = time.perf_counter()
-                await trainer.update(selected, advantages, step)
-                updates.append(time.perf_counter() - began)
-                stops.append(lending + lent.waited_s)
-                await publisher.finish()
-                publications.append(publisher.took_s)
-                began = time.perf_counter()
-                await trainer.canary()
-                canaries.append(time.perf_counter() - began)
+    async with in_thread(learner) as trainer, Publisher(trainer, buffer, store, config) as publisher:
+        await trainer.update(selected, advantages, 0)
+        for step in range(VERSIONS):
+            lent.waited_s, began = 0.0, time.perf_counter()
+            await publisher.publish(step)
+            lending = time.perf_counter() - began
+            began = time.perf_counter()
+            await trainer.update(selected, advantages, step)
+            updates.append(time.perf_counter() - began)
+            stops.append(lending + lent.waited_s)
+            await publisher.finish()
+            publications.append(publisher.took_s)
+            began = time.perf_counter()
+            await trainer.canary()
+            canaries.append(time.perf_counter() - began)
     tensors = learner.lend().tensors
     return {
         "published_gb": sum(tensor.nbytes for tensor in tensors.values()) / 1e9,

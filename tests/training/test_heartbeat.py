@@ -1,40 +1,118 @@
-"""The learner's heartbeat ends with the learner, and not before it."""
+"""The learner's heartbeat: it goes on while the learner works, and ends with it, and not before it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import asyncio
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import SLOW
-
-BROKEN = """
-import sys, time
-from pathlib import Path
-from cusearch_async.lifecycle.entry import log_to_stderr
 from cusearch_async.config import load_config
+from cusearch_async.errors import BufferUnavailable
+from cusearch_async.training import heartbeat as module
 from cusearch_async.training.heartbeat import Heartbeat
+from cusearch_async.training.in_thread import in_thread
+from cusearch_async.transport.limits import limits_of
+from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
+from tests.conftest import SLOW, wait_until_async
+from tests.training.learners import Learner
 
-class Ranks:
-    def silent(self, seconds):
+NOBODY = SimpleNamespace(silent=lambda after_s: [])
+"""One rank alone."""
+
+
+class Buffer(MemoryBuffer):
+    """Keeps when it was told that the learner is alive."""
+
+    def __init__(self, run, config):
+        super().__init__(run, limits_of(config))
+        self.beats: list[float] = []
+
+    async def learner_heartbeat(self, status):
+        self.beats.append(time.monotonic())
+        await super().learner_heartbeat(status)
+
+
+async def ended(heartbeat):
+    return not heartbeat.is_busy
+
+
+@pytest.fixture
+async def scene(atlas_config, monkeypatch):
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
+    config = load_config(atlas_config, [])
+    buffer = Buffer(MemoryRun(), config)
+    await buffer.recover(0)
+    return SimpleNamespace(config=config, buffer=buffer)
+
+
+async def test_it_tells_the_step_and_at_the_end_that_the_learner_has_ended(scene):
+    async with Heartbeat(scene.buffer, NOBODY, scene.config) as heartbeat:
+        heartbeat.step = 7
+
+        async def told():
+            learner = await scene.buffer.learner()
+            return learner and (learner.epoch, learner.step) == (scene.buffer.epoch, 7)
+
+        await wait_until_async(told, 10)
+    assert await scene.buffer.learner() is None
+
+
+async def test_an_update_does_not_delay_it_nor_does_its_end_after_an_error(scene):
+    """The training loop has failed while the learner still works: what waits for the learner lets the loop go on."""
+    learner, took = Learner([]), []
+
+    def work(step):
+        began = time.monotonic()
+        time.sleep(0.5)
+        took.append((began, time.monotonic()))
+
+    async def fail():
+        async with in_thread(learner) as trainer:
+            trainer.update([], [], 0)
+            raise BufferUnavailable("Redis is gone")
+
+    learner.at_update = work
+    async with Heartbeat(scene.buffer, NOBODY, scene.config):
+        with pytest.raises(BufferUnavailable):
+            await fail()
+    [(began, ended)] = took
+    assert sum(began < at < ended for at in scene.buffer.beats) > 3, "fifty are due in half a second"
+
+
+async def test_an_outage_does_not_end_it_and_a_new_learner_does(scene):
+    errors = [BufferUnavailable("Redis is gone"), BufferUnavailable("Redis is gone")]
+    beat = scene.buffer.learner_heartbeat
+
+    async def unsteady(status):
+        if errors:
+            raise errors.pop()
+        await beat(status)
+
+    scene.buffer.learner_heartbeat = unsteady
+    async with Heartbeat(scene.buffer, NOBODY, scene.config) as heartbeat:
+        await wait_until_async(scene.buffer.learner, 10)
+        successor = Buffer(scene.buffer._run, scene.config)
+        await successor.recover(0)
+
+        await wait_until_async(lambda: ended(heartbeat), 10)
+        heartbeat.check()
+
+
+async def test_an_error_of_the_program_is_raised_by_the_next_look(scene):
+    """Without its watch over the ranks the learner must not go on."""
+
+    def silent(after_s):
         raise TypeError("a rank has no name")
 
-log_to_stderr("learner")
-with Heartbeat(load_config(Path(sys.argv[1]), []), 1, Ranks()).beating():
-    time.sleep(120)
-"""
+    async with Heartbeat(scene.buffer, SimpleNamespace(silent=silent), scene.config) as heartbeat:
+        await wait_until_async(lambda: ended(heartbeat), 10)
+        with pytest.raises(TypeError, match="a rank has no name"):
+            heartbeat.check()
 
 
-@pytest.mark.system
-def test_an_error_in_the_heartbeat_ends_the_learner_with_it_as_the_last_line(atlas_config):
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN, str(atlas_config)],
-        capture_output=True,
-        text=True,
-        timeout=100 * SLOW,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "learner: the heartbeat failed; the learner ends" in done.stderr
-    assert done.stderr.splitlines()[-1] == "TypeError: a rank has no name"
+async def test_a_buffer_that_does_not_answer_does_not_keep_the_learner(scene):
+    scene.buffer.learner_leaves = lambda: asyncio.sleep(3600)
+    async with asyncio.timeout(10 * SLOW), Heartbeat(scene.buffer, NOBODY, scene.config):
+        pass

@@ -63,8 +63,8 @@ class Scene:
     def __init__(self, atlas_config, folder, *overrides):
         small = ["--pool.questions", "2", "--pool.rollouts", "2", "--method.budget", "2", "--loss.minibatch", "2"]
         small += ["--run.steps", "2", "--learner.checkpoint_every", "1", "--run.folder", str(folder)]
-        nobody = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]  # the heartbeat's
-        self.config = load_config(atlas_config, [*small, *nobody, *overrides])
+        redis = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]  # another one for each scene; nothing asks it
+        self.config = load_config(atlas_config, [*small, *redis, *overrides])
         self.events: list[str] = []
         self.run = MemoryRun()
         self.learner = Rank0(self.events)

@@ -204,7 +204,7 @@ def test_a_trajectory_that_nothing_can_be_learned_from_is_refused_by_name(change
 async def test_announced_weights_that_are_torn_are_published_again_under_a_new_name(config_of, tmp_path):
     buffer, store = MemoryBuffer(MemoryRun(), make_limits()), WeightStore(tmp_path)
     await buffer.recover(0)
-    with in_thread(Learner([])) as learner:
+    async with in_thread(Learner([])) as learner:
         await check_republishing(Publisher(learner, buffer, store, config_of()), buffer, store)
 
 

@@ -17,6 +17,7 @@ from cusearch_async.lifecycle.turns import gpu_lock
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import watchdog
 from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
@@ -42,11 +43,11 @@ def setting(atlas_config, tmp_path):
         return SimpleNamespace(
             config=config,
             events=events,
+            ranks=SimpleNamespace(silent=lambda after_s: []),
             learner=Learner(events),
             run=MemoryRun(),
             checkpoints=Checkpoints(config.folder, config.learner.keep_checkpoints),
             stop=asyncio.Event(),
-            heartbeat=SimpleNamespace(step=-1),
             store=WeightStore(config.folder / "weights"),
             depth_of=lambda ticket, rollout: 1 + (ticket + rollout) % 3,
         )
@@ -67,8 +68,21 @@ async def start(s, step=0, method=None, buffer=Recorded):
     if lock is not None:
         await lock.take()
         s.buffer.gpus = gpu_lock(s.config, "engine")
-    with in_thread(s.learner, lock) as learner:
+    s.heartbeat = Heartbeat(s.buffer, s.ranks, s.config)
+    async with s.heartbeat, in_thread(s.learner, lock) as learner:
         await train(learner, s.buffer, store, s.checkpoints, began, QUESTIONS, s.config, s.heartbeat, s.stop)
+
+
+async def test_an_error_of_the_heartbeat_ends_the_run(setting):
+    s = setting()
+
+    def silent(after_s):
+        raise TypeError("a rank has no name")
+
+    s.ranks.silent = silent
+    with pytest.raises(TypeError, match="a rank has no name"):
+        await start(s)
+    assert not s.run.state.is_finished
 
 
 async def test_a_disk_that_takes_no_records_does_not_end_the_run(setting, caplog):
