@@ -98,7 +98,7 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     names |= {name.replace("/a/", "/LABEL/") for name in describe_environments(pool, [], ["a", "b"]) if "/a/" in name}
     for method in METHODS:
         names |= {f"selection/{name}" for name in select(method, pool_of(np.zeros(60), np.ones(60, np.int64))).metrics}
-    learner = DOCS.parent / "cusearch_async" / "training" / "learner.py"
+    learner = DOCS.parent / "cusearch_async" / "learner" / "learner.py"
     names |= set(re.findall(r'"(train/[a-z_]+)"', learner.read_text(encoding="utf-8")))
     assert names == table.names()
     assert (DOCS / "metrics.md").read_text(encoding="utf-8").partition(TABLES)[2] == table.as_markdown()

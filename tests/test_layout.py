@@ -35,7 +35,9 @@ LAYERS = [
     {"metrics"},
     {"retrieval"},
     {"rollout"},
+    {"learner"},
     {"training"},
+    {"replay"},
     {"evaluation"},
     {"atlas"},
     {"data"},
@@ -89,9 +91,21 @@ def test_there_is_no_import_circle():
 
 
 def test_playing_and_training_know_nothing_of_each_other():
-    for own, other in (("rollout", "training"), ("training", "rollout")):
+    of_the_learner = {"learner", "training"}
+    for own, others in (("rollout", of_the_learner), ("learner", {"rollout", "training"}), ("training", {"rollout"})):
         for path in (ROOT / own).rglob("*.py"):
-            assert other not in imported_parts(path), path.relative_to(ROOT)
+            assert not others & imported_parts(path), path.relative_to(ROOT)
+
+
+def test_the_training_loop_imports_no_torch():
+    """It is asyncio; the tensors are the learner's. Sending weights to engines is no part of the loop."""
+    for path in {*(ROOT / "training").rglob("*.py"), *(ROOT / "replay").rglob("*.py")}:
+        if path.name in ("sending.py", "nccl.py"):
+            continue
+        for node in parsed(path).body:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not {"torch", "deepspeed", "transformers"} & {name.split(".")[0] for name in names}, path.name
 
 
 def test_no_file_is_longer_than_a_reader_can_hold():
@@ -110,7 +124,7 @@ def test_vllm_and_deepspeed_are_known_to_few_modules():
                 if name.split(".")[0] in users:
                     users[name.split(".")[0]].add(str(path.relative_to(ROOT)))
     worker = {f"rollout/{name}.py" for name in ("engine", "gathering", "gloo_transfer", "receiving", "staging")}
-    assert users == {"vllm": worker | {"training/nccl.py"}, "deepspeed": {"training/deepspeed_engine.py"}}
+    assert users == {"vllm": worker | {"training/nccl.py"}, "deepspeed": {"learner/deepspeed_engine.py"}}
 
 
 def test_few_modules_open_sockets_that_others_can_connect_to():
@@ -122,7 +136,7 @@ def test_few_modules_open_sockets_that_others_can_connect_to():
             name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
             if name in opening:
                 found.add(str(path.relative_to(ROOT)))
-    assert found == {"http_server.py", "lifecycle/ports.py", "training/ranks.py", "training/sending.py"}
+    assert found == {"http_server.py", "lifecycle/ports.py", "learner/ranks.py", "training/sending.py"}
 
 
 def test_no_message_names_a_page_that_is_not_installed():
@@ -136,7 +150,7 @@ def test_no_message_names_a_page_that_is_not_installed():
 
 def test_no_module_of_tests_loads_vllm_or_deepspeed_for_all_the_others():
     """Seconds of each process that collects tests."""
-    heavy = {"rollout.engine", "training.deepspeed_engine", "training.learner"}
+    heavy = {"rollout.engine", "learner.deepspeed_engine", "learner.learner"}
     heavy |= {"processes.learner", "processes.rollout", "processes.evaluator"}
     names = {f"cusearch_async.{name}" for name in heavy} | {"vllm", "deepspeed"}
     for path in Path(__file__).parent.rglob("test_*.py"):

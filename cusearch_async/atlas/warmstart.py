@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.traces import HARD, PLAIN, Passage, Style, TraceWriter
 from cusearch_async.environments.search import TAGS
+from cusearch_async.learner.model import load_causal_lm
 from cusearch_async.models import load_tokenizer
-from cusearch_async.training.model import load_causal_lm
 
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY = 384

@@ -15,7 +15,7 @@ from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.run_folder import TRACES
 
 if TYPE_CHECKING:
-    from cusearch_async.training.replaying import RecordedStep
+    from cusearch_async.replay.selection import RecordedStep
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, _: list[str]) -> None:
     """Raises: ConfigError when the step is not recorded, or the page cannot be written."""
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
-    from cusearch_async.training.replaying import RecordedStep  # noqa: PLC0415
+    from cusearch_async.replay.selection import RecordedStep  # noqa: PLC0415
 
     step = RecordedStep.read(arguments.folder, arguments.step)
     output = arguments.output or arguments.folder / TRACES / f"{arguments.step:06d}.html"

@@ -17,8 +17,8 @@ from cusearch_async.errors import ReplayDiffers
 from cusearch_async.lifecycle.placement import configure_process, count_sharers
 
 if TYPE_CHECKING:
-    from cusearch_async.training.replaying import Choice, RecordedStep
-    from cusearch_async.training.update_again import ReplayedUpdate
+    from cusearch_async.replay.selection import Choice, RecordedStep
+    from cusearch_async.replay.update import ReplayedUpdate
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Raises: ConfigError; ReplayDiffers when the step's own method does not choose as it did."""
-    from cusearch_async.training.replaying import RecordedStep  # noqa: PLC0415  (only where it is needed)
+    from cusearch_async.replay.selection import RecordedStep  # noqa: PLC0415  (only where it is needed)
 
     step = RecordedStep.read(arguments.folder, arguments.step)
     console = Console()
@@ -97,20 +97,20 @@ def _mean(values: np.ndarray[tuple[int], np.dtype[np.generic]]) -> str:
 
 
 def _update(step: RecordedStep, folder: Path) -> ReplayedUpdate:
-    from cusearch_async.training.replaying import checkpoint_before  # noqa: PLC0415
+    from cusearch_async.replay.selection import checkpoint_before  # noqa: PLC0415
 
     checkpoint = checkpoint_before(folder, step.record.step, step.config)
     configure_process(step.config.learner.cores, sharers=count_sharers(step.config))
     os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
     import torch  # noqa: PLC0415  (reads the settings above when it is loaded)
 
-    from cusearch_async.training.learner import Learner  # noqa: PLC0415
-    from cusearch_async.training.ranks import Ranks  # noqa: PLC0415
-    from cusearch_async.training.update_again import replay_update  # noqa: PLC0415
+    from cusearch_async.learner.learner import DeepSpeedLearner  # noqa: PLC0415
+    from cusearch_async.learner.ranks import Ranks  # noqa: PLC0415
+    from cusearch_async.replay.update import replay_update  # noqa: PLC0415
 
     if step.start and step.start.computing:
         torch.set_num_threads(step.start.computing.threads)
-    learner = Learner(step.config, Ranks(step.config.learner.collective_timeout_s))
+    learner = DeepSpeedLearner(step.config, Ranks(step.config.learner.collective_timeout_s))
     return replay_update(step, folder, checkpoint, learner)
 
 

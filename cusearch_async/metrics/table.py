@@ -167,7 +167,7 @@ FAMILIES = (
     ),
     Family(
         "The update",
-        "training/learner.py, metrics/update.py",
+        "learner/learner.py, metrics/update.py",
         (
             Metric("train/trajectories", "trajectories", "trained on"),
             Metric("train/tokens", "tokens", "sampled tokens trained on"),

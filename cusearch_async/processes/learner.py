@@ -10,6 +10,8 @@ from typing import Any
 from cusearch_async import run_folder
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
+from cusearch_async.learner.learner import DeepSpeedLearner
+from cusearch_async.learner.ranks import Ranks
 from cusearch_async.lifecycle.children import die_with_parent
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.lifecycle.turns import GpuLock, gpu_lock
@@ -17,8 +19,6 @@ from cusearch_async.models import check_model
 from cusearch_async.processes.playing import ask_retriever
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.training.leading import lead
-from cusearch_async.training.learner import Learner
-from cusearch_async.training.ranks import Ranks
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.run_contract import RunContract, contract_of, refuse_other_settings
 
@@ -45,7 +45,7 @@ def _lead(config: Config, ranks: Ranks, lock: GpuLock | None, tokenizer: Any, ac
     contract = asyncio.run(_agreed(config, contract_of(config, questions.all, tokenizer), accept_changes))
     ranks.tell(b"begin")  # the others load nothing before, and wait in no collective, whose time is limited
     with run_folder.hold_as_learner(config.folder):
-        lead(Learner, open_buffer, ranks, questions, contract, config, accept_changes, lock)
+        lead(DeepSpeedLearner, open_buffer, ranks, questions, contract, config, accept_changes, lock)
 
 
 async def _agreed(config: Config, contract: RunContract, accept_changes: bool) -> RunContract:
@@ -64,7 +64,7 @@ def _follow(config: Config, ranks: Ranks) -> None:
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
     ranks.listen()
-    learner = Learner(config, ranks)
+    learner = DeepSpeedLearner(config, ranks)
     newest = ranks.listen().decode()
     if newest:
         learner.load(Path(newest))

@@ -32,7 +32,7 @@ from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
 
-_STATE = "state.json"
+STATE_FILE = "state.json"
 _NAME = re.compile(r"step(\d+)(?:-e(\d+))?")
 
 
@@ -127,7 +127,7 @@ class Checkpoints:
         """Write as the learner of `epoch`, which goes on from `step`; clear what earlier ones left half done."""
         self._starts.append((epoch, step))
         for path, name in published.entries(self.folder, _NAME):
-            if published.is_half_done(path, _STATE) and int(name[2] or 0) < epoch:
+            if published.is_half_done(path, STATE_FILE) and int(name[2] or 0) < epoch:
                 log.info("%s was left unfinished by an earlier learner; it is deleted", path)
                 remove(path)
 
@@ -151,7 +151,7 @@ class Checkpoints:
                 msgspec.Raw(msgspec.json.encode(part)) for part in (state, published.list_files(folder))
             )
             saved = _Saved(state_json, files_json, _checksum(state_json, files_json))
-            (folder / _STATE).write_bytes(msgspec.json.encode(saved))
+            (folder / STATE_FILE).write_bytes(msgspec.json.encode(saved))
 
     def finish(self, step: int) -> None:
         """Make the written checkpoint count. Raises: WriteFailed when it cannot be read back as it was written."""
@@ -178,7 +178,7 @@ class Checkpoints:
     def remove(self, superfluous: Sequence[Path]) -> None:
         """Delete them; one that is half deleted has no state any more."""
         for path in superfluous:
-            published.delete(path, _STATE)
+            published.delete(path, STATE_FILE)
 
     # ---------------------------------------------------------------------------------------------------
 
@@ -206,21 +206,16 @@ class Checkpoints:
         return sorted(found, key=lambda c: (c.state.step, c.epoch))
 
 
-def is_sealed(folder: Path) -> bool:
-    """Whether a checkpoint has its state, which is the last to be written and the first to be deleted."""
-    return (folder / _STATE).exists()
-
-
 def _read(path: Path) -> Checkpoint:
     """Raises: OSError, or ValueError saying what is wrong with its state."""
     name = _NAME.fullmatch(path.name)
     if name is None:
         raise ValueError("its name is not stepSTEP-eEPOCH")
-    saved = msgspec.json.decode((path / _STATE).read_bytes(), type=_Saved)
+    saved = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=_Saved)
     state = msgspec.json.decode(saved.state, type=CheckpointState)
     is_sealed = saved.xxh3 == _checksum(saved.state, saved.files) if name[2] else not saved.xxh3
     if not is_sealed or state.step != int(name[1]):
-        raise ValueError(f"{_STATE} was changed after it was written")
+        raise ValueError(f"{STATE_FILE} was changed after it was written")
     return Checkpoint(path, int(name[2] or 0), state, msgspec.json.decode(saved.files, type=dict[str, FileRecord]))
 
 

@@ -8,12 +8,15 @@ import os
 import socket
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced
 from cusearch_async.training.background import Background
-from cusearch_async.training.ranks import Ranks
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
+
+if TYPE_CHECKING:
+    from cusearch_async.learner.ranks import Ranks
 
 log = logging.getLogger(__name__)
 

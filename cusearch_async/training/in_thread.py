@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from cusearch_async.learner.interface import Learner, Lent
 from cusearch_async.lifecycle.turns import GpuLock, Turns
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.transport.weights import Canary
@@ -22,43 +21,10 @@ from cusearch_async.types import Trajectory
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """The policy's parameters by their Hugging Face names, or its adapter's by peft's. They do not change until
-    `release` is called: the next optimizer step waits for that."""
-
-    tensors: Mapping[str, torch.Tensor]
-    release: Callable[[], None]
-    adapter: Mapping[str, Any] | None = None
-    """peft's config of the adapter; None for a whole model."""
-
-
-class Trains(Protocol):
-    """A learner. All calls are made in one thread, the first of them is `enter_thread`."""
-
-    def enter_thread(self) -> None: ...
-
-    def update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics: ...
-
-    def lend(self) -> Lent: ...
-
-    def canary(self) -> Canary: ...
-
-    def capture(self, folder: Path) -> Callable[[], None]:
-        """Copies all that a checkpoint needs; what is returned writes it into `folder`, in any thread."""
-        ...
-
-    def offload(self) -> None:
-        """Moves everything from the GPUs to the host's memory."""
-        ...
-
-    def reload(self) -> None: ...
-
-
 class InThread:
     """The same learner with calls to await. They are made in the order of these calls, awaited or not."""
 
-    def __init__(self, learner: Trains, executor: ThreadPoolExecutor, lock: GpuLock | None) -> None:
+    def __init__(self, learner: Learner, executor: ThreadPoolExecutor, lock: GpuLock | None) -> None:
         self._learner = learner
         self._executor = executor
         self._turns = Turns(lock, lambda: self._call(learner.reload), lambda: self._call(learner.offload))
@@ -87,7 +53,7 @@ class InThread:
 
 
 @asynccontextmanager
-async def in_thread(learner: Trains, lock: GpuLock | None = None) -> AsyncIterator[InThread]:
+async def in_thread(learner: Learner, lock: GpuLock | None = None) -> AsyncIterator[InThread]:
     """`learner` in a new thread, which ends with the context. `lock` is taken, if the learner takes turns."""
     executor = ThreadPoolExecutor(1, "learner", learner.enter_thread)
     try:

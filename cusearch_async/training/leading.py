@@ -7,22 +7,21 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from cusearch_async import run_folder
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced, WriteFailed, first_line
+from cusearch_async.learner.interface import Learner, is_sealed
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.lifecycle.turns import GpuLock
-from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, is_sealed
+from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
-from cusearch_async.training.in_thread import Trains, in_thread
+from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
-from cusearch_async.training.ranks import Ranks
 from cusearch_async.training.selecting import initial_method_state
 from cusearch_async.training.sending import sending
 from cusearch_async.training.starts import (
@@ -38,21 +37,13 @@ from cusearch_async.transport.origin import origin_of, refuse_another
 from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.transport.weights import WeightStore
 
+if TYPE_CHECKING:
+    from cusearch_async.learner.ranks import Ranks
+
 log = logging.getLogger(__name__)
 
 TAKE_OVER_S = 60.0
 """For which another learner may be taking over the same folder; nothing else is done meanwhile."""
-
-
-class Leads(Trains, Protocol):
-    """A learner, as its rank 0 needs it."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def load(self, folder: Path) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 class OpensBuffer(Protocol):
@@ -69,7 +60,7 @@ class OpensBuffer(Protocol):
 
 
 def lead(
-    make_learner: Callable[[Config, Ranks], Leads],
+    make_learner: Callable[[Config, Ranks], Learner],
     open_buffer: OpensBuffer,
     ranks: Ranks,
     questions: RunQuestions,
@@ -133,7 +124,7 @@ async def find_checkpoint(open_buffer: OpensBuffer, checkpoints: Checkpoints, co
 
 
 async def _train(
-    learner: Leads,
+    learner: Learner,
     open_buffer: OpensBuffer,
     ranks: Ranks,
     checkpoints: Checkpoints,

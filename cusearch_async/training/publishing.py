@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
+from cusearch_async.learner.interface import Lent
 from cusearch_async.training.background import Background
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
-from cusearch_async.training.in_thread import InThread, Lent
+from cusearch_async.training.in_thread import InThread
 from cusearch_async.transport.interface import LearnerBuffer, MethodState
 from cusearch_async.transport.weights import Canary, WeightStore
 

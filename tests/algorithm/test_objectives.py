@@ -8,7 +8,7 @@ import torch
 from cusearch_async.algorithm.losses import Surrogate, Tokens, clipped, objective_of, policy_loss
 from cusearch_async.config import LossConfig
 from cusearch_async.errors import ConfigError
-from cusearch_async.training.update import surrogate_of
+from cusearch_async.learner.update import surrogate_of
 
 CISPO = "docs.examples.objectives:cispo"
 

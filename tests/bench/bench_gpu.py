@@ -31,7 +31,7 @@ from transformers import Qwen2Config
 from cusearch_async.cli.preflight import sizing
 from cusearch_async.cli.preflight.shapes import ModelShape, described, published
 from cusearch_async.config import Config, load_config
-from cusearch_async.training.batching import micro_batches, minibatches
+from cusearch_async.learner.batching import micro_batches, minibatches
 from cusearch_async.types import Trajectory
 from tests.bench.plain_engine import learner_module
 
@@ -162,7 +162,7 @@ def measure(case: Case) -> dict[str, Any]:
     config, shape, selected = settings(case), SHAPES[case.shape], ragged(case)
     learner_of = learner_module(case.with_deepspeed)
     learner_of.load_causal_lm = lambda path, dtype, attention: random_model(shape, dtype, attention)
-    from cusearch_async.training.ranks import Ranks
+    from cusearch_async.learner.ranks import Ranks
 
     ranks = Ranks(600)
     learner = learner_of.Learner(config, ranks)

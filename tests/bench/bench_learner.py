@@ -173,7 +173,7 @@ def measure(case: dict[str, Any], sides: Mapping[str, Side], folder: Path, count
 
 def head_memory() -> float:
     """Bytes of the learner's LM head at its peak, over those of all logits at once."""
-    from cusearch_async.training.model import SoftmaxInPieces
+    from cusearch_async.learner.model import SoftmaxInPieces
     from tests.system.test_memory import TEMPERATURE, TOKENS, allocated_peak, by_definition, gradients_of, problem
 
     hidden, weight, targets = problem(TOKENS)

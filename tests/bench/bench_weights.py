@@ -83,17 +83,17 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 async def measure_learner(config: Config) -> dict[str, Any]:
+    from cusearch_async.learner.learner import DeepSpeedLearner
+    from cusearch_async.learner.ranks import Ranks
     from cusearch_async.training.in_thread import in_thread
-    from cusearch_async.training.learner import Learner
     from cusearch_async.training.publishing import Publisher
-    from cusearch_async.training.ranks import Ranks
     from cusearch_async.transport.limits import limits_of
     from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
     from cusearch_async.transport.weights import WeightStore
     from tests.system.learner_script import fixed_trajectories
 
     selected, advantages = fixed_trajectories(8, 36)
-    learner = Learner(config, Ranks(600))
+    learner = DeepSpeedLearner(config, Ranks(600))
     learner._lent = lent = TimedLock(learner._lent)
     buffer, store = MemoryBuffer(MemoryRun(), limits_of(config)), WeightStore(config.weights_folder)
     await buffer.recover(0)
@@ -222,7 +222,7 @@ def measure_adapter(folder: Path) -> dict[str, Any]:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from cusearch_async.config import LoraConfig
-    from cusearch_async.training.adapter import Adapter
+    from cusearch_async.learner.adapter import Adapter
     from cusearch_async.transport.weights import Canary, WeightStore
 
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True}

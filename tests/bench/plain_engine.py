@@ -14,7 +14,7 @@ from torch import nn
 
 from cusearch_async.config import Config
 
-REPLACED = "cusearch_async.training.deepspeed_engine"
+REPLACED = "cusearch_async.learner.deepspeed_engine"
 
 
 class PlainEngine:
@@ -61,7 +61,7 @@ class PlainEngine:
 
 
 def learner_module(with_deepspeed: bool) -> Any:
-    """`cusearch_async.training.learner`, on DeepSpeed or on PlainEngine."""
+    """`cusearch_async.learner.learner`, on DeepSpeed or on PlainEngine."""
     if find_spec("deepspeed") is None:
         stand_in = types.ModuleType(REPLACED)
         stand_in.DeepSpeedEngine = PlainEngine

@@ -59,16 +59,16 @@ def learner(case: dict[str, Any]) -> Update:
     config = config_of(case)
     selected, advantages = read_pool(case["pool"], case["trajectories"])
     try:
-        from cusearch_async.training.ranks import Ranks
+        from cusearch_async.learner.ranks import Ranks
 
         ranks: Any = Ranks(600)
     except ImportError:  # the commit that is compared with
         from cusearch_async.training.team import Team
 
         ranks = Team()
-    from cusearch_async.training.learner import Learner
+    from cusearch_async.learner.learner import DeepSpeedLearner
 
-    trainer = Learner(config, ranks)
+    trainer = DeepSpeedLearner(config, ranks)
     return lambda step: trainer.update(selected, advantages, step)
 
 
@@ -77,8 +77,8 @@ def bare(case: dict[str, Any]) -> Update:
     from torch.nn.functional import cross_entropy
     from transformers import AutoModelForCausalLM
 
-    from cusearch_async.training import matmul
-    from cusearch_async.training.plan import plan_update
+    from cusearch_async.learner import matmul
+    from cusearch_async.learner.plan import plan_update
 
     config = config_of(case)
     selected, advantages = read_pool(case["pool"], case["trajectories"])

@@ -307,7 +307,7 @@ class Learner:
         print("threads", torch.get_num_threads())
     def update(self, selected, advantages, step):
         return {"train/loss": 0.5}
-sys.modules["cusearch_async.training.learner"] = types.SimpleNamespace(Learner=Learner)
+sys.modules["cusearch_async.learner.learner"] = types.SimpleNamespace(Learner=Learner)
 from cusearch_async.cli.main import main
 main()
 """

@@ -23,7 +23,7 @@ from cusearch_async.cli.preflight.activations import passes
 from cusearch_async.cli.preflight.shapes import PUBLISHED, ModelShape, published, read_shape
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import STARTER, Config, load_config
-from cusearch_async.training.model import SampledLogprobs, recompute_layers
+from cusearch_async.learner.model import SampledLogprobs, recompute_layers
 
 pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
 

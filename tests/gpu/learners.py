@@ -88,6 +88,6 @@ def selection() -> tuple[list[Any], Any]:
 def ranks() -> Any:
     """One rank. Its group needs a process to itself or to be closed."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    from cusearch_async.training.ranks import Ranks
+    from cusearch_async.learner.ranks import Ranks
 
     return Ranks(600)

@@ -62,7 +62,7 @@ def test_in_bfloat16_packed_rows_are_as_near_to_float32_as_padded_ones(ranks, on
 
 
 def test_in_bfloat16_packed_rows_go_through_the_kernel(ranks, monkeypatch):
-    from cusearch_async.training import attention
+    from cusearch_async.learner import attention
     from tests.gpu.learners import updated
 
     calls = []
@@ -107,7 +107,7 @@ def test_published_weights_are_those_of_the_device_bit_for_bit(ranks, tmp_path, 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_deepspeed_with_zero_1_makes_the_update_of_plain_adamw(ranks, dtype):
-    from cusearch_async.training.deepspeed_engine import DeepSpeedEngine
+    from cusearch_async.learner.deepspeed_engine import DeepSpeedEngine
     from tests.gpu.learners import config_of, learner_on, selection, tiny, updated
 
     _, wanted, plain = updated(DEVICE, ranks, dtype=dtype, packing=True)

@@ -19,8 +19,8 @@ def main() -> None:
 
     import torch
 
-    from cusearch_async.training.deepspeed_engine import DeepSpeedEngine
-    from cusearch_async.training.ranks import Ranks
+    from cusearch_async.learner.deepspeed_engine import DeepSpeedEngine
+    from cusearch_async.learner.ranks import Ranks
 
     config = load_config(Path("atlas"), sys.argv[1:])
     ranks = Ranks(config.learner.collective_timeout_s)

@@ -82,10 +82,11 @@ async def feed(config: Config, steps: int, most: int = 10_000) -> None:
 
 def in_the_middle_of_update(step: int, then: Callable[[], None]) -> None:
     """Call `then` after the first optimizer step of learner step `step`."""
-    from cusearch_async.training.learner import Learner
+
+    from cusearch_async.learner.learner import DeepSpeedLearner
 
     mini_batches = {"done": 0}
-    accumulate = Learner._accumulate
+    accumulate = DeepSpeedLearner._accumulate
 
     def counted(self: Any, minibatch: Any, update: Any, report: Any) -> None:
         accumulate(self, minibatch, update, report)
@@ -93,7 +94,7 @@ def in_the_middle_of_update(step: int, then: Callable[[], None]) -> None:
         if mini_batches["done"] == 2:
             then()
 
-    Learner._accumulate = counted  # type: ignore[method-assign]
+    DeepSpeedLearner._accumulate = counted  # type: ignore[method-assign]
 
 
 def hanging(is_now: Callable[[Any], bool], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,8 +110,8 @@ def hanging(is_now: Callable[[Any], bool], function: Callable[..., Any]) -> Call
 
 def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a point)
     """Make the process kill itself at `point` of learner step `step`."""
+    from cusearch_async.learner.learner import DeepSpeedLearner
     from cusearch_async.training.checkpoint import Checkpoints
-    from cusearch_async.training.learner import Learner
     from cusearch_async.transport.buffer import RedisBuffer
     from cusearch_async.transport.weights import WeightStore
 
@@ -150,7 +151,7 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
         weights.records_of = hanging(lambda path: f"v{step:06d}" in str(path), records_of)
         in_the_middle_of_update(step, die)
     elif point == "mid-update, saving":  # the newest checkpoint is captured, and not yet written
-        from cusearch_async.training import deepspeed_engine
+        from cusearch_async.learner import deepspeed_engine
 
         deepspeed_engine.write = hanging(lambda captured: True, deepspeed_engine.write)
         in_the_middle_of_update(step, die)
@@ -167,7 +168,7 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
 
         weights.write_tensors = write_half
     elif point == "after update":
-        around(Learner, "update", lambda selected, advantages, s: s, is_async=False)
+        around(DeepSpeedLearner, "update", lambda selected, advantages, s: s, is_async=False)
     elif point == "after commit":
         around(RedisBuffer, "commit", lambda pool, *_: pool.step, is_async=True)
     elif point == "mid-publish":
@@ -182,9 +183,9 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
     elif point == "after publish":
         around(WeightStore, "publish", lambda version, *_: version - 1, is_async=False)
     elif point == "after capture":
-        around(Learner, "capture", lambda folder: int(folder.name.split("-")[1][4:]) - 1, is_async=False)
+        around(DeepSpeedLearner, "capture", lambda folder: int(folder.name.split("-")[1][4:]) - 1, is_async=False)
     elif point == "mid-checkpoint":
-        from cusearch_async.training import deepspeed_engine
+        from cusearch_async.learner import deepspeed_engine
 
         write = deepspeed_engine.write
 
@@ -205,22 +206,22 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
 
         Checkpoints.finish = freezing  # type: ignore[method-assign]
     elif point == "asked":
-        update = Learner._update
+        update = DeepSpeedLearner._update
 
         def asked(self: Any, selected: Any, advantages: Any, now: int) -> Any:
             if now == step:
                 os.kill(os.getpid(), signal.SIGTERM)
             return update(self, selected, advantages, now)
 
-        Learner._update = asked  # type: ignore[method-assign]
+        DeepSpeedLearner._update = asked  # type: ignore[method-assign]
     elif point == "full":
-        capture = Learner.capture
+        capture = DeepSpeedLearner.capture
 
         def refused(self: Any, folder: Path) -> Any:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
             return capture(self, folder)
 
-        Learner.capture = refused  # type: ignore[method-assign]
+        DeepSpeedLearner.capture = refused  # type: ignore[method-assign]
     elif point == "after checkpoint":
         around(Checkpoints, "finish", lambda step: step - 1, is_async=False)
 

@@ -184,8 +184,8 @@ def main() -> None:
     from safetensors.torch import save_file
 
     from cusearch_async.errors import NonFiniteUpdate
-    from cusearch_async.training.learner import Learner
-    from cusearch_async.training.ranks import Ranks
+    from cusearch_async.learner.learner import DeepSpeedLearner
+    from cusearch_async.learner.ranks import Ranks
 
     atlas = Path(__file__).parents[2] / "configs" / "atlas.toml"
     config = load_config(atlas, overrides)
@@ -196,7 +196,7 @@ def main() -> None:
     if arguments.poison == "gradient":
         advantages *= 1e38  # the loss is finite, what flows back through the network is not
     ranks = Ranks(config.learner.collective_timeout_s)
-    learner = Learner(config, ranks)
+    learner = DeepSpeedLearner(config, ranks)
     if arguments.poison == "weight":
         with torch.no_grad():
             learner._module.model.lm_head.weight[int(selected[3].token_ids[-1])] = float("nan")

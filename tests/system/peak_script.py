@@ -32,8 +32,8 @@ def main(overrides: list[str]) -> None:
     configure_process([])
     import torch
 
-    from cusearch_async.training.learner import Learner
-    from cusearch_async.training.ranks import Ranks
+    from cusearch_async.learner.learner import DeepSpeedLearner
+    from cusearch_async.learner.ranks import Ranks
 
     ranks = Ranks(600)
     torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()  # torch's own threads and tables are there before
@@ -45,7 +45,7 @@ def main(overrides: list[str]) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    learner = Learner(config, ranks)
+    learner = DeepSpeedLearner(config, ranks)
     selected, advantages = fixed_trajectories()
     learner.update(selected[:FEW], advantages[:FEW], 0)
     ended.set()

@@ -12,8 +12,8 @@ import torch
 
 from cusearch_async.config import STARTER, LoraConfig, load_config
 from cusearch_async.errors import ConfigError, WeightsMismatch
+from cusearch_async.learner.adapter import Adapter
 from cusearch_async.lifecycle.placement import configure_process
-from cusearch_async.training.adapter import Adapter
 from cusearch_async.transport.weights import Canary, WeightStore
 from tests.system.test_engine import STOPS, logprobs_of, small_model, with_engine
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cusearch_async.config import STARTER
-from cusearch_async.training.batching import micro_batches, shares
-from cusearch_async.training.model import load_causal_lm
+from cusearch_async.learner.batching import micro_batches, shares
+from cusearch_async.learner.model import load_causal_lm
 from tests.system.learner_script import SHAKEN, fixed_trajectories
 from tests.system.test_learner import train
 

@@ -275,7 +275,7 @@ def test_a_learner_that_is_asked_to_stop_finishes_its_step_and_saves(
 
 
 def test_a_full_disk_is_what_the_error_of_a_checkpoint_says():
-    from cusearch_async.training.deepspeed_engine import write
+    from cusearch_async.learner.deepspeed_engine import write
 
     with pytest.raises(OSError, match="No space left on device"):
         write({Path("/dev/full"): {"moment": torch.zeros(1_000_000)}})

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from cusearch_async.config import STARTER
-from cusearch_async.training.divided_state import KINDS, SavedState
+from cusearch_async.learner.divided_state import KINDS, SavedState
 from tests.system.test_learner import train
 
 pytestmark = pytest.mark.system
@@ -41,7 +41,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory):
 
 
 def state_of(checkpoint: Path) -> SavedState:
-    from cusearch_async.training.deepspeed_engine import _load_tensors
+    from cusearch_async.learner.deepspeed_engine import _load_tensors
 
     model = AutoModelForCausalLM.from_pretrained(STARTER)
     shapes = {f"model.{name}": parameter.shape for name, parameter in model.named_parameters()}

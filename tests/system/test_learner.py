@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, GraniteConfig
 
 from cusearch_async.config import STARTER
+from cusearch_async.learner.batching import shares
+from cusearch_async.learner.model import load_causal_lm
 from cusearch_async.models import load_tokenizer
-from cusearch_async.training.batching import shares
-from cusearch_async.training.model import load_causal_lm
 from tests.conftest import SLOW, free_port
 from tests.system.forked import Forked
 from tests.system.learner_script import fixed_trajectories, with_copies

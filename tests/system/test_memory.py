@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from cusearch_async.config import STARTER
-from cusearch_async.training.model import SoftmaxInPieces
+from cusearch_async.learner.model import SoftmaxInPieces
 from tests.conftest import SLOW, free_port
 
 pytestmark = pytest.mark.system
@@ -96,10 +96,10 @@ configure_process([])
 import deepspeed, torch, transformers
 from safetensors.torch import load_file
 from cusearch_async.config import load_config
-from cusearch_async.training.learner import Learner
-from cusearch_async.training.ranks import Ranks
-from cusearch_async.training.plan import plan_update
-from cusearch_async.training.update import Update
+from cusearch_async.learner.learner import DeepSpeedLearner
+from cusearch_async.learner.ranks import Ranks
+from cusearch_async.learner.plan import plan_update
+from cusearch_async.learner.update import Update
 from tests.system.learner_script import fixed_trajectories
 from transformers import Qwen2ForCausalLM
 
@@ -135,7 +135,7 @@ def noting(*arguments, **named):
 deepspeed.initialize = noting
 watcher = threading.Thread(target=watch)
 watcher.start()
-learner = Learner(config, ranks)
+learner = DeepSpeedLearner(config, ranks)
 ended.set()
 watcher.join()
 stored = load_file(Path(model) / "model.safetensors")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cusearch_async.config import STARTER, load_config
-from cusearch_async.training.model import load_causal_lm
-from cusearch_async.training.plan import plan_update
+from cusearch_async.learner.model import load_causal_lm
+from cusearch_async.learner.plan import plan_update
 from tests.system.learner_script import fixed_trajectories, with_copies
 from tests.system.test_learner import train
 
@@ -88,7 +88,7 @@ def test_whole_steps_are_those_of_torchs_own_optimizer(tmp_path, atlas_config, s
 
 def test_only_an_offloaded_optimizer_is_fused(atlas_config):
     """Its rounding is another: what is trained on a CPU stays as it was."""
-    from cusearch_async.training.deepspeed_engine import settings_of
+    from cusearch_async.learner.deepspeed_engine import settings_of
 
     plain, offloaded = (settings_of(load_config(atlas_config, list(options))) for options in ((), OFFLOADED))
     assert "fused" not in plain["optimizer"]["params"]

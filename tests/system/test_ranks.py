@@ -30,7 +30,7 @@ from cusearch_async.lifecycle.placement import configure_process
 configure_process([])
 import torch
 from cusearch_async.errors import RanksFailed
-from cusearch_async.training.ranks import Ranks
+from cusearch_async.learner.ranks import Ranks
 
 logging.basicConfig(level=logging.WARNING)
 ranks = Ranks(float(os.environ.get("TIMEOUT_S", "60")))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cusearch_async.algorithm.tickets import RunQuestions
-from cusearch_async.training.in_thread import Lent
+from cusearch_async.learner.interface import Lent
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer
 from cusearch_async.transport.run_contract import NO_CONTRACT

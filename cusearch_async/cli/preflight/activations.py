@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 
 from cusearch_async.cli.preflight.shapes import ModelShape, layers_of, on_meta
 from cusearch_async.errors import first_line
-from cusearch_async.training.model import SampledLogprobs, recompute_layers
+from cusearch_async.learner.model import SampledLogprobs, recompute_layers
 
 COUNTED = "counted"
 ROWS = 2

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Qwen
 
 from cusearch_async.config import STARTER
 from cusearch_async.errors import ConfigError
-from cusearch_async.training import attention
-from cusearch_async.training.attention import VARLEN, attend, refuse_unsuitable
-from cusearch_async.training.batching import Packed, collate
-from cusearch_async.training.model import SampledLogprobs, load_causal_lm, recompute_layers
+from cusearch_async.learner import attention
+from cusearch_async.learner.attention import VARLEN, attend, refuse_unsuitable
+from cusearch_async.learner.batching import Packed, collate
+from cusearch_async.learner.model import SampledLogprobs, load_causal_lm, recompute_layers
 from tests.strategies import make_trajectory
 
 pytestmark = pytest.mark.system  # it builds models of transformers, which takes long

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from cusearch_async.training.reference import WholeReference
+from cusearch_async.learner.reference import WholeReference
 
 
 def tied() -> torch.nn.Module:

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.training.batching import Packed
+from cusearch_async.learner.batching import Packed
 
 VARLEN = "varlen"
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config, LearnerConfig, LossConfig
+from cusearch_async.learner import batching
+from cusearch_async.learner.batching import Inputs
 from cusearch_async.streams import Stream, stream
-from cusearch_async.training import batching
-from cusearch_async.training.batching import Inputs
 from cusearch_async.types import Trajectory
 
 

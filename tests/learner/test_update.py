@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from cusearch_async.algorithm.losses import Surrogate, Tokens, TokenTerms, policy_loss
 from cusearch_async.config import load_config
+from cusearch_async.learner.model import SampledLogprobs
+from cusearch_async.learner.plan import plan_update
+from cusearch_async.learner.update import Update, surrogate_of, to_backward
 from cusearch_async.metrics.update import UpdateReport
-from cusearch_async.training.model import SampledLogprobs
-from cusearch_async.training.plan import plan_update
-from cusearch_async.training.update import Update, surrogate_of, to_backward
 from cusearch_async.types import Correction, Proximal
 from tests.strategies import make_trajectory
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cusearch_async.config import load_config
-from cusearch_async.training.plan import plan_update
+from cusearch_async.learner.plan import plan_update
 from tests.strategies import make_trajectory
 
 SHAPES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), max_size=20)

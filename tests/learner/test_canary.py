@@ -9,10 +9,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from xxhash import xxh3_128_hexdigest
 
 from cusearch_async.config.run import STARTERS
+from cusearch_async.learner.canary import canary_ids, canary_tolerance
+from cusearch_async.learner.model import load_causal_lm
 from cusearch_async.models import load_tokenizer
 from cusearch_async.rollout.freshness import Loaded, stale_tensors
-from cusearch_async.training.canary import canary_ids, canary_tolerance
-from cusearch_async.training.model import load_causal_lm
 from cusearch_async.transport.tensor_file import TensorRecord
 
 pytestmark = pytest.mark.system  # it loads models

@@ -17,9 +17,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.learner.attention import VARLEN, refuse_unsuitable
+from cusearch_async.learner.batching import Packed
 from cusearch_async.models import ids_of, read_config, refuse_other_weights, why_not_saved
-from cusearch_async.training.attention import VARLEN, refuse_unsuitable
-from cusearch_async.training.batching import Packed
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.training.divided_state import pieces
+from cusearch_async.learner.divided_state import pieces
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 

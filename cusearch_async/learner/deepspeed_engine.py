@@ -20,9 +20,9 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from cusearch_async.config import Config, refuse_unknown
 from cusearch_async.errors import ConfigError, first_line
-from cusearch_async.training.checkpoint import is_sealed
-from cusearch_async.training.divided_state import KINDS, MASTER, MOMENTS, SavedState, pieces
-from cusearch_async.training.ranks import group_timeout
+from cusearch_async.learner.divided_state import KINDS, MASTER, MOMENTS, SavedState, pieces
+from cusearch_async.learner.interface import is_sealed
+from cusearch_async.learner.ranks import group_timeout
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 # A CPU all-reduce that is compiled at start-up behind a lock file: a learner that is killed meanwhile leaves the lock,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.training.batching import pack
-from cusearch_async.training.model import SampledLogprobs
+from cusearch_async.learner.batching import pack
+from cusearch_async.learner.model import SampledLogprobs
 
 _TOKENS = 8
 """Of each of the sequences that are tried."""

@@ -21,15 +21,12 @@ from numpy.typing import NDArray
 from cusearch_async.algorithm import losses
 from cusearch_async.config import Config
 from cusearch_async.errors import NonFiniteUpdate, WriteFailed, first_line
-from cusearch_async.metrics.table import Metrics
-from cusearch_async.metrics.update import UpdateReport
-from cusearch_async.models import load_tokenizer
-from cusearch_async.training import matmul
-from cusearch_async.training.adapter import Adapter, save_adapter
-from cusearch_async.training.canary import canary_ids, canary_tolerance
-from cusearch_async.training.deepspeed_engine import DeepSpeedEngine, divided_forward
-from cusearch_async.training.in_thread import Lent
-from cusearch_async.training.model import (
+from cusearch_async.learner import matmul
+from cusearch_async.learner.adapter import Adapter, save_adapter
+from cusearch_async.learner.canary import canary_ids, canary_tolerance
+from cusearch_async.learner.deepspeed_engine import DeepSpeedEngine, divided_forward
+from cusearch_async.learner.interface import Lent
+from cusearch_async.learner.model import (
     SampledLogprobs,
     as_in_files,
     compile_layers,
@@ -40,11 +37,14 @@ from cusearch_async.training.model import (
     tied_names,
     try_to_save,
 )
-from cusearch_async.training.plan import MicroBatch, MiniBatch, plan_update
-from cusearch_async.training.ranks import Ranks
-from cusearch_async.training.reference import AdapterOff, DividedReference, WholeReference
-from cusearch_async.training.suitability import refuse_unsuitable_policy
-from cusearch_async.training.update import LogProbs, Update, surrogate_of, to_backward
+from cusearch_async.learner.plan import MicroBatch, MiniBatch, plan_update
+from cusearch_async.learner.ranks import Ranks
+from cusearch_async.learner.reference import AdapterOff, DividedReference, WholeReference
+from cusearch_async.learner.suitability import refuse_unsuitable_policy
+from cusearch_async.learner.update import LogProbs, Update, surrogate_of, to_backward
+from cusearch_async.metrics.table import Metrics
+from cusearch_async.metrics.update import UpdateReport
+from cusearch_async.models import load_tokenizer
 from cusearch_async.transport import codec
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
@@ -60,7 +60,7 @@ class Command(msgspec.Struct):
     folder: str = ""
 
 
-class Learner:
+class DeepSpeedLearner:
     """Policy, reference and optimizer. Rank 0 calls the public methods; the other ranks `follow`."""
 
     def __init__(self, config: Config, ranks: Ranks) -> None:

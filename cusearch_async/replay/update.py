@@ -5,30 +5,15 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from cusearch_async.errors import ConfigError
+from cusearch_async.learner.interface import Learner
 from cusearch_async.metrics.files import read_metrics
-from cusearch_async.metrics.table import Metrics
+from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.run_folder import METRICS
-from cusearch_async.training.in_thread import Lent
-from cusearch_async.training.replaying import RecordedStep
 from cusearch_async.transport.tensor_file import records_of, write_tensors
 from cusearch_async.transport.weights import WeightStore, epoch_of
-from cusearch_async.types import Trajectory
-
-
-class Updates(Protocol):
-    """A learner, as `replay_update` needs it."""
-
-    def load(self, folder: Path) -> None: ...
-
-    def update(self, selected: list[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics: ...
-
-    def lend(self) -> Lent: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +29,7 @@ class ReplayedUpdate:
         return all(was == now for was, now in self.metrics.values()) and not self.differing_tensors
 
 
-def replay_update(step: RecordedStep, run_folder: Path, checkpoint: Path | None, learner: Updates) -> ReplayedUpdate:
+def replay_update(step: RecordedStep, run_folder: Path, checkpoint: Path | None, learner: Learner) -> ReplayedUpdate:
     """Make the update of a recorded step again, with a new `learner`.
 
     Raises: ConfigError when the run keeps nothing that it could be compared with."""
@@ -65,7 +50,7 @@ def replay_update(step: RecordedStep, run_folder: Path, checkpoint: Path | None,
     return ReplayedUpdate(metrics, differing)
 
 
-def _differing(store: WeightStore, version: int, epoch: int, learner: Updates) -> list[str] | None:
+def _differing(store: WeightStore, version: int, epoch: int, learner: Learner) -> list[str] | None:
     """Parameters of `learner` that differ from a version that was published by `epoch` or a later one, which goes on
     from it; None when there is none."""
     newest = store.newest_of(version)

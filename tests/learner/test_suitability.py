@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.training.model import SampledLogprobs
-from cusearch_async.training.suitability import refuse_unsuitable_policy
+from cusearch_async.learner.model import SampledLogprobs
+from cusearch_async.learner.suitability import refuse_unsuitable_policy
 
 pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
 

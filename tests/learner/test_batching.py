@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.training.batching import (
+from cusearch_async.learner.batching import (
     COST_OF_A_PASS,
     collate,
     distinct,

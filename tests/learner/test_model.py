@@ -16,9 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from cusearch_async.config import STARTER
 from cusearch_async.errors import ConfigError
-from cusearch_async.models import check_context, load_tokenizer
-from cusearch_async.training.batching import collate
-from cusearch_async.training.model import (
+from cusearch_async.learner.batching import collate
+from cusearch_async.learner.model import (
     SampledLogprobs,
     as_in_files,
     compile_layers,
@@ -28,6 +27,7 @@ from cusearch_async.training.model import (
     tied_names,
     try_to_save,
 )
+from cusearch_async.models import check_context, load_tokenizer
 from tests.strategies import make_trajectory
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cusearch_async.training.adapter import Adapter
+from cusearch_async.learner.adapter import Adapter
 
 
 class WholeReference:

@@ -9,7 +9,7 @@ import torch
 
 from cusearch_async.algorithm import losses
 from cusearch_async.config import LossConfig
-from cusearch_async.training.plan import MicroBatch, UpdatePlan
+from cusearch_async.learner.plan import MicroBatch, UpdatePlan
 
 LogProbs = dict[MicroBatch, torch.Tensor]
 """Log-probabilities [T], float32, of the sampled tokens of each micro-batch."""

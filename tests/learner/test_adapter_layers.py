@@ -7,8 +7,8 @@ import contextlib
 import pytest
 import torch
 
-from cusearch_async.training.adapter import Adapter
-from cusearch_async.training.reference import AdapterOff
+from cusearch_async.learner.adapter import Adapter
+from cusearch_async.learner.reference import AdapterOff
 
 
 class Layer:

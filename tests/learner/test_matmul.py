@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cusearch_async.training import matmul
+from cusearch_async.learner import matmul
 
 
 def results(layer: nn.Linear, inputs: torch.Tensor) -> list[torch.Tensor]:

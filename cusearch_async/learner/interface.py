@@ -1,0 +1,71 @@
+"""A learner as the training loop knows it. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cusearch_async.metrics.table import Metrics
+from cusearch_async.transport.weights import Canary
+from cusearch_async.types import Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+STATE_FILE = "state.json"
+"""Of a checkpoint's folder: the training loop writes it last, and deletes it first."""
+
+
+def is_sealed(checkpoint: Path) -> bool:
+    """Whether a checkpoint is whole: it has its state."""
+    return (checkpoint / STATE_FILE).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """The policy's parameters by their Hugging Face names, or its adapter's by peft's. They do not change until
+    `release` is called: the next optimizer step waits for that."""
+
+    tensors: Mapping[str, torch.Tensor]
+    release: Callable[[], None]
+    adapter: Mapping[str, Any] | None = None
+    """peft's config of the adapter; None for a whole model."""
+
+
+class Learner(Protocol):
+    """All calls are made in one thread, and in it `enter_thread` before the first; `load` and `stop` may be called
+    before and after in the thread that has made the learner."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `capture` has written. Raises: ConfigError for a checkpoint that it cannot read."""
+        ...
+
+    def enter_thread(self) -> None: ...
+
+    def update(self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int) -> Metrics: ...
+
+    def lend(self) -> Lent: ...
+
+    def canary(self) -> Canary: ...
+
+    def capture(self, folder: Path) -> Callable[[], None]:
+        """Copies all that a checkpoint needs; what is returned writes it into `folder`, in any thread."""
+        ...
+
+    def offload(self) -> None:
+        """Moves everything from the GPUs to the host's memory."""
+        ...
+
+    def reload(self) -> None: ...
+
+    def stop(self) -> None:
+        """Ends the other ranks."""
+        ...
