@@ -1,12 +1,19 @@
-"""Writes files and folders so that they are complete or absent."""
+"""Writes files and folders so that they are complete or absent.
+
+They are written next to their target as `.unfinished-NAME`, or `.unfinished-NAME.HEX` where others may write the same
+file meanwhile; synced to disk (unless they need not outlive a crash of the machine); and renamed. The manifest is the
+last file that is written in a folder and the first that is deleted. So a folder without its manifest is only partly
+written, or partly deleted.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import shutil
 import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,23 +23,115 @@ from safetensors import SafetensorError
 
 from cusearch_async.errors import ConfigError, WriteFailed, first_line
 
+_UNFINISHED = re.compile(r"\.unfinished-(.+?)(?:\.[0-9a-f]{16})?")
 
-def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file atomically: it is synced to disk, then renamed. Readers see the old content, or all of `content`.
-    `mode`, reduced by the umask, is set before anything is written.
 
-    Raises: OSError, and leaves no partial file."""
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+def write_file(path: Path, content: bytes, mode: int = 0o666, replace: bool = True) -> None:
+    """Write a file atomically: it is synced to disk, then gets its name. Readers see the old content, or all of
+    `content`, also when several processes write it. `mode`, reduced by the umask, is set before anything is written.
+
+    Raises: OSError, and leaves no partial file; FileExistsError when it is not to `replace` the one that is there."""
+    unfinished = _unfinished(path.with_name(f"{path.name}.{secrets.token_hex(8)}"))
     try:
         unfinished.touch(mode)
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        unfinished.write_bytes(content)
+        sync(unfinished)
+        if replace:
+            unfinished.replace(path)
+        else:
+            path.hardlink_to(unfinished)  # unlike a rename, this never replaces a file
         sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(target: Path, durable: bool = True, begun: bool = False) -> Iterator[Path]:
+    """Yields the path at which to write the file or folder `target`; `put_in_place` then gives it its name. The path
+    does not exist yet, its parent does; if it is `begun`, what stands there is gone on with. At the end everything is
+    synced to disk if it is to be `durable`.
+
+    Raises: WriteFailed in one line when the write fails; then nothing of it is left."""
+    path = _unfinished(target)
+    with whole_or_absent(path):
+        if not begun:
+            remove(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+        yield path
+        if durable:
+            for written in (*path.rglob("*"), path):
+                sync(written)
+
+
+def put_in_place(target: Path, durable: bool = True) -> None:
+    """Rename what was written to `target`. A file replaces an earlier file; a folder must not exist yet.
+
+    Raises: WriteFailed; then what was written is deleted."""
+    path = _unfinished(target)
+    with whole_or_absent(path):
+        path.rename(target)
+        if durable:
+            sync(target.parent)
+
+
+@contextmanager
+def whole_or_absent(path: Path) -> Iterator[None]:
+    """Wraps all code that writes the file or folder `path`.
+
+    Raises: WriteFailed in one line when the write fails; then `path` is deleted, and its space is free."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "inline_container" not in str(error):  # torch.save's writer
+            raise
+        failed = write_failed(path, error)
+        remove(path)
+        raise failed from error
+
+
+def write_failed(path: Path, error: Exception) -> WriteFailed:
+    """The error with its reason. torch and safetensors do not always report the reason; then a full disk is checked."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+    standing = next(parent for parent in path.absolute().parents if parent.exists())
+    if not isinstance(error, OSError) and shutil.disk_usage(standing).free < 2**20:
+        reason = "No space left on device"
+    return WriteFailed(f"cannot write {path}: {reason}")
+
+
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """Append a line of JSON; after a torn last line it starts a new line. Raises: WriteFailed."""
+    try:
+        with path.open("ab+") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 1))
+            is_torn = file.read(1) not in (b"\n", b"")
+            file.write((b"\n" if is_torn else b"") + json.dumps(row).encode() + b"\n")
+    except OSError as error:
+        raise write_failed(path, error) from error
+
+
+def sync(path: Path) -> None:
+    """Sync a file, or the names in a folder, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder if it exists. Errors are ignored."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def remove_sealed(folder: Path, manifest: str) -> None:
+    """Delete a folder, its manifest first."""
+    remove(folder / manifest)
+    remove(folder)
 
 
 def refuse_unwritable(path: Path, option: str) -> None:
@@ -59,61 +158,21 @@ def writing_output(path: Path, option: str) -> Iterator[None]:
         raise ConfigError(f"{option} {path} cannot be written: {reason}; choose another") from error
 
 
-def append_row(path: Path, row: dict[str, Any]) -> None:
-    """Append a line of JSON; after a torn last line it starts a new line. Raises: WriteFailed."""
-    try:
-        with path.open("ab+") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - 1))
-            is_torn = file.read(1) not in (b"\n", b"")
-            file.write((b"\n" if is_torn else b"") + json.dumps(row).encode() + b"\n")
-    except OSError as error:
-        raise write_failed(path, error) from error
+def final_name(name: str) -> str:
+    """The name that something gets when it is finished; its own when it is."""
+    unfinished = _UNFINISHED.fullmatch(name)
+    return unfinished[1] if unfinished else name
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Wraps all code that writes the file or folder `path`.
-
-    Raises: WriteFailed in one line when the write fails; then `path` is deleted, and its space is free."""
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "inline_container" not in str(error):  # torch.save's writer
-            raise
-        failed = write_failed(path, error)
-        remove(path)
-        raise failed from error
+def entries(store: Path, form: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
+    """All entries of `store` whose names match `form`, finished or not, sorted by name."""
+    paths = sorted(store.iterdir()) if store.is_dir() else []
+    return [(path, name) for path in paths if (name := form.fullmatch(final_name(path.name)))]
 
 
-def remove(path: Path) -> None:
-    """Delete a file or a folder if it exists. Errors are ignored."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
+def is_half_done(folder: Path, manifest: str) -> bool:
+    return folder.name != final_name(folder.name) or not (folder / manifest).exists()
 
 
-def sync(path: Path) -> None:
-    """Sync a file, or the names in a folder, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_tree(folder: Path) -> None:
-    """Sync a folder, its sub-folders and all their files to disk."""
-    for path in (*folder.rglob("*"), folder):
-        sync(path)
-
-
-def write_failed(path: Path, error: Exception) -> WriteFailed:
-    """The error with its reason. torch and safetensors do not always report the reason; then a full disk is checked."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-    standing = next(parent for parent in path.absolute().parents if parent.exists())
-    if not isinstance(error, OSError) and shutil.disk_usage(standing).free < 2**20:
-        reason = "No space left on device"
-    return WriteFailed(f"cannot write {path}: {reason}")
+def _unfinished(target: Path) -> Path:
+    return target.with_name(f".unfinished-{target.name}")

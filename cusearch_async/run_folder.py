@@ -15,8 +15,6 @@ from __future__ import annotations
 import datetime
 import fcntl
 import logging
-import os
-import re
 import shutil
 import time
 import uuid
@@ -27,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from cusearch_async.errors import ConfigError, RunInUse
+from cusearch_async.files import final_name, write_file
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +94,6 @@ def _refuse_other(found: Marker, folder: Path, run: str) -> None:
 
 
 def _make_marker(folder: Path, run: str) -> Marker:
-    unfinished = folder / f".{MARKER}.{uuid.uuid4().hex}"
     made = Marker(run, uuid.uuid4().hex, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,12 +106,9 @@ def _make_marker(folder: Path, run: str) -> Marker:
                 "choose an empty folder"
             )
         try:
-            unfinished.write_bytes(msgspec.json.encode(made))
-            os.link(unfinished, folder / MARKER)  # unlike a rename, this never replaces a file
+            write_file(folder / MARKER, msgspec.json.encode(made), replace=False)
         except FileExistsError:
             return read_marker(folder) or made
-        finally:
-            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"run.folder {folder} cannot be written: {error.strerror}; choose another") from error
     return made
@@ -232,8 +227,7 @@ def forget(folder: Path, keep: Collection[str] = ()) -> None:
 
 def _is_ours(name: str) -> bool:
     """Whether it is a child in CHILDREN, or an unfinished write of one."""
-    unfinished = re.fullmatch(r"\.(.+)\.[0-9a-f]{32}", name)
-    return unfinished[1] in (*CHILDREN, MARKER) if unfinished else name in CHILDREN
+    return final_name(name) in (*CHILDREN, MARKER) and name != MARKER
 
 
 def _delete(path: Path) -> None:

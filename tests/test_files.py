@@ -1,16 +1,31 @@
-"""Files that are there whole or not at all."""
+"""Files and folders that are there whole or not at all."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
+from cusearch_async import files
 from cusearch_async.errors import WriteFailed
-from cusearch_async.files import append_row, sync_tree, write_whole, writing
+from cusearch_async.files import append_row, put_in_place, whole_or_absent, write_file, writing
+
+NAME = re.compile(r"v(\d+)")
+
+
+def write(target: Path, text: str = "text") -> None:
+    with writing(target) as folder:
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep" / "file").write_text(text)
+        (folder / "manifest.json").write_text("{}")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def disk_full(handle: int) -> None:
@@ -20,19 +35,105 @@ def disk_full(handle: int) -> None:
 def test_a_file_takes_the_place_of_the_one_before_and_nothing_else_is_left(tmp_path: Path):
     target = tmp_path / "manifest.json"
     for content in (b"first, and long", b"second"):
-        write_whole(target, content)
+        write_file(target, content)
         assert target.read_bytes() == content
-    assert list(tmp_path.iterdir()) == [target]
+    assert names(tmp_path) == ["manifest.json"]
+
+
+def test_a_file_that_is_not_to_be_replaced_stays(tmp_path: Path):
+    write_file(tmp_path / "run.json", b"first", replace=False)
+    with pytest.raises(FileExistsError):
+        write_file(tmp_path / "run.json", b"second", replace=False)
+    assert (tmp_path / "run.json").read_bytes() == b"first"
+    assert names(tmp_path) == ["run.json"]
 
 
 def test_on_a_full_disk_the_file_before_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    target = tmp_path / "manifest.json"
-    write_whole(target, b"first")
+    write_file(tmp_path / "manifest.json", b"first")
     monkeypatch.setattr(os, "fsync", disk_full)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(target, b"second")
-    assert target.read_bytes() == b"first"
-    assert list(tmp_path.iterdir()) == [target]
+        write_file(tmp_path / "manifest.json", b"second")
+    assert (tmp_path / "manifest.json").read_bytes() == b"first"
+    assert names(tmp_path) == ["manifest.json"]
+
+
+def test_a_folder_has_its_name_when_it_is_put_in_place_and_not_before(tmp_path: Path):
+    target = tmp_path / "store" / "v1"
+    write(target)
+    assert names(tmp_path / "store") == [".unfinished-v1"]
+    put_in_place(target)
+    assert names(tmp_path / "store") == ["v1"]
+    assert (target / "deep" / "file").read_text() == "text"
+
+
+def test_what_an_interrupted_write_left_is_not_mixed_with_the_next(tmp_path: Path):
+    left = tmp_path / ".unfinished-v1" / "old"
+    left.mkdir(parents=True)
+    write(tmp_path / "v1")
+    put_in_place(tmp_path / "v1")
+    assert names(tmp_path / "v1") == ["deep", "manifest.json"]
+
+
+def test_all_of_it_is_on_disk_before_it_has_its_name_and_then_the_name(tmp_path: Path, monkeypatch):
+    """Names as well: a file whose folder was not flushed is gone after a power cut."""
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink()))
+    unfinished = tmp_path / ".unfinished-v1"
+    write(tmp_path / "v1")
+    assert set(synced) == {unfinished, *unfinished.rglob("*")}
+    assert [path.name for path in sorted(synced)] == [".unfinished-v1", "deep", "file", "manifest.json"]
+    assert synced[-1] == unfinished
+    put_in_place(tmp_path / "v1")
+    assert synced[4:] == [tmp_path]
+
+
+def test_a_file_replaces_the_one_before_and_a_folder_does_not(tmp_path: Path):
+    for text in ("first", "second"):
+        with writing(tmp_path / "file") as path:
+            path.write_text(text)
+        put_in_place(tmp_path / "file")
+        assert (tmp_path / "file").read_text() == text
+    write(tmp_path / "v1", "first")
+    put_in_place(tmp_path / "v1")
+    write(tmp_path / "v1", "second")
+    with pytest.raises(WriteFailed, match=r"cannot write .*unfinished-v1: Directory not empty"):
+        put_in_place(tmp_path / "v1")
+    assert (tmp_path / "v1" / "deep" / "file").read_text() == "first"
+    assert names(tmp_path) == ["file", "v1"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "fsync", disk_full)
+    with pytest.raises(WriteFailed, match=r"^cannot write .*/\.unfinished-v1: No space left on device$"):
+        write(tmp_path / "v1")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), "No space left"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 14592 vs 14486"), "unexpected pos"),
+    ],
+)
+def test_a_disk_that_refuses_is_named_in_one_line_and_leaves_no_half_folder(tmp_path: Path, error, reason):
+    folder = tmp_path / "v000003-e1"
+
+    def write() -> None:
+        with whole_or_absent(folder):
+            folder.mkdir()
+            (folder / "model.safetensors").write_bytes(b"half")
+            raise error
+
+    with pytest.raises(WriteFailed, match=f"^cannot write {folder}: .*{reason}"):
+        write()
+    assert not folder.exists()
+
+
+def test_a_programming_error_while_writing_stays_what_it_is(tmp_path: Path):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), whole_or_absent(tmp_path / "checkpoint"):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
 def test_a_row_behind_a_torn_line_has_a_line_of_its_own(tmp_path: Path):
@@ -49,43 +150,29 @@ def test_a_row_that_cannot_be_written_is_one_line_that_names_the_file(tmp_path: 
         append_row(tmp_path / "absent" / "metrics.jsonl", {"step": 0})
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
-        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), "No space left"),
-        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 14592 vs 14486"), "unexpected pos"),
-    ],
-)
-def test_a_disk_that_refuses_is_named_in_one_line_and_leaves_no_half_folder(tmp_path: Path, error, reason):
-    folder = tmp_path / "v000003-e1"
-
-    def write() -> None:
-        with writing(folder):
-            folder.mkdir()
-            (folder / "model.safetensors").write_bytes(b"half")
-            raise error
-
-    with pytest.raises(WriteFailed, match=f"^cannot write {folder}: .*{reason}"):
-        write()
-    assert not folder.exists()
+def test_entries_are_what_has_such_a_name_whole_or_not(tmp_path: Path):
+    for name in ("v2", ".unfinished-v3", "notes", "v10x", ".v4"):
+        (tmp_path / name).mkdir()
+    found = files.entries(tmp_path, NAME)
+    assert [(path.name, name[1]) for path, name in found] == [(".unfinished-v3", "3"), ("v2", "2")]
+    assert files.entries(tmp_path / "absent", NAME) == []
 
 
-def test_a_programming_error_while_writing_stays_what_it_is(tmp_path: Path):
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), writing(tmp_path / "checkpoint"):
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+def test_a_folder_without_its_manifest_is_half_done(tmp_path: Path):
+    write(tmp_path / "v1")
+    assert files.is_half_done(tmp_path / ".unfinished-v1", "manifest.json"), "sealed, but without its name"
+    put_in_place(tmp_path / "v1")
+    assert not files.is_half_done(tmp_path / "v1", "manifest.json")
+    (tmp_path / "v1" / "manifest.json").unlink()
+    assert files.is_half_done(tmp_path / "v1", "manifest.json")
 
 
-def test_a_folder_is_safe_on_disk_with_all_that_is_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Names as well: a file whose folder was not flushed is gone after a power cut."""
-    folder = tmp_path / "step000002-e1"
-    for name in ("state.json", "model/config.json", "deepspeed/rank/optimizer.pt"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink()))
-    sync_tree(folder)
-    assert set(synced) == {folder, *folder.rglob("*")}
-    assert len(synced) == 1 + 3 + 3
-    assert synced[-1] == folder
+def test_a_folder_that_is_deleted_loses_its_manifest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path / "v1")
+    put_in_place(tmp_path / "v1")
+    gone: list[str] = []
+    remove = files.remove
+    monkeypatch.setattr(files, "remove", lambda path: (gone.append(path.name), remove(path)))
+    files.remove_sealed(tmp_path / "v1", "manifest.json")
+    assert gone == ["manifest.json", "v1"]
+    assert names(tmp_path) == []

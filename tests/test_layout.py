@@ -16,7 +16,6 @@ LAYERS = [
         "errors",
         "files",
         "fingerprint",
-        "published",
         "run_folder",
         "streams",
         "surrogates",

@@ -2,13 +2,14 @@
 
 import os
 import threading
-import uuid
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from cusearch_async import run_folder
 from cusearch_async.errors import ConfigError, RunInUse
+from cusearch_async.files import write_file
 
 
 def test_a_folder_with_a_config_toml_and_no_marker_is_left_alone(tmp_path):
@@ -56,11 +57,15 @@ def test_processes_that_start_at_once_agree_on_one_marker(tmp_path):
         assert ids == {run_folder.read_marker(folder).id}
 
 
-def test_what_an_interrupted_write_has_left_is_deleted_too(tmp_path):
+def test_what_an_interrupted_write_has_left_is_deleted_too(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     run_folder.mark(folder, "mine")
-    for name in ("config.toml", "run.json"):
-        (folder / f".{name}.{uuid.uuid4().hex}").write_text("half")
+    with monkeypatch.context() as killed:
+        for act in ("replace", "unlink"):
+            killed.setattr(Path, act, lambda *_, **__: None)
+        for name in ("config.toml", "run.json"):
+            write_file(folder / name, b"half")
+    assert len(list(folder.glob(".unfinished-*"))) == 2
     (folder / ".notes").write_text("not ours")
     run_folder.forget(folder)
     assert [path.name for path in folder.iterdir()] == [".notes"]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cusearch_async.errors import ConfigError, RunInUse, StudyIncomplete
-from cusearch_async.files import write_whole
+from cusearch_async.files import write_file
 
 if TYPE_CHECKING:
     from cusearch_async.study.plan import Plan, PlannedRun, StudyFile
@@ -123,7 +123,7 @@ def claimed(folder: Path, file: Path, plan: Plan) -> Iterator[None]:
         elif any(path.suffix == ".parquet" for path in folder.iterdir()):
             raise ConfigError(f"{folder} has tables but no {_COPY}; it is not the folder of a study")
         if not copy.exists() or copy.read_bytes() != file.read_bytes():
-            write_whole(copy, file.read_bytes())
+            write_file(copy, file.read_bytes())
         yield
 
 

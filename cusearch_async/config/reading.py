@@ -17,7 +17,7 @@ from cusearch_async.config.messages import explain, explain_unknown
 from cusearch_async.config.toml import read_toml
 from cusearch_async.config.whole import Config
 from cusearch_async.errors import ConfigError
-from cusearch_async.files import write_whole
+from cusearch_async.files import write_file
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 """The configs that come with the package; each can be given by its name, like `atlas`."""
@@ -116,7 +116,7 @@ def save_config(config: Config, path: Path) -> None:
     Raises: ConfigError when the run's folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
+        write_file(path, tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)).encode())
     except OSError as error:
         raise ConfigError(f"run.folder {path.parent} cannot be written: {error.strerror}; choose another") from error
 

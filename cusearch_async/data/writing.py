@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from cusearch_async.environments.templates import PAPER
 from cusearch_async.errors import ConfigError
-from cusearch_async.files import write_whole
+from cusearch_async.files import write_file
 from cusearch_async.types import Question
 
 ENDINGS = (".parquet", ".jsonl")
@@ -32,7 +32,7 @@ def write_questions(questions: Sequence[Question], path: Path) -> None:
     if path.suffix == ".jsonl":
         rows = [_row(question) | _known(question) for question in questions]
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-        write_whole(path, "".join(lines).encode())
+        write_file(path, "".join(lines).encode())
         return
     table = pa.Table.from_pylist([_row(question) for question in questions])
     known = [_known(question) for question in questions]

@@ -13,8 +13,7 @@ from typing import Any
 import bm25s
 import numpy as np
 
-from cusearch_async import published
-from cusearch_async.files import remove, write_whole
+from cusearch_async.files import put_in_place, remove, write_file, writing
 from cusearch_async.retrieval import manifest
 from cusearch_async.retrieval.backend import Passage, Scored
 from cusearch_async.retrieval.words import Tokenizer, identity, unicode_words, words_of
@@ -101,12 +100,12 @@ def build(
         ids += _load_chunk(file, vocabulary)
         on_progress(min(first + _CHUNK, len(passages)), len(passages))
     index, old = folder / _INDEX, folder / f"{_INDEX}.old"
-    with published.writing(index) as unfinished:
+    with writing(index) as unfinished:
         _index_of(ids, vocabulary).save(unfinished, show_progress=False)
     remove(old)
     if index.exists():  # moved away, not written over: a retriever may be reading it
         index.rename(old)
-    published.publish(index)
+    put_in_place(index)
     remove(old)
     manifest.seal(index, dependencies)
     shutil.rmtree(chunks)
@@ -129,7 +128,7 @@ def _begin(folder: Path, chunks: Path, dependencies: Mapping[str, Any]) -> None:
         shutil.rmtree(chunks)
     manifest.break_seal(folder / _INDEX)
     chunks.mkdir(parents=True, exist_ok=True)
-    write_whole(source, made_of.encode())
+    write_file(source, made_of.encode())
 
 
 def _numbered(passages: Sequence[Passage], tokenizer: Tokenizer, vocabulary: dict[str, int]) -> list[list[int]]:
@@ -144,14 +143,14 @@ def _save_chunk(file: Path, passages: Sequence[Passage], tokenizer: Tokenizer) -
     """Flat word ids, their number per passage, and the words in the order of their ids."""
     vocabulary: dict[str, int] = {}
     rows = _numbered(passages, tokenizer, vocabulary)
-    with published.writing(file) as unfinished:
+    with writing(file) as unfinished:
         np.savez(
             unfinished,
             ids=np.array(list(itertools.chain.from_iterable(rows)), dtype=np.int32),
             lengths=np.array([len(row) for row in rows], dtype=np.int32),
             words=np.frombuffer(json.dumps(list(vocabulary)).encode(), dtype=np.uint8),
         )
-    published.publish(file)
+    put_in_place(file)
 
 
 def _load_chunk(file: Path, vocabulary: dict[str, int]) -> list[list[int]]:

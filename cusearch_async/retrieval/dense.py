@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModel
 
-from cusearch_async import published
 from cusearch_async.config import DenseConfig
 from cusearch_async.errors import ConfigError, SearchFailed, first_line
+from cusearch_async.files import put_in_place, writing
 from cusearch_async.retrieval import manifest, pretrained
 from cusearch_async.retrieval.backend import Passage, Scored
 from cusearch_async.retrieval.encoder_folder import resolved
@@ -221,10 +221,10 @@ def build(
     vectors = _encode_in_chunks(passages, folder, encoder, dependencies, on_progress)
     log.info("making the %s index of %d vectors", settings.kind, len(passages))
     index = folder / _INDEX
-    with published.writing(index) as unfinished:
+    with writing(index) as unfinished:
         faiss.write_index(_index_of(vectors, settings), str(unfinished))
     manifest.break_seal(index)
-    published.publish(index)
+    put_in_place(index)
     manifest.seal(index, dependencies)
     (folder / _PROGRESS).unlink()
     (folder / _VECTORS).unlink()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cusearch_async import published
 from cusearch_async.config import RetrieverConfig
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import put_in_place, writing
 from cusearch_async.retrieval import bm25
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.bm25 import Bm25Index
@@ -37,9 +37,9 @@ def in_memory(passages: Sequence[Passage], settings: RetrieverConfig) -> Index:
 def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: Callable[[int, int], None]) -> None:
     """Make the index of a corpus in `folder`; goes on where it was interrupted. Raises: ConfigError."""
     folder.mkdir(parents=True, exist_ok=True)
-    with published.writing(folder / STARTS) as unfinished:
+    with writing(folder / STARTS) as unfinished:
         np.save(unfinished, corpus.starts)
-    published.publish(folder / STARTS)
+    put_in_place(folder / STARTS)
     if settings.backend == "bm25":
         try:
             bm25.build(corpus, folder, corpus.fingerprint, tokenizer_named(settings.bm25.tokenizer), on_progress)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.files import write_whole
+from cusearch_async.files import write_file
 
 MANIFEST = "manifest.json"
 REMEDY = "build it again with `cusearch index CONFIG`"
@@ -60,7 +60,7 @@ def damaged(index: Path, problem: str) -> ConfigError:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_whole(path, json.dumps(values, indent=1).encode())
+    write_file(path, json.dumps(values, indent=1).encode())
 
 
 def _read(index: Path, missing: str) -> dict[str, Any]:

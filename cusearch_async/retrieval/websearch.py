@@ -25,7 +25,7 @@ import msgspec
 
 from cusearch_async.config import WebConfig
 from cusearch_async.errors import ConfigError, SearchFailed
-from cusearch_async.files import write_whole
+from cusearch_async.files import write_file
 from cusearch_async.in_flight import InFlight
 from cusearch_async.retrieval.answers import read_answer
 from cusearch_async.retrieval.backend import Passage, Query, Scored
@@ -331,7 +331,7 @@ class _Cache:
     def write(self, engine: Engine, query: str, topk: int, documents: list[Passage]) -> None:
         entry = _Entry(engine, query, topk, time.time(), documents)
         try:
-            write_whole(self._path(engine, query, topk), msgspec.json.encode(entry))
+            write_file(self._path(engine, query, topk), msgspec.json.encode(entry))
         except OSError as error:
             log.warning("the answer for %.100r is not cached: %s", query, error)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cusearch_async.files import write_whole
+from cusearch_async.files import write_file
 from cusearch_async.study.claims import Outcome, outcomes_of
 from cusearch_async.study.curves import CURVES, Curve, draw
 from cusearch_async.study.plan import Part, Plan, PlannedRun
@@ -67,7 +67,7 @@ def write_report(plan: Plan, tables: Tables, folder: Path) -> Path:
     for name, (curve, variants) in figures_of(plan, tables).items():
         draw(curve, variants, tables, figures / name)
     path = folder / "report.md"
-    write_whole(path, report_of(plan, tables).encode())
+    write_file(path, report_of(plan, tables).encode())
     return path
 
 

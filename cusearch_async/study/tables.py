@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.errors import ConfigError
-from cusearch_async.files import write_whole
+from cusearch_async.files import write_file
 from cusearch_async.metrics.files import read_metrics, read_scores
 from cusearch_async.run_folder import METRICS, SCORES
 from cusearch_async.study.plan import Plan, PlannedRun, value_of
@@ -89,11 +89,11 @@ class Tables:
     def write(self, folder: Path) -> None:
         """The runs last: a run that is in them is complete in the others."""
         for name in ("answers", "steps", "runs"):
-            write_whole(folder / f"{name}.parquet", getattr(self, name).to_parquet(index=False, compression="zstd"))
+            write_file(folder / f"{name}.parquet", getattr(self, name).to_parquet(index=False, compression="zstd"))
         self.write_csv(folder)
 
     def write_csv(self, folder: Path) -> None:
-        write_whole(folder / "runs.csv", self.runs.to_csv(index=False).encode())
+        write_file(folder / "runs.csv", self.runs.to_csv(index=False).encode())
 
     @cached_property
     def statuses(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ earlier learners are not used any more: they belong to another course of the run
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -24,16 +25,21 @@ from typing import Any
 import msgspec
 import xxhash
 
-from cusearch_async import published
 from cusearch_async.errors import ConfigError, WriteFailed
-from cusearch_async.files import remove
-from cusearch_async.published import FileRecord
+from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, writing
 from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
 _NAME = re.compile(r"step(\d+)(?:-e(\d+))?")
+
+
+class FileRecord(msgspec.Struct):
+    """Size and checksum of a file when it was written."""
+
+    bytes: int
+    xxh3: str
 
 
 class CheckpointState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +81,7 @@ class Checkpoint:
 
     def torn(self) -> list[str]:
         """The files that are not as they were written; reads all of them."""
-        return published.torn_files(self.path, self.files)
+        return [name for name, record in self.files.items() if not _is_whole(self.path / name, record)]
 
 
 class Checkpoints:
@@ -118,7 +124,7 @@ class Checkpoints:
 
     def highest_epoch(self) -> int:
         """Of all learners that have started, or have left something here, whole or not."""
-        left = (int(name[2] or 0) for _, name in published.entries(self.folder, _NAME))
+        left = (int(name[2] or 0) for _, name in entries(self.folder, _NAME))
         return max((*left, *(epoch for epoch, _ in self._starts)), default=0)
 
     # --- to write -------------------------------------------------------------------------------------
@@ -126,8 +132,8 @@ class Checkpoints:
     def begin(self, epoch: int, step: int) -> None:
         """Write as the learner of `epoch`, which goes on from `step`; clear what earlier ones left half done."""
         self._starts.append((epoch, step))
-        for path, name in published.entries(self.folder, _NAME):
-            if published.is_half_done(path, STATE_FILE) and int(name[2] or 0) < epoch:
+        for path, name in entries(self.folder, _NAME):
+            if is_half_done(path, STATE_FILE) and int(name[2] or 0) < epoch:
                 log.info("%s was left unfinished by an earlier learner; it is deleted", path)
                 remove(path)
 
@@ -137,7 +143,7 @@ class Checkpoints:
 
     def begin_write(self, step: int) -> Path:
         """A new folder in which to write the checkpoint of `step`. Raises: WriteFailed."""
-        with published.writing(self._path(step), durable=False) as folder:
+        with writing(self._path(step), durable=False) as folder:
             folder.mkdir()
         return folder
 
@@ -145,18 +151,16 @@ class Checkpoints:
     def write(self, state: CheckpointState) -> Iterator[None]:
         """Fill the folder of `begin_write` inside. At the end it is sealed with checksums and safe on disk; `finish`
         then makes it count. Raises: WriteFailed, and leaves nothing of it."""
-        with published.filling(self._path(state.step)) as folder:
+        with writing(self._path(state.step), begun=True) as folder:
             yield
-            state_json, files_json = (
-                msgspec.Raw(msgspec.json.encode(part)) for part in (state, published.list_files(folder))
-            )
+            state_json, files_json = (msgspec.Raw(msgspec.json.encode(part)) for part in (state, _list_files(folder)))
             saved = _Saved(state_json, files_json, _checksum(state_json, files_json))
             (folder / STATE_FILE).write_bytes(msgspec.json.encode(saved))
 
     def finish(self, step: int) -> None:
         """Make the written checkpoint count. Raises: WriteFailed when it cannot be read back as it was written."""
         target = self._path(step)
-        published.publish(target)
+        put_in_place(target)
         try:
             torn = _read(target).torn()
         except (OSError, ValueError) as error:
@@ -178,7 +182,7 @@ class Checkpoints:
     def remove(self, superfluous: Sequence[Path]) -> None:
         """Delete them; one that is half deleted has no state any more."""
         for path in superfluous:
-            published.delete(path, STATE_FILE)
+            remove_sealed(path, STATE_FILE)
 
     # ---------------------------------------------------------------------------------------------------
 
@@ -221,3 +225,18 @@ def _read(path: Path) -> Checkpoint:
 
 def _checksum(*parts: msgspec.Raw) -> str:
     return xxhash.xxh3_64_hexdigest(b"".join(bytes(part) for part in parts))
+
+
+def _list_files(folder: Path) -> dict[str, FileRecord]:
+    """Of every file below `folder`, by its relative path."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): _record_of(path) for path in paths}
+
+
+def _is_whole(path: Path, record: FileRecord) -> bool:
+    return path.is_file() and path.stat().st_size == record.bytes and _record_of(path) == record
+
+
+def _record_of(path: Path) -> FileRecord:
+    with path.open("rb") as file:
+        return FileRecord(path.stat().st_size, hashlib.file_digest(file, xxhash.xxh3_64).hexdigest())

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from cusearch_async import published
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WriteFailed
-from cusearch_async.files import remove
+from cusearch_async.files import entries, put_in_place, remove, writing
 from cusearch_async.training.background import Background
 from cusearch_async.training.selecting import Chosen
 from cusearch_async.training.starts import epochs_and_steps
@@ -102,15 +101,15 @@ class Recorder(Background):
             log.warning("step %d is not recorded: its pool takes %d MiB, more than %d", record.step, *sizes)
             return
         target = self._folder / f"{record.step:06d}-e{self._epoch}.zz"
-        with published.writing(target, durable=False) as unfinished:
+        with writing(target, durable=False) as unfinished:
             unfinished.write_bytes(zlib.compress(packed, _FAST))
-        published.publish(target, durable=False)
+        put_in_place(target, durable=False)
         self._remove_old(target)
 
     def _remove_old(self, newest: Path) -> None:
         """Oldest first, and those of earlier learners before all others; the newest stays, however large. Another
         learner may delete the same ones."""
-        found = [(int(name[2]), int(name[1]), path) for path, name in published.entries(self._folder, _NAME)]
+        found = [(int(name[2]), int(name[1]), path) for path, name in entries(self._folder, _NAME)]
         kept = [path for *_, path in sorted(found) if path != newest]
         total = _size(newest) + sum(map(_size, kept))
         for path in kept:
@@ -131,7 +130,7 @@ def _size(path: Path) -> int:
 def recorded(run_folder: Path) -> dict[int, Path]:
     """Step -> the record by the latest learner that made the step, in order of step, of what no later learner has gone
     back behind."""
-    found = published.entries(run_folder / FOLDER, _NAME)
+    found = entries(run_folder / FOLDER, _NAME)
     whole = [(int(name[1]), int(name[2]), path) for path, name in found if path.name == name[0]]
     starts = epochs_and_steps(run_folder)
     return {

@@ -28,7 +28,7 @@ import msgspec
 from cusearch_async import version
 from cusearch_async.config import Config, Scope, flat, load_config, save_config, scope_of
 from cusearch_async.errors import ConfigError
-from cusearch_async.files import write_whole, writing
+from cusearch_async.files import whole_or_absent, write_file
 from cusearch_async.training import provenance
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.provenance import Computing
@@ -114,9 +114,9 @@ def record_start(config: Config, epoch: int, step: int, contract: RunContract = 
     started = start_now(config, epoch, step, contract.terms)
     started.nonce, started.buffer = nonce, place_of_buffer(config)
     settings = config.folder / "starts" / f"{epoch:04d}.toml"
-    with writing(settings):
+    with whole_or_absent(settings):
         save_config(config, settings)
-        write_whole(settings.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(started)))
+        write_file(settings.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(started)))
         _show_newest(config.folder)
 
 
@@ -190,7 +190,7 @@ def record_stop(config: Config, epoch: int, step: int | None, outcome: str) -> N
     """Keep how the learner has ended; a disk that takes nothing is only named in the log."""
     path = config.folder / "starts" / f"{epoch:04d}{_STOPPED}"
     try:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(Stop(_now(), step, outcome))))
+        write_file(path, msgspec.json.format(msgspec.json.encode(Stop(_now(), step, outcome))))
     except OSError as error:
         log.warning("%s cannot be written: %s", path, error.strerror)
 
@@ -204,7 +204,7 @@ def _show_newest(run_folder: Path) -> None:
     newest any more, and may sleep here too: who writes last looks last."""
     shown = None
     while (newest := max(_settings_kept(run_folder), key=_epoch_of)) != shown:
-        write_whole(run_folder / "config.toml", newest.read_bytes())
+        write_file(run_folder / "config.toml", newest.read_bytes())
         shown = newest
 
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from cusearch_async.config import LOOPBACK, Config, redis_password, redis_password_file
 from cusearch_async.errors import BufferUnavailable, RunInUse
-from cusearch_async.files import write_whole
+from cusearch_async.files import write_file
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def own_server(config: Config) -> list[str]:
     if password is None:
         password = secrets.token_urlsafe(32)
         _make_private(folder)
-        write_whole(folder / "password", password.encode(), mode=0o600)
+        write_file(folder / "password", password.encode(), mode=0o600)
     return server_command(config.redis.url, folder, password)
 
 
@@ -149,7 +149,7 @@ def server_command(url: str, folder: Path, password: str | None) -> list[str]:
     if password is not None:
         settings = folder / "redis.conf"
         digest = hashlib.sha256(password.encode()).hexdigest()  # a hash needs no quoting
-        write_whole(settings, f"user default on #{digest} {_PERMISSIONS}\n".encode(), mode=0o600)
+        write_file(settings, f"user default on #{digest} {_PERMISSIONS}\n".encode(), mode=0o600)
         command.insert(1, str(settings))
     return command
 

@@ -23,9 +23,8 @@ from typing import Any
 import msgspec
 import torch
 
-from cusearch_async import published
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.files import remove
+from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, writing
 from cusearch_async.transport.tensor_file import BadTensorFile, TensorRecord, records_of, write_tensors
 
 _NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-(\d+))?", re.ASCII)
@@ -90,7 +89,7 @@ class WeightStore:
     def begin(self, epoch: int) -> None:
         """Delete what learners of earlier epochs left unfinished."""
         for path, name in self._entries():
-            if published.is_half_done(path, MANIFEST) and int(name[2]) < epoch:
+            if is_half_done(path, MANIFEST) and int(name[2]) < epoch:
                 remove(path)
 
     def publish(
@@ -112,7 +111,7 @@ class WeightStore:
         before = [number for *of_one, number, _ in self._written() if of_one == [epoch, version]]
         if before:
             name += f"-{max(before) + 1}"
-        with published.writing(self.folder / name, durable=False) as folder:
+        with writing(self.folder / name, durable=False) as folder:
             folder.mkdir()
             manifest = Manifest(version, epoch, {}, canary, None if adapter is None else dict(adapter))
             try:
@@ -123,7 +122,7 @@ class WeightStore:
             if adapter is not None:
                 (folder / ADAPTER_CONFIG).write_bytes(msgspec.json.encode(adapter))
             (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        published.publish(self.folder / name, durable=False)
+        put_in_place(self.folder / name, durable=False)
         self._remove_old(epoch)
         return name
 
@@ -166,7 +165,7 @@ class WeightStore:
     def _remove_old(self, epoch: int) -> None:
         for _, version, _, path in [written for written in self._written() if written[0] <= epoch][: -self._keep]:
             if not self._keeps(version):
-                published.delete(path, MANIFEST)
+                remove_sealed(path, MANIFEST)
 
     def _written(self) -> list[tuple[int, int, int, Path]]:
         """(epoch, version, how often the version was published, directory), oldest first."""
@@ -174,7 +173,7 @@ class WeightStore:
         return sorted((int(name[2]), int(name[1]), int(name[3] or 1), path) for path, name in versions)
 
     def _entries(self) -> list[tuple[Path, re.Match[str]]]:
-        return published.entries(self.folder, _NAME)
+        return entries(self.folder, _NAME)
 
 
 def epoch_of(name: str) -> int:

@@ -9,8 +9,8 @@ import os
 import pytest
 import xxhash
 
-from cusearch_async import published
 from cusearch_async.errors import ConfigError, WriteFailed
+from cusearch_async.training import checkpoint
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.transport.interface import MethodState, RunState
 
@@ -88,11 +88,22 @@ def test_a_changed_state_is_noticed(tmp_path, caplog, was, now):
     assert "step000004-e1 has no state that can be read (state.json was changed after it was written)" in caplog.text
 
 
-def test_a_torn_file_is_named_and_the_checkpoint_before_is_taken(tmp_path, caplog):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_text("5"),
+        lambda file: file.write_text("4 and more"),
+        lambda file: file.unlink(),
+        lambda file: (file.unlink(), file.mkdir()),
+    ],
+)
+def test_a_torn_file_is_named_and_the_checkpoint_before_is_taken(tmp_path, caplog, damage):
     checkpoints = learner(tmp_path)
     save(checkpoints, 2)
     save(checkpoints, 4)
-    (tmp_path / "checkpoints" / "step000004-e1" / "deepspeed" / "weights").write_text("5")
+    newest = checkpoints.newest(UNKNOWN)
+    assert (newest.state.step, list(newest.files), newest.torn()) == (4, ["deepspeed/weights"], [])
+    damage(newest.path / "deepspeed" / "weights")
     assert checkpoints.newest(UNKNOWN).state.step == 2
     assert "step000004-e1 is damaged (deepspeed/weights); it is skipped" in caplog.text
 
@@ -212,7 +223,7 @@ def test_a_checkpoint_that_does_not_read_back_does_not_count(tmp_path, monkeypat
     checkpoints = learner(tmp_path)
     save(checkpoints, 2)
     write(checkpoints, 4)
-    monkeypatch.setattr(published, "_is_whole", lambda path, facts: False)
+    monkeypatch.setattr(checkpoint, "_is_whole", lambda path, facts: False)
     with pytest.raises(WriteFailed, match=r"step000004-e1: deepspeed/weights cannot be read back"):
         checkpoints.finish(4)
     assert names(tmp_path) == ["step000002-e1"]

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cusearch_async import published, run_folder
+from cusearch_async import run_folder
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.replay.selection import RecordedStep, checkpoint_before
@@ -117,7 +117,7 @@ async def test_records_take_no_more_than_is_allowed_and_the_oldest_go(config_of,
 async def test_a_record_that_another_learner_has_deleted_meanwhile_is_no_error(config_of, monkeypatch, caplog):
     config = config_of()
     await record_all(config)
-    there = published.entries
+    there = recording.entries
 
     def then_gone(*arguments):
         found = there(*arguments)
@@ -125,7 +125,7 @@ async def test_a_record_that_another_learner_has_deleted_meanwhile_is_no_error(c
             path.unlink()
         return found
 
-    monkeypatch.setattr(published, "entries", then_gone)
+    monkeypatch.setattr(recording, "entries", then_gone)
     monkeypatch.setattr(recording, "MIB", 1)
     await record_all(config, epoch=4)
     assert not caplog.records

@@ -348,15 +348,15 @@ def test_a_learner_that_wakes_after_its_successor_leaves_the_successors_settings
 
 
 def test_a_learner_that_sleeps_before_it_writes_config_toml_looks_once_more(config_of, monkeypatch):
-    write = starts.write_whole
+    write = starts.write_file
 
     def write_late(path, content):
         if path.name == "config.toml":
-            monkeypatch.setattr(starts, "write_whole", write)
+            monkeypatch.setattr(starts, "write_file", write)
             record_start(config_of("--run.steps", "30"), epoch=2, step=0)
         write(path, content)
 
-    monkeypatch.setattr(starts, "write_whole", write_late)
+    monkeypatch.setattr(starts, "write_file", write_late)
     record_start(config_of(), epoch=1, step=0)
     assert load_config(config_of().folder / "config.toml") == config_of("--run.steps", "30")
 

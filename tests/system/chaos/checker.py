@@ -216,7 +216,8 @@ def judge_files(
     if rows != expected:
         missing, strange = sorted(set(expected) - set(rows)), sorted(set(rows) - set(expected))
         wrong.append(f"metrics.jsonl, (step, epoch): missing {missing[:5]}, strange {strange[:5]}, {len(rows)} rows")
-    left = [str(p.relative_to(run_folder)) for p in run_folder.rglob(".unfinished-*")]
+    stores = (run_folder / store for store in ("checkpoints", "weights", "records"))
+    left = [str(p.relative_to(run_folder)) for store in stores for p in store.glob(".unfinished-*")]
     left += [
         f"{p.relative_to(run_folder)} (no state.json)"
         for p in (run_folder / "checkpoints").glob("step*")
