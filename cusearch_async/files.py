@@ -48,8 +48,8 @@ def write_file(path: Path, content: bytes, mode: int = 0o666, replace: bool = Tr
 @contextmanager
 def writing(target: Path, durable: bool = True, begun: bool = False) -> Iterator[Path]:
     """Yields the path at which to write the file or folder `target`; `put_in_place` then gives it its name. The path
-    does not exist yet, its parent does; if it is `begun`, what stands there is gone on with. At the end everything is
-    synced to disk if it is to be `durable`.
+    does not exist yet, its parent does; with `begun` it holds what several processes have written there since. At the
+    end everything is synced to disk if it is to be `durable`.
 
     Raises: WriteFailed in one line when the write fails; then nothing of it is left."""
     path = _unfinished(target)
