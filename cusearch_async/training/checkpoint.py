@@ -27,11 +27,11 @@ import xxhash
 
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, writing
+from cusearch_async.learner.interface import STATE_FILE
 from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
 
-STATE_FILE = "state.json"
 _NAME = re.compile(r"step(\d+)(?:-e(\d+))?")
 
 
