@@ -8,7 +8,7 @@ TRL_VENV := .venv-trl
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup setup-gpu demo test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak lint bench bench-async bench-buffer bench-gpu bench-learner bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
+.PHONY: setup setup-gpu demo test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-async bench-buffer bench-gpu bench-learner bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
 
 # Expands to nothing where PYTHON can be used, else it ends make with one line.
 IS_PYTHON = $(if $(shell $(PYTHON) -c "import sys; sys.version_info >= (3, 11) and print(1)" 2>/dev/null),,$(error \
@@ -88,6 +88,10 @@ mutants: setup
 
 soak: setup
 	$(BIN)/python -m tests.bench.soak --minutes 30 --out runs/soak
+
+# the settings, metrics and commands in docs/, from the code
+docs: setup
+	$(BIN)/python -m docs.generate
 
 lint: setup
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.transport.interface import Ledger
 from cusearch_async.types import Pool
+from docs.generate import PAGES, whole
 from tests.strategies import make_trajectory
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -87,7 +88,6 @@ def test_the_method_table_is_true(name):
 
 
 def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
-    """`python -m tests.test_docs` writes the page."""
     pool = Pool(0, (make_trajectory(0),))
     names = describe_step(pool, pool.trajectories, Advantages(np.zeros(1), 1, 0), 1, 5).keys()
     report = UpdateReport(5, torch.device("cpu"))
@@ -101,16 +101,12 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     learner = DOCS.parent / "cusearch_async" / "learner" / "learner.py"
     names |= set(re.findall(r'"(train/[a-z_]+)"', learner.read_text(encoding="utf-8")))
     assert names == table.names()
-    assert (DOCS / "metrics.md").read_text(encoding="utf-8").partition(TABLES)[2] == table.as_markdown()
 
 
-TABLES = "that a method of your own returns stands under `selection/` too.\n\n"
-KEYS = "An option of vLLM that is not listed here has scope `meaning`.\n\n"
-
-
-def test_every_setting_is_in_the_docs_as_the_command_prints_it():
-    """`python -m tests.test_docs` writes them there."""
-    assert (DOCS / "configuration.md").read_text(encoding="utf-8").partition(KEYS)[2] == reference(None)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_what_the_code_says(name):
+    """`make docs` writes it."""
+    assert (DOCS / name).read_text(encoding="utf-8") == whole(name)
 
 
 def anchor(heading: str) -> str:
@@ -173,11 +169,3 @@ def test_every_setting_has_a_meaning():
     for key in known_keys():
         assert f"- `{key}` (" in said or f"### {key}" in said, key
     assert not re.findall(r"^- .*\): *$", said, re.MULTILINE)
-
-
-if __name__ == "__main__":
-    for page, heading, made in (
-        (DOCS / "configuration.md", KEYS, reference(None)),
-        (DOCS / "metrics.md", TABLES, table.as_markdown()),
-    ):
-        page.write_text(page.read_text(encoding="utf-8").partition(heading)[0] + heading + made, encoding="utf-8")
