@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from cusearch_async.errors import InvalidTrajectory
 
+PAYLOAD_SCHEMA = 2
+"""Version of a trajectory's payload; another one is not read."""
+
 Singleton = Literal["raw", "zero", "pool"]
 """The advantage of a trajectory that is alone in its group: its reward, 0, or relative to its whole group."""
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

@@ -23,7 +23,7 @@ AR3PO, VISITS = (("algorithm/methods/ar3po.py", tests) for tests in ("test_ar3po
 CONTROLS, STRATIFIED = ((f"algorithm/methods/{name}.py", "test_controls.py") for name in ("controls", "stratified"))
 RECORDING, REPLAYING = (("training/recording.py", "test_recording.py"), ("replay/selection.py", "test_recording.py"))
 AGAIN = ("replay/update.py", "test_replayed_update.py")
-PROVENANCE = ("training/provenance.py", "test_starts.py")
+PROVENANCE = ("run/provenance.py", "test_history.py")
 STATISTICS, PROBING = ("study/statistics.py", "test_statistics.py"), ("evaluation/probing.py", "test_probing.py")
 FINDINGS, EVALUATED = ("evaluation/findings.py", "test_findings.py"), ("cli/evaluate.py", "test_evaluated.py")
 JUDGE = ("evaluation/judge.py", "test_judge.py")
@@ -55,11 +55,11 @@ CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.p
 SENDING, LINK = (("training/sending.py", "test_sending.py"), ("transport/weight_link.py", "test_sending.py"))
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
 LOADING = ("rollout/loading.py", "test_loading.py")
-STARTS, OWNER = (("training/starts.py", f"test_{tests}.py") for tests in ("starts", "leading"))
+STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/leading.py", "test_leading.py")
 ADAPTER = ("learner/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 SERVED = ("retrieval/client.py", "test_served.py")
-TERMS, SCOPES = ("transport/run_contract.py", "test_run_contract.py"), ("config/scopes.py", "test_scopes.py")
+TERMS, SCOPES = ("run/contract.py", "test_run_contract.py"), ("config/scopes.py", "test_scopes.py")
 
 
 MUTANTS = {
@@ -362,7 +362,7 @@ MUTANTS = {
     "an unknown setting may change": (SCOPES, "else Scope.MEANING", "else Scope.FREE"),
     "a method's own setting may change": (SCOPES, "return Scope.SHARED if is_own else", "return"),
     "a label is taken for a setting": (SCOPES, 'rest.partition(".")[2] if label else rest', "rest"),
-    "quantisation may change": (("config/engines.py", "test_starts.py"), "n: str | None", "n: Free[str | None]"),
+    "quantisation may change": (("config/engines.py", "test_history.py"), "n: str | None", "n: Free[str | None]"),
     "a start's commit does not count": (STARTS, '"commit": start.commit or "–",\n', "\n"),
     "a start's packages do not count": (STARTS, '"package": start.versions,\n', "\n"),
     "seeds are no part of a stream": (("streams.py", "test_streams.py"), "SeedSequence(seed,", "SeedSequence(0,"),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from cusearch_async import run_folder
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods import METHODS, Candidates, NoMemory
 from cusearch_async.cli.config import reference
@@ -19,13 +18,14 @@ from cusearch_async.metrics import table
 from cusearch_async.metrics.step import describe_environments, describe_ledger, describe_step, describe_times
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.metrics.workers import WorkerRates
+from cusearch_async.run import folder as run_folder
 from cusearch_async.transport.interface import Ledger
 from cusearch_async.types import Pool
 from docs.generate import PAGES, whole
 from tests.strategies import make_trajectory
 
 DOCS = Path(__file__).parents[1] / "docs"
-PACKAGE = Path(run_folder.__file__).parent
+PACKAGE = DOCS.parent / "cusearch_async"
 
 
 def method_table() -> dict[str, list[str]]:

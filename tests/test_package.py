@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cusearch_async import run_folder
 from cusearch_async.metrics.files import read_metrics
+from cusearch_async.run import folder as run_folder
 from tests.conftest import SLOW, free_port
 from tests.system.conftest import SMALL
 

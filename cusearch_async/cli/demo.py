@@ -14,13 +14,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import run_folder
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet, add_accept_changes
 from cusearch_async.cli.runs import refuse_if_alive
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import BufferUnavailable, ConfigError, ProcessDied
 from cusearch_async.lifecycle.ports import free_port
+from cusearch_async.run import folder as run_folder
 from cusearch_async.training.checkpoint import Checkpoint
 from cusearch_async.transport.server import is_listening
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from cusearch_async.errors import ConfigError
 from cusearch_async.metrics.drawing import pyplot
-from cusearch_async.run_folder import METRICS
+from cusearch_async.run.folder import METRICS
 
 INK = "#333333"
 DEPTHS = "depth/generated"

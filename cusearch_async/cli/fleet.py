@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from cusearch_async import run_folder
 from cusearch_async.config import Config, save_config
 from cusearch_async.data.questions import asks_of_atlas
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
@@ -26,8 +25,10 @@ from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.gpus import Gpus, divide
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
-from cusearch_async.training.provenance import COMMAND
-from cusearch_async.training.starts import checkpoints_of, read_starts, read_stop
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.history import read_starts, read_stop
+from cusearch_async.run.provenance import COMMAND
+from cusearch_async.training.checkpoint import checkpoints_of
 from cusearch_async.transport.server import holding_data, is_listening, own_server
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import numpy as np
 from cusearch_async.cli import trace
 from cusearch_async.cli.trust import add_trust
 from cusearch_async.files import refuse_unwritable, writing_output
-from cusearch_async.run_folder import TRACES
+from cusearch_async.run.folder import TRACES
 
 if TYPE_CHECKING:
     from cusearch_async.replay.selection import RecordedStep

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cusearch_async import run_folder
 from cusearch_async.cli import live
 from cusearch_async.cli.fleet import Fleet, add_accept_changes
 from cusearch_async.cli.runs import refuse_if_alive, refuse_other_run
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import BufferLost
 from cusearch_async.metrics.files import read_scores
-from cusearch_async.training.starts import changes_since_last_start, epochs_and_steps
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.history import changes_since_last_start, epochs_and_steps
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)

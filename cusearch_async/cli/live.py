@@ -25,9 +25,9 @@ from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import ProcessDied
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.metrics.files import read_metrics
-from cusearch_async.run_folder import METRICS
-from cusearch_async.training.checkpoint import Checkpoint
-from cusearch_async.training.starts import checkpoints_of, read_starts
+from cusearch_async.run.folder import METRICS
+from cusearch_async.run.history import read_starts
+from cusearch_async.training.checkpoint import Checkpoint, checkpoints_of
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import Audit, Ledger, RunState
 from cusearch_async.transport.server import redis_cli_line

@@ -18,8 +18,8 @@ from cusearch_async.cli.terminal import cut, plain
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import refuse_unwritable
 from cusearch_async.metrics.files import read_metrics, read_scores
-from cusearch_async.run_folder import METRICS, SCORES, SUMMARY, refuse_no_run
-from cusearch_async.training.starts import Start, changed_settings, made_otherwise, read_starts, read_stop
+from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
+from cusearch_async.run.history import Start, changed_settings, made_otherwise, read_starts, read_stop
 
 COLUMNS = ("run", "started", "method", "steps", "EM", "held-out", "depth", "outcome")
 """Of the list of runs. A wide terminal shows the year, the seed and `code`, the commit, too."""

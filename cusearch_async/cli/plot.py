@@ -9,7 +9,7 @@ from pathlib import Path
 from cusearch_async.cli.figure import draw
 from cusearch_async.errors import ConfigError
 from cusearch_async.metrics.files import read_metrics
-from cusearch_async.run_folder import METRICS
+from cusearch_async.run.folder import METRICS
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import os
 import secrets
 from pathlib import Path
 
-from cusearch_async import run_folder
 from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, load_config
 from cusearch_async.errors import ConfigError, RunInUse
+from cusearch_async.run import folder as run_folder
 from cusearch_async.transport.roles import ROLES, acl_file
 from cusearch_async.transport.server import holding_data, is_listening, own_server, redis_cli_line, url_of_own
 

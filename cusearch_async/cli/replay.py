@@ -136,7 +136,7 @@ def _report(found: ReplayedUpdate, step: RecordedStep, console: Console) -> None
 
 def _causes(step: RecordedStep) -> str:
     """What the update is made with now, against what it was made with."""
-    from cusearch_async.training.starts import made_otherwise, start_now  # noqa: PLC0415
+    from cusearch_async.run.history import made_otherwise, start_now  # noqa: PLC0415
 
     before = step.start
     if before is None:

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cusearch_async import run_folder
 from cusearch_async.cli.runs import refuse_if_alive
 from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.origin import another_run, may_delete
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.origin import another_run, may_delete
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)

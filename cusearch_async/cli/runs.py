@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, RunInUse
+from cusearch_async.run.origin import refuse_another
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import Buffer
-from cusearch_async.transport.origin import refuse_another
 
 
 @asynccontextmanager

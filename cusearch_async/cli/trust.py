@@ -12,7 +12,7 @@ from typing import Any
 
 from cusearch_async.config.toml import read_toml
 from cusearch_async.errors import ConfigError
-from cusearch_async.run_folder import MARKER
+from cusearch_async.run.folder import MARKER
 
 CODE = (
     "method.name",

@@ -15,8 +15,8 @@ from cusearch_async.cli.runs import open_run
 from cusearch_async.cli.terminal import plain
 from cusearch_async.cli.trust import add_trust
 from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.run.contract import RunContract
 from cusearch_async.transport.interface import WorkerStatus
-from cusearch_async.transport.run_contract import RunContract
 
 
 def add(parser: argparse.ArgumentParser) -> None:

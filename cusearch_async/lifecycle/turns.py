@@ -17,10 +17,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
-from cusearch_async import run_folder
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
 from cusearch_async.lifecycle.progress import log_waiting
+from cusearch_async.run import folder as run_folder
 
 log = logging.getLogger(__name__)
 

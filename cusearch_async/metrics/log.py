@@ -13,7 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from cusearch_async.files import append_row, write_failed
 from cusearch_async.metrics.table import Metrics
-from cusearch_async.run_folder import METRICS
+from cusearch_async.run.folder import METRICS
 
 log = logging.getLogger(__name__)
 

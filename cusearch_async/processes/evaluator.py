@@ -21,9 +21,9 @@ from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.finish import Finish
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
+from cusearch_async.run.contract import contract_of, refuse_other_settings
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import RunState, WorkerBuffer
-from cusearch_async.transport.run_contract import contract_of, refuse_other_settings
 from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question, Trajectory
 

@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from cusearch_async import run_folder
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.learner.learner import DeepSpeedLearner
@@ -18,9 +17,10 @@ from cusearch_async.lifecycle.turns import GpuLock, gpu_lock
 from cusearch_async.models import check_model
 from cusearch_async.processes.playing import ask_retriever
 from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.contract import RunContract, contract_of, refuse_other_settings
 from cusearch_async.training.leading import lead
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.run_contract import RunContract, contract_of, refuse_other_settings
 
 
 def run(config: Config, accept_changes: bool = False) -> None:

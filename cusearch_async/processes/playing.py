@@ -15,7 +15,7 @@ from cusearch_async.models import check_model
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.prompting import check_template
-from cusearch_async.transport.run_contract import RunContract
+from cusearch_async.run.contract import RunContract
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.engine import Engine

@@ -18,8 +18,8 @@ from cusearch_async.rollout.finish import Finish
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.rollout.starting import Starting
+from cusearch_async.run.contract import contract_of, refuse_other_settings
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.run_contract import contract_of, refuse_other_settings
 from cusearch_async.transport.weight_link import open_weights
 
 log = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError, CorruptPayload, InvalidTrajectory
-from cusearch_async.run_folder import refuse_no_run
+from cusearch_async.run.folder import refuse_no_run
+from cusearch_async.run.history import Start, epochs_and_steps, read_starts
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.recording import Record, read_record
 from cusearch_async.training.selecting import advantages_of, select
-from cusearch_async.training.starts import Start, epochs_and_steps, read_starts
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.types import Pool, Trajectory
 

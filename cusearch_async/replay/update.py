@@ -11,7 +11,7 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.learner.interface import Learner
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.replay.selection import RecordedStep
-from cusearch_async.run_folder import METRICS
+from cusearch_async.run.folder import METRICS
 from cusearch_async.transport.tensor_file import records_of, write_tensors
 from cusearch_async.transport.weights import WeightStore, epoch_of
 

@@ -21,8 +21,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.fingerprint import fingerprint
 from cusearch_async.retrieval.backend import Passage
+from cusearch_async.run.fingerprint import fingerprint
 from cusearch_async.surrogates import half_character
 
 log = logging.getLogger(__name__)

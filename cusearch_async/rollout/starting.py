@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError
+from cusearch_async.run.contract import RunContract
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
-from cusearch_async.transport.run_contract import RunContract
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.lifecycle.progress import log_waiting
-from cusearch_async.run_folder import refuse_if_held
+from cusearch_async.run.folder import refuse_if_held
 from cusearch_async.study.plan import Plan, PlannedRun
 from cusearch_async.study.tables import Tables, done, failed
 

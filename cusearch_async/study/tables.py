@@ -24,9 +24,9 @@ from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import write_file
 from cusearch_async.metrics.files import read_metrics, read_scores
-from cusearch_async.run_folder import METRICS, SCORES
+from cusearch_async.run.folder import METRICS, SCORES
+from cusearch_async.run.history import epochs_and_steps, read_starts
 from cusearch_async.study.plan import Plan, PlannedRun, value_of
-from cusearch_async.training.starts import epochs_and_steps, read_starts
 
 STEP_METRICS = (
     "reward/all",

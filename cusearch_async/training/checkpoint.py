@@ -25,9 +25,11 @@ from typing import Any
 import msgspec
 import xxhash
 
+from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, writing
 from cusearch_async.learner.interface import STATE_FILE
+from cusearch_async.run.history import epochs_and_steps
 from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
@@ -240,3 +242,52 @@ def _is_whole(path: Path, record: FileRecord) -> bool:
 def _record_of(path: Path) -> FileRecord:
     with path.open("rb") as file:
         return FileRecord(path.stat().st_size, hashlib.file_digest(file, xxhash.xxh3_64).hexdigest())
+
+
+def checkpoints_of(config: Config) -> Checkpoints:
+    """The checkpoints in the run's folder, as the starts so far tell which of them count."""
+    return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
+
+
+def _lora_settings(saved: CheckpointState, config: Config) -> list[tuple[str, Any, Any]]:
+    """Name, value in the checkpoint and value in the config of what makes an adapter."""
+    lora = config.learner.lora.model_dump(mode="json")
+    if not saved.lora:
+        return [("learner.lora.rank", 0, lora["rank"])]
+    return [(f"learner.lora.{key}", saved.lora.get(key), value) for key, value in lora.items()]
+
+
+def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
+    """Raises: ConfigError when this run cannot load the checkpoint, or cannot go on where it stands."""
+    for name, value, wanted in (
+        ("model.dtype", saved.dtype or config.model.dtype, config.model.dtype),
+        *_lora_settings(saved, config),
+        ("pool.rollouts", saved.rollouts, config.pool.rollouts),
+        ("groups per step (pool.questions, or K / G for grpo_half)", saved.questions, config.questions_per_step),
+    ):
+        if value != wanted:
+            raise ConfigError(
+                f"{folder} was saved with {name} = {value}, and the run can only continue with that, got {wanted}; set "
+                "it back, or `cusearch reset` the run"
+            )
+    now = config.learner.ranks, config.learner.zero_stage
+    if (saved.ranks, saved.zero_stage) != now:
+        log.info(
+            "%s was saved by %d ranks with ZeRO stage %d; its state is divided again, for %d ranks with stage %d",
+            *(folder, saved.ranks, saved.zero_stage, *now),
+        )
+    method = config.method.make()
+    try:
+        memory = method.decode(saved.method.memory)
+    except ValueError as error:
+        raise ConfigError(
+            f"{folder} holds the memory of another method, which {config.method.name} cannot read ({error}); change "
+            "method.name back, or `cusearch reset` the run"
+        ) from error
+    refusal = method.refusal(memory, config.episode.s_max)
+    if refusal:
+        raise ConfigError(f"episode.s_max = {config.episode.s_max}, but {folder} {refusal}")
+    if config.run.steps < saved.step:
+        raise ConfigError(
+            f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to at least that"
+        )

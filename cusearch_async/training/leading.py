@@ -9,32 +9,25 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
-from cusearch_async import run_folder
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
-from cusearch_async.errors import CusearchError, Fenced, WriteFailed, first_line
+from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed, first_line
 from cusearch_async.learner.interface import Learner, is_sealed
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.lifecycle.turns import GpuLock
-from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.contract import ACCEPT_CHANGES, NO_CONTRACT, RunContract
+from cusearch_async.run.history import place_of_buffer, read_starts, record_start, record_stop, refuse_changes
+from cusearch_async.run.origin import origin_of, refuse_another
+from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, check_same_run, checkpoints_of
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import initial_method_state
 from cusearch_async.training.sending import sending
-from cusearch_async.training.starts import (
-    check_same_run,
-    checkpoints_of,
-    record_start,
-    record_stop,
-    refuse_another_buffer,
-    refuse_changes,
-)
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
-from cusearch_async.transport.origin import origin_of, refuse_another
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.transport.weights import WeightStore
 
 if TYPE_CHECKING:
@@ -107,6 +100,25 @@ async def refuse_another_run(
         await refuse_another_buffer(buffer, config, accept_changes)
         if not accept_changes:
             await buffer.check_contract()
+
+
+async def refuse_another_buffer(buffer: LearnerBuffer, config: Config, accept_changes: bool) -> None:
+    """A folder has one buffer: two would give the same epochs, and mix two courses of the run in its files.
+
+    A buffer at the same place that has lost its data is no other one. Raises: ConfigError for a buffer that did not
+    give the newest learner of this folder its epoch, unless the learner accepts changes."""
+    last = next((start for start in reversed(read_starts(config.folder)) if start.nonce), None)
+    if last is None or await buffer.epoch_of(last.nonce) == last.epoch:
+        return
+    here = place_of_buffer(config)
+    if here != last.buffer and not accept_changes:
+        raise ConfigError(
+            f"run.folder {config.folder} was used by a learner of epoch {last.epoch} with Redis at {last.buffer}, and "
+            f"Redis at {here} has no record of it; two Redis servers would mix two runs in the folder. Set "
+            "redis.url back; or, when that Redis is gone and no learner of it is alive, start the learner with "
+            f"{ACCEPT_CHANGES} to continue from the newest checkpoint"
+        )
+    log.warning("Redis at %s has no record of this folder's learner of epoch %d; continuing", here, last.epoch)
 
 
 async def find_checkpoint(open_buffer: OpensBuffer, checkpoints: Checkpoints, config: Config) -> Checkpoint | None:

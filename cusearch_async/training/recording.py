@@ -20,9 +20,9 @@ import msgspec
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import entries, put_in_place, remove, writing
+from cusearch_async.run.history import epochs_and_steps
 from cusearch_async.training.background import Background
 from cusearch_async.training.selecting import Chosen
-from cusearch_async.training.starts import epochs_and_steps
 from cusearch_async.transport import codec
 from cusearch_async.types import Pool
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from cusearch_async.config import Config
 from cusearch_async.errors import Stalled
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
-from cusearch_async.training.provenance import launched_by
+from cusearch_async.run.provenance import launched_by
 from cusearch_async.transport.interface import LearnerBuffer, WorkerStatus
 
 log = logging.getLogger(__name__)

@@ -18,13 +18,13 @@ from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config, redis_password
 from cusearch_async.extensions import load_function
+from cusearch_async.run.contract import NO_CONTRACT, RunContract
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import Buffer
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.redis_learner import LearnerSide
 from cusearch_async.transport.redis_operator import OperatorSide
 from cusearch_async.transport.redis_worker import WorkerSide
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 
 
 class RedisBuffer(WorkerSide, LearnerSide, OperatorSide):

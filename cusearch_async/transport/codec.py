@@ -13,10 +13,9 @@ import msgspec
 import numpy as np
 
 from cusearch_async.errors import CorruptPayload
-from cusearch_async.types import Trajectory
+from cusearch_async.types import PAYLOAD_SCHEMA, Trajectory
 
-SCHEMA = 2
-_MAGIC = b"CUS" + bytes([SCHEMA])
+_MAGIC = b"CUS" + bytes([PAYLOAD_SCHEMA])
 _HEADER = len(_MAGIC) + 4
 
 
@@ -69,8 +68,8 @@ def decode(payload: bytes, max_tokens: int) -> Trajectory:
         )
     if len(payload) < _HEADER or payload[:3] != _MAGIC[:3]:
         raise CorruptPayload("payload does not start with the header of a trajectory")
-    if payload[3] != SCHEMA:
-        raise CorruptPayload(f"payload has schema {payload[3]}, this version reads {SCHEMA}")
+    if payload[3] != PAYLOAD_SCHEMA:
+        raise CorruptPayload(f"payload has schema {payload[3]}, this version reads {PAYLOAD_SCHEMA}")
     body = payload[_HEADER:]
     if zlib.crc32(body).to_bytes(4, "little") != payload[4:_HEADER]:
         raise CorruptPayload("payload checksum does not match")

@@ -10,10 +10,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from cusearch_async.run.contract import RunContract
+from cusearch_async.run.origin import Origin
 from cusearch_async.transport.limits import LIMITS_IN_REDIS
 from cusearch_async.transport.listing import Filter, TrajectoryRow
-from cusearch_async.transport.origin import Origin
-from cusearch_async.transport.run_contract import RunContract
 from cusearch_async.types import Pool, Trajectory
 
 ALIVE_S = 10.0

@@ -18,6 +18,8 @@ import msgspec
 
 from cusearch_async.algorithm.staleness import ticket_limit
 from cusearch_async.errors import BufferLost, ConfigError, ContractMismatch, Fenced
+from cusearch_async.run.contract import NO_CONTRACT, RunContract, mismatch
+from cusearch_async.run.origin import Origin, another_run
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.interface import (
@@ -37,8 +39,6 @@ from cusearch_async.transport.interface import (
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.listing import Filter, TrajectoryRow
 from cusearch_async.transport.memory_run import Claimed, Entry, MemoryRun
-from cusearch_async.transport.origin import Origin, another_run
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, mismatch
 from cusearch_async.types import Pool, Trajectory
 
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from cusearch_async.run.contract import NO_CONTRACT, RunContract
 from cusearch_async.transport.interface import LearnerStatus, RolloutSlot, RunState, WorkerStatus
 from cusearch_async.transport.limits import RunLimits
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Trajectory
 
 OUTDATED = "it was played before the settings of the run were changed (--accept-changes)"

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 
 from cusearch_async.errors import CorruptPayload, InvalidTrajectory
+from cusearch_async.run.contract import NO_CONTRACT, RunContract
+from cusearch_async.run.origin import Origin
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.health import check_server
 from cusearch_async.transport.interface import ALIVE_S, NOTHING, LearnerStatus, MethodState, QuestionOf
 from cusearch_async.transport.limits import LIMITS_IN_REDIS, RunLimits
-from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.redis_run import RedisRun
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Pool, Trajectory
 
 log = logging.getLogger(__name__)

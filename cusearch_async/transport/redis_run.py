@@ -11,12 +11,12 @@ import msgspec
 from redis import exceptions
 
 from cusearch_async.errors import BufferLost, ConfigError, ContractMismatch, CusearchError, Fenced
+from cusearch_async.run.contract import NO_CONTRACT, RunContract, mismatch
+from cusearch_async.run.origin import Origin, another_run
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, Ledger, Queues, RunState, WorkerStatus
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.limits import RunLimits
-from cusearch_async.transport.origin import Origin, another_run
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, mismatch
 from cusearch_async.transport.scripts import SCRIPTS, script
 
 N = TypeVar("N", int, float)

@@ -13,12 +13,12 @@ from redis import exceptions
 
 from cusearch_async.batcher import Batcher
 from cusearch_async.errors import BufferLost
+from cusearch_async.run.contract import NO_CONTRACT, RunContract
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import Outcome, RolloutSlot, WorkerStatus
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.redis_run import RedisRun
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.types import Trajectory
 
 _PUT_AT_ONCE = 64

@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config
+from cusearch_async.run.contract import RunContract
 from cusearch_async.transport.interface import Buffer
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer
 from cusearch_async.transport.memory_run import MemoryRun
-from cusearch_async.transport.run_contract import RunContract
 
 RUNS: dict[str, MemoryRun] = {}
 """Run name -> its buffer, while this process lives."""

@@ -25,10 +25,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async import run_folder
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import Config, load_config
 from cusearch_async.metrics.files import read_metrics
+from cusearch_async.run import folder as run_folder
 from tests.conftest import free_port
 
 CONFIG = Path(__file__).parents[2] / "configs" / "atlas.toml"

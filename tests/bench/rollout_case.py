@@ -79,8 +79,8 @@ async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None
     from cusearch_async.processes.playing import open_player
     from cusearch_async.retrieval.client import SearchClient
     from cusearch_async.rollout.loop import RolloutLoop
+    from cusearch_async.run.contract import contract_of
     from cusearch_async.transport.buffer import open_buffer
-    from cusearch_async.transport.run_contract import contract_of
 
     questions = load_run_questions(config)
     contract = contract_of(config, questions.all, tokenizer)

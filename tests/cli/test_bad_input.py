@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from cusearch_async import run_folder
 from cusearch_async.config import load_config, save_config
+from cusearch_async.run import folder as run_folder
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
 from tests.conftest import SLOW, free_port

@@ -18,17 +18,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cusearch_async import run_folder
 from cusearch_async.cli import fleet as fleets
 from cusearch_async.cli import launch, live
 from cusearch_async.cli.fleet import Child, Fleet
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.history import record_start
+from cusearch_async.run.provenance import launched_by
 from cusearch_async.training.checkpoint import Checkpoints
-from cusearch_async.training.provenance import launched_by
 from cusearch_async.training.publishing import state_at
-from cusearch_async.training.starts import record_start
 from cusearch_async.transport.interface import MethodState
 from tests.conftest import SLOW, free_port, wait_until
 

@@ -18,12 +18,12 @@ from cusearch_async.cli import demo, launch, live, main, plot
 from cusearch_async.cli.fleet import Child
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RunInUse
+from cusearch_async.run.history import record_start
+from cusearch_async.run.origin import Origin
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.publishing import state_at
-from cusearch_async.training.starts import record_start
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import Audit, Ledger, MethodState, WorkerStatus
-from cusearch_async.transport.origin import Origin
 from cusearch_async.transport.server import is_listening
 from tests.strategies import make_trajectory
 

@@ -18,10 +18,10 @@ from rich.console import Console
 from cusearch_async.cli import main, view
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle.children import start_child
+from cusearch_async.run.contract import RunContract
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.codec import encode
 from cusearch_async.transport.interface import MethodState, WorkerStatus
-from cusearch_async.transport.run_contract import RunContract
 from cusearch_async.transport.server import find_redis_server, is_listening, own_server, redis_cli_line
 from cusearch_async.types import Trajectory
 from tests.conftest import free_port, wait_until

@@ -13,7 +13,6 @@ import sys
 import pytest
 import torch
 
-from cusearch_async import run_folder
 from cusearch_async.cli import overview
 from cusearch_async.cli.main import make_parser
 from cusearch_async.cli.overview import KeptRun, differences
@@ -22,11 +21,12 @@ from cusearch_async.errors import ConfigError, ReplayDiffers
 from cusearch_async.files import append_row
 from cusearch_async.lifecycle.entry import split_overrides
 from cusearch_async.lifecycle.placement import count_sharers
-from cusearch_async.training.provenance import computing
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.contract import RunContract
+from cusearch_async.run.history import read_starts, record_start, record_stop
+from cusearch_async.run.provenance import computing
 from cusearch_async.training.recording import Recorder
 from cusearch_async.training.selecting import Selector, initial_method_state
-from cusearch_async.training.starts import read_starts, record_start, record_stop
-from cusearch_async.transport.run_contract import RunContract
 from cusearch_async.types import Pool
 from tests.conftest import SLOW
 from tests.fakes import STARTER
@@ -246,7 +246,7 @@ def test_a_start_says_with_which_vector_instructions_a_cpu_computes():
     command = [
         sys.executable,
         "-c",
-        "from cusearch_async.training.provenance import computing; print(computing(1).device)",
+        "from cusearch_async.run.provenance import computing; print(computing(1).device)",
     ]
     here = computing(1).device
     fewest = os.environ | {"ATEN_CPU_CAPABILITY": "default"}

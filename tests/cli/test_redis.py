@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from cusearch_async import run_folder
 from cusearch_async.cli import main
 from cusearch_async.cli.fleet import Fleet
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import RunInUse
 from cusearch_async.lifecycle.children import start_child
+from cusearch_async.run import folder as run_folder
 from cusearch_async.transport.server import holding_data, is_listening, own_server, url_of_own
 from tests.conftest import free_port, wait_until
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from cusearch_async import run_folder
 from cusearch_async.cli import reset
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import start_child
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.origin import origin_of
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
-from cusearch_async.transport.origin import origin_of
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import free_port, wait_until
 

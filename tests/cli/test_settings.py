@@ -57,5 +57,5 @@ def test_a_runs_settings_are_those_of_its_method_and_its_environments(tmp_path):
     shown = reference(load_config(path))
     assert "`method.phase_reserve`" not in shown
     assert "### environment.a\n" in shown
-    assert "- `environment.b.share` (`2`)" in shown
-    assert "- `environment.b.format_weight` (`0.2`)" in shown
+    assert "- `environment.b.share` (`2`, shared): " in shown
+    assert "- `environment.b.format_weight` (`0.2`, shared): " in shown

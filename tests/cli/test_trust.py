@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from cusearch_async import run_folder
 from cusearch_async.cli import main
 from cusearch_async.cli.trust import CODE, code_in
 from cusearch_async.config import Config, known_keys, load_config, section_of
 from cusearch_async.config.section import Section
-from cusearch_async.training.starts import record_start
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.history import record_start
 
 OWN = """
 open("was_here", "w").close()

@@ -16,7 +16,7 @@ from cusearch_async.errors import SearchRefused, WriteFailed
 from cusearch_async.evaluation.scores import Done, record
 from cusearch_async.evaluation.scoring import FIGURES, bootstrap, due_version, play_all, summarize
 from cusearch_async.metrics.files import read_scores
-from cusearch_async.training.starts import epochs_and_steps, record_start
+from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.transport.interface import RunState
 from cusearch_async.types import Question
 from tests.fakes import ChatTokenizer

@@ -18,9 +18,9 @@ from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.models import load_tokenizer
 from cusearch_async.rollout import starting
+from cusearch_async.run.contract import NO_CONTRACT, RunContract, contract_of
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, contract_of
 from tests.conftest import SLOW
 from tests.fakes import FakeTurn
 from tests.rollout.workers import FakeEngine

@@ -9,9 +9,9 @@ import pytest
 
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.metrics.files import read_scores
-from cusearch_async.training.starts import epochs_and_steps, record_start
+from cusearch_async.run.contract import RunContract
+from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.transport.memory import MemoryBuffer
-from cusearch_async.transport.run_contract import RunContract
 from tests.processes.scene import CLOSED, Scene
 from tests.rollout.workers import until
 from tests.transport.filling import start

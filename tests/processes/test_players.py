@@ -12,7 +12,7 @@ import pytest
 from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavailable
 from cusearch_async.models import load_tokenizer, vocab_size
 from cusearch_async.processes.start import worker_name
-from cusearch_async.transport.run_contract import RunContract
+from cusearch_async.run.contract import RunContract
 from tests.fakes import STARTER
 from tests.processes.scene import CLOSED, CONTRACT, RETRIEVER, STARTED
 from tests.rollout.workers import until

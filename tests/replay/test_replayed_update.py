@@ -7,15 +7,15 @@ import shutil
 import pytest
 import torch
 
-from cusearch_async import run_folder
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import append_row
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.replay.update import replay_update
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.history import record_start
 from cusearch_async.training.recording import Recorder
 from cusearch_async.training.selecting import Selector, initial_method_state
-from cusearch_async.training.starts import record_start
 from cusearch_async.transport.weights import Canary, WeightStore
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory

@@ -11,8 +11,8 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.lifecycle import progress
 from cusearch_async.rollout.loop import RolloutLoop
+from cusearch_async.run.contract import RunContract
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-from cusearch_async.transport.run_contract import RunContract
 from tests.conftest import SLOW
 from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldPlayer, running, until
 from tests.transport.conftest import make_limits

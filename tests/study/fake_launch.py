@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from cusearch_async import run_folder
 from cusearch_async.files import append_row
+from cusearch_async.run import folder as run_folder
 
 QUESTIONS = 40
 """Held-out questions of the studies in `studies.py`: five categories of eight."""

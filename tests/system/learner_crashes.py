@@ -50,8 +50,8 @@ async def feed(config: Config, steps: int, most: int = 10_000) -> None:
 
     from cusearch_async.data.questions import load_run_questions
     from cusearch_async.models import load_tokenizer
+    from cusearch_async.run.contract import contract_of
     from cusearch_async.transport.buffer import open_buffer
-    from cusearch_async.transport.run_contract import contract_of
     from tests.strategies import make_trajectory
 
     questions = load_run_questions(config)

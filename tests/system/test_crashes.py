@@ -24,7 +24,7 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.metrics.files import read_metrics
-from cusearch_async.training.starts import read_starts, read_stop
+from cusearch_async.run.history import read_starts, read_stop
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import SLOW, free_port, wait_until
 from tests.system.forked import Forked

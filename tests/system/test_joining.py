@@ -15,10 +15,10 @@ from cusearch_async.config import Config, load_config, redis_password
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.models import load_tokenizer
+from cusearch_async.run.contract import RunContract, contract_of
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.interface import RunState
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-from cusearch_async.transport.run_contract import RunContract, contract_of
 from cusearch_async.transport.server import is_listening
 from tests.conftest import SLOW, wait_until
 from tests.system.conftest import ATLAS, Run

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from cusearch_async import run_folder
 from cusearch_async.config import STARTER, load_config
 from cusearch_async.lifecycle.turns import GpuLock
+from cusearch_async.run import folder as run_folder
 from tests.conftest import wait_until
 from tests.system.conftest import Run, finish
 from tests.system.forked import forked_engines

@@ -10,9 +10,9 @@ import torch
 
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.learner.interface import Lent
+from cusearch_async.run.contract import NO_CONTRACT
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer
-from cusearch_async.transport.run_contract import NO_CONTRACT
 from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Question
 from tests.strategies import make_trajectory

@@ -13,19 +13,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from cusearch_async import run_folder
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ContractMismatch, Fenced, NonFiniteUpdate, RunInUse, WriteFailed
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.contract import NO_CONTRACT, RunContract
+from cusearch_async.run.history import read_starts, record_start
+from cusearch_async.run.origin import Origin
 from cusearch_async.training import leading
+from cusearch_async.training.checkpoint import checkpoints_of
 from cusearch_async.training.leading import explain, lead, take_over
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import initial_method_state
-from cusearch_async.training.starts import checkpoints_of, read_starts, record_start
 from cusearch_async.transport.interface import LearnerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-from cusearch_async.transport.origin import Origin
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 from cusearch_async.transport.weights import WeightStore
 from tests.conftest import free_port
 from tests.training.learners import QUESTIONS, Learner, Recorded, at_once

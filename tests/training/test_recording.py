@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from cusearch_async import run_folder
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.replay.selection import RecordedStep, checkpoint_before
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.history import record_start
 from cusearch_async.training import recording
 from cusearch_async.training.recording import MIB, Recorder, read_record, recorded
 from cusearch_async.training.selecting import Selector, initial_method_state
-from cusearch_async.training.starts import record_start
 from cusearch_async.transport import codec
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory

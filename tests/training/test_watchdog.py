@@ -13,13 +13,13 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import Stalled
 from cusearch_async.rollout import starting as starting_module
 from cusearch_async.rollout.starting import Starting
+from cusearch_async.run.contract import RunContract
+from cusearch_async.run.provenance import COMMAND
 from cusearch_async.training import watchdog as watchdog_module
 from cusearch_async.training.loop import wait_for_pool
-from cusearch_async.training.provenance import COMMAND
 from cusearch_async.training.watchdog import Watchdog, explain
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
-from cusearch_async.transport.run_contract import RunContract
 from tests.conftest import SLOW
 from tests.strategies import make_trajectory
 

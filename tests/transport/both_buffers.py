@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cusearch_async.errors import ContractMismatch, CusearchError
+from cusearch_async.run.contract import RunContract
 from cusearch_async.transport.interface import NOTHING, RolloutSlot
 from cusearch_async.transport.limits import LIMITS_IN_REDIS
-from cusearch_async.transport.run_contract import RunContract
 from cusearch_async.types import Trajectory
 from tests.strategies import make_trajectory
 from tests.transport.conftest import MemoryBackend, RedisBackend

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cusearch_async.config import RedisConfig
+from cusearch_async.run.contract import NO_CONTRACT, RunContract
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import Buffer
 from cusearch_async.transport.keys import Keys
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract
 
 _runs = itertools.count()
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from cusearch_async.errors import CorruptPayload
 from cusearch_async.transport import codec
+from cusearch_async.types import PAYLOAD_SCHEMA
 from tests.strategies import make_trajectory
 
 MAX_TOKENS = 200
@@ -38,7 +39,7 @@ JUNK = (
 
 
 def seal(body: bytes) -> bytes:
-    return b"CUS" + bytes([codec.SCHEMA]) + zlib.crc32(body).to_bytes(4, "little") + body
+    return b"CUS" + bytes([PAYLOAD_SCHEMA]) + zlib.crc32(body).to_bytes(4, "little") + body
 
 
 def real(rng: random.Random) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cusearch_async.run.contract import RunContract
 from cusearch_async.transport.interface import RolloutSlot
-from cusearch_async.transport.run_contract import RunContract
 from tests.transport.filling import G, N, fill, start
 
 OURS = RunContract({"episode.temperature": "1.0"})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cusearch_async.errors import CorruptPayload
 from cusearch_async.transport import codec
-from cusearch_async.types import Trajectory
+from cusearch_async.types import PAYLOAD_SCHEMA, Trajectory
 from tests.strategies import make_trajectory, trajectories
 from tests.transport.fuzz import fuzz
 
@@ -57,7 +57,7 @@ def test_random_bytes_are_refused(payload):
 @given(st.recursive(st.none() | st.integers(-(2**60), 2**60) | st.text() | st.binary(), st.lists, max_leaves=30))
 def test_foreign_bodies_with_a_right_checksum_are_refused(body):
     encoded = msgspec.msgpack.encode(body)
-    payload = b"CUS" + bytes([codec.SCHEMA]) + zlib.crc32(encoded).to_bytes(4, "little") + encoded
+    payload = b"CUS" + bytes([PAYLOAD_SCHEMA]) + zlib.crc32(encoded).to_bytes(4, "little") + encoded
     with pytest.raises(CorruptPayload):
         codec.decode(payload, 1000)
 

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from cusearch_async import run_folder
 from cusearch_async.errors import ConfigError
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.origin import Origin, may_delete, origin_of, refuse_another
 from cusearch_async.transport.interface import MethodState
-from cusearch_async.transport.origin import Origin, may_delete, origin_of, refuse_another
 from tests.strategies import make_trajectory
 
 # an id that Lua takes for a number, and a folder with a blank

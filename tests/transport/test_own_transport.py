@@ -11,9 +11,9 @@ from cusearch_async.cli.reset import count_keys, forget_keys
 from cusearch_async.cli.runs import open_run
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
+from cusearch_async.run.contract import RunContract
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
-from cusearch_async.transport.run_contract import RunContract
 from docs.examples.one_process import RUNS
 from tests.strategies import make_trajectory
 

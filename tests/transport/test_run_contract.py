@@ -14,8 +14,8 @@ from cusearch_async.config import load_config
 from cusearch_async.environments.templates import ATLAS
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.models import load_tokenizer
+from cusearch_async.run.contract import NO_CONTRACT, RunContract, contract_of, mismatch, refuse_other_settings
 from cusearch_async.transport.interface import RolloutSlot, WorkerStatus
-from cusearch_async.transport.run_contract import NO_CONTRACT, RunContract, contract_of, mismatch, refuse_other_settings
 from cusearch_async.types import Question
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory

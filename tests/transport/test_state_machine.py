@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
 from cusearch_async.errors import BufferLost, Fenced
+from cusearch_async.run.contract import NO_CONTRACT
 from cusearch_async.transport.interface import MethodState, WorkerStatus
-from cusearch_async.transport.run_contract import NO_CONTRACT
 from tests.strategies import make_trajectory
 from tests.transport.both_buffers import (
     ATTEMPTS,

@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from cusearch_async.config import Config
-from cusearch_async.fingerprint import fingerprint_of_file
+from cusearch_async.run.fingerprint import fingerprint_of_file
 
 log = logging.getLogger(__name__)
 

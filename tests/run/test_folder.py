@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cusearch_async import run_folder
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.files import write_file
+from cusearch_async.run import folder as run_folder
 
 
 def test_a_folder_with_a_config_toml_and_no_marker_is_left_alone(tmp_path):

@@ -16,14 +16,11 @@ from msgspec import structs
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.models import load_tokenizer
-from cusearch_async.training import starts
-from cusearch_async.training.checkpoint import CheckpointState
-from cusearch_async.training.provenance import COMMAND, Computing, weights_of
-from cusearch_async.training.publishing import state_at
-from cusearch_async.training.starts import (
+from cusearch_async.run import history as starts
+from cusearch_async.run.contract import contract_of
+from cusearch_async.run.history import (
     Start,
     changed_settings,
-    check_same_run,
     made_otherwise,
     read_starts,
     read_stop,
@@ -31,8 +28,10 @@ from cusearch_async.training.starts import (
     record_stop,
     refuse_changes,
 )
+from cusearch_async.run.provenance import COMMAND, Computing, weights_of
+from cusearch_async.training.checkpoint import CheckpointState, check_same_run
+from cusearch_async.training.publishing import state_at
 from cusearch_async.transport.interface import MethodState
-from cusearch_async.transport.run_contract import contract_of
 from cusearch_async.types import Question
 from tests.fakes import STARTER
 

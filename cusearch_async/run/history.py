@@ -6,7 +6,7 @@
 
 A resume is the same run, or says what changed: settings of any scope but FREE need --accept-changes, and so do a
 question file, a model's config and a tokenizer that changed under the same name. This compares a run with its own
-past, in its folder; what its processes must agree on while it goes on is in Redis (`transport.run_contract`), and all
+past, in its folder; what its processes must agree on while it goes on is in Redis (`run.contract`), and all
 of that is refused here too.
 """
 
@@ -29,11 +29,9 @@ from cusearch_async import version
 from cusearch_async.config import Config, Scope, flat, load_config, save_config, scope_of
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import whole_or_absent, write_file
-from cusearch_async.training import provenance
-from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
-from cusearch_async.training.provenance import Computing
-from cusearch_async.transport.interface import LearnerBuffer
-from cusearch_async.transport.run_contract import ACCEPT_CHANGES, DATA, MODEL, NO_CONTRACT, SERVED, RunContract
+from cusearch_async.run import provenance
+from cusearch_async.run.contract import ACCEPT_CHANGES, DATA, MODEL, NO_CONTRACT, SERVED, RunContract
+from cusearch_async.run.provenance import Computing
 
 log = logging.getLogger(__name__)
 
@@ -127,25 +125,6 @@ def place_of_buffer(config: Config) -> str:
     parts = urlsplit(config.redis.url)
     place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     return f"{place} on {socket.gethostname()}" if parts.hostname in ("127.0.0.1", "::1", "localhost") else place
-
-
-async def refuse_another_buffer(buffer: LearnerBuffer, config: Config, accept_changes: bool) -> None:
-    """A folder has one buffer: two would give the same epochs, and mix two courses of the run in its files.
-
-    A buffer at the same place that has lost its data is no other one. Raises: ConfigError for a buffer that did not
-    give the newest learner of this folder its epoch, unless the learner accepts changes."""
-    last = next((start for start in reversed(read_starts(config.folder)) if start.nonce), None)
-    if last is None or await buffer.epoch_of(last.nonce) == last.epoch:
-        return
-    here = place_of_buffer(config)
-    if here != last.buffer and not accept_changes:
-        raise ConfigError(
-            f"run.folder {config.folder} was used by a learner of epoch {last.epoch} with Redis at {last.buffer}, and "
-            f"Redis at {here} has no record of it; two Redis servers would mix two runs in the folder. Set "
-            "redis.url back; or, when that Redis is gone and no learner of it is alive, start the learner with "
-            f"{ACCEPT_CHANGES} to continue from the newest checkpoint"
-        )
-    log.warning("Redis at %s has no record of this folder's learner of epoch %d; continuing", here, last.epoch)
 
 
 def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str]) -> Start:
@@ -269,52 +248,3 @@ def _last_settings(run_folder: Path) -> dict[str, Any] | None:
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
     return repr(settings[key]) if key in settings else "none"
-
-
-def checkpoints_of(config: Config) -> Checkpoints:
-    """The checkpoints in the run's folder, as the starts so far tell which of them count."""
-    return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
-
-
-def _lora_settings(saved: CheckpointState, config: Config) -> list[tuple[str, Any, Any]]:
-    """Name, value in the checkpoint and value in the config of what makes an adapter."""
-    lora = config.learner.lora.model_dump(mode="json")
-    if not saved.lora:
-        return [("learner.lora.rank", 0, lora["rank"])]
-    return [(f"learner.lora.{key}", saved.lora.get(key), value) for key, value in lora.items()]
-
-
-def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
-    """Raises: ConfigError when this run cannot load the checkpoint, or cannot go on where it stands."""
-    for name, value, wanted in (
-        ("model.dtype", saved.dtype or config.model.dtype, config.model.dtype),
-        *_lora_settings(saved, config),
-        ("pool.rollouts", saved.rollouts, config.pool.rollouts),
-        ("groups per step (pool.questions, or K / G for grpo_half)", saved.questions, config.questions_per_step),
-    ):
-        if value != wanted:
-            raise ConfigError(
-                f"{folder} was saved with {name} = {value}, and the run can only continue with that, got {wanted}; set "
-                "it back, or `cusearch reset` the run"
-            )
-    now = config.learner.ranks, config.learner.zero_stage
-    if (saved.ranks, saved.zero_stage) != now:
-        log.info(
-            "%s was saved by %d ranks with ZeRO stage %d; its state is divided again, for %d ranks with stage %d",
-            *(folder, saved.ranks, saved.zero_stage, *now),
-        )
-    method = config.method.make()
-    try:
-        memory = method.decode(saved.method.memory)
-    except ValueError as error:
-        raise ConfigError(
-            f"{folder} holds the memory of another method, which {config.method.name} cannot read ({error}); change "
-            "method.name back, or `cusearch reset` the run"
-        ) from error
-    refusal = method.refusal(memory, config.episode.s_max)
-    if refusal:
-        raise ConfigError(f"episode.s_max = {config.episode.s_max}, but {folder} {refusal}")
-    if config.run.steps < saved.step:
-        raise ConfigError(
-            f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to at least that"
-        )

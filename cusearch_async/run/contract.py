@@ -18,8 +18,7 @@ import xxhash
 
 from cusearch_async.config import Config, Scope, flat, scope_of
 from cusearch_async.errors import ContractMismatch
-from cusearch_async.transport.codec import SCHEMA
-from cusearch_async.types import Question
+from cusearch_async.types import PAYLOAD_SCHEMA, Question
 
 DATA, MODEL = "data.source", "model.path"
 """Settings that name files. The contract has a fingerprint of their content, so the paths may differ."""
@@ -69,7 +68,7 @@ def contract_of(config: Config, questions: Sequence[Question], tokenizer: Any) -
     terms |= {
         DATA: fingerprint_of_questions(questions),
         MODEL: _fingerprint_of_model(config.model.location, tokenizer),
-        "payload_schema": str(SCHEMA),
+        "payload_schema": str(PAYLOAD_SCHEMA),
     }
     return RunContract(terms)
 

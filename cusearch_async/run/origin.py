@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.run_folder import read_marker
+from cusearch_async.run.folder import read_marker
 
 
 @dataclass(frozen=True, slots=True)
