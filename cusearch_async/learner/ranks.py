@@ -7,15 +7,13 @@ The store may outlive the ranks: torchrun starts them again (`--max-restarts`) o
 their messages still are, and counts its restarts per node. So the ranks first agree on a name of their life, which
 none of them has had before, and what they write afterwards stands under it.
 
-The store has no password. It listens at MASTER_ADDR only. The names of what is written there cannot be guessed without
-CUSEARCH_RANKS_SECRET, and what does not have its signature is ignored. Not covered: a process that reaches the store
-can delete messages, and so block the ranks; and collectives are not signed.
+The store has no password and listens at MASTER_ADDR only. Not covered: a process that reaches it can write what rank 0
+writes, and collectives are as open. So several ranks need a private network.
 """
 
 from __future__ import annotations
 
 import atexit
-import hmac
 import logging
 import math
 import os
@@ -37,7 +35,6 @@ from cusearch_async.errors import ConfigError, RanksFailed, first_line
 
 log = logging.getLogger(__name__)
 
-SECRET = "CUSEARCH_RANKS_SECRET"  # noqa: S105  (the variable's name)
 _POLL_S = 0.01
 _REPORT_S = 1.0
 _LEAVE_S = 30.0
@@ -46,7 +43,6 @@ _MESSAGES_KEPT = 4
 _PIECE = 4 << 20
 """Bytes of a message in one value of the store, which takes at most 8 MiB."""
 _LONGEST = 512
-_SIGNED = 32
 _ASK_S = 3.0
 """How long a rank whose collective failed waits for the others to say the same."""
 _NAMING_S = 30.0
@@ -66,9 +62,6 @@ class Ranks:
         self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout_s = timeout_s
-        self._secret = os.environ.get(SECRET, "").encode()
-        if self.size > 1 and self.is_leader and not self._secret:
-            log.warning("messages to the other ranks are not signed; set %s to one random text for all ranks", SECRET)
         store = _store(self.rank, self.size, timeout_s)
         # a connection of its own: the group's may be busy waiting for a rank
         self._store: Store = store.clone()  # type: ignore[attr-defined]
@@ -109,8 +102,7 @@ class Ranks:
         self._count += 1
 
     def listen(self) -> bytes:
-        """Other ranks: wait for the next message of rank 0, however long that takes; a message that another process put
-        there is ignored."""
+        """Other ranks: wait for the next message of rank 0, however long that takes."""
         name = f"message/{self._count}"
         with self.meeting():
             message = b"".join(self._wait(f"{name}/{number}") for number in range(int(self._wait(name))))
@@ -253,19 +245,15 @@ class Ranks:
                 self._write(f"report/{self.rank}", b"%d" % reports)
 
     def _write(self, name: str, value: bytes) -> None:
-        self._store.set(self._name(name), self._sign(name, value) + value)  # type: ignore[arg-type]  # bytes are fine
+        self._store.set(self._name(name), value)  # type: ignore[arg-type]  # bytes are fine
 
     def _read(self, name: str) -> bytes | None:
-        """What a rank wrote under a name; None where there is nothing, or what another process put there."""
+        """What a rank of this life wrote under a name; None where there is nothing."""
         key = self._name(name)
-        said = bytes(self._store.get(key)) if self._store.check([key]) else b""
-        return said[_SIGNED:] if hmac.compare_digest(said[:_SIGNED], self._sign(name, said[_SIGNED:])) else None
+        return bytes(self._store.get(key)) if self._store.check([key]) else None
 
     def _name(self, name: str) -> str:
-        return hmac.new(self._secret, f"{self._life}/{name}".encode(), "sha256").hexdigest()
-
-    def _sign(self, name: str, value: bytes) -> bytes:
-        return hmac.digest(self._secret, f"{self._life}/{name}:".encode() + value, "sha256")
+        return f"{self._life}/{name}"
 
 
 def group_timeout(timeout_s: float) -> timedelta:
@@ -278,7 +266,7 @@ def _absent(ranks: list[int], size: int, timeout_s: float) -> RanksFailed:
     return RanksFailed(
         f"{', '.join(f'rank {rank}' for rank in ranks)} of {size} did not come within "
         f"learner.collective_timeout_s = {timeout_s:g} s; see its log, and whether all ranks have the same "
-        f"MASTER_ADDR and MASTER_PORT, and the same {SECRET}"
+        "MASTER_ADDR and MASTER_PORT"
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -65,7 +64,6 @@ def other_ranks(module: str, count: int) -> Iterator[int]:
         yield int(os.environ.get("RANK", "0"))
         return
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    shared["CUSEARCH_RANKS_SECRET"] = secrets.token_hex(32)
     command = [sys.executable, "-m", module, *sys.argv[1:]]
     children = [start_child(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(1, count)]
     os.environ.update(shared | {"RANK": "0", "LOCAL_RANK": "0"})

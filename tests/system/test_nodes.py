@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(command: list[str], **env: str) -> subprocess.Popen[str]:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUSEARCH_RANKS_SECRET": "s"} | env
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | env
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
             env=environment,

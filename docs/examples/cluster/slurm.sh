@@ -7,9 +7,9 @@
 #SBATCH --requeue
 # Nodes 1 and 2: the learner; nodes 3 and 4: a retriever and eight workers each; on node 1 also Redis, and a retriever that
 # the learner asks what it serves.
-# Before: export CUSEARCH_REDIS_PASSWORD and CUSEARCH_RANKS_SECRET, each to a random text of your own.
+# Before: export CUSEARCH_REDIS_PASSWORD, a random text of your own.
 set -euo pipefail
-: "${CUSEARCH_REDIS_PASSWORD:?export a password for Redis}" "${CUSEARCH_RANKS_SECRET:?export a secret for the ranks}"
+: "${CUSEARCH_REDIS_PASSWORD:?export a password for Redis}"
 
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 HEAD=${NODES[0]}
