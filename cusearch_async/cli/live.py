@@ -121,11 +121,11 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
     )
     task = progress.add_task("steps", total=config.run.steps, pace="")
     metrics = MetricsFile(config.folder / METRICS)
-    earlier = metrics.rows()[-1].get("epoch") if metrics.rows() else None
+    earlier = metrics.rows()[-1]["epoch"] if metrics.rows() else None
 
     def of_this_start() -> str:
         rows = metrics.rows()
-        is_new = bool(rows) and rows[-1].get("epoch") != earlier
+        is_new = bool(rows) and rows[-1]["epoch"] != earlier
         return pace(rows, config.run.steps) if is_new else ""
 
     def body() -> list[RenderableType]:
@@ -154,7 +154,7 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 def pace(rows: list[dict[str, Any]], steps: int) -> str:
     """How long a step takes, and what is left of `steps`: by the median of the newest start's last ten steps. Its first
     one, which waits for engines that start, counts only while it is alone."""
-    newest = [row for row in rows if row.get("epoch") == rows[-1].get("epoch")]
+    newest = [row for row in rows if row["epoch"] == rows[-1]["epoch"]]
     step_s = statistics.median(row["time/step_s"] for row in newest[1:][-PACED_BY:] or newest)
     left = steps - len(rows)
     return f"{step_s:.1f} s a step" + (f", about {duration(left * step_s)} left" if left else "")

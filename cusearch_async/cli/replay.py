@@ -108,7 +108,7 @@ def _update(step: RecordedStep, folder: Path) -> ReplayedUpdate:
     from cusearch_async.learner.ranks import Ranks  # noqa: PLC0415
     from cusearch_async.replay.update import replay_update  # noqa: PLC0415
 
-    if step.start and step.start.computing:
+    if step.start:
         torch.set_num_threads(step.start.computing.threads)
     learner = DeepSpeedLearner(step.config, Ranks(step.config.learner.collective_timeout_s))
     return replay_update(step, folder, checkpoint, learner)
@@ -141,6 +141,6 @@ def _causes(step: RecordedStep) -> str:
     before = step.start
     if before is None:
         return f"what it was made with is not known: starts/{step.record.epoch:04d}.json cannot be read"
-    changes = made_otherwise(before, start_now(step.config, before.epoch, before.step, before.contract))
+    changes = made_otherwise(before, start_now(step.config, before.epoch, before.step, before.contract, before.nonce))
     listed = ", ".join(f"{key}: {change}" for key, change in changes.items())
     return f"it was made with other than now: {listed}" if listed else "it is made with what it was made with"

@@ -30,17 +30,16 @@ def read_scores(path: Path, starts: Sequence[tuple[int, int]]) -> list[dict[str,
     """The rows of an eval.jsonl in order of version, one a version; none without the file.
 
     `starts` holds (epoch, step) of each learner that took the run over: one that went back to `step` left the later
-    versions of earlier epochs behind, and their scores are of weights that the run does not go on from. Rows without an
-    epoch are from before they had one, and count."""
+    versions of earlier epochs behind, and their scores are of weights that the run does not go on from."""
     kept: dict[int, dict[str, Any]] = {}
     for row in sorted(_rows(path), key=_epoch):
-        if "epoch" not in row or all(epoch <= row["epoch"] or row["step"] <= step for epoch, step in starts):
+        if all(epoch <= row["epoch"] or row["step"] <= step for epoch, step in starts):
             kept[row["step"]] = row
     return [kept[step] for step in sorted(kept)]
 
 
 def _epoch(row: dict[str, Any]) -> int:
-    return int(row.get("epoch", 0))
+    return int(row["epoch"])
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -52,7 +51,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("epoch", 0), int):
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("epoch"), int):
             yield row
         else:
             _name_skipped(path, number)

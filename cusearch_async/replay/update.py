@@ -37,7 +37,7 @@ def replay_update(step: RecordedStep, run_folder: Path, checkpoint: Path | None,
         learner.load(checkpoint)
     record = step.record
     computed = learner.update(step.selected(), step.recorded.advantages, record.step)
-    rows = {row["step"]: row for row in read_metrics(run_folder / METRICS) if row.get("epoch") == record.epoch}
+    rows = {row["step"]: row for row in read_metrics(run_folder / METRICS) if row["epoch"] == record.epoch}
     row = rows.get(record.step, {})
     metrics = {name: (row[name], value) for name, value in computed.items() if name in row}
     store = WeightStore((step.config.weights.folder or run_folder) / "weights")

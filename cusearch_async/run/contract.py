@@ -77,8 +77,8 @@ def mismatch(name: str, own: RunContract, run: RunContract) -> ContractMismatch:
     """The error for a process with the contract `own` that tries to join run `name` with the contract `run`."""
     if not run.terms:
         return ContractMismatch(
-            f"Redis holds no contract of run {name!r}: an earlier version started the run, or Redis has lost it; start "
-            "the learner again, it writes the contract"
+            f"Redis holds no contract of run {name!r}, because it has lost it; start the learner again, it writes the "
+            "contract"
         )
     return ContractMismatch(
         f"this process does not match run {name!r}: {', '.join(own.differences(run))}; start it with the settings, "

@@ -56,21 +56,20 @@ class Start(msgspec.Struct):
     """Of Python and of the packages that are installed."""
     commit: str | None
     """Of the checkout that the code came from, with a + behind it if files were changed; None for an installed one."""
-    contract: dict[str, str] = {}
+    contract: dict[str, str]
     """The run's contract: key -> text; with the fingerprints of data, model and tokenizer."""
-    machine: dict[str, str | int] = {}
+    machine: dict[str, str | int]
     """Processor, cores, memory and GPUs of the learner's machine."""
-    launched: list[str] = []
+    launched: list[str]
     """Command line of the launch or demo that started the learner; empty for one that was started by itself."""
-    computing: Computing | None = None
-    """None for a start from before this was kept; as are `weights` and `corpus` empty."""
-    weights: str = ""
-    """Size and checksum of the weight files of model.path."""
-    corpus: str = ""
-    """Checksum of retriever.corpus, if that is a file of the learner's machine."""
-    nonce: str = ""
+    computing: Computing
+    weights: str
+    """Size and checksum of the weight files of model.path; empty where they cannot be read."""
+    corpus: str
+    """Checksum of retriever.corpus; empty where that is no file of the learner's machine."""
+    nonce: str
     """Of the learner in its buffer."""
-    buffer: str = ""
+    buffer: str
     """Where that buffer was: its address, and the host if that is an address of one host alone."""
 
 
@@ -109,8 +108,7 @@ def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
 
 def record_start(config: Config, epoch: int, step: int, contract: RunContract = NO_CONTRACT, nonce: str = "") -> None:
     """Keep this start, and make the newest one's settings the run's config.toml. Raises: ConfigError or WriteFailed."""
-    started = start_now(config, epoch, step, contract.terms)
-    started.nonce, started.buffer = nonce, place_of_buffer(config)
+    started = start_now(config, epoch, step, contract.terms, nonce)
     settings = config.folder / "starts" / f"{epoch:04d}.toml"
     with whole_or_absent(settings):
         save_config(config, settings)
@@ -127,7 +125,7 @@ def place_of_buffer(config: Config) -> str:
     return f"{place} on {socket.gethostname()}" if parts.hostname in ("127.0.0.1", "::1", "localhost") else place
 
 
-def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str]) -> Start:
+def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str], nonce: str) -> Start:
     """A start of this process, in which torch and the model are loaded."""
     return Start(
         epoch=epoch,
@@ -144,6 +142,8 @@ def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str]
         computing=provenance.computing(config.learner.ranks),
         weights=provenance.weights_of(config.model.location),
         corpus=provenance.corpus_of(config),
+        nonce=nonce,
+        buffer=place_of_buffer(config),
     )
 
 
@@ -156,7 +156,7 @@ def _made_with(start: Start) -> dict[str, Any]:
     return {
         "package": start.versions,
         "machine": start.machine,
-        "computing": msgspec.to_builtins(start.computing) or {},
+        "computing": msgspec.to_builtins(start.computing),
         "commit": start.commit or "–",
         "content of data.source": start.contract.get(DATA, "–"),
         "content of model.path": start.contract.get(MODEL, "–"),

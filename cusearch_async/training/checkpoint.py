@@ -34,7 +34,7 @@ from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"step(\d+)(?:-e(\d+))?")
+_NAME = re.compile(r"step(\d+)-e(\d+)")
 
 
 class FileRecord(msgspec.Struct):
@@ -53,7 +53,7 @@ class CheckpointState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What the selection method remembers; its group sizes are those of the tickets from `step` on."""
     ranks: int
     zero_stage: int
-    dtype: str = ""
+    dtype: str
     """How the optimizer's state is divided, and of what it is; it can only be loaded so."""
     lora: dict[str, Any] = {}
     """learner.lora; empty where the whole model was trained."""
@@ -63,13 +63,13 @@ class CheckpointState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Saved(msgspec.Struct):
-    """state.json: `xxh3` is of the other two as they stand there. Checkpoints without an epoch have none."""
+    """state.json: `xxh3` is of the other two as they stand there."""
 
     state: msgspec.Raw
     """CheckpointState"""
     files: msgspec.Raw
     """dict[str, FileRecord]"""
-    xxh3: str = ""
+    xxh3: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Checkpoints:
 
     def highest_epoch(self) -> int:
         """Of all learners that have started, or have left something here, whole or not."""
-        left = (int(name[2] or 0) for _, name in entries(self.folder, _NAME))
+        left = (int(name[2]) for _, name in entries(self.folder, _NAME))
         return max((*left, *(epoch for epoch, _ in self._starts)), default=0)
 
     # --- to write -------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Checkpoints:
         """Write as the learner of `epoch`, which goes on from `step`; clear what earlier ones left half done."""
         self._starts.append((epoch, step))
         for path, name in entries(self.folder, _NAME):
-            if is_half_done(path, STATE_FILE) and int(name[2] or 0) < epoch:
+            if is_half_done(path, STATE_FILE) and int(name[2]) < epoch:
                 log.info("%s was left unfinished by an earlier learner; it is deleted", path)
                 remove(path)
 
@@ -219,10 +219,9 @@ def _read(path: Path) -> Checkpoint:
         raise ValueError("its name is not stepSTEP-eEPOCH")
     saved = msgspec.json.decode((path / STATE_FILE).read_bytes(), type=_Saved)
     state = msgspec.json.decode(saved.state, type=CheckpointState)
-    is_sealed = saved.xxh3 == _checksum(saved.state, saved.files) if name[2] else not saved.xxh3
-    if not is_sealed or state.step != int(name[1]):
+    if saved.xxh3 != _checksum(saved.state, saved.files) or state.step != int(name[1]):
         raise ValueError(f"{STATE_FILE} was changed after it was written")
-    return Checkpoint(path, int(name[2] or 0), state, msgspec.json.decode(saved.files, type=dict[str, FileRecord]))
+    return Checkpoint(path, int(name[2]), state, msgspec.json.decode(saved.files, type=dict[str, FileRecord]))
 
 
 def _checksum(*parts: msgspec.Raw) -> str:

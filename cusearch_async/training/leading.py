@@ -107,10 +107,10 @@ async def refuse_another_buffer(buffer: LearnerBuffer, config: Config, accept_ch
 
     A buffer at the same place that has lost its data is no other one. Raises: ConfigError for a buffer that did not
     give the newest learner of this folder its epoch, unless the learner accepts changes."""
-    last = next((start for start in reversed(read_starts(config.folder)) if start.nonce), None)
-    if last is None or await buffer.epoch_of(last.nonce) == last.epoch:
+    starts = read_starts(config.folder)
+    if not starts or await buffer.epoch_of(starts[-1].nonce) == starts[-1].epoch:
         return
-    here = place_of_buffer(config)
+    last, here = starts[-1], place_of_buffer(config)
     if here != last.buffer and not accept_changes:
         raise ConfigError(
             f"run.folder {config.folder} was used by a learner of epoch {last.epoch} with Redis at {last.buffer}, and "

@@ -246,9 +246,9 @@ class WorkerBuffer(Protocol):
         ...
 
     async def check_contract(self) -> bool:
-        """Whether the run contract is that of this process; False while the run has none, because no learner of this
-        version has taken it over. `admit`, `put` and `heartbeat` check it too. Raises: ContractMismatch when they
-        differ."""
+        """Whether the run contract is that of this process; False while the run has none, because no learner has
+        taken it over, or Redis has lost it. `admit`, `put` and `heartbeat` check it too. Raises: ContractMismatch when
+        they differ."""
         ...
 
     async def state(self) -> RunState: ...

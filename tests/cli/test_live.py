@@ -34,7 +34,7 @@ def row(step: int, depths: int = 6, **changes) -> dict:
     figures = {"reward/all": 0.5, "reward/em": 0.25, "depth/mean": 2.0, "selection/phase": 12.0}
     figures |= {"staleness/min": 0, "staleness/mean": 1.5, "staleness/max": 12, "time/wait_s": 104.2}
     figures |= {"time/update_s": 101.25, "depth/generated": list(range(1, depths + 1))}
-    return {"step": step, **figures, "depth/selected": [0] * (depths - 1) + [96], **changes}
+    return {"step": step, "epoch": 1, **figures, "depth/selected": [0] * (depths - 1) + [96], **changes}
 
 
 def shown_on_80_columns(renderable) -> list[str]:
@@ -104,8 +104,8 @@ def test_plot_draws_each_run_and_names_one_without_steps(tmp_path, monkeypatch):
     ],
 )
 def test_plot_draws_rows_without_the_usual_keys(tmp_path, foreign):
-    rows = [json.dumps({"step": 0} | foreign), json.dumps(row(1, **EXTRA)), json.dumps(row(2, **EXTRA) | foreign)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    rows = [{"step": 0, "epoch": 1} | foreign, row(1, **EXTRA), row(2, **EXTRA) | foreign]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     plot.run(Namespace(folders=[tmp_path]), [])
     assert (tmp_path / "plot.png").exists()
 
@@ -136,8 +136,8 @@ def test_plot_names_a_value_that_cannot_be_drawn(tmp_path, key, value):
     [
         [row(0, **{"depth/generated": [0] * 6}), row(1)],
         [row(0, **{"depth/generated": [0] * 6, "depth/selected": [0] * 6})],
-        [{"step": 0}, {"step": 1}],
-        [{"step": 0}, row(1)],
+        [{"step": 0, "epoch": 1}, {"step": 1, "epoch": 1}],
+        [{"step": 0, "epoch": 1}, row(1)],
         [row(0, 3), row(1, 6)],
     ],
 )
@@ -241,7 +241,7 @@ def test_a_run_with_steps_left_or_a_version_to_score_is_not_complete(complete, t
     assert not launch.is_complete(8, load_config(path, [*overrides, "--steps", "9"]))
     evaluated = load_config(path, [*overrides, "--eval.every", "2"])
     assert not launch.is_complete(8, evaluated)
-    (tmp_path / "run" / "eval.jsonl").write_text('{"step": 8}\n')
+    (tmp_path / "run" / "eval.jsonl").write_text('{"step": 8, "epoch": 3}\n')
     assert launch.is_complete(8, evaluated)
 
 

@@ -192,13 +192,13 @@ def test_a_model_with_other_weights_is_another_model(make_run, tmp_path):
     assert "content of model.path" not in said
 
 
-def test_runs_of_one_model_have_the_same_weights_and_those_from_before_do_not_say_so(make_run):
+def test_runs_of_one_model_have_the_same_weights_and_those_that_were_not_read_do_not_say_so(make_run):
     runs = [make_run(name).folder for name in ("one", "other")]
     assert "weights of model.path" not in "\n".join(differences_of(*runs))
     for folder in runs:
         path = folder / "starts" / "0001.json"
         start = json.loads(path.read_text())
-        path.write_text(json.dumps({key: value for key, value in start.items() if key != "weights"}))
+        path.write_text(json.dumps(start | {"weights": ""}))
     assert "weights of model.path: not recorded by either run" in differences_of(*runs)
 
 

@@ -282,11 +282,6 @@ def test_a_run_is_complete_only_when_the_last_version_of_its_own_course_is_score
     assert is_complete(4, config)
 
 
-def test_rows_from_before_they_had_an_epoch_count(tmp_path):
-    (tmp_path / "eval.jsonl").write_text('{"step": 4}\n')
-    assert read_scores(tmp_path / "eval.jsonl", [(1, 0)]) == [{"step": 4}]
-
-
 def test_an_evaluator_on_a_full_disk_ends_with_one_line(tmp_path):
     (tmp_path / "eval.jsonl").symlink_to("/dev/full")
     with pytest.raises(WriteFailed, match=r"^cannot write .*eval\.jsonl: No space left on device$"):

@@ -174,15 +174,16 @@ def test_steps_that_are_run_again_replace_those_of_the_earlier_life(tmp_path):
 def test_a_line_that_is_still_being_written_does_not_count(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert read_metrics(path) == []
-    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "rew')
+    path.write_text('{"step": 0, "epoch": 1}\n{"step": 1, "epoch": 1}\n{"step": 2, "rew')
     assert [row["step"] for row in read_metrics(path)] == [0, 1]
 
 
 def test_a_line_that_is_no_row_is_skipped_and_named_once(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 0}\n{"step": 1, "rew\n' + bytes(20) + b'\n7\n\xff\n{"step": 2}\n')
+    row = b'{"step": %d, "epoch": 1}\n'
+    path.write_bytes(row % 0 + b'{"step": 1, "rew\n' + bytes(20) + b'\n7\n\xff\n{"step": 1}\n' + row % 2)
     for _ in range(2):
         assert [row["step"] for row in read_metrics(path)] == [0, 2]
     assert [record.message.rpartition("metrics.jsonl, ")[2] for record in caplog.records] == [
-        f"line {number} is damaged; it is skipped" for number in (2, 3, 4, 5)
+        f"line {number} is damaged; it is skipped" for number in (2, 3, 4, 5, 6)
     ]

@@ -407,6 +407,7 @@ CHANGES = [
 def test_whatever_else_a_start_was_made_with_is_told(change, said):
     made_with = {"versions": {"torch": "1"}, "machine": {"cores": 4}, "computing": Computing(1, 3, "cpu")}
     made_with |= {"contract": {"data.source": "x", "model.path": "m"}, "weights": "some", "corpus": "some"}
+    made_with |= {"launched": [], "nonce": "n", "buffer": "redis://here:6379/0"}
     start = Start(epoch=1, step=0, time="now", host="a", pid=1, argv=[], commit="a", **made_with)
     assert made_otherwise(start, structs.replace(start, **change)) == said
     named = {name for names, _ in CHANGES for name in names}

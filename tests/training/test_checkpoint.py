@@ -114,14 +114,13 @@ def test_old_checkpoints_go_and_pools_are_forgotten_only_once_enough_are_kept(tm
     assert names(tmp_path) == ["step000006-e1", "step000008-e1"]
 
 
-def test_a_checkpoint_without_an_epoch_in_its_name_is_read_as_epoch_0(tmp_path):
+def test_a_checkpoint_without_an_epoch_in_its_name_is_none(tmp_path, caplog):
     save(learner(tmp_path), 2)
     folder = tmp_path / "checkpoints" / "step000002-e1"
-    saved = (folder / "state.json").read_text()
-    old = folder.rename(folder.with_name("step000002"))
-    (old / "state.json").write_text(saved[: saved.index(',"xxh3":"', saved.index('"files"') + 60)] + "}")
-    found = Checkpoints(tmp_path, keep=2).newest(UNKNOWN)
-    assert (found.epoch, found.state) == (0, state_at(2))
+    folder.rename(folder.with_name("step000002"))
+    with pytest.raises(ConfigError, match="cannot be read by this version"):
+        Checkpoints(tmp_path, keep=2).newest(UNKNOWN)
+    assert "step000002 has no state that can be read (its name is not stepSTEP-eEPOCH); it is skipped" in caplog.text
 
 
 @pytest.mark.parametrize("content", ["{}", '{"step": 10, "phase": 2, "ranks": 1, "zero_stage": 1}'])

@@ -84,7 +84,7 @@ def test_who_may_delete_what_redis_holds(tmp_path):
     run_folder.mark(tmp_path / "b", "atlas")
     known = origin_of(tmp_path / "a")
     assert may_delete(known, tmp_path / "a")
-    assert may_delete(None, tmp_path / "b"), "an older run"
+    assert may_delete(None, tmp_path / "b"), "nobody's"
     assert not may_delete(known, tmp_path / "b")
     assert not may_delete(known, tmp_path / "nowhere")
     shutil.rmtree(tmp_path / "a")

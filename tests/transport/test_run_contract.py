@@ -338,7 +338,7 @@ async def test_who_has_no_contract_can_look_into_a_run_and_take_no_part_in_it(ba
 
 
 async def test_a_run_without_a_contract_is_waited_for_and_nothing_of_it_is_taken(backend):
-    """An earlier version began it, and its learner has not been started again yet."""
+    """Its buffer has lost it, and its learner has not been started again yet."""
     await start(backend.make(NO_CONTRACT))
     worker = backend.make(OURS)
     assert not await worker.check_contract()
@@ -383,47 +383,18 @@ async def test_a_put_that_is_refused_leaves_nothing_behind(redis_backend):
     assert not [key async for key in redis_backend.client.scan_iter(match=learner.keys.staged("*"))]
 
 
-async def as_an_earlier_version(redis_backend: Any, buffer: Any) -> None:
-    """Its limits are in `state`, and there is no contract."""
-    client, keys = redis_backend.client, buffer.keys
-    for name, value in (await client.hgetall(keys.limits)).items():
-        await client.hset(keys.state, name, value)
-    await client.delete(keys.limits, keys.contract)
-
-
-async def test_a_run_of_an_earlier_version_gets_limits_and_contract_from_its_next_learner(redis_backend):
+async def test_limits_and_contract_that_are_gone_come_from_the_next_learner(redis_backend):
     buffer = redis_backend.make(OURS)
     await start(buffer)
     limits = await redis_backend.client.hgetall(buffer.keys.limits)
     await buffer.admit("w", 0, G)
-    await as_an_earlier_version(redis_backend, buffer)
-    assert (await buffer.audit()).closes, "operators look into it"
-    with pytest.raises(ContractMismatch, match=r"granted with pool\.rollouts = 2"):
-        await redis_backend.make(OURS, rollouts=3).recover(0, accepts_changes=True)
+    await redis_backend.client.delete(buffer.keys.limits, buffer.keys.contract)
     heir = redis_backend.make(OURS)
     await heir.recover(0)
     await heir.announce(0, "v000000-e2")
     assert await redis_backend.client.hgetall(heir.keys.limits) == limits
     assert await heir.contract() == OURS
     assert await heir.admit("w", 0, G) == [RolloutSlot(1, 0), RolloutSlot(1, 1)]
-
-
-async def test_what_scripts_of_an_earlier_version_look_for_is_no_longer_in_the_state(redis_backend):
-    """So its workers end with an error before they take a ticket."""
-    buffer = redis_backend.make(OURS)
-    await start(buffer)
-    await as_an_earlier_version(redis_backend, buffer)
-    await buffer.recover(0)
-    limits = await redis_backend.client.hkeys(buffer.keys.limits)
-    assert {b"questions", b"max_staleness", b"lease_ms"} <= set(limits)
-    assert not set(limits) & set(await redis_backend.client.hkeys(buffer.keys.state))
-
-
-async def test_a_worker_plays_on_under_a_learner_of_an_earlier_version_which_wrote_no_steps(redis_backend):
-    buffer = redis_backend.make(OURS, max_staleness=1, steps=1)
-    await start(buffer)
-    await redis_backend.client.hdel(buffer.keys.limits, "steps")
-    assert len({slot.ticket for slot in await buffer.admit("w", 0, 1000)}) == 2 * N
 
 
 async def test_limits_that_are_gone_are_found_and_written_again(redis_backend):

@@ -12,7 +12,7 @@ if refused then return refused end
 local published = run.published or -1
 if published < 0 then return {} end
 local pools = run.max_staleness + math.min(loaded, published) + 1
-if run.order == 'ticket' and run.steps then pools = math.min(pools, run.steps) end  -- an older learner wrote no steps
+if run.order == 'ticket' then pools = math.min(pools, run.steps) end
 local limit = pools * run.questions
 local most = (run.max_staleness + 2) * run.questions  -- tickets of one request: workers write the lists below
 

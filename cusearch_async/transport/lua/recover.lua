@@ -92,7 +92,6 @@ redis.call('UNLINK', key('limits'), key('contract'))
 for name, value in pairs(limits) do
   run[name] = tonumber(value) or value
   redis.call('HSET', key('limits'), name, value)
-  redis.call('HDEL', state, name)  -- earlier versions had it here: their workers must not join a run with a contract
 end
 for name, text in pairs(contract) do redis.call('HSET', key('contract'), name, text) end
 if run_id then redis.call('HSET', state, 'run_id', run_id, 'host', host, 'folder', folder) end

@@ -211,7 +211,7 @@ def judge_files(
     """Metrics of every step, once, by the learner that committed it (`epochs`: step -> epoch), and nothing half-written
     left but the checkpoints that we have `spoiled`."""
     wrong = []
-    rows = [(row["step"], row.get("epoch")) for row in read_metrics(run_folder / "metrics.jsonl")]
+    rows = [(row["step"], row["epoch"]) for row in read_metrics(run_folder / "metrics.jsonl")]
     expected = sorted(epochs.items())
     if rows != expected:
         missing, strange = sorted(set(expected) - set(rows)), sorted(set(rows) - set(expected))
