@@ -157,6 +157,8 @@ MUTANTS = {
     "completion order ends at the last pool": (lua("admit"), "run.order == 'ticket'", "true"),
     "a requeued ticket ignores the staleness bound": (lua("admit"), "'(' .. limit, 'LIMIT'", "'+inf', 'LIMIT'"),
     "a requeued ticket that does not fit is lost": (lua("admit"), "  if not has_room then break end\n", ""),
+    "a key has another name than in the scripts": (("transport/keys.py", "test_keys.py"), '"owner"', '"owners"'),
+    "a script spells a key in its own way": (lua("commit", "keys"), "key('next_ticket')", "key('ticket')"),
     "an admission ignores the contract": (lua("admit", "run_contract"), "if refused then return refused end", ""),
     "a put ignores the contract": (lua("put", "run_contract"), "= run.epoch and contract_refusal(ARGV[1])", "= nil"),
     "a refused put leaves its payload": (

@@ -1,8 +1,29 @@
-"""Names of all keys of a run in Redis. All share one hash tag, so one script may use all of them."""
+"""Names of all keys of a run in Redis. All share one hash tag, so one script may use all of them.
+
+Some are used by the scripts in lua/ alone. A test compares the names that these spell, and those of docs/redis.md.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    name: str
+
+    def __get__(self, keys: Keys, _: type[Keys]) -> str:
+        return keys.prefix + self.name
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyOf:
+    name: str
+    """With {} for the step, depth, worker, … that the key is of."""
+
+    def __get__(self, keys: Keys, _: type[Keys]) -> Callable[[object], str]:
+        return lambda of: keys.prefix + self.name.format(of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,157 +34,70 @@ class Keys:
     def prefix(self) -> str:
         return f"cusearch:{{{self.run}}}:"
 
-    @property
-    def state(self) -> str:
-        """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused,
-        finished_by (an epoch), and the folder of the run (run_id, host, folder). Workers only read it."""
-        return self.prefix + "state"
-
-    @property
-    def limits(self) -> str:
-        """Hash: the run limits (`LIMITS_IN_REDIS`, lease_ms), written by the learner and read by all scripts. Workers
-        only read it."""
-        return self.prefix + "limits"
-
-    @property
-    def contract(self) -> str:
-        """Hash: the run contract, key -> text, and `digest` over all of it. Workers only read it."""
-        return self.prefix + "contract"
-
-    @property
-    def next_ticket(self) -> str:
-        """String: the first ticket that has not been granted yet."""
-        return self.prefix + "next_ticket"
-
-    @property
-    def news(self) -> str:
-        """Stream with one entry, replaced whenever a worker may find something to do: weights were announced, a ticket
-        was requeued, admission goes on, a learner has taken over or has
-        finished the run."""
-        return self.prefix + "news"
-
-    @property
-    def learner(self) -> str:
-        """Hash with a time to live: the status of the learner at its last heartbeat."""
-        return self.prefix + "learner"
-
-    @property
-    def learners(self) -> str:
-        """Hash: nonce of a learner's start -> its epoch."""
-        return self.prefix + "learners"
-
-    @property
-    def ledger(self) -> str:
-        """Hash: counters of trajectories by state."""
-        return self.prefix + "ledger"
-
-    @property
-    def lease(self) -> str:
-        """Sorted set: open ticket -> deadline, milliseconds of the run's clock."""
-        return self.prefix + "lease"
-
-    @property
-    def clock(self) -> str:
-        """Hash: run, the run's clock; wall, the server's clock when it was last read. Milliseconds."""
-        return self.prefix + "clock"
-
-    @property
-    def owner(self) -> str:
-        """Hash: leased ticket -> worker."""
-        return self.prefix + "owner"
-
-    @property
-    def requeue(self) -> str:
-        """Sorted set: requeued tickets; score = ticket."""
-        return self.prefix + "requeue"
-
-    @property
-    def groups(self) -> str:
-        """Hash: open ticket -> trajectories finished so far."""
-        return self.prefix + "groups"
-
-    @property
-    def ready(self) -> str:
-        """Sorted set: tickets with a closed group; score = ticket."""
-        return self.prefix + "ready"
-
-    @property
-    def memory(self) -> str:
-        """String: the memory of the selection method, encoded by the method (JSON)."""
-        return self.prefix + "memory"
-
-    @property
-    def sizes(self) -> str:
-        """Hash: ticket -> rollouts of its group; a ticket that is not in it has G."""
-        return self.prefix + "sizes"
-
-    @property
-    def workers(self) -> str:
-        """Sorted set: worker -> last heartbeat, milliseconds of the server's clock."""
-        return self.prefix + "workers"
-
-    def worker(self, worker: str) -> str:
-        """Hash: the status of a worker at its last heartbeat."""
-        return f"{self.prefix}worker:{worker}"
-
-    @property
-    def attempts(self) -> str:
-        """Hash: ticket -> failed attempts, until its group is claimed."""
-        return self.prefix + "attempts"
-
-    @property
-    def incomplete(self) -> str:
-        """Hash: ticket of an incomplete group -> trajectories that it lacks."""
-        return self.prefix + "incomplete"
-
-    @property
-    def waiting(self) -> str:
-        """Hash: buffered trajectory id -> "depth:oldest version:bytes", also when its other keys have disappeared."""
-        return self.prefix + "waiting"
-
-    @property
-    def depth_by_version(self) -> str:
-        """Hash: "depth:oldest version" -> buffered trajectories."""
-        return self.prefix + "depth_by_version"
-
-    @property
-    def quarantine(self) -> str:
-        """Hash: trajectory id -> why it is quarantined."""
-        return self.prefix + "quarantine"
-
-    @property
-    def quarantine_order(self) -> str:
-        """List: the trajectory ids of `quarantine`, newest first."""
-        return self.prefix + "quarantine-order"
-
-    def quarantined(self, trajectory_id: str) -> str:
-        """Hash: readable fields of a quarantined trajectory."""
-        return f"{self.prefix}quarantined:{trajectory_id}"
-
-    def quarantined_payload(self, trajectory_id: str) -> str:
-        """String: its payload."""
-        return f"{self.prefix}quarantined-payload:{trajectory_id}"
-
-    def depth(self, depth: int) -> str:
-        """Sorted set: the bucket of one search depth; member = trajectory id, score = ticket."""
-        return f"{self.prefix}depth:{depth}"
-
-    def trajectory(self, trajectory_id: str) -> str:
-        """Hash: readable fields."""
-        return f"{self.prefix}traj:{trajectory_id}"
-
-    def payload(self, trajectory_id: str) -> str:
-        """String: the encoded trajectory (`codec`)."""
-        return f"{self.prefix}payload:{trajectory_id}"
-
-    def staged(self, name: str) -> str:
-        """String: the payload of a put that is not finished."""
-        return f"{self.prefix}staged:{name}"
-
-    def pool(self, step: int) -> str:
-        """List: the trajectory ids that learner step `step` claimed."""
-        return f"{self.prefix}pool:{step}"
-
-    def pool_info(self, step: int) -> str:
-        """Hash: tickets of that pool, comma separated; size, the length of its list; trained, after the commit."""
-        return f"{self.prefix}pool:{step}:facts"
+    state = _Key("state")
+    """Hash: epoch, step, version, phase, published, weights, announced_by (an epoch), checkpoint, paused,
+    finished_by (an epoch), and the folder of the run (run_id, host, folder). Workers only read it."""
+    limits = _Key("limits")
+    """Hash: the run limits (`LIMITS_IN_REDIS`, lease_ms), written by the learner and read by all scripts. Workers
+    only read it."""
+    contract = _Key("contract")
+    """Hash: the run contract, key -> text, and `digest` over all of it. Workers only read it."""
+    next_ticket = _Key("next_ticket")
+    """String: the first ticket that has not been granted yet."""
+    news = _Key("news")
+    """Stream with one entry, replaced whenever a worker may find something to do: weights were announced, a ticket
+    was requeued, admission goes on, a learner has taken over or has finished the run."""
+    learner = _Key("learner")
+    """Hash with a time to live: the status of the learner at its last heartbeat."""
+    learners = _Key("learners")
+    """Hash: nonce of a learner's start -> its epoch."""
+    ledger = _Key("ledger")
+    """Hash: counters of trajectories by state."""
+    lease = _Key("lease")
+    """Sorted set: open ticket -> deadline, milliseconds of the run's clock."""
+    clock = _Key("clock")
+    """Hash: run, the run's clock; wall, the server's clock when it was last read. Milliseconds."""
+    owner = _Key("owner")
+    """Hash: leased ticket -> worker."""
+    requeue = _Key("requeue")
+    """Sorted set: requeued tickets; score = ticket."""
+    groups = _Key("groups")
+    """Hash: open ticket -> trajectories finished so far."""
+    ready = _Key("ready")
+    """Sorted set: tickets with a closed group; score = ticket."""
+    memory = _Key("memory")
+    """String: the memory of the selection method, encoded by the method (JSON)."""
+    sizes = _Key("sizes")
+    """Hash: ticket -> rollouts of its group; a ticket that is not in it has G."""
+    workers = _Key("workers")
+    """Sorted set: worker -> last heartbeat, milliseconds of the server's clock."""
+    worker = _KeyOf("worker:{}")
+    """Hash: the status of a worker at its last heartbeat."""
+    attempts = _Key("attempts")
+    """Hash: ticket -> failed attempts, until its group is claimed."""
+    incomplete = _Key("incomplete")
+    """Hash: ticket of an incomplete group -> trajectories that it lacks."""
+    waiting = _Key("waiting")
+    """Hash: buffered trajectory id -> "depth:oldest version:bytes", also when its other keys have disappeared."""
+    depth_by_version = _Key("depth_by_version")
+    """Hash: "depth:oldest version" -> buffered trajectories."""
+    quarantine = _Key("quarantine")
+    """Hash: trajectory id -> why it is quarantined."""
+    quarantine_order = _Key("quarantine-order")
+    """List: the trajectory ids of `quarantine`, newest first."""
+    quarantined = _KeyOf("quarantined:{}")
+    """Hash: readable fields of a quarantined trajectory."""
+    quarantined_payload = _KeyOf("quarantined-payload:{}")
+    """String: its payload."""
+    depth = _KeyOf("depth:{}")
+    """Sorted set: the bucket of one search depth; member = trajectory id, score = ticket."""
+    trajectory = _KeyOf("traj:{}")
+    """Hash: readable fields."""
+    payload = _KeyOf("payload:{}")
+    """String: the encoded trajectory (`codec`)."""
+    staged = _KeyOf("staged:{}")
+    """String: the payload of a put that is not finished."""
+    pool = _KeyOf("pool:{}")
+    """List: the trajectory ids that learner step `step` claimed."""
+    pool_info = _KeyOf("pool:{}:facts")
+    """Hash: tickets of that pool, comma separated; size, the length of its list; trained, after the commit."""
