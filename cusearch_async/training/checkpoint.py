@@ -259,7 +259,7 @@ def _lora_settings(saved: CheckpointState, config: Config) -> list[tuple[str, An
 def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
     """Raises: ConfigError when this run cannot load the checkpoint, or cannot go on where it stands."""
     for name, value, wanted in (
-        ("model.dtype", saved.dtype or config.model.dtype, config.model.dtype),
+        ("model.dtype", saved.dtype, config.model.dtype),
         *_lora_settings(saved, config),
         ("pool.rollouts", saved.rollouts, config.pool.rollouts),
         ("groups per step (pool.questions, or K / G for grpo_half)", saved.questions, config.questions_per_step),
