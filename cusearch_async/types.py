@@ -132,6 +132,11 @@ class Trajectory:
         return f"{self.ticket}:{self.rollout}"
 
     @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy has sampled: those that are trained on."""
+        return len(self.logprobs)
+
+    @property
     def oldest_version(self) -> int:
         """Lowest version that sampled any token; staleness is counted from here."""
         return int(self.versions.min())

@@ -398,7 +398,7 @@ MUTANTS = {
     "a run is compared where it has ended": (USABLE, "count = min(", "count = max("),
     "what was trained on later counts earlier": (USABLE, 'side="right")) - 1', 'side="right"))'),
     "a push down is a negative weight": (STEP, "np.abs(advantages.values) *", "advantages.values *"),
-    "a singleton has no tokens": (STEP, "[len(t.logprobs) for t in selected]", "[1 for t in selected]"),
+    "a singleton has no tokens": (STEP, "[t.sampled_tokens for t in selected]", "[1 for t in selected]"),
     "those of the pool are no singletons": (STEP, "members[t.ticket] == 1", "members[t.ticket] >= 1"),
     "flat groups are usable": (ADVANTAGES, "len(self.values) - self.alone - self.flat", "len(self.values)"),
     "versions to be scored are deleted": (WEIGHTS, "if not self._keeps(version):", "if True:"),

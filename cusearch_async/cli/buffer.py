@@ -157,7 +157,7 @@ def overview(trajectory: Trajectory, fields: dict[str, str]) -> Table:
         ("reward", f"{trajectory.reward:.3f}  (EM {trajectory.em:g}, F1 {trajectory.f1:.3f})"),
         ("format", "valid" if trajectory.format_valid else "invalid"),
         ("search depth", f"{trajectory.depth}, {trajectory.retrieval_tokens} retrieval tokens"),
-        ("tokens", f"{len(trajectory.token_ids)}, {len(trajectory.logprobs)} sampled, by versions {versions}"),
+        ("tokens", f"{len(trajectory.token_ids)}, {trajectory.sampled_tokens} sampled, by versions {versions}"),
         ("time", f"{trajectory.episode_s:.1f} s, {trajectory.search_s:.1f} s of it searching"),
     ):
         shown.add_row(Text(name, style="bold"), plain(value))

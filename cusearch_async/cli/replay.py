@@ -76,7 +76,7 @@ def _table(step: RecordedStep, choices: dict[str, Choice]) -> Table:
     sets = [everything, *(choice.indices for choice in choices.values())]
     s_max = step.config.episode.s_max
     depths = np.array([t.depth for t in pool], dtype=np.int64)
-    rewards, tokens = np.array([t.reward for t in pool]), np.array([len(t.logprobs) for t in pool])
+    rewards, tokens = np.array([t.reward for t in pool]), np.array([t.sampled_tokens for t in pool])
     rows = {
         "trajectories": [str(len(indices)) for indices in sets],
         "of the recorded ones": ["", *(str(len(recorded & set(c.indices.tolist()))) for c in choices.values())],

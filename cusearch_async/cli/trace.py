@@ -145,7 +145,7 @@ def _episode(number: int, trajectory: Trajectory, texts: Stretches, colours: Map
     prediction = "no answer" if trajectory.prediction is None else trajectory.prediction
     summary = (
         f"F1 {trajectory.f1:.2f}, reward {trajectory.reward:.2f}, {trajectory.turns} turns, "
-        f"{len(trajectory.logprobs)} tokens sampled, format {'valid' if trajectory.format_valid else 'not valid'}"
+        f"{trajectory.sampled_tokens} tokens sampled, format {'valid' if trajectory.format_valid else 'not valid'}"
     )
     kinds = f"episode {outcome}{' unselected' * (note == UNSELECTED)}"
     return (

@@ -193,7 +193,7 @@ def _micro_batch(
 ) -> MicroBatch:
     rows = [row for copies in share.copies for row in copies]
     chosen = [selected[row] for row in rows]
-    lengths = [len(t.logprobs) for t in chosen]
+    lengths = [t.sampled_tokens for t in chosen]
 
     def spread(values: Sequence[int] | NDArray[np.float32]) -> torch.Tensor:
         """One value per trajectory, at each of its tokens."""

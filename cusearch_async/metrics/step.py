@@ -50,7 +50,7 @@ def describe_step(
         "staleness/max": float(staleness.max(initial=0)),
         "by_depth/staleness": [float(staleness[depths == s].mean()) if s in depths else None for s in range(s_max + 1)],
         "episode/turns": _mean(t.turns for t in everyone),
-        "episode/sampled_tokens": _mean(len(t.logprobs) for t in everyone),
+        "episode/sampled_tokens": _mean(t.sampled_tokens for t in everyone),
         "episode/seconds_mean": _mean(t.episode_s for t in everyone),
         "episode/seconds_p99": float(np.quantile([t.episode_s for t in everyone], 0.99)) if everyone else 0.0,
         "episode/search_seconds_mean": _mean(t.search_s for t in everyone),
@@ -109,7 +109,7 @@ def describe_times(
 def _singleton_mass(selected: Sequence[Trajectory], advantages: Advantages) -> float:
     """Share of the sum of |A|·tokens over the `selected`, sampled tokens, that lies on those alone in their group."""
     members = Counter(t.ticket for t in selected)
-    mass = np.abs(advantages.values) * [len(t.logprobs) for t in selected]
+    mass = np.abs(advantages.values) * [t.sampled_tokens for t in selected]
     alone = np.array([members[t.ticket] == 1 for t in selected], dtype=bool)
     return float(mass[alone].sum() / mass.sum()) if mass.any() else 0.0
 

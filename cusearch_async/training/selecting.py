@@ -104,7 +104,7 @@ def candidates_of(pool: Pool, config: Config) -> Candidates:
         passed=np.array([t.f1 > 0 for t in pool]),
         tickets=np.array([t.ticket for t in pool], dtype=np.int64),
         rollouts=np.array([t.rollout for t in pool], dtype=np.int64),
-        tokens=np.array([len(t.logprobs) for t in pool], dtype=np.int64),
+        tokens=np.array([t.sampled_tokens for t in pool], dtype=np.int64),
         questions=[t.question_id for t in pool],
         s_max=config.episode.s_max,
     )

@@ -110,7 +110,7 @@ def readable_fields(trajectory: Trajectory) -> dict[str, str | int]:
         "version": trajectory.oldest_version,
         "newest_version": int(trajectory.versions.max()),
         "tokens": len(trajectory.token_ids),
-        "sampled_tokens": len(trajectory.logprobs),
+        "sampled_tokens": trajectory.sampled_tokens,
         "turns": trajectory.turns,
         "worker": trajectory.worker,
         "episode_s": f"{trajectory.episode_s:.3f}",
