@@ -30,7 +30,7 @@ def load_slowly(*_: object) -> None:
 def test_a_learner_says_that_it_loads_its_model(config, monkeypatch, caplog):
     from cusearch_async.processes import learner
 
-    monkeypatch.setattr(learner, "Learner", load_slowly)
+    monkeypatch.setattr(learner, "DeepSpeedLearner", load_slowly)
     with pytest.raises(ConfigError, match="that was all"):
         learner.run(config)
     assert f"waiting for {config.model.location} to be loaded: 0 s" in caplog.messages

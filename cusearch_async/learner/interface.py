@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.metrics.table import Metrics
-from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
 
 if TYPE_CHECKING:
     import torch
+
+    from cusearch_async.transport.weights import Canary
 
 STATE_FILE = "state.json"
 """Of a checkpoint's folder: the training loop writes it last, and deletes it first."""

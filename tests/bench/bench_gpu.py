@@ -165,7 +165,7 @@ def measure(case: Case) -> dict[str, Any]:
     from cusearch_async.learner.ranks import Ranks
 
     ranks = Ranks(600)
-    learner = learner_of.Learner(config, ranks)
+    learner = learner_of.DeepSpeedLearner(config, ranks)
     advantages = np.random.default_rng(1).normal(size=len(selected))
     learner.update(selected, advantages, 0)
     seconds = timed(lambda: learner.update(selected, advantages, 1), TIMED_UPDATES)

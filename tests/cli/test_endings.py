@@ -110,7 +110,7 @@ def test_a_module_of_the_current_folder_is_found(tmp_path):
     (tmp_path / "my_method.py").write_text("from cusearch_async.algorithm.methods.baselines import GrpoFull as Mine")
     settings = ["--method.name", "my_method:Mine", "--method.budget", "96"]
     done = end_of([*COMMAND, "config", "atlas", *settings], cwd=tmp_path)
-    assert '`method.name` (`"my_method:Mine"`)' in done.stdout, done.stderr
+    assert '`method.name` (`"my_method:Mine"`, shared)' in done.stdout, done.stderr
 
 
 def test_an_interrupt_that_scripts_ignore_stays_ignored(tmp_path):

@@ -307,7 +307,7 @@ class Learner:
         print("threads", torch.get_num_threads())
     def update(self, selected, advantages, step):
         return {"train/loss": 0.5}
-sys.modules["cusearch_async.learner.learner"] = types.SimpleNamespace(Learner=Learner)
+sys.modules["cusearch_async.learner.learner"] = types.SimpleNamespace(DeepSpeedLearner=Learner)
 from cusearch_async.cli.main import main
 main()
 """
@@ -339,7 +339,7 @@ def test_an_update_is_made_again_with_as_many_threads_as_the_learner_had(recorde
 
 @pytest.mark.system
 @pytest.mark.parametrize("cores", ["[0]", "[]"])
-def test_for_a_start_from_before_it_kept_its_threads_they_are_those_of_its_settings(recorded, cores):
+def test_without_a_start_that_can_be_read_the_threads_are_those_of_its_settings(recorded, cores):
     """One for each of its cores, or for its share of the machine: torch must not be loaded before."""
     start, settings = (recorded.folder / "starts" / f"0001.{kind}" for kind in ("json", "toml"))
     made = json.loads(start.read_text())

@@ -69,7 +69,7 @@ def learner_on(device: str, config: Config, ranks: Any, engine: Any = Recorded) 
     if issubclass(engine, Recorded):
         engine.device = torch.device(device)
     module.DeepSpeedEngine = engine
-    return module.Learner(config, ranks)
+    return module.DeepSpeedLearner(config, ranks)
 
 
 def updated(device: str, ranks: Any, **settings: Any) -> tuple[torch.Tensor, dict[str, Any], Any]:
