@@ -109,6 +109,11 @@ def test_a_generated_page_is_what_the_code_says(name):
     assert (DOCS / name).read_text(encoding="utf-8") == whole(name)
 
 
+def test_the_readme_is_short():
+    """What does not fit belongs on a page of docs/."""
+    assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
 def anchor(heading: str) -> str:
     """As GitHub makes it of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
