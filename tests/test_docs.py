@@ -13,7 +13,7 @@ import torch
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods import METHODS, Candidates, NoMemory
 from cusearch_async.cli.config import reference
-from cusearch_async.config import known_keys
+from cusearch_async.config import known_keys, load_config
 from cusearch_async.metrics import table
 from cusearch_async.metrics.step import describe_environments, describe_ledger, describe_step, describe_times
 from cusearch_async.metrics.update import UpdateReport
@@ -112,6 +112,15 @@ def test_a_generated_page_is_what_the_code_says(name):
 def test_the_readme_is_short():
     """What does not fit belongs on a page of docs/."""
     assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_the_readmes_own_task_is_a_config(tmp_path):
+    """tests/system/test_environments.py runs the same one."""
+    (settings,) = re.findall(r"```toml\n(.*?)```", (DOCS.parent / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "mine.toml").write_text(settings, encoding="utf-8")
+    config = load_config([Path("atlas"), tmp_path / "mine.toml"], [])
+    assert [environment.share for environment in config.environment.values()] == [1, 1]
+    assert config.environment["calculator"].kind.__name__ == "Calculator"
 
 
 def anchor(heading: str) -> str:
