@@ -40,7 +40,7 @@ def _section(model: type[BaseModel], name: str, values: BaseModel | None) -> Ite
         kind, label = section_of(field)
         if kind is None:
             shown = "must be given" if field.is_required() and values is None else f"`{_shown(value)}`"
-            scope = scope_in(model, key, field).value
+            scope = scope_in(model, key).value
             line = f"- `{path}` ({shown}, {scope}): {' '.join((field.description or '').split())}"
             yield textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         elif not label:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from cusearch_async.config.messages import section_of
 from cusearch_async.config.section import Extensible, Scope
@@ -19,15 +18,17 @@ def scope_of(key: str, section: type[BaseModel] = Config) -> Scope:
     field = section.model_fields.get(name)
     inner, label = section_of(field) if field else (None, "")
     if inner is None:
-        return scope_in(section, name, field)
+        return scope_in(section, name)
     return scope_of(rest.partition(".")[2] if label else rest, inner)
 
 
-def scope_in(section: type[BaseModel], name: str, field: FieldInfo | None) -> Scope:
+def scope_in(section: type[BaseModel], name: str) -> Scope:
     """Of the setting `name` of a section. The own settings of a method or an environment are shared."""
-    is_own = issubclass(section, Extensible) and (field is None or name in section.registered())
-    given = [scope for scope in (field.metadata if field else ()) if isinstance(scope, Scope)]
-    return Scope.SHARED if is_own else given[0] if given else Scope.MEANING
+    field = section.model_fields.get(name)
+    if issubclass(section, Extensible) and (field is None or name in section.registered()):
+        return Scope.SHARED
+    given = (item for item in (field.metadata if field else ()) if isinstance(item, Scope))
+    return next(given, Scope.MEANING)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cusearch_async.cli.config import reference
-from cusearch_async.config import Config, Scope, flat, known_keys, scope_of, section_of
+from cusearch_async.config import Config, Scope, flat, known_keys, load_config, scope_of, section_of
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,11 @@ def test_every_key_is_shown_with_its_scope():
     shown = dict(re.findall(r"^- `([^`]+)` \(.*?, (shared|meaning|free)\): ", lines, re.MULTILINE))
     sections = {key.rpartition(".")[0] for key in known_keys()}
     assert shown == {key: scope_of(key).value for key in known_keys() if not {key, f"{key}.LABEL"} & sections}
+
+
+def test_the_settings_of_a_method_of_ones_own_are_shown_as_shared():
+    shown = reference(load_config(Path("atlas"), ["--method.name", "docs.examples.methods:FrontierDepth"]))
+    assert "- `method.step_size` (`0.05`, shared): " in shown
 
 
 def test_a_scope_stands_where_it_is_read():
