@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 import xxhash
 from pydantic import BeforeValidator, Field, ValidationError
 
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import Config, flat, load_config
 from cusearch_async.config.messages import explain_unknown_setting
 from cusearch_async.config.section import NAME, Folder, Section, as_list
 from cusearch_async.config.toml import read_toml
@@ -43,14 +43,9 @@ Value = bool | int | float | str | list[Any]
 Measure = Literal["em_last", "em_area", "depth_growth"]
 
 
-def _dotted(given: Any, prefix: str = "") -> Any:
+def _dotted(given: Any) -> Any:
     """The settings of a table, also of one whose keys were written without quotes, by their dotted keys."""
-    if not isinstance(given, dict):
-        return given
-    found: dict[str, Any] = {}
-    for key, value in given.items():
-        found |= _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+    return dict(flat(given)) if isinstance(given, dict) else given
 
 
 SettingValues = Annotated[dict[str, Value], BeforeValidator(_dotted)]
