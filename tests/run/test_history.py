@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,8 @@ from cusearch_async.run.provenance import COMMAND, Computing, weights_of
 from cusearch_async.training.checkpoint import CheckpointState, check_same_run
 from cusearch_async.training.publishing import state_at
 from cusearch_async.transport.interface import MethodState
-from cusearch_async.types import Question
 from tests.fakes import STARTER
+from tests.run.questions import CHANGED, QUESTIONS
 
 
 @pytest.fixture
@@ -133,25 +132,12 @@ def test_a_torn_start_is_named_and_the_one_before_is_compared_with(config_of, ca
     assert [start.epoch for start in read_starts(config_of().folder)] == [1]
 
 
-QUESTIONS = [Question(id=f"q{i}", text=f"who {i}?", answers=("me",), category="x") for i in range(3)]
-
-
 def contract(questions=QUESTIONS, model=STARTER):
     config = load_config(Path("atlas"), ["--model.path", str(model)])
     return contract_of(config, questions, load_tokenizer(str(model)))
 
 
-@pytest.mark.parametrize(
-    "questions",
-    [
-        QUESTIONS[:2],
-        [*QUESTIONS[:2], replace(QUESTIONS[2], text="who?")],
-        [*QUESTIONS[:2], replace(QUESTIONS[2], answers=("you",))],
-        [*QUESTIONS[:2], replace(QUESTIONS[2], id="q9")],
-        QUESTIONS[::-1],
-    ],
-    ids=["fewer", "text", "answers", "id", "order"],
-)
+@pytest.mark.parametrize("questions", CHANGED.values(), ids=CHANGED)
 def test_questions_that_changed_under_the_same_name_are_refused_unless_accepted(config_of, caplog, questions):
     before, after = contract(), contract(questions)
     record_start(config_of(), epoch=1, step=0, contract=before)

@@ -18,10 +18,10 @@ from cusearch_async.run.contract import NO_CONTRACT, RunContract, contract_of, m
 from cusearch_async.transport.interface import RolloutSlot, WorkerStatus
 from cusearch_async.types import Question
 from tests.fakes import STARTER
+from tests.run.questions import CHANGED, QUESTIONS
 from tests.strategies import make_trajectory
 from tests.transport.filling import G, N, start
 
-QUESTIONS = [Question(id=f"q{i}", text=f"who {i}?", answers=("me",), category="x") for i in range(3)]
 TOKENIZER = load_tokenizer(str(STARTER))
 
 
@@ -195,18 +195,7 @@ def test_another_vocabulary_is_another_model(tmp_path):
     assert contract(model=model).terms["model.path"] != OURS.terms["model.path"]
 
 
-@pytest.mark.parametrize(
-    "questions",
-    [
-        QUESTIONS[:2],
-        [*QUESTIONS[:2], replace(QUESTIONS[2], text="who?")],
-        [*QUESTIONS[:2], replace(QUESTIONS[2], answers=("you",))],
-        [*QUESTIONS[:2], replace(QUESTIONS[2], id="q9")],
-        [*QUESTIONS[:2], replace(QUESTIONS[2], environment="other")],
-        QUESTIONS[::-1],
-    ],
-    ids=["fewer", "text", "answers", "id", "environment", "order"],
-)
+@pytest.mark.parametrize("questions", CHANGED.values(), ids=CHANGED)
 def test_other_questions_or_another_order_is_other_data(questions):
     assert contract(questions=questions).terms["data.source"] != OURS.terms["data.source"]
     assert OURS.terms["data.source"].startswith("3 (")
