@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from cusearch_async.cli.config import reference
@@ -16,16 +17,16 @@ DOCS = Path(__file__).parent
 MARKER = "<!-- What follows is written by `make docs`. -->\n\n"
 
 
-def settings() -> str:
-    return reference(None)
-
-
 def commands() -> str:
     """Every sub-command with its arguments, as its --help has them."""
     return "\n".join(line for name, text, parser in _inner(make_parser()) for line in _command(name, text, parser))
 
 
-PAGES: dict[str, Callable[[], str]] = {"commands.md": commands, "configuration.md": settings, "metrics.md": as_markdown}
+PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": commands,
+    "configuration.md": partial(reference, None),
+    "metrics.md": as_markdown,
+}
 
 
 def whole(name: str) -> str:

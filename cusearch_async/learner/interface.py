@@ -39,8 +39,7 @@ class Lent:
 
 
 class Learner(Protocol):
-    """All calls are made in one thread, and in it `enter_thread` before the first; `load` and `stop` may be called
-    before and after in the thread that has made the learner."""
+    """Made, loaded and stopped in one thread; in between all calls are made in another, first `enter_thread`."""
 
     @property
     def vocab_size(self) -> int: ...

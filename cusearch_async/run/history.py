@@ -6,7 +6,7 @@
 
 A resume is the same run, or says what changed: settings of any scope but FREE need --accept-changes, and so do a
 question file, a model's config and a tokenizer that changed under the same name. This compares a run with its own
-past, in its folder; what its processes must agree on while it goes on is in Redis (`run.contract`), and all
+past, in its folder; what its processes must agree on while it runs is in Redis (`run.contract`), and all
 of that is refused here too.
 """
 

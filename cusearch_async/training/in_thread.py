@@ -59,4 +59,4 @@ async def in_thread(learner: Learner, lock: GpuLock | None = None) -> AsyncItera
     try:
         yield InThread(learner, executor, lock)
     finally:
-        await asyncio.to_thread(executor.shutdown)  # the event loop goes on while the last call ends
+        await asyncio.to_thread(executor.shutdown)  # without blocking the event loop

@@ -1,4 +1,4 @@
-"""The learner's heartbeat: it goes on while the learner works, and ends with it, and not before it."""
+"""The learner's heartbeat: it continues while the learner works, and ends with it, not before."""
 
 from __future__ import annotations
 
