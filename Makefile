@@ -45,7 +45,7 @@ $(GPU_VENV)/.complete: requirements/gpu.txt pyproject.toml
 	@$(GPU_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
 	@$(GPU_VENV)/bin/pip --disable-pip-version-check check
 	@touch $@
-	@echo "next: source $(GPU_VENV)/bin/activate && cusearch doctor"
+	@echo "next: source $(GPU_VENV)/bin/activate && cusearch check"
 
 demo: setup
 	$(BIN)/cusearch demo $(ARGS)

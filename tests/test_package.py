@@ -71,7 +71,7 @@ def test_a_users_own_folders_shadow_nothing(start, tmp_path: Path, name: str):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "__init__.py").write_text("raise SystemExit('this is not yours')")
     (tmp_path / "configs" / "atlas.toml").write_text("this is not valid TOML")
-    done = start("cusearch_async.processes.start", name, "atlas", "--run.wait_s", "nothing")
+    done = start("cusearch_async.cli.main", "worker", name, "atlas", "--run.wait_s", "nothing")
     assert done.returncode == 1
     assert (
         done.stderr

@@ -1,1 +1,1 @@
-"""The processes of a run by a short name, for a checkout: `python -m workers.NAME CONFIG [--section.key value]...`."""
+"""The processes of a run, for a checkout: `python -m workers.NAME CONFIG` is `cusearch worker NAME CONFIG`."""

@@ -1,9 +1,9 @@
-"""`python -m workers.evaluator CONFIG [--section.key value]...` in a checkout; an installed package starts the same."""
+"""`python -m workers.evaluator CONFIG [--section.key value]...`: `cusearch worker evaluator` in a checkout."""
 
 import sys
 
-from cusearch_async.processes.start import main
+from cusearch_async.cli.main import main
 
 if __name__ == "__main__":
-    sys.argv.insert(1, "evaluator")
+    sys.argv[1:1] = ["worker", "evaluator"]
     main()

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.atlas.questions import WORLDS, Chain, World, test_chains
-from cusearch_async.cli.playing import play_with
-from cusearch_async.cli.terminal import plain
-from cusearch_async.config import CONFIG_HELP, STARTER, STARTERS, Config, RetrieverConfig, load_config
+from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.cli.parts.playing import play_with
+from cusearch_async.cli.parts.terminal import plain
+from cusearch_async.config import STARTER, STARTERS, Config, RetrieverConfig, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.http_server import serve
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
@@ -43,12 +44,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     warm.add_argument("--seed", type=int, default=0, help="seed of the questions and the initial weights (0)")
     warm.set_defaults(run=make_starter)
     check = actions.add_parser("check", help="measure a policy on held-out cities")
-    check.add_argument("config", type=Path, nargs="*", default=Path("atlas"), help=CONFIG_HELP)
+    add_config(check, default="atlas", looks=False)
     check.add_argument("--checkpoint", help="model folder to check; default: model.path of the config")
     check.add_argument("--per-length", type=int, default=60, help="test questions per number of links (60)")
     check.set_defaults(run=check_policy)
     simulate = actions.add_parser("simulate", help="simulate ZeroSearch's language model at retriever.zerosearch.url")
-    simulate.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
+    add_config(simulate, looks=False)
     simulate.set_defaults(run=simulate_engine)
 
 
@@ -81,7 +82,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], play: Play
     configure_process([])
     refuse_idle_cuda()
     from cusearch_async.atlas.check import LocalSearch, pool_figures, skills  # noqa: PLC0415
-    from cusearch_async.cli.trace import stretches  # noqa: PLC0415
+    from cusearch_async.cli.parts.page import stretches  # noqa: PLC0415
     from cusearch_async.data.questions import load_run_questions  # noqa: PLC0415
     from cusearch_async.evaluation.conditions import as_line, conditions  # noqa: PLC0415
     from cusearch_async.evaluation.probing import Pass  # noqa: PLC0415

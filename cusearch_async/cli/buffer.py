@@ -1,6 +1,6 @@
-"""`cusearch buffer ls|peek|export|requeue|quarantine CONFIG`: inspect single trajectories of a live run.
+"""`cusearch buffer ls|peek|export CONFIG`: inspect single trajectories of a live run.
 
-`requeue` and `quarantine` change the run; the others only read.
+`requeue`, `quarantine`, `pause` and `resume` change the run.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cusearch_async.cli.numbers import at_least, finite
-from cusearch_async.cli.runs import open_run
-from cusearch_async.cli.terminal import cut, plain, visible
-from cusearch_async.cli.trust import add_trust
+from cusearch_async.cli.parts.arguments import add_config, add_trust, at_least, finite
+from cusearch_async.cli.parts.opening import open_run
+from cusearch_async.cli.parts.terminal import cut, plain, visible
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable, writing_output
@@ -44,25 +43,23 @@ def add(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("ls", help="list buffered trajectories")
     export = actions.add_parser("export", help="write buffered trajectories as JSON lines")
     for action in (listing, export):
-        action.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
+        add_config(action)
         _add_filter(action)
-        add_trust(action)
-        action.set_defaults(run=run)
     listing.add_argument("--limit", type=at_least(1), default=20, help="most rows to show (20)")
     export.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
     peek = actions.add_parser("peek", help="show one trajectory: turns, passages, mask, log-probabilities")
-    peek.add_argument("config", type=Path, help=CONFIG_HELP)
-    peek.add_argument("trajectory", help="its id, TICKET:ROLLOUT")
     requeue = actions.add_parser("requeue", help="take a ticket from its worker, or reopen an incomplete group")
-    requeue.add_argument("config", type=Path, help=CONFIG_HELP)
-    requeue.add_argument("ticket", type=at_least(0), help="its number")
     out = actions.add_parser("quarantine", help="list quarantined trajectories; with an id, quarantine that one")
-    out.add_argument("config", type=Path, help=CONFIG_HELP)
+    for action in (peek, requeue, out):
+        action.add_argument("config", type=Path, help=CONFIG_HELP)
+        add_trust(action)
+    peek.add_argument("trajectory", help="its id, TICKET:ROLLOUT")
+    requeue.add_argument("ticket", type=at_least(0), help="its number")
     out.add_argument("trajectory", nargs="?", help="id of a buffered trajectory, TICKET:ROLLOUT")
     out.add_argument("--reason", default="by an operator", help="the reason to store with it")
-    for action in (peek, requeue, out):
-        add_trust(action)
-        action.set_defaults(run=run)
+    add_config(actions.add_parser("pause", help="start no new episodes; episodes in flight continue"))
+    add_config(actions.add_parser("resume", help="start episodes again"))
+    parser.set_defaults(run=run)
 
 
 def _add_filter(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +72,10 @@ def _add_filter(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    actions = {"ls": ls, "export": export, "peek": peek, "requeue": requeue, "quarantine": quarantine}
+    actions = {
+        **{"ls": ls, "export": export, "peek": peek, "requeue": requeue, "quarantine": quarantine},
+        **{"pause": admit, "resume": admit},
+    }
     asyncio.run(actions[arguments.action](config, arguments))
 
 
@@ -221,3 +221,13 @@ async def quarantine(config: Config, arguments: argparse.Namespace) -> None:
     if not is_out:
         raise ConfigError(f"trajectory {arguments.trajectory!r} is not in the buffer; `cusearch buffer ls` lists all")
     log.info("trajectory %s is quarantined", arguments.trajectory)
+
+
+async def admit(config: Config, arguments: argparse.Namespace) -> None:
+    """Stop or start admission. Raises: ConfigError for a run that no learner has started."""
+    is_paused = arguments.action == "pause"
+    async with open_run(config) as buffer:
+        if not (await buffer.state()).exists:
+            raise ConfigError(f"no learner has started run {config.run.name!r} yet, so it cannot be paused or resumed")
+        await buffer.pause(is_paused)
+    log.info("run %s is %s", config.run.name, "paused" if is_paused else "resumed")

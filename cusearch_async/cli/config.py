@@ -1,4 +1,6 @@
-"""`cusearch config [CONFIG]`: prints every setting, its value and its meaning, as in docs/configuration.md."""
+"""`cusearch config [CONFIG]`: prints every setting, its value and its meaning, as in docs/configuration.md.
+
+With --schema it prints the JSON schema of a config, so that editors can complete and check it."""
 
 from __future__ import annotations
 
@@ -12,20 +14,28 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from cusearch_async.cli.trust import add_trust
-from cusearch_async.config import CONFIG_HELP, Config, Extensible, load_config, scope_in, section_of
+from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.config import Config, Extensible, load_config, scope_in, section_of
 
 WIDTH = 120
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, nargs="*", help=f"{CONFIG_HELP}; without it, the defaults")
-    add_trust(parser)
+    add_config(parser, without="the defaults")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of a config, for editors")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    if arguments.schema:
+        print(json.dumps(schema(), indent=1, ensure_ascii=False))
+        return
     print(reference(load_config(arguments.config, overrides) if arguments.config else None), end="")
+
+
+def schema() -> dict[str, Any]:
+    """Draft 2020-12. It has keys, types and ranges. Rules between several keys are checked only by `cusearch check`."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
 
 
 def reference(config: Config | None) -> str:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.cli.terminal import plain
-from cusearch_async.cli.trust import add_trust
+from cusearch_async.cli.parts.arguments import add_trust
+from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, load_config
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import EpisodeFailed

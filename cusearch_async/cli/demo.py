@@ -8,16 +8,16 @@ import contextlib
 import json
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.cli import live
-from cusearch_async.cli.fleet import Fleet, add_accept_changes
-from cusearch_async.cli.runs import refuse_if_alive
-from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.cli.parts import live
+from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
+from cusearch_async.cli.parts.fleet import Fleet
+from cusearch_async.cli.parts.opening import refuse_if_alive
+from cusearch_async.config import Config, load_config
 from cusearch_async.errors import BufferUnavailable, ConfigError, ProcessDied
 from cusearch_async.lifecycle.ports import free_port
 from cusearch_async.run import folder as run_folder
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, nargs="*", default=Path("atlas"), help=CONFIG_HELP)
+    add_config(parser, default="atlas", looks=False)
     add_accept_changes(parser)
     parser.set_defaults(run=run)
 

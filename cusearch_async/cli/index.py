@@ -9,15 +9,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cusearch_async.cli.trust import add_trust
-from cusearch_async.config import CONFIG_HELP, load_config
+from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.placement import configure_process
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
-    add_trust(parser)
+    add_config(parser)
     parser.set_defaults(run=run)
 
 

@@ -6,14 +6,14 @@ import argparse
 import asyncio
 import logging
 import time
-from pathlib import Path
 
 from rich.console import Console
 
-from cusearch_async.cli import live
-from cusearch_async.cli.fleet import Fleet, add_accept_changes
-from cusearch_async.cli.runs import refuse_if_alive, refuse_other_run
-from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.cli.parts import live
+from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
+from cusearch_async.cli.parts.fleet import Fleet
+from cusearch_async.cli.parts.opening import refuse_if_alive, refuse_other_run
+from cusearch_async.config import Config, load_config
 from cusearch_async.errors import BufferLost
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run import folder as run_folder
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
+    add_config(parser, looks=False)
     add_accept_changes(parser)
     parser.add_argument(
         "--take-over", action="store_true", help="replace the learner of a run that is alive, and add workers to it"
@@ -67,7 +67,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
     live.print_results(config, live.whole_checkpoint(config), console)
     if not summary["ledger"]["closes"]:
-        raise BufferLost(f"the ledger of run {config.run.name} does not close; see above, and `cusearch ledger`")
+        raise BufferLost(
+            f"the ledger of run {config.run.name} does not close; see above, and `cusearch buckets --ledger`"
+        )
 
 
 def is_complete(done: int, config: Config) -> bool:

@@ -26,34 +26,27 @@ except KeyboardInterrupt:  # in the first tenth of a second
 die_with_worker()
 
 COMMANDS = {
-    "demo": ("demo", "train a small search agent on the embedded atlas world"),
-    "launch": ("launch", "start all processes of a run and watch them"),
-    "check": ("check", "check a config: lengths, memory, staleness, files, services"),
-    "doctor": ("doctor", "look at this machine: packages, GPUs, driver, Redis, ports, disk, Hub"),
-    "config": ("config", "list every setting with its value and meaning, as Markdown"),
-    "schema": ("schema", "print the JSON schema of a config, for editors"),
-    "eval": ("evaluate", "score a policy on held-out questions"),
-    "index": ("index", "build the index of retriever.corpus in the folder retriever.index"),
-    "data": ("data", "check question files, or write them in Search-R1's schema"),
-    "buckets": ("buckets", "watch the depth buckets of a live run"),
-    "buffer": ("buffer", "list, show, export, requeue or quarantine trajectories"),
-    "ledger": ("ledger", "print and check the ledger of a run"),
-    "workers": ("workers", "list the rollout workers of a run, and the run contract"),
-    "study": ("study", "make a grid of runs over several seeds, and report their differences with intervals"),
-    "replay": ("replay", "recompute a recorded step, or see what another method would have taken"),
-    "trace": ("groups", "show the groups of a recorded step side by side, with their advantages"),
-    "runs": ("overview", "list the runs in a folder"),
-    "compare": ("overview", "say what differs between runs, and draw their curves together"),
-    "plot": ("plot", "draw plot.png of runs, finished or not"),
-    "pause": ("pause", "start no new episodes; episodes in flight continue"),
-    "resume": ("pause", "start episodes again"),
-    "atlas": ("atlas", "the embedded world: make its facts and starter policy, check them"),
-    "redis": ("redis", "start a Redis server for a run (every write is synced to disk)"),
-    "reset": ("reset", "delete a run: its keys in Redis, its checkpoints, weights and metrics"),
+    "demo": "train a small search agent on the embedded atlas world",
+    "launch": "start all processes of a run and watch them",
+    "worker": "start one process of a run: a rollout worker, the learner, the retriever or the evaluator",
+    "check": "check a config: lengths, memory, staleness, files, services; without one this machine",
+    "config": "list every setting with its value and meaning, as Markdown",
+    "buckets": "watch the depth buckets of a live run; its ledger and its workers",
+    "buffer": "list, show, export, requeue or quarantine trajectories; pause and resume their generation",
+    "runs": "list the runs in a folder, compare them, draw them",
+    "trace": "show the groups of a recorded step side by side, with their advantages",
+    "replay": "recompute a recorded step, or see what another method would have taken",
+    "eval": "score a policy on held-out questions",
+    "index": "build the index of retriever.corpus in the folder retriever.index",
+    "data": "check question files, or write them in Search-R1's schema",
+    "study": "make a grid of runs over several seeds, and report their differences with intervals",
+    "atlas": "the embedded world: make its facts and starter policy, check them",
+    "redis": "start a Redis server for a run (every write is synced to disk)",
+    "reset": "delete a run: its keys in Redis, its checkpoints, weights and metrics",
 }
-"""Name -> (module in this folder, line of help). The module's `add` adds the arguments to the parser and sets `run`."""
+"""Name -> line of help. The module of the same name in this folder adds the arguments to the parser and sets `run`."""
 
-WITHOUT_SETTINGS = ("schema", "study", "trace", "runs", "compare", "plot")
+WITHOUT_SETTINGS = ("study", "trace", "runs")
 """Commands that read no config, so that a setting on their command line would mean nothing."""
 
 
@@ -78,10 +71,10 @@ def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
     parser.add_argument("--version", action=Version, nargs=0, help="show the version, in a checkout with its commit")
     parser.set_defaults(run=lambda *_: parser.print_help())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (module, text) in COMMANDS.items():
+    for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         if name in typed:
-            importlib.import_module(f"cusearch_async.cli.{module}").add(command)
+            importlib.import_module(f"cusearch_async.cli.{name}").add(command)
     return parser
 
 
@@ -95,7 +88,7 @@ def main() -> None:
                 parser.error(f"{overrides[0]} is a setting of a config, and `{arguments.command}` reads none")
             log_to_stderr("cusearch")
         if "trust" in arguments:
-            from cusearch_async.cli.trust import refuse_untrusted  # noqa: PLC0415  (only where it is needed)
+            from cusearch_async.cli.parts.arguments import refuse_untrusted  # noqa: PLC0415  (only where it is needed)
 
             refuse_untrusted(arguments)
         arguments.run(arguments, overrides)

@@ -6,10 +6,9 @@ import argparse
 import logging
 import os
 import secrets
-from pathlib import Path
 
-from cusearch_async.cli.trust import add_trust
-from cusearch_async.config import CONFIG_HELP, load_config
+from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.run import folder as run_folder
 from cusearch_async.transport.roles import ROLES, acl_file
@@ -19,9 +18,8 @@ log = logging.getLogger(__name__)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
+    add_config(parser)
     parser.add_argument("--acl", action="store_true", help="print ACL users for your own Redis >= 7, and exit")
-    add_trust(parser)
     parser.set_defaults(run=run)
 
 

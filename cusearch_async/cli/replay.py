@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.cli.trust import add_trust
+from cusearch_async.cli.parts.arguments import add_run_folder
 from cusearch_async.config import Config, with_overrides
 from cusearch_async.errors import ReplayDiffers
 from cusearch_async.lifecycle.placement import configure_process, count_sharers
@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="such as runs/demo")
-    parser.add_argument("--step", type=int, required=True, help="the learner step")
+    add_run_folder(parser)
     parser.add_argument("--method", help="show what this method would have taken; its settings as --method.KEY VALUE")
     parser.add_argument(
         "--update",
         action="store_true",
         help="make the update again too, from the checkpoint before it, and compare metrics and weights",
     )
-    add_trust(parser)
     parser.set_defaults(run=run)
 
 

@@ -7,12 +7,11 @@ import asyncio
 import contextlib
 import logging
 import sys
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from cusearch_async.cli.runs import refuse_if_alive
-from cusearch_async.cli.trust import add_trust
-from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.cli.parts.opening import refuse_if_alive
+from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.origin import another_run, may_delete
@@ -23,9 +22,8 @@ log = logging.getLogger(__name__)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
+    add_config(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    add_trust(parser)
     parser.set_defaults(run=run)
 
 

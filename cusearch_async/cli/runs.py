@@ -1,42 +1,241 @@
-"""The run of a command, in Redis: whether it exists, which folder it belongs to, and whether it is alive."""
+"""`cusearch runs`: the runs in a folder; `runs compare RUN RUN...`: what differs, and their curves; `runs plot RUN...`:
+the plot of each, finished or not."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import argparse
+import json
+import logging
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError, RunInUse
-from cusearch_async.run.origin import refuse_another
-from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.interface import Buffer
+from rich.console import Console
+from rich.table import Table
+
+from cusearch_async.cli.parts.figure import draw, draw_together, refuse_format
+from cusearch_async.cli.parts.terminal import cut, plain
+from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.files import refuse_unwritable
+from cusearch_async.metrics.files import read_metrics, read_scores
+from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
+from cusearch_async.run.history import Start, changed_settings, made_otherwise, read_starts, read_stop
+
+log = logging.getLogger(__name__)
+
+COLUMNS = ("run", "started", "method", "steps", "EM", "held-out", "depth", "outcome")
+"""Of the list of runs. A wide terminal shows the year, the seed and `code`, the commit, too."""
+WIDE = 110
+FAILED = "failed"
+COMPARED = {
+    "reward/em": "EM, sampled",
+    "reward/all": "reward",
+    "depth/mean": "depth",
+    "staleness/mean": "staleness",
+    "groups/zero_variance_share": "equal rewards",
+    "off_policy/ess": "ESS",
+    "time/step_s": "seconds a step",
+}
 
 
-@asynccontextmanager
-async def open_run(config: Config) -> AsyncIterator[Buffer]:
-    """The buffer of a run, for commands that inspect or change it.
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """What the folder of a run says of it."""
 
-    Raises: ConfigError when Redis has no such run, with the names of the runs it has; BufferUnavailable."""
-    async with open_buffer(config) as buffer:
-        if not await buffer.exists():
-            known = await buffer.runs()
-            there = f"it has {', '.join(known)}" if known else "it has none"
-            raise ConfigError(f"Redis at {config.redis.url} has no run {config.run.name!r}; {there}; set --run.name")
-        yield buffer
+    folder: Path
+    settings: dict[str, Any]
+    starts: list[Start]
+    rows: list[dict[str, Any]]
+    scores: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path) -> KeptRun:
+        """Raises: ConfigError for a folder that is not a run's, or whose config cannot be read."""
+        refuse_no_run(folder)
+        path = folder / "config.toml"
+        try:
+            settings = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        starts = read_starts(folder)
+        scores = read_scores(folder / SCORES, [(start.epoch, start.step) for start in starts])
+        return cls(folder, settings, starts, read_metrics(folder / METRICS), scores)
+
+    def setting(self, section: str, name: str) -> Any:
+        found = self.settings.get(section)
+        return found.get(name, "–") if isinstance(found, dict) else "–"
+
+    @property
+    def outcome(self) -> str:
+        """In a few words; of a failed run, FAILED."""
+        if not self.starts:
+            return "not started"
+        if self.error is not None:
+            return FAILED
+        stop = read_stop(self.folder, self.starts[-1].epoch)
+        if stop is None:
+            return "running or killed"
+        return f"{stop.outcome}, 0 trained" if self.has_trained_nothing else stop.outcome
+
+    @property
+    def error(self) -> str | None:
+        """What ended the last learner; None when no error did."""
+        stop = read_stop(self.folder, self.starts[-1].epoch) if self.starts else None
+        return stop.outcome if stop and stop.step is None else None
+
+    @property
+    def has_trained_nothing(self) -> bool:
+        """Whether every step had an empty selection, as in a run whose episodes all fail."""
+        selected = [row.get("depth/selected") for row in self.rows]
+        return all(isinstance(counts, list) and not any(counts) for counts in selected)
+
+    @property
+    def last_em(self) -> float | None:
+        """Held-out, of the newest version that the evaluator or the demo has scored."""
+        try:
+            em = self.scores[-1]["all"]["em"] if self.scores else self._summary()["em_after"]
+            return float(em)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _summary(self) -> Any:
+        return json.loads((self.folder / SUMMARY).read_bytes())
 
 
-async def refuse_other_run(config: Config) -> None:
-    """Raises: ConfigError when Redis holds a run of this name that was made in another folder."""
-    async with open_buffer(config) as buffer:
-        refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="where the runs are (runs)")
+    parser.set_defaults(run=list_runs)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    comparing = actions.add_parser("compare", help="say what differs between runs, and draw their curves together")
+    comparing.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="two or more, like runs/demo")
+    comparing.add_argument("--output", type=Path, default=Path("compare.png"), help="the plot (compare.png)")
+    comparing.set_defaults(run=compare)
+    drawing = actions.add_parser("plot", help="draw plot.png of runs, finished or not")
+    drawing.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="such as runs/demo")
+    drawing.set_defaults(run=plot)
 
 
-async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None:
-    """Raises: RunInUse while a worker or the learner of the run is alive."""
-    async with open_buffer(config) as buffer:
-        alive = [name for name, status in (await buffer.workers()).items() if status.is_alive]
-        learner = await buffer.learner()
-    if learner:
-        alive.append(f"the learner (process {learner.pid} on {learner.host})")
-    if alive:
-        raise RunInUse(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")
+def list_runs(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Raises: ConfigError when there is none."""
+    folders = [path for path in sorted(arguments.folder.glob("*")) if (path / "run.json").is_file()]
+    if not folders:
+        raise ConfigError(f"{arguments.folder} holds no run; give the folder that your runs are in")
+    console = Console()
+    is_wide = console.width >= WIDE
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in (*COLUMNS, "seed", "code") if is_wide else COLUMNS:
+        is_number = name in ("seed", "steps", "EM", "held-out", "depth")
+        shown.add_column(name, justify="right" if is_number else "left", no_wrap=name not in ("run", "method"))
+    errors = []
+    for folder in folders:
+        cells, error = _row(folder, is_wide)
+        shown.add_row(*map(cut, cells))
+        if error is not None:
+            errors.append(f"{folder.name} {FAILED}: {error}")
+    console.print(shown)
+    for line in errors:
+        console.print(plain(line), soft_wrap=True)
+
+
+def _row(folder: Path, is_wide: bool) -> tuple[list[str], str | None]:
+    """Its cells, and why it failed or cannot be read: such a run hides no other."""
+    try:
+        run = KeptRun.read(folder)
+        return _cells(run, is_wide), run.error
+    except (ConfigError, OSError) as error:
+        return [folder.name, *["–"] * (len(COLUMNS) - 2), "not readable"], first_line(error)
+
+
+def _cells(run: KeptRun, is_wide: bool) -> list[str]:
+    last = run.rows[-1] if run.rows else {}
+    start = run.starts[-1] if run.starts else None
+    return [
+        run.folder.name,
+        run.starts[0].time[0 if is_wide else 5 : 16].replace("T", " ") if run.starts else "–",
+        str(run.setting("method", "name")),
+        f"{len(run.rows)}/{run.setting('run', 'steps')}",
+        _figure(last, "reward/em"),
+        "–" if run.last_em is None else f"{run.last_em:.2f}",
+        _figure(last, "depth/mean"),
+        run.outcome,
+        *([str(run.setting("run", "seed")), (start and start.commit) or "–"] if is_wide else []),
+    ]
+
+
+def _figure(row: dict[str, Any], name: str) -> str:
+    return f"{row[name]:.2f}" if isinstance(row.get(name), float | int) else "–"
+
+
+def compare(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Raises: ConfigError for fewer than two runs, or one without a step."""
+    if len(arguments.folders) < 2:
+        raise ConfigError("compare needs two runs or more: cusearch runs compare runs/one runs/other")
+    refuse_format(arguments.output, "--output")
+    refuse_unwritable(arguments.output, "--output")
+    runs = [KeptRun.read(folder) for folder in arguments.folders]
+    for run in runs:
+        if not run.rows:
+            raise ConfigError(f"{run.folder / METRICS} holds no step yet; there is nothing to compare")
+    console = Console()
+    first = runs[0]
+    for other in runs[1:]:
+        console.print(f"{other.folder} against {first.folder}:", soft_wrap=True, markup=False)
+        for line in differences(first, other) or ["settings, packages, machine, code, data and model are the same"]:
+            console.print(plain(f"  {line}"), soft_wrap=True)
+    console.print(_figures(runs))
+    held_out = {str(run.folder): _held_out(run) for run in runs}
+    draw_together({str(run.folder): run.rows for run in runs}, held_out, arguments.output)
+    console.print(f"plot    {arguments.output}", soft_wrap=True)
+
+
+def _held_out(run: KeptRun) -> list[tuple[int, float]]:
+    """(version, EM) of what the evaluator has scored."""
+    return [(row["step"], row["all"]["em"]) for row in run.scores if "all" in row]
+
+
+def differences(first: KeptRun, other: KeptRun) -> list[str]:
+    """What is not the same in two runs, a line each: settings, then what they were made with; and what of it is not
+    known."""
+    changes = changed_settings(first.settings, other.settings)
+    if first.starts and other.starts:
+        before, after = first.starts[-1], other.starts[-1]
+        changes |= made_otherwise(before, after)
+        if not before.weights and not after.weights:
+            changes["weights of model.path"] = "not recorded by either run"
+    else:
+        changes["packages, machine, code, data and model"] = "not recorded by both runs"
+    return [f"{key}: {change}" for key, change in changes.items()]
+
+
+def _figures(runs: Sequence[KeptRun]) -> Table:
+    """Means over the last fifth of the steps that all of them have."""
+    count = min(len(run.rows) for run in runs)
+    shown = Table(title=f"means of steps {count - max(1, count // 5)} to {count - 1}", title_justify="left")
+    shown.add_column("")
+    for run in runs:
+        shown.add_column(run.folder.name, justify="right", overflow="fold")
+    for name, text in COMPARED.items():
+        shown.add_row(text, *(_mean(run.rows[count - max(1, count // 5) : count], name) for run in runs))
+    shown.add_row("EM, held-out, last", *("–" if run.last_em is None else f"{run.last_em:.3f}" for run in runs))
+    return shown
+
+
+def _mean(rows: Sequence[dict[str, Any]], name: str) -> str:
+    known = [row[name] for row in rows if isinstance(row.get(name), float | int)]
+    return f"{sum(known) / len(known):.3f}" if known else "–"
+
+
+def plot(arguments: argparse.Namespace, _: list[str]) -> None:
+    """Raises: ConfigError for a folder without metrics, or one that cannot be written."""
+    for folder in arguments.folders:
+        rows = read_metrics(folder / METRICS)
+        if not rows:
+            raise ConfigError(f"{folder / METRICS} holds no step yet; give the folder of a run, like runs/demo")
+        picture = folder / "plot.png"
+        try:
+            draw(rows, str(folder), picture)
+        except OSError as error:
+            raise ConfigError(f"{picture} cannot be written: {error.strerror}") from error
+        log.info("drew %s", picture)

@@ -114,6 +114,6 @@ def refuse_idle_cuda() -> None:
     if cuda_of_torch() is None or is_cpu_meant() or not (has_card() or has_cuda_vllm()) or count_gpus():
         return
     raise ConfigError(
-        f"no GPU can be used, but the installed packages are made for GPUs: {why_unusable()}; see `cusearch doctor`, "
+        f"no GPU can be used, but the installed packages are made for GPUs: {why_unusable()}; see `cusearch check`, "
         "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
     )

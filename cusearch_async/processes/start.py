@@ -1,48 +1,31 @@
-"""The processes of a run: `python -m cusearch_async.processes.start NAME CONFIG [--section.key value]...`.
+"""The processes of a run, as `cusearch worker NAME CONFIG` starts them.
 
-This is a separate module because no large library may be imported before `configure_process` has run. It is not called
-`__main__` because multiprocessing does not import a `__main__` module in the engine's process (see
-`lifecycle.spawned`)."""
+This is a separate module because no large library may be imported before `configure_process` has run."""
 
 from __future__ import annotations
 
-from cusearch_async.lifecycle.entry import (
-    Parser,
-    exit_with_one_line,
-    log_to_stderr,
-    own_modules_last,
-    quick_to_interrupt,
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable
+
+import uvloop
+
+from cusearch_async.config import Config
+from cusearch_async.errors import ConfigError
+from cusearch_async.lifecycle.children import other_ranks
+from cusearch_async.lifecycle.gpus import Gpus, take_for_evaluator, take_for_learner, take_for_worker
+from cusearch_async.lifecycle.placement import (
+    configure_process,
+    count_sharers,
+    lower_priority,
+    require_gpus,
+    share_of,
 )
-from cusearch_async.lifecycle.spawned import die_with_worker
 
-die_with_worker()
-own_modules_last()
-with quick_to_interrupt():
-    import argparse
-    import asyncio
-    import functools
-    import os
-    import secrets
-    import socket
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import uvloop
-
-    from cusearch_async.config import CONFIG_HELP, Config, load_config
-    from cusearch_async.errors import ConfigError
-    from cusearch_async.lifecycle.children import other_ranks
-    from cusearch_async.lifecycle.gpus import Gpus, take_for_evaluator, take_for_learner, take_for_worker
-    from cusearch_async.lifecycle.launcher import launched_ranks
-    from cusearch_async.lifecycle.placement import (
-        configure_process,
-        count_sharers,
-        lower_priority,
-        require_gpus,
-        share_of,
-    )
-
-MODULE = "cusearch_async.processes.start"
+ENTRY = "cusearch_async.cli.main"
+"""The module that the other ranks of a learner are started with; they get this process's own arguments."""
 
 
 def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> None:
@@ -51,7 +34,7 @@ def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> Non
     With learner.ranks > 1 it starts the other ranks itself; under a launcher it is the rank in RANK. `gpu`: the GPUs
     of all ranks of this machine."""
     gpus = take_for_learner(config, gpu)
-    with other_ranks(MODULE, config.learner.ranks) as rank:
+    with other_ranks(ENTRY, config.learner.ranks) as rank:
         here = config.learner.ranks_per_node
         configure_process(share_of(config.learner.cores, rank % here, here), gpus, count_sharers(config))
         # Batches of many shapes fragment a GPU's memory. Not for vLLM's processes: its sleep mode has to switch this
@@ -107,41 +90,3 @@ PROCESSES: dict[str, Callable[..., None]] = {
     "rollout": rollout,
     "evaluator": evaluator,
 }
-
-
-def _gpus(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def main() -> None:
-    parser = Parser(
-        prog=f"python -m {MODULE}",
-        description="One process of a run.",
-        epilog="Settings of the config can be overridden: --section.key value",
-    )
-    parser.add_argument("name", choices=PROCESSES, help="which process")
-    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
-    parser.add_argument(
-        "--gpu", type=_gpus, default=(), metavar="0,1", help="use these GPUs, not those of the config or free ones"
-    )
-    parser.add_argument(
-        "--accept-changes", action="store_true", help="learner: continue with settings that change what the run means"
-    )
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # DeepSpeed's launcher; as LOCAL_RANK
-    with quick_to_interrupt():
-        arguments, overrides = parser.parse()
-    log_to_stderr(arguments.name)
-    process = PROCESSES[arguments.name]
-    if arguments.name != "retriever":
-        process = functools.partial(process, gpu=arguments.gpu)
-    if arguments.name == "learner":
-        process = functools.partial(process, accept_changes=arguments.accept_changes)
-    with exit_with_one_line(arguments.name):
-        config = load_config(arguments.config, overrides)
-        if arguments.name == "learner":
-            config = load_config(arguments.config, [*overrides, *launched_ranks(config.learner)])
-        process(config)
-
-
-if __name__ == "__main__":
-    main()

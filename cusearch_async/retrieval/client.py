@@ -204,8 +204,7 @@ class SearchClient:
         if self.down_s + self._pause_s > outage_s:
             raise RetrievalUnavailable(
                 f"the retriever at {self._settings.url} has given no valid answer for {outage_s:g} s "
-                f"({_describe(error)}); start it (`python -m cusearch_async.processes.start retriever CONFIG`), or fix "
-                "retriever.url"
+                f"({_describe(error)}); start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
             ) from error
         if time.monotonic() - began > outage_s:
             raise SearchRefused(

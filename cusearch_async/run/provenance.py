@@ -1,6 +1,6 @@
 """What a learner is made with: packages, code, machine, how it adds up, and what is in the files that its config names.
 
-A `Start` keeps it; `cusearch compare` and `cusearch replay` tell how two starts differ in it.
+A `Start` keeps it; `cusearch runs compare` and `cusearch replay` tell how two starts differ in it.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]
         f"{queues.requeued} requeued"
     ]
     if state.paused:
-        found.append("the run is paused (`cusearch resume`)")
+        found.append("the run is paused (`cusearch buffer resume`)")
     alive = {name: status for name, status in workers.items() if status.is_alive}
     if not alive:
         gone = ", ".join(f"{name} {status.heartbeat_age_s:.1f} s ago" for name, status in workers.items())

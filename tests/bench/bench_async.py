@@ -25,7 +25,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.cli.fleet import Fleet
+from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import Config, load_config
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run import folder as run_folder
@@ -53,10 +53,10 @@ def measure(side: str, overrides: list[str]) -> dict[str, float]:
         fleet.start_services()
         beside = {"rollout-0": "rollout"} | ({"evaluator": "evaluator"} if config.eval.every else {})
         for worker, module in beside.items():
-            fleet.start_worker(worker, module)
+            fleet.start_command(worker, "worker", module)
         logs = [config.folder / "logs" / f"{worker}.log" for worker in beside]
         fleet.wait(lambda: all("ready" in log.read_text(errors="replace") for log in logs))
-        fleet.start_worker("learner", "learner")
+        fleet.start_command("learner", "worker", "learner")
         fleet.wait((config.folder / "metrics.jsonl").exists)
         psutil.cpu_percent()  # the next call tells of the time since this one
         fleet.wait(lambda: fleet.has_ended("learner"))

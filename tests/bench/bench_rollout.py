@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.cli.fleet import Fleet
+from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import load_config
 from tests.bench import figures
 from tests.bench.bench_learner import OUTPUT, ROOT, Side, ask, previous_tree, started

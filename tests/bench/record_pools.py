@@ -40,7 +40,7 @@ def write_pool(path: Path, selected: Sequence[Trajectory], advantages: NDArray[n
 
 
 def record(config: Config, folder: Path, steps: Sequence[int]) -> None:
-    from cusearch_async.cli.fleet import Fleet
+    from cusearch_async.cli.parts.fleet import Fleet
     from cusearch_async.processes import learner
     from cusearch_async.training.selecting import advantages_of
     from cusearch_async.transport.buffer import RedisBuffer
@@ -58,7 +58,7 @@ def record(config: Config, folder: Path, steps: Sequence[int]) -> None:
     RedisBuffer.commit = recording  # type: ignore[method-assign]
     with Fleet(config) as fleet:
         fleet.start_services()
-        fleet.start_worker("rollout-0", "rollout")
+        fleet.start_command("rollout-0", "worker", "rollout")
         learner.run(config)
 
 

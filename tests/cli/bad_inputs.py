@@ -71,7 +71,7 @@ seeds = 1
 LR = r"did you mean learner\.lr\?"
 CHECK = "cusearch check mine.toml"
 EVAL = "cusearch eval atlas --run.wait_s 0.3 --retriever.timeout_s 0.2"
-RETRIEVER = "process retriever mine.toml"
+RETRIEVER = "cusearch worker retriever mine.toml"
 
 CASES = [
     # --- the file
@@ -79,9 +79,7 @@ CASES = [
     Case("a folder for a config", "cusearch check there", r"there cannot be read: .*directory", files={"there/x": ""}),
     Case("YAML", "cusearch check a.toml", r"a\.toml is not valid TOML: .*line 1", files={"a.toml": "run: mine\n"}),
     Case("JSON", "cusearch check a.toml", r"a\.toml is not valid TOML: .*line 1", files={"a.toml": '{"run": {}}'}),
-    Case("no such config for the doctor", "cusearch doctor nope.toml", r"nope\.toml does not exist; give a TOML file"),
-    Case("a doctor for a wrong value", "cusearch doctor mine.toml", r"learner\.lr: .*got 'x'", "[learner]\nlr = 'x'"),
-    Case("a setting without a config", "cusearch doctor --learner.lr 1", r"lr is a setting .*`cusearch doctor C"),
+    Case("a setting without a config", "cusearch check --learner.lr 1", r"lr is a setting .*`cusearch check C"),
     Case("half a TOML file", "cusearch check a.toml", r"a\.toml is not valid TOML", files={"a.toml": "[run\n"}),
     Case("a key twice", CHECK, r"mine\.toml is not valid TOML: .*overwrite", "[pool]\nrollouts = 1\nrollouts = 2"),
     Case("UTF-16", "cusearch check a.toml", r"a\.toml cannot be read: .*utf-8", files={"a.toml": b"\xff\xfe["}),
@@ -191,9 +189,11 @@ CASES = [
     Case("--set", f"{CHECK} --set learner.lr=1", r"write settings .*here --learner\.lr=1", status=2),
     Case("hydra", f"{CHECK} learner.lr=1", r"'learner\.lr=1' is not an option; .*here --learner\.lr=1"),
     Case("an unknown command", "cusearch trian", r"invalid choice: 'trian'; choose from demo, launch", status=2),
-    Case("no config", "cusearch check", r"required: config; see cusearch check --help", status=2),
+    Case("no config", "cusearch launch", r"required: config; see cusearch launch --help", status=2),
+    Case("JSON of a view", "cusearch buckets atlas --json", r"--quick and --json are options of --ledger; add it"),
+    Case("two views", "cusearch buckets atlas --once --ledger", r"--ledger: not allowed with .*--once", status=2),
     Case("a GPU of no size", f"{CHECK} --gpu-gib big", r"--gpu-gib: must be a size.*like 80, got 'big'", status=2),
-    Case("no process", "process trainer mine.toml", r"invalid choice: 'trainer'; choose .*learner", status=2),
+    Case("no process", "cusearch worker trainer mine.toml", r"invalid choice: 'trainer'; choose .*learner", status=2),
     Case("lauch", "cusearch lauch mine.toml", r"invalid choice: 'lauch'; did you mean launch\?", status=2),
     Case("a setting twice", f"{CHECK} --learner.lr 1 --learner.lr=2", r"lr is given 2 times \(1, 2\); give it once",
          status=2),
@@ -206,9 +206,9 @@ CASES = [
     Case("limit 0", "cusearch buffer ls atlas --limit 0", r"limit: must be a whole .*least 1, got '0'", status=2),
     Case("trace of a last step", "cusearch trace here --step last", r"--step: invalid int value: 'last'", status=2),
     Case("replay of no run", "cusearch replay here --step 1", r"here.* is not the folder of a run; give one"),
-    Case("runs of nothing", "cusearch runs here", r"here holds no run; give the folder that your runs are in"),
-    Case("compare one", "cusearch compare here", r"compare needs two runs or more: cusearch compare runs/one"),
-    Case("compare to .xyz", "cusearch compare a b --output c.xyz", r"--output .*c\.xyz.* \.avif|must end in one of"),
+    Case("runs of nothing", "cusearch runs --folder here", r"here holds no run; give the folder that your runs are in"),
+    Case("compare one", "cusearch runs compare here", r"needs two runs or more: cusearch runs compare runs/one"),
+    Case("compare to .xyz", "cusearch runs compare a b --output c.xyz", r"--output .*c\.xyz.* must end in one of"),
     # --- models
     Case("no model", "cusearch launch mine.toml --model.path ./gone", r"model\.path '\./gone' does not exist; give a"),
     Case("no config.json", "cusearch launch mine.toml --model.path x", r"'x' holds no config\.json", files={"x/y": ""}),
@@ -221,7 +221,7 @@ CASES = [
          r"model\.path 'model' is a gemma3, .*only text models are supported: use", TINY, seeing_model("gemma3")),
     Case("another that sees", "cusearch launch mine.toml --model.path model",
          r"model\.path 'model' is a qwen2_vl, .*only text models", TINY, seeing_model("qwen2_vl")),
-    Case("a learner of one that sees", "process learner mine.toml --model.path model --learner.cores []",
+    Case("a learner of one that sees", "cusearch worker learner mine.toml --model.path model --learner.cores []",
          r"model\.path 'model' is a gemma3, .*only text models", TINY, seeing_model("gemma3")),
     Case("one that sees, checked", f"{CHECK} --model.path model", r"error tokenizer .*gemma3, .*only text models",
          TINY, seeing_model("gemma3"), is_report=True),
@@ -258,7 +258,7 @@ CASES = [
          files={"a.parquet": b"PAR1 and no more"}, is_report=True),
     Case("a long question", "cusearch check atlas --data.source a.jsonl", r"error .*max_prompt_tokens \(96\).*raise it",
          files={"a.jsonl": lines(Q | {"question": "who " * 500})}, is_report=True),
-    Case("a long question for a worker", "process rollout atlas --data.source a.jsonl --rollout.cores []",
+    Case("a long question for a worker", "cusearch worker rollout atlas --data.source a.jsonl --rollout.cores []",
          r"1 of 1 questions make .*max_prompt_tokens \(96\): 'a/0' has \d+ tokens.*; raise it to \d+, or remove",
          files={"a.jsonl": lines(Q | {"question": "who " * 500})}),
     Case("a Latin-1 corpus", "cusearch index mine.toml", r"c\.jsonl, line 1: is not JSON: 'utf-8'",
@@ -285,16 +285,16 @@ CASES = [
     Case("--output .txt", f"{EVAL} --output s.txt", r"--output must be a \.json file, got s\.txt"),
     Case("--output in a file", f"{EVAL} --output y/s.json", r"--output y/s\.json cannot be written: ", files={"y": ""}),
     # --- services
-    Case("no Redis", "cusearch ledger atlas --redis.url $dead", r"127\.0\.0\.1:\d+ cannot be reached .*fix redis\.url"),
+    Case("no Redis", "cusearch buckets atlas --ledger --redis.url $dead", r"1:\d+ cannot be .*fix redis\.url"),
     Case("no Redis to watch", "cusearch buckets atlas --redis.url $dead", r"cannot be reached .*`cusearch redis"),
-    Case("Redis speaks HTTP", "cusearch ledger atlas --redis.url $web", r"is not a Redis .*; fix redis\.url"),
-    Case("a wrong password", "cusearch workers atlas --redis.url $locked", r"refuses .*CUSEARCH_REDIS_PASSWORD"),
-    Case("an unknown run", "cusearch ledger atlas --redis.url $redis --run.name gone", r"no run 'gone'; .*known"),
+    Case("Redis speaks HTTP", "cusearch buckets atlas --ledger --redis.url $web", r"is not a Redis .*; fix redis\.url"),
+    Case("a wrong password", "cusearch buckets atlas --workers --redis.url $locked", r"refuses .*REDIS_PASSWORD"),
+    Case("an unknown run", "cusearch buckets atlas --ledger --redis.url $redis --run.name gone", r"'gone'; .*known"),
     Case("no trajectory", "cusearch buffer peek atlas 9:9 --run.name known --redis.url $redis", r"'9:9'; .*buffer ls"),
     Case("no ticket", "cusearch buffer requeue atlas 77 --run.name known --redis.url $redis", r"ticket 77 is not"),
     Case("garbage", f"{EVAL} --retriever.url $http/garbage", r"/garbage has given no valid answer .*retriever\.url"),
     Case("no such place", "cusearch buffer quarantine atlas 9:9 --run.name known --redis.url $redis", r"'9:9' is not"),
-    Case("workers of no run", "cusearch workers atlas --redis.url $redis --run.name gone", r"no run 'gone'; it has"),
+    Case("workers of no run", "cusearch buckets atlas --workers --redis.url $redis --run.name no", r"no run 'no'; it"),
     Case("errors", f"{EVAL} --retriever.url $http/500", r"/500 has given no valid .*it answers 500.*retriever\.url"),
     Case("silence", f"{EVAL} --retriever.url $http/silence", r"/silence has given no valid .*Timeout.*retriever\.url"),
     Case("no page", f"{EVAL} --retriever.url $http/404", r"/404 (refuses a search \(404\)|has given no valid.*404)"),
@@ -310,9 +310,9 @@ CASES = [
          r"--output y/o\.parquet cannot be written: .*; choose another", files={"y": ""}),
     Case("no run's folder", "cusearch reset atlas --run.folder there --redis.url $redis", r"not the folder of a run",
          files={"there/thesis.txt": "years of work"}),
-    Case("no GPU", "process rollout atlas --rollout.gpus [97] --rollout.cores []",
+    Case("no GPU", "cusearch worker rollout atlas --rollout.gpus [97] --rollout.cores []",
          r"rollout\.gpus = \[97\], but CUDA finds 0 of them .*name other GPUs"),
     Case("no GPU to encode", f"{RETRIEVER} --retriever.backend dense --retriever.dense.device cuda:97",
          r"device = 'cuda:97', but CUDA finds \d GPUs .*set it to 'cpu'"),
-    Case("nothing to score", "process evaluator atlas", r"eval\.every is 0, so .*set it to a number of steps"),
+    Case("nothing to score", "cusearch worker evaluator atlas", r"eval\.every is 0, so .*set it to a number of steps"),
 ]  # fmt: skip

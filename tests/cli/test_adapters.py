@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from transformers import Qwen3Config
 
-from cusearch_async.cli.preflight import gpus
-from cusearch_async.cli.preflight.adapters import adapter_parameters, version_share, with_adapter
+from cusearch_async.cli.preflight import memory
 from cusearch_async.cli.preflight.shapes import described, published
-from cusearch_async.cli.preflight.sizing import GIB, learner_memory
+from cusearch_async.cli.preflight.sizing import GIB, adapter_parameters, learner_memory
 from cusearch_async.config import load_config
 
 pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
@@ -19,7 +18,7 @@ PAPERS = ("Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.2-3B")
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_version_of_an_adapter_of_rank_32_is_at_most_2_percent_of_the_papers_models(name):
     shape = published(name)
-    assert 0.01 < version_share(shape, adapter_parameters(shape, 32)) <= 0.02
+    assert 0.01 < adapter_parameters(shape, 32) / shape.parameters <= 0.02
 
 
 def test_an_adapter_has_two_matrices_for_each_layer():
@@ -35,16 +34,16 @@ def test_an_adapter_of_3b_is_small_where_it_is_trained_and_its_reference_is_no_s
     trained = adapter_parameters(shape, 32)
     assert trained == 59_867_136
     settings = ["--model.dtype", "bfloat16", "--learner.ranks", "2", "--learner.gradient_checkpointing", "true"]
-    config = load_config(atlas_config, settings)
-    whole = learner_memory(shape, config, 8192, 1)
-    memory = with_adapter(whole, "bfloat16", 1, 2, trained)
-    assert memory.weights == 2 * (shape.parameters + trained)
-    assert memory.reference == 0
-    assert memory.optimizer == 12 * trained // 2
-    assert memory.gradients == memory.buffers == 2 * trained
-    assert memory.step == 8 * trained // 2
-    assert memory.activations == whole.activations
-    sharded = with_adapter(learner_memory(shape, config, 8192, 3), "bfloat16", 3, 2, trained)
+    whole = learner_memory(shape, load_config(atlas_config, settings), 8192, 1)
+    config = load_config(atlas_config, [*settings, "--learner.lora.rank", "32"])
+    found = learner_memory(shape, config, 8192, 1)
+    assert found.weights == 2 * (shape.parameters + trained)
+    assert found.reference == 0
+    assert found.optimizer == 12 * trained // 2
+    assert found.gradients == found.buffers == 2 * trained
+    assert found.step == 8 * trained // 2
+    assert found.activations == whole.activations
+    sharded = learner_memory(shape, config, 8192, 3)
     assert sharded.weights == shape.parameters + trained
     assert sharded.gradients == trained
 
@@ -53,13 +52,13 @@ def test_check_says_what_an_adapter_is_and_what_it_saves(atlas_config):
     shape = published("Qwen/Qwen2.5-7B")
     settings = ["--model.dtype", "bfloat16", "--learner.gradient_checkpointing", "true"]
     adapted = load_config(atlas_config, [*settings, "--learner.lora.rank", "32"])
-    assert gpus.learner_memory(load_config(atlas_config, settings), shape, 80 * GIB).status == "error"
-    assert gpus.learner_memory(adapted, shape, 80 * GIB).status == "ok"
-    found = gpus.adapter(adapted, shape)
+    assert memory.learner_memory(load_config(atlas_config, settings), shape, 80 * GIB).status == "error"
+    assert memory.learner_memory(adapted, shape, 80 * GIB).status == "ok"
+    found = memory.adapter(adapted, shape)
     assert found.text == (
         "of rank 32: 80,740,352 parameters are trained; a version is 161.5 MB, 1.06% of the whole model"
     )
     wrong = load_config(atlas_config, ["--learner.lora.rank", "8", "--learner.lora.targets", "c_attn"])
-    found = gpus.adapter(wrong, shape)
+    found = memory.adapter(wrong, shape)
     assert found.status == "error"
     assert found.text.startswith("learner.lora.targets: 'c_attn' is none of the layers q_proj, k_proj")

@@ -20,7 +20,6 @@ import redis
 
 from cusearch_async.cli import main
 from cusearch_async.config import load_config
-from cusearch_async.processes import start
 from cusearch_async.transport.buffer import open_buffer
 from tests.cli.bad_inputs import CASES, Case
 from tests.conftest import SLOW, free_port
@@ -138,9 +137,8 @@ def test_bad_input(
     command = shlex.split(Template(case.command).substitute(places))
     monkeypatch.setattr(sys, "argv", command)
     began, began_at = time.process_time(), time.monotonic()
-    entry = start.main if command[0] == "process" else main.main
     with pytest.raises(SystemExit) as ended:
-        entry()
+        main.main()
     took_s, waited_s = time.process_time() - began, time.monotonic() - began_at
     status, printed = ended.value.code, capsys.readouterr()
     said = printed.err

@@ -13,9 +13,9 @@ from transformers import Qwen2Config
 
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.cli import check
-from cusearch_async.cli.preflight import device as device_module
-from cusearch_async.cli.preflight.device import Device, device_of
+from cusearch_async.cli.preflight import gpus as gpus_module
 from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.gpus import Device, device_of
 from cusearch_async.cli.preflight.shapes import PUBLISHED, shape_of
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
@@ -228,8 +228,8 @@ def test_the_gpu_that_is_here_counts_more_than_the_config_and_less_than_the_comm
     import torch
 
     cards = [SimpleNamespace(name=f"card {gib}", total_memory=gib << 30) for gib in (80, 23, 40)]
-    monkeypatch.setattr(device_module, "count_gpus", lambda: len(cards))
-    monkeypatch.setattr(device_module, "is_cpu_meant", lambda: False)
+    monkeypatch.setattr(gpus_module, "count_gpus", lambda: len(cards))
+    monkeypatch.setattr(gpus_module, "is_cpu_meant", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: cards[index])
     config = load_config(CONFIGS / "one-gpu-48gb.toml")
     for gpus, gib in (("[0]", 80), ("[1]", 23), ("[2]", 40)):
@@ -239,7 +239,7 @@ def test_the_gpu_that_is_here_counts_more_than_the_config_and_less_than_the_comm
     assert device_of(load_config(CONFIGS / "atlas.toml"), None).gib == 23, "the smallest, where none is named"
     far = load_config(CONFIGS / "one-gpu-48gb.toml", ["--learner.gpus", "[7]", "--rollout.gpus", "[7]"])
     assert device_of(far, None).gib == 48
-    monkeypatch.setattr(device_module, "is_cpu_meant", lambda: True)
+    monkeypatch.setattr(gpus_module, "is_cpu_meant", lambda: True)
     assert device_of(config, None).gib == 48
 
 
@@ -247,8 +247,8 @@ def test_the_gpu_that_is_here_counts_more_than_the_config_and_less_than_the_comm
     ("overrides", "hidden"), [((), False), (("--model.dtype", "bfloat16"), True)], ids=["float32", "hidden"]
 )
 def test_nothing_is_said_of_gpus_for_a_run_on_a_cpu(overrides, hidden, capsys, monkeypatch):
-    monkeypatch.setattr(device_module, "count_gpus", lambda: 0)
-    monkeypatch.setattr(device_module, "is_cpu_meant", lambda: hidden)
+    monkeypatch.setattr(gpus_module, "count_gpus", lambda: 0)
+    monkeypatch.setattr(gpus_module, "is_cpu_meant", lambda: hidden)
     monkeypatch.setenv("COLUMNS", "160")
     assert run("atlas", overrides=overrides) == 0
     printed = capsys.readouterr().out

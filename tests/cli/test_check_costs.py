@@ -53,9 +53,8 @@ def test_the_host_the_disk_and_the_time_are_said():
     found = findings()
     assert "4 ranks on one machine: 46.0 GiB while loading, 0.0 GiB permanently" in found["host memory"].text
     assert "46.0 GiB while a checkpoint is written" in found["host memory"].text
-    assert "a version has 6.3 GiB and is written in 3.4 s at an assumed 2 GB/s" in found["publishing"].text
     assert "s on 4 H100 at an assumed 40% of 989 TFLOP/s" in found["step time"].text
-    assert "163.3 GiB needed for 3 checkpoints" in found["disk"].text
+    assert "163.3 GiB needed for 3 checkpoints of 46.0 GiB and 4 weight versions of 6.3 GiB" in found["disk"].text
     assert {found[what].status for what in ("host memory", "disk")} <= {"ok", "too small"}
 
 

@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from cusearch_async.cli import check
-from cusearch_async.cli.preflight.device import Device
 from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.gpus import Device
 from cusearch_async.cli.preflight.shapes import shape_of
 from cusearch_async.config import STARTER, load_config
 

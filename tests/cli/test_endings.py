@@ -26,7 +26,7 @@ def end_of(command: list[str], **options: object) -> subprocess.CompletedProcess
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60 * SLOW, check=False, **options)
 
 
-@pytest.mark.parametrize("command", [["schema"], ["config", "atlas"], ["--help"], ["--version"]])
+@pytest.mark.parametrize("command", [["config", "--schema"], ["config", "atlas"], ["--help"], ["--version"]])
 def test_a_full_device_is_named_in_one_line(command):
     with Path("/dev/full").open("w") as full:
         done = end_of([*COMMAND, *command], stdout=full)
@@ -52,7 +52,7 @@ def test_an_output_that_is_full_is_named_and_not_deleted(full):
     assert full.is_symlink()
 
 
-@pytest.mark.parametrize("command", [["schema"], ["--help"]])
+@pytest.mark.parametrize("command", [["config", "--schema"], ["--help"]])
 def test_a_closed_pipe_is_no_error(command):
     read, write = os.pipe()
     os.close(read)
@@ -91,10 +91,10 @@ def test_an_interrupt_while_libraries_are_imported_says_nothing(at):
 def test_files_of_the_current_folder_are_not_taken_for_packages(tmp_path):
     for name in ("redis", "torch", "pydantic", "uvloop", "rich"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('not the package')")
-    done = end_of([*COMMAND, "ledger", "atlas", "--redis.url", "redis://127.0.0.1:1/0"], cwd=tmp_path)
+    done = end_of([*COMMAND, "buckets", "atlas", "--ledger", "--redis.url", "redis://127.0.0.1:1/0"], cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("cusearch: Redis at 127.0.0.1:1 cannot be reached")
-    worker = [sys.executable, "-m", "cusearch_async.processes.start", "evaluator", "atlas"]
+    worker = [sys.executable, "-m", "cusearch_async.cli.main", "worker", "evaluator", "atlas"]
     done = end_of(worker, cwd=tmp_path)
     assert done.stderr.startswith("evaluator: eval.every is 0")
 

@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cusearch_async.cli import fleet as fleets
-from cusearch_async.cli import launch, live
-from cusearch_async.cli.fleet import Child, Fleet
+from cusearch_async.cli import launch
+from cusearch_async.cli.parts import fleet as fleets
+from cusearch_async.cli.parts import live
+from cusearch_async.cli.parts.fleet import Child, Fleet
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RetrievalUnavailable, RunInUse
 from cusearch_async.lifecycle.children import start_child
@@ -129,8 +130,8 @@ LAUNCH = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from cusearch_async.cli import live
-from cusearch_async.cli.fleet import Fleet
+from cusearch_async.cli.parts import live
+from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle.entry import exit_with_one_line, log_to_stderr
 from tests.cli.test_fleet import GOODBYE, start

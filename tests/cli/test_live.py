@@ -1,4 +1,4 @@
-"""What `launch`, `demo`, `plot` and `pause` show, without a run."""
+"""What `launch`, `demo`, and `runs plot` show, without a run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from rich.console import Console
 
 from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.atlas.questions import test_chains as held_out_chains
-from cusearch_async.cli import demo, launch, live, main, plot
-from cusearch_async.cli.fleet import Child
+from cusearch_async.cli import demo, launch, main, runs
+from cusearch_async.cli.parts import live
+from cusearch_async.cli.parts.fleet import Child
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RunInUse
 from cusearch_async.run.history import record_start
@@ -84,11 +85,11 @@ def test_plot_draws_each_run_and_names_one_without_steps(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         rows = [json.dumps(row(step, **EXTRA)) for step in range(3)]
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(rows) + "\n")
-    monkeypatch.setattr("sys.argv", ["cusearch", "plot", str(tmp_path / "a"), str(tmp_path / "b")])
+    monkeypatch.setattr("sys.argv", ["cusearch", "runs", "plot", str(tmp_path / "a"), str(tmp_path / "b")])
     main.main()
     assert all((tmp_path / name / "plot.png").read_bytes().startswith(b"\x89PNG") for name in ("a", "b"))
     with pytest.raises(ConfigError, match=r"c/metrics\.jsonl holds no step yet"):
-        plot.run(Namespace(folders=[tmp_path / "c"]), [])
+        runs.plot(Namespace(folders=[tmp_path / "c"]), [])
 
 
 @pytest.mark.system  # a second for matplotlib
@@ -106,7 +107,7 @@ def test_plot_draws_each_run_and_names_one_without_steps(tmp_path, monkeypatch):
 def test_plot_draws_rows_without_the_usual_keys(tmp_path, foreign):
     rows = [{"step": 0, "epoch": 1} | foreign, row(1, **EXTRA), row(2, **EXTRA) | foreign]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    plot.run(Namespace(folders=[tmp_path]), [])
+    runs.plot(Namespace(folders=[tmp_path]), [])
     assert (tmp_path / "plot.png").exists()
 
 
@@ -127,7 +128,7 @@ def test_plot_draws_rows_without_the_usual_keys(tmp_path, foreign):
 def test_plot_names_a_value_that_cannot_be_drawn(tmp_path, key, value):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row(0, **EXTRA) | {key: value}) + "\n")
     with pytest.raises(ConfigError, match=rf"the row of step .* of metrics.jsonl has {key} = "):
-        plot.run(Namespace(folders=[tmp_path]), [])
+        runs.plot(Namespace(folders=[tmp_path]), [])
 
 
 @pytest.mark.system
@@ -144,7 +145,7 @@ def test_plot_names_a_value_that_cannot_be_drawn(tmp_path, key, value):
 def test_steps_without_an_episode_or_a_figure_are_drawn_without_a_warning(rows, tmp_path, recwarn):
     """As in a run whose episodes all fail."""
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    plot.run(Namespace(folders=[tmp_path]), [])
+    runs.plot(Namespace(folders=[tmp_path]), [])
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert [str(warning.message) for warning in recwarn if warning.category is RuntimeWarning] == []
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cusearch_async.cli import main, view
+from cusearch_async.cli import buckets, main
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.run.contract import RunContract
@@ -94,8 +94,8 @@ async def test_buckets_show_depth_by_staleness_groups_workers_and_ledger(atlas_c
     config = load_config(atlas_config, overrides)
     await fill(config)
     async with open_buffer(config) as open_:
-        now = await view.look(open_)
-        shown = text_of(view.view(now, None, config))
+        now = await buckets.look(open_)
+        shown = text_of(buckets.view(now, None, config))
     assert re.search(r"1\s+1\s+·", shown), "one of depth 1, fresh"
     assert "phase 2" in shown
     assert "2 of 768" in shown
@@ -113,13 +113,13 @@ async def test_while_a_pool_is_trained_on_buckets_count_the_next_one(atlas_confi
         await open_.announce(0, "v000000-e1")
         for slot in await open_.admit("w", 0, 8):
             await open_.put(make_trajectory(slot.ticket, slot.rollout))
-        assert re.search(r"pool 0\s+2 of 2 ready", text_of(view.view(await view.look(open_), None, config)))
+        assert re.search(r"pool 0\s+2 of 2 ready", text_of(buckets.view(await buckets.look(open_), None, config)))
         pool = await open_.claim(0)
-        shown = text_of(view.view(await view.look(open_), None, config))
+        shown = text_of(buckets.view(await buckets.look(open_), None, config))
         assert re.search(r"trains on\s+pool 0", shown)
         assert re.search(r"pool 1\s+2 of 2 ready", shown)
         await open_.commit(pool, pool.trajectories)
-        shown = text_of(view.view(await view.look(open_), None, config))
+        shown = text_of(buckets.view(await buckets.look(open_), None, config))
         assert "trains on" not in shown
         assert re.search(r"pool 1\s+2 of 2 ready", shown)
 
@@ -175,7 +175,7 @@ def test_the_ledger_command_counts_the_keys_unless_it_is_to_be_quick(
     config, atlas_config, overrides, monkeypatch, capsys
 ):
     def status(*arguments: str) -> object:
-        monkeypatch.setattr("sys.argv", ["cusearch", "ledger", str(atlas_config), *overrides, *arguments])
+        monkeypatch.setattr("sys.argv", ["cusearch", "buckets", str(atlas_config), "--ledger", *overrides, *arguments])
         with pytest.raises(SystemExit) as ended:
             main.main()
         return ended.value.code
@@ -196,7 +196,7 @@ def test_the_ledger_command_counts_the_keys_unless_it_is_to_be_quick(
 
 def test_the_ledger_command_checks_it(config, atlas_config, overrides, monkeypatch, capsys):
     for arguments, status in (([], 0), (["--json"], 0)):
-        monkeypatch.setattr("sys.argv", ["cusearch", "ledger", str(atlas_config), *overrides, *arguments])
+        monkeypatch.setattr("sys.argv", ["cusearch", "buckets", str(atlas_config), "--ledger", *overrides, *arguments])
         with pytest.raises(SystemExit) as ended:
             main.main()
         assert ended.value.code == status
@@ -207,7 +207,7 @@ def test_the_ledger_command_checks_it(config, atlas_config, overrides, monkeypat
             await open_.connection.client.hincrby(open_.keys.ledger, "finished", 1)
 
     asyncio.run(falsify())
-    monkeypatch.setattr("sys.argv", ["cusearch", "ledger", str(atlas_config), *overrides])
+    monkeypatch.setattr("sys.argv", ["cusearch", "buckets", str(atlas_config), "--ledger", *overrides])
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == 1
@@ -216,7 +216,7 @@ def test_the_ledger_command_checks_it(config, atlas_config, overrides, monkeypat
 
 def test_pause_and_resume(config, atlas_config, overrides, monkeypatch, capsys):
     for command, paused in (("pause", True), ("resume", False)):
-        run([command, str(atlas_config), *overrides], monkeypatch, capsys)
+        run(["buffer", command, str(atlas_config), *overrides], monkeypatch, capsys)
 
         async def is_paused():
             async with open_buffer(config) as open_:
@@ -227,8 +227,8 @@ def test_pause_and_resume(config, atlas_config, overrides, monkeypatch, capsys):
 
 def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, redis_url, monkeypatch):
     settings = ["--redis.url", redis_url, "--run.name", "atlass"]
-    monkeypatch.setattr("sys.argv", ["cusearch", "pause", str(atlas_config), *settings])
-    with pytest.raises(SystemExit, match="has no run 'atlass': no learner has started it"):
+    monkeypatch.setattr("sys.argv", ["cusearch", "buffer", "pause", str(atlas_config), *settings])
+    with pytest.raises(SystemExit, match="has no run 'atlass'; it has "):
         main.main()
     config = load_config(atlas_config, settings)
 
@@ -240,13 +240,13 @@ def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, redis_
 
 
 def test_workers_are_listed_without_the_contract(config, atlas_config, overrides, monkeypatch, capsys):
-    shown = run(["workers", str(atlas_config), *overrides], monkeypatch, capsys)
+    shown = run(["buckets", str(atlas_config), "--workers", *overrides], monkeypatch, capsys)
     assert re.search(r"w\s+\d+ s ago", shown)
     assert "run.seed" not in shown
 
 
 def test_the_contract_that_a_worker_must_have_is_listed(config, atlas_config, overrides, monkeypatch, capsys):
-    shown = run(["workers", str(atlas_config), "--contract", "--run.seed", "7", *overrides], monkeypatch, capsys)
+    shown = run(["buckets", str(atlas_config), "--contract", "--run.seed", "7", *overrides], monkeypatch, capsys)
     assert re.search(r"contract\s+method\.name '\[bold\]'\s+run\.seed    0\s*$", shown), shown
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from cusearch_async.cli import main
-from cusearch_async.cli.fleet import Fleet
+from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import RunInUse
 from cusearch_async.lifecycle.children import start_child

@@ -1,4 +1,4 @@
-"""`cusearch config` and `cusearch schema`: every setting, for people and for editors."""
+"""`cusearch config` and `cusearch config --schema`: every setting, for people and for editors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import tomllib
 import jsonschema
 import pytest
 
-from cusearch_async.cli.config import reference
-from cusearch_async.cli.schema import schema
+from cusearch_async.cli.config import reference, schema
 from cusearch_async.config import load_config, shipped_configs
 
 

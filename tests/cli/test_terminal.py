@@ -14,13 +14,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from cusearch_async.cli import buffer, evaluate, view
+from cusearch_async.cli import buckets, buffer
+from cusearch_async.cli import eval as evaluate
+from cusearch_async.cli.parts.terminal import visible
 from cusearch_async.cli.preflight.finding import STYLES, Finding
 from cusearch_async.cli.preflight.finding import table as table_of_findings
-from cusearch_async.cli.preflight.gpus import stages
+from cusearch_async.cli.preflight.memory import stages
 from cusearch_async.cli.preflight.shapes import published
 from cusearch_async.cli.preflight.sizing import GIB
-from cusearch_async.cli.terminal import visible
 from cusearch_async.config import Config, load_config
 from cusearch_async.transport.interface import Ledger, Queues, RunState, WorkerStatus
 from cusearch_async.transport.listing import TrajectoryRow
@@ -64,7 +65,7 @@ def test_what_others_wrote_moves_no_cursor(tokenizer):
         buffer.table([row(question=ESCAPE, prediction=ESCAPE, worker=ESCAPE)]),
         buffer.overview(hostile, {}),
         buffer.marked(tokenizer(ESCAPE[:-1], add_special_tokens=False)["input_ids"], np.zeros(99), tokenizer),
-        view.workers({ESCAPE: status_of_a_worker()}),
+        buckets.workers({ESCAPE: status_of_a_worker()}),
     ):
         printed = text_of(shown, width=400)
         assert "\x1b" not in printed
@@ -93,7 +94,7 @@ def tables(atlas_config: Path) -> dict[str, object]:
     score = {"count": 14267} | dict.fromkeys(evaluate.COLUMNS, 0.55)
     score |= {f"{name}_interval": interval for name in evaluate.COLUMNS}
     state = RunState(epoch=12, step=203, fields={"phase": 4}, published=203, weights="v000203-e12", next_ticket=99999)
-    now = view.Snapshot(
+    now = buckets.Snapshot(
         0.0, state, Ledger(finished=123456, buffered=123456), 204,
         Queues(ready_of_pool=64, is_claimed=False, ready=1234, leased=123, requeued=12, incomplete=3),
         {(depth, 203 - age): 1234 for depth in range(6) for age in range(3)}, {WORKER: status_of_a_worker()},
@@ -102,9 +103,9 @@ def tables(atlas_config: Path) -> dict[str, object]:
     return {
         "eval": evaluate.table({"2wikimultihopqa": score, "my_questions, 2 hops": score, "all": score}, "greedy"),
         "check": stages(config, shape, 80 * GIB),
-        "workers": view.workers({WORKER: status_of_a_worker()}),
-        "buckets": view.buckets(now, config),
-        "groups": view.groups(now, None, config),
+        "workers": buckets.workers({WORKER: status_of_a_worker()}),
+        "buckets": buckets.buckets(now, config),
+        "groups": buckets.groups(now, None, config),
     }
 
 
@@ -118,7 +119,7 @@ def test_a_table_fits_into_80_columns(name, atlas_config):
             assert word in printed, word
 
 
-def snapshot(config: Config, workers: int, **changes: Any) -> view.Snapshot:
+def snapshot(config: Config, workers: int, **changes: Any) -> buckets.Snapshot:
     """In the middle of a run of 203 steps, as full as it gets."""
     state = RunState(
         epoch=12, step=5, fields={"phase": 4}, published=5, weights="v000005-e12", next_ticket=99999, **changes
@@ -127,14 +128,14 @@ def snapshot(config: Config, workers: int, **changes: Any) -> view.Snapshot:
     queues = Queues(ready_of_pool=64, is_claimed=False, ready=1234, leased=123, requeued=12, incomplete=3)
     cells = {(depth, 5 - age): 1234 // (1 + depth) for depth in range(6) for age in range(3)}
     names = {f"{WORKER}-{number}": status_of_a_worker() for number in range(workers)}
-    return view.Snapshot(0.0, state, Ledger(**counts), 6, queues, cells, names)
+    return buckets.Snapshot(0.0, state, Ledger(**counts), 6, queues, cells, names)
 
 
 @pytest.mark.parametrize("workers", [1, 16])
 def test_buckets_show_all_but_many_workers_on_80_columns_and_24_lines(atlas_config, workers):
     config = load_config(atlas_config)
     now = snapshot(config, workers)
-    seen = "\n".join(text_of(view.view(now, replace(now, at=-1.0), config)).splitlines()[:24])
+    seen = "\n".join(text_of(buckets.view(now, replace(now, at=-1.0), config)).splitlines()[:24])
     for part in ("trains on", "pool 5", "pool 6", "64 of 64 ready", "lost 123456", "late refused", "finished"):
         assert part in seen, part
     assert "…" not in seen
@@ -160,7 +161,7 @@ def test_no_screen_uses_a_colour_that_is_lost_on_light_or_on_dark_terminals(atla
     answered = make_trajectory(0)
     statuses = [Finding(status, "what", "text") for status in STYLES]
     screens = [
-        view.view(snapshot(config, 2, paused=True), None, config),
+        buckets.view(snapshot(config, 2, paused=True), None, config),
         *buffer.turns(answered, tokenizer),
         buffer.overview(answered, {}),
         table_of_findings(statuses),
@@ -175,8 +176,8 @@ def test_no_screen_uses_a_colour_that_is_lost_on_light_or_on_dark_terminals(atla
 
 
 def test_a_worker_that_is_starting_is_listed_with_what_it_does():
-    shown = text_of(view.workers({"a-host-42": WorkerStatus(starting="loading vLLM", alive_s=20.4)}))
+    shown = text_of(buckets.workers({"a-host-42": WorkerStatus(starting="loading vLLM", alive_s=20.4)}))
     assert "loading vLLM, 20 s" in shown
-    shown = text_of(view.workers({"a-host-42": WorkerStatus(heartbeat_age_s=11)}))
+    shown = text_of(buckets.workers({"a-host-42": WorkerStatus(heartbeat_age_s=11)}))
     assert "silent" in shown
     assert " ok" not in shown

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from cusearch_async.cli import main
-from cusearch_async.cli.trust import CODE, code_in
+from cusearch_async.cli.parts.arguments import CODE, code_in
 from cusearch_async.config import Config, known_keys, load_config, section_of
 from cusearch_async.config.section import Section
 from cusearch_async.run import folder as run_folder
@@ -30,13 +30,11 @@ LOOKING = (
     ("config", "config.toml"),
     ("config", "starts/0001.toml"),
     ("check", "config.toml"),
-    ("ledger", "config.toml"),
-    ("workers", "launch.toml"),
+    ("buckets", "launch.toml", "--ledger"),
     ("buckets", "config.toml", "--once"),
     ("buffer", "ls", "config.toml"),
     ("buffer", "peek", "config.toml", "0:0"),
-    ("pause", "config.toml"),
-    ("doctor", "config.toml"),
+    ("buffer", "pause", "config.toml"),
     ("reset", "config.toml"),
     ("redis", "config.toml"),
     ("index", "config.toml"),

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from cusearch_async.cli import evaluate
-from cusearch_async.cli.evaluate import evaluated
+from cusearch_async.cli import eval as evaluate
+from cusearch_async.cli.eval import evaluated
 from cusearch_async.config import load_config
 from cusearch_async.errors import JudgeFailed
 from cusearch_async.evaluation.probing import ProbedSearch, play_passes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from cusearch_async.cli import evaluate
-from cusearch_async.cli.evaluate import Report
+from cusearch_async.cli import eval as evaluate
+from cusearch_async.cli.eval import Report
 from cusearch_async.evaluation.findings import Paired, Samples
 from cusearch_async.evaluation.judge import PROMPT, Verdicts
 from cusearch_async.evaluation.scoring import summarize

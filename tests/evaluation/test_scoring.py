@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cusearch_async.cli import trace
-from cusearch_async.cli.evaluate import markdown, table
+from cusearch_async.cli.eval import markdown, table
 from cusearch_async.cli.launch import is_complete
+from cusearch_async.cli.parts import page
 from cusearch_async.config import load_config
 from cusearch_async.errors import SearchRefused, WriteFailed
 from cusearch_async.evaluation.scores import Done, record
@@ -132,8 +132,8 @@ class Letters(ChatTokenizer):
 def test_a_page_shows_each_episode_and_colours_each_block():
     texts = ("ask <search>", "<think>hm</think><search>a & b</search>", "\n<information>x</information>\n", "<answer>y")
     one = written(*texts)
-    text = trace.page([one], Letters(), [["category", "n"], ["all", "1"]], "a <title>")
-    assert trace.stretches(one, Letters()) == [
+    text = page.page([one], Letters(), [["category", "n"], ["all", "1"]], "a <title>")
+    assert page.stretches(one, Letters()) == [
         ("prompt", texts[0]),
         ("model", texts[1]),
         ("environment", texts[2]),
@@ -153,17 +153,17 @@ def shown_on(text: str) -> list[int]:
 
 def test_a_page_holds_at_most_so_many_episodes_and_first_the_wrong_ones(monkeypatch):
     wrong = [number for number, episode in enumerate(EPISODES) if not episode.em]
-    monkeypatch.setattr(trace, "MOST", 20)
-    text = trace.page(EPISODES, Letters(), [["x"]], "t")
+    monkeypatch.setattr(page, "MOST", 20)
+    text = page.page(EPISODES, Letters(), [["x"]], "t")
     assert set(wrong) < set(shown_on(text))
     assert len(shown_on(text)) == 20
     assert "20 of 30 episodes, with 15 of the 15 wrong ones." in text
-    monkeypatch.setattr(trace, "MOST", 5)
-    text = trace.page(EPISODES, Letters(), [["x"]], "t")
+    monkeypatch.setattr(page, "MOST", 5)
+    text = page.page(EPISODES, Letters(), [["x"]], "t")
     assert shown_on(text) == wrong[::3]
     assert "5 of 30 episodes, with 5 of the 15 wrong ones." in text
-    monkeypatch.setattr(trace, "MOST", 30)
-    assert "All 30 episodes." in trace.page(EPISODES, Letters(), [["x"]], "t")
+    monkeypatch.setattr(page, "MOST", 30)
+    assert "All 30 episodes." in page.page(EPISODES, Letters(), [["x"]], "t")
 
 
 def test_the_tags_of_another_environment_have_colours_and_are_what_the_legend_names():
@@ -173,7 +173,7 @@ def test_the_tags_of_another_environment_have_colours_and_are_what_the_legend_na
         "<result><b>2</b></result>",
         "<final-answer>2</final-answer>",
     )
-    text = trace.page([written(*texts)], Letters(), [["x"]], "t")
+    text = page.page([written(*texts)], Letters(), [["x"]], "t")
     legend = re.findall(r'<span class="(\w+) inline">([\w-]+)</span>', text)
     assert {name for _, name in legend} == {"plan", "count_words", "result", "final-answer"}
     assert len({kind for kind, _ in legend}) == 4, "each its own colour"
@@ -181,8 +181,8 @@ def test_the_tags_of_another_environment_have_colours_and_are_what_the_legend_na
         assert f'<span class="{kind}">&lt;{name}&gt;' in text
         assert f".{kind}" in text, "the page has the colour"
     many = "".join(f"<t{number}>x</t{number}>" for number in range(20))
-    assert trace.page([written("p", many)], Letters(), [["x"]], "t").count(' inline">') == 6
-    assert ' inline">' not in trace.page([written("p", "no tags, 1 < 2 > 0")], Letters(), [["x"]], "t")
+    assert page.page([written("p", many)], Letters(), [["x"]], "t").count(' inline">') == 6
+    assert ' inline">' not in page.page([written("p", "no tags, 1 < 2 > 0")], Letters(), [["x"]], "t")
 
 
 def written(*texts: str):

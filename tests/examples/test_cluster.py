@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cusearch_async.cli import check
-from cusearch_async.cli.preflight.device import Device
+from cusearch_async.cli.preflight.gpus import Device
 from cusearch_async.cli.preflight.shapes import shape_of
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle import gpus
@@ -34,7 +34,7 @@ def test_what_is_started_exists_and_all_of_it_is_started(name):
     text = (CLUSTER / name).read_text(encoding="utf-8")
     for module in re.findall(r"cusearch_async[\w.]+", text):
         assert importlib.util.find_spec(module), module
-    started = set(re.findall(r"(?:START|processes\.start)[\",\s-]+(\w+)", text)) & {*PROCESSES}
+    started = set(re.findall(r"(?:START|worker)[\",\s-]+(\w+)", text)) & {*PROCESSES}
     assert started == {"learner", "rollout", "retriever"}
     settings = re.findall(r"--(\w+\.\w+) ([^\s\"]+)", text)
     load_config(CLUSTER / "cluster.toml", [part for key, value in settings for part in (f"--{key}", value)])
@@ -45,9 +45,9 @@ def test_torchrun_knows_the_options_and_starts_as_many_ranks_as_the_config_says(
     from torch.distributed.run import get_args_parser
 
     text = (CLUSTER / name).read_text(encoding="utf-8").replace("\n            - ", " ").replace("\\\n", " ")
-    options = re.search(r"torchrun\]?\s+(?:args:)?\s*(--.*? -m )", text)
+    options = re.search(r"torchrun\]?\s+(?:args:)?\s*(--.*? --no-python )", text)
     assert options
-    parsed = get_args_parser().parse_args([*options[1].split()[:-1], "script"])
+    parsed = get_args_parser().parse_args([*options[1].split(), "script"])
     learner = load_config(CLUSTER / "cluster.toml").learner
     assert (int(parsed.nnodes), int(parsed.nproc_per_node)) == (learner.nodes, learner.ranks_per_node)
 
@@ -131,6 +131,6 @@ def test_a_worker_of_kubernetes_gets_the_gpu_of_its_pod_and_ends_with_the_run(mo
     (worker,), (retriever,) = pod["containers"], pod["initContainers"]
     assert retriever["restartPolicy"] == "Always", "it neither keeps the pod from ending nor the worker from starting"
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == 1
-    options = tuple(worker["command"][5:])
+    options = tuple(worker["command"][4:])
     pods = [take_gpus(monkeypatch, tmp_path, f"pod-{pod}", "0", options, 1) for pod in range(job["parallelism"])]
     assert pods == [["0"]] * 16

@@ -73,7 +73,7 @@ def test_a_cuda_build_that_can_use_no_gpu_is_refused(machine, parts):
     assert "torch says: The NVIDIA driver on your system is too old (found version 12020).;" in said
     assert "\n" not in said
     assert ("CUDA_VISIBLE_DEVICES is '3'" in said) == ("visible" in parts)
-    assert said.endswith("see `cusearch doctor`, or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU")
+    assert said.endswith("see `cusearch check`, or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU")
 
 
 def test_a_named_gpu_that_is_missing_is_an_error_that_names_the_driver(machine):

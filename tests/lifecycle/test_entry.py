@@ -14,7 +14,7 @@ from cusearch_async.lifecycle.entry import exit_with_one_line
 from tests.conftest import free_port
 
 
-@pytest.mark.parametrize("module", ["cusearch_async.processes.start", "workers.learner", "workers.retriever"])
+@pytest.mark.parametrize("module", ["workers.learner", "workers.rollout", "workers.retriever"])
 @pytest.mark.system
 def test_help_of_a_process_is_no_failure(module: str):
     done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)

@@ -57,7 +57,7 @@ def test_a_process_whose_gpu_is_not_there_ends_with_one_line(process: str, tmp_p
     settings = [f"--{process if process != 'evaluator' else 'eval'}.gpus", "[997]", "--eval.every", "1"]
     settings += ["--run.folder", str(tmp_path / "run")]
     done = subprocess.run(
-        [sys.executable, "-m", "cusearch_async.processes.start", process, "atlas", *settings],
+        [sys.executable, "-m", "cusearch_async.cli.main", "worker", process, "atlas", *settings],
         capture_output=True,
         text=True,
         check=False,

@@ -65,7 +65,7 @@ def test_an_engine_is_started_so_that_it_dies_with_its_worker(said, tmp_path: Pa
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("module", ["cusearch_async.processes.start", "cusearch_async.cli.main", "workers.rollout"])
+@pytest.mark.parametrize("module", ["cusearch_async.cli.main", "workers.rollout"])
 def test_each_entry_point_arms_the_engine_that_is_spawned_from_it(said, module: str):
     assert said("-c", IMPORTED, module, "__mp_main__") == [str(int(signal.SIGKILL)), "True"]
 
@@ -73,4 +73,4 @@ def test_each_entry_point_arms_the_engine_that_is_spawned_from_it(said, module: 
 @pytest.mark.system
 def test_a_process_that_nothing_has_spawned_is_left_as_it_is(said):
     """Also where multiprocessing was imported before, as `worker` does."""
-    assert said("-c", IMPORTED, "cusearch_async.processes.start", "imported") == [str(int(signal.SIGTERM)), "False"]
+    assert said("-c", IMPORTED, "cusearch_async.cli.main", "imported") == [str(int(signal.SIGTERM)), "False"]

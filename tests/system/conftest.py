@@ -53,7 +53,7 @@ class Run:
 
     def cusearch(self, command: str, *flags: str, **changes: Any) -> Process:
         """Start `cusearch COMMAND configs/atlas.toml` with flags and this run's overrides."""
-        return self._start("cusearch_async.cli.main", command, str(ATLAS), *flags, *self.arguments(**changes))
+        return self._start("cusearch_async.cli.main", *command.split(), str(ATLAS), *flags, *self.arguments(**changes))
 
     def worker(self, name: str, **changes: Any) -> Process:
         """Start `python -m workers.NAME`."""

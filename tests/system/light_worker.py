@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cusearch_async.cli import main as entry
 from cusearch_async.config import Config
-from cusearch_async.processes import start
 from tests.system.chaos.record import Record, record_worker
 
 TURN_S = float(os.environ.get("LIGHT_TURN_S", "0.1"))
@@ -82,8 +82,8 @@ def main() -> None:
     sys.modules["cusearch_async.rollout.engine"] = sys.modules[__name__]
     if "CHAOS_RECORD" in os.environ:
         record_worker(Record("light"))
-    sys.argv.insert(1, "rollout")
-    start.main()
+    sys.argv[1:1] = ["worker", "rollout"]
+    entry.main()
 
 
 if __name__ == "__main__":

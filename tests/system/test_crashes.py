@@ -309,7 +309,7 @@ def test_a_rank_that_hangs_is_named_and_ends_the_learner(lives: Lives):
     [hung] = [
         p
         for p in psutil.Process(learner.pid).children(recursive=True)
-        if "workers.learner" in " ".join(p.cmdline()) or "processes.start" in " ".join(p.cmdline())
+        if "workers.learner" in " ".join(p.cmdline()) or "worker learner" in " ".join(p.cmdline())
     ]
     hung.suspend()
     output = finish(learner, 1)

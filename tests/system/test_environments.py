@@ -118,7 +118,7 @@ def test_a_simulated_engine_trains_and_the_evaluator_scores_beside_it(run: Run):
     run.redis().hset("cusearch:{atlas}:state", "paused", 1)  # at once, so that version 0 is scored before step 1 begins
     scores = run.folder / "eval.jsonl"
     wait_until(lambda: scores.exists() or launched.poll() is not None, 300)
-    assert finish(run.cusearch("resume"))[0] == 0
+    assert finish(run.cusearch("buffer resume"))[0] == 0
     wait_until(lambda: len(run.metrics()) >= 2 or launched.poll() is not None, 200)
     with urlopen(f"{run.overrides['retriever.url']}/health") as response:
         figures = json.load(response)

@@ -20,7 +20,8 @@ from tests.system.test_crashes import ATLAS, STEPS, Lives, finish
 
 pytestmark = pytest.mark.system
 
-LEARNER = ["cusearch_async.processes.start", "learner", str(ATLAS)]
+LEARNER = ["worker", "learner", str(ATLAS)]
+CUSEARCH = str(Path(sys.executable).with_name("cusearch"))
 POOL = 8
 """Trajectories of a pool of `Lives`."""
 
@@ -71,7 +72,14 @@ def ended(process: subprocess.Popen[str], log: Path) -> str:
 
 def test_ranks_that_torchrun_starts_again_go_on_from_the_checkpoint(lives: Lives, start, tmp_path: Path):
     """Torchrun's store is the same: before, they hung there on what the ranks before had written."""
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "-m"]
+    torchrun = [
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "--max-restarts=1",
+        "--no-python",
+        CUSEARCH,
+    ]
     launcher = start([*torchrun, *LEARNER, *lives.overrides])
     lives.feed(2, 2 * POOL)
     checkpoints = lives.folder / "checkpoints"
@@ -88,7 +96,8 @@ def test_ranks_that_torchrun_starts_again_go_on_from_the_checkpoint(lives: Lives
 
 def test_deepspeeds_launcher_starts_the_learner(lives: Lives, start, tmp_path: Path):
     world = base64.urlsafe_b64encode(json.dumps({"localhost": [0, 1]}).encode()).decode()
-    launch = ["deepspeed.launcher.launch", f"--world_info={world}", f"--master_port={free_port()}", "--module"]
+    launch = ["deepspeed.launcher.launch", f"--world_info={world}", f"--master_port={free_port()}"]
+    launch += ["--no_python", "--no_local_rank", CUSEARCH]
     settings = dict(zip(lives.overrides[::2], lives.overrides[1::2], strict=True)) | {"--run.steps": "1"}
     launcher = start([*launch, *LEARNER, *itertools.chain(*settings.items())])
     lives.feed(1, POOL)
@@ -98,7 +107,7 @@ def test_deepspeeds_launcher_starts_the_learner(lives: Lives, start, tmp_path: P
 
 
 def test_another_number_of_ranks_than_the_launchers_is_refused_in_one_line(lives: Lives):
-    command = [sys.executable, "-m", *LEARNER, *lives.overrides, "--learner.ranks", "3"]
+    command = [CUSEARCH, *LEARNER, *lives.overrides, "--learner.ranks", "3"]
     env = os.environ | {"WORLD_SIZE": "2", "RANK": "0"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120 * SLOW, check=False)
     assert done.returncode == 1

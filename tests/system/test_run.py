@@ -249,7 +249,7 @@ def test_ar3po_moves_rollouts_by_history_and_goes_on_after_a_restart(run: Run, t
     [
         ("rollout", "Redis at 127.0.0.1", "cusearch redis"),
         ("learner", "Redis at 127.0.0.1", "cusearch redis"),
-        ("rollout", "the retriever at http://127.0.0.1", "cusearch_async.processes.start retriever"),
+        ("rollout", "the retriever at http://127.0.0.1", "`cusearch worker retriever CONFIG`"),
     ],
 )
 def test_a_process_without_a_service_says_in_one_line_what_is_missing(run: Run, process, missing, remedy):

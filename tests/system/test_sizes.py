@@ -1,4 +1,4 @@
-"""The sizes on disk that `cusearch doctor` reckons with are those that a learner writes."""
+"""The sizes on disk that `cusearch check` reckons with are those that a learner writes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ async def test_workers_a_dead_retriever_and_a_pause_are_named(config):
         await buffer.heartbeat("w1", [], WorkerStatus(version=0, in_flight=7, retriever_down_s=42))
         await buffer.pause(True)
         found = "; ".join(await explain(buffer, 0, config))
-        assert "the run is paused (`cusearch resume`)" in found
+        assert "the run is paused (`cusearch buffer resume`)" in found
         assert "w1 has version 0 of 0 and 7 episodes, and its retriever has been down for 42 s" in found
         await buffer.connection.client.zadd(buffer.keys.workers, {"w1": 0})
         assert "no worker is alive (last seen: w1 " in "; ".join(await explain(buffer, 0, config))

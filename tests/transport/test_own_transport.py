@@ -3,12 +3,13 @@ interface."""
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import pytest
 
-from cusearch_async.cli import ledger, workers
-from cusearch_async.cli.pause import pause
+from cusearch_async.cli import buckets, buffer
+from cusearch_async.cli.parts.opening import open_run
 from cusearch_async.cli.reset import count_keys, forget_keys
-from cusearch_async.cli.runs import open_run
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.run.contract import RunContract
@@ -34,16 +35,16 @@ async def test_a_run_on_a_transport_of_ones_own_is_worked_on_and_looked_into(con
         slot, *_ = await worker.admit("w", 0, 3)
         assert await worker.put(make_trajectory(slot.ticket, slot.rollout)) == "stored"
         await worker.heartbeat("w", [slot.ticket], WorkerStatus(episodes=1))
-    counts, audit = await ledger.read(config, quick=False)
+    counts, audit = await buckets.read_ledger(config, quick=False)
     assert (counts.finished, counts.buffered, audit.closes) == (1, 1, True)
-    found, agreed = await workers.read(config)
+    found, agreed = await buckets.read_workers(config)
     assert (list(found), agreed) == (["w"], OURS)
 
 
 async def test_commands_that_change_a_run_need_no_redis(config):
     async with open_buffer(config, contract=OURS) as learner:
         await learner.recover(0)
-        await pause(config, paused=True)
+        await buffer.admit(config, Namespace(action="pause"))
         assert (await learner.state()).paused
     assert await count_keys(config) == 1
     assert await forget_keys(config) == 1

@@ -1,55 +1,48 @@
-"""GPUs and their memory."""
+"""Which GPUs the processes of a run have, and how much memory one has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from rich.table import Table
-
-from cusearch_async.cli.preflight import adapters, sizing
-from cusearch_async.cli.preflight.finding import Finding, Status
-from cusearch_async.cli.preflight.shapes import ModelShape
-from cusearch_async.cli.preflight.sizing import GIB, LearnerMemory
+from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config
-from cusearch_async.lifecycle.cuda import count_gpus
+from cusearch_async.lifecycle.cuda import count_gpus, is_cpu_meant
 
-TIGHT = 0.9
-"""An estimate above this share of a GPU gives a warning: the real use may be larger."""
-ASLEEP = int(1.5 * GIB)
-"""Assumed for a process that waits for its turn on a GPU: CUDA's context and compiled kernels. Not measured."""
-MEAN_LENGTH = 0.5
-"""Assumed mean length of an episode, as a share of the longest: most end with an answer much earlier."""
+ASSUMED_GIB = 80.0
 
 
-def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
-    """A learner rank's memory in GiB, one column per ZeRO stage; the chosen one is marked."""
-    shown = Table(title=f"GiB per learner GPU, {_ranks(config)}", title_justify="left", pad_edge=False)
-    parts = ("weights", "reference", "optimizer", "gradients", "buffers", "step", "activations", "scoring", "peak")
-    memories = [_memory(config, shape, stage) for stage in range(4)]
-    shown.add_column("ZeRO stage")
-    for stage in range(4):
-        is_chosen = stage == config.learner.zero_stage
-        name = f"{stage} (chosen)" if is_chosen else str(stage)
-        shown.add_column(name, justify="right", style="bold" if is_chosen else "")
-    for part in parts:
-        shown.add_row(part, *(f"{getattr(memory, part) / GIB:.1f}" for memory in memories))
-    room = learner_room(config, gpu_bytes)
-    fits = ("yes" if memory.peak <= room else "no" for memory in memories)
-    shown.add_row(f"fits {room / GIB:.4g}", *fits)
-    return shown
+@dataclass(frozen=True, slots=True)
+class Device:
+    gib: float
+    """Memory of one GPU."""
+    source: str
+    """Where that is from."""
+
+    @property
+    def bytes(self) -> int:
+        return int(self.gib * GIB)
 
 
-def _ranks(config: Config) -> str:
-    return f"{config.learner.ranks} rank" + "s" * (config.learner.ranks > 1)
+def device_of(config: Config, given_gib: float | None) -> Device | None:
+    """The smallest GPU of this machine that the run would use, unless a size is given; without one here, that of the
+    config. None for a run on a CPU: no GPU is here or named, and they are hidden, or the model is float32."""
+    if given_gib is not None:
+        return Device(given_gib, "--gpu-gib")
+    named = {*config.learner.gpus, *config.rollout.gpus}
+    here = 0 if is_cpu_meant() else count_gpus()
+    found = [index for index in range(here) if index in named or not named]
+    if found:
+        import torch  # noqa: PLC0415  (seconds, and only with a GPU)
 
-
-def _memory(config: Config, shape: ModelShape, stage: int) -> LearnerMemory:
-    learner = config.learner
-    memory = sizing.learner_memory(shape, config, sizing.forward_tokens(config), stage)
-    if not learner.lora.rank:
-        return memory
-    trained = adapters.adapter_parameters(shape, learner.lora.rank, learner.lora.names)
-    return adapters.with_adapter(memory, config.model.dtype, stage, learner.ranks, trained)
+        smallest = min(map(torch.cuda.get_device_properties, found), key=lambda known: known.total_memory)
+        return Device(smallest.total_memory / GIB, f"{smallest.name} of this machine")
+    if config.run.gpu_gib is not None:
+        return Device(config.run.gpu_gib, "run.gpu_gib")
+    if not named and (is_cpu_meant() or config.model.dtype == "float32"):
+        return None
+    return Device(ASSUMED_GIB, "assumed; say it with --gpu-gib or run.gpu_gib")
 
 
 def shared_gpus(config: Config) -> list[int]:
@@ -65,110 +58,20 @@ def _of_rollout(config: Config) -> tuple[int, ...]:
     return config.rollout.gpus[: config.rollout.workers * config.rollout.vllm.tensor_parallel_size]
 
 
-def learner_room(config: Config, gpu_bytes: int) -> int:
-    """What an engine on the same GPU leaves to the learner."""
-    if config.run.take_turns:
-        return gpu_bytes - ASLEEP
-    share = config.rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
-    return gpu_bytes - int(share * gpu_bytes) if shared_gpus(config) else gpu_bytes
-
-
-def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
-    """Whether a rank of the learner fits into a GPU."""
-    stage, room = config.learner.zero_stage, learner_room(config, gpu_bytes)
-    memory = _memory(config, shape, stage)
-    text = (
-        f"ZeRO-{stage} on {_ranks(config)} needs {memory.peak / GIB:.1f} of {room / GIB:.4g} GiB per GPU, "
-        f"{memory.held / GIB:.1f} GiB of it permanently"
-    )
-    if config.run.take_turns:
-        text += f"; a sleeping engine is assumed to keep {ASLEEP / GIB:.1f} GiB (run.take_turns)"
-    elif room < gpu_bytes:
-        text += f"; an engine has the other {(gpu_bytes - room) / GIB:.1f} GiB (rollout.vllm.gpu_memory_utilization)"
-    if memory.peak <= TIGHT * room:
-        return Finding("ok", "learner memory", text)
-    adds_in_float32 = config.model.dtype == "bfloat16" and config.learner.deepspeed.grad_accum_dtype == "fp32"
-    possible = range(2 if adds_in_float32 else 0, 4)
-    fitting = [s for s in possible if _memory(config, shape, s).peak <= TIGHT * room]
-    if fitting:
-        advice = f"learner.zero_stage = {fitting[0]} fits"
-    else:
-        advice = (
-            "use more learner.ranks, learner.gradient_checkpointing, a smaller learner.micro_batch_tokens, "
-            "learner.reference = 'cpu' or learner.deepspeed.zero_optimization.offload_optimizer"
-        )
-    status: Status = "error" if memory.peak > room else "warning"
-    return Finding(status, "learner memory", f"{text}; {advice}")
-
-
-def adapter(config: Config, shape: ModelShape) -> Finding:
-    """What of the model is trained and published where learner.lora is set."""
-    lora = config.learner.lora
-    trained = adapters.adapter_parameters(shape, lora.rank, lora.names)
-    unknown = [name for name in lora.names if name not in adapters.linear_layers(shape)]
-    if unknown:
-        known = ", ".join(adapters.linear_layers(shape))
-        return Finding("error", "adapter", f"learner.lora.targets: {unknown[0]!r} is none of the layers {known}")
-    megabytes = trained * sizing.DTYPE_BYTES[config.model.dtype] / 1e6
-    text = (
-        f"of rank {lora.rank}: {trained:,} parameters are trained; a version is {megabytes:.1f} MB, "
-        f"{adapters.version_share(shape, trained):.2%} of the whole model"
-    )
-    return Finding("ok", "adapter", text)
-
-
-def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
-    """Whether a worker's weights and KV cache fit into its GPUs."""
-    rollout, dtype, longest = config.rollout, config.model.dtype, config.episode.max_tokens
-    split, share = rollout.vllm.tensor_parallel_size, rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
-    if not sizing.splits_evenly(shape, split):
-        text = (
-            f"rollout.vllm.tensor_parallel_size = {split} does not divide the {shape.heads} attention heads and "
-            f"{shape.kv_heads} key heads of {config.model.path!r}"
-        )
-        return Finding("error", "KV cache", text)
-    weights = shape.parameters * sizing.DTYPE_BYTES[dtype] // split
-    room = sizing.kv_room(shape, dtype, gpu_bytes, share, split)
-    if rollout.vllm.kv_cache_memory_bytes is not None:
-        room = rollout.vllm.kv_cache_memory_bytes
-        is_shared = bool(shared_gpus(config)) and not config.run.take_turns
-        whole, beside = (int(share * gpu_bytes), sizing.ENGINE_ALLOWANCE) if is_shared else (gpu_bytes, 0)
-        if weights + room + beside > whole:  # vLLM takes what it is told, whatever its share is
-            more = f", and {beside / GIB:g} GiB beside," if beside else ""
-            key = f"{share:.0%} (rollout.vllm.gpu_memory_utilization) of " if is_shared else ""
-            text = (
-                f"weights ({weights / GIB:.1f} GiB) and rollout.vllm.kv_cache_memory_bytes ({room / GIB:.1f} GiB)"
-                f"{more} are more than {key}a GPU of {gpu_bytes / GIB:g} GiB holds"
-            )
-            return Finding("error" if weights + room > whole else "warning", "KV cache", text)
-    per_token = sizing.kv_bytes_per_token(shape, dtype, split)
-    fitting = max(0, room) // (per_token * longest)
-    at_once = min(rollout.max_sequences, rollout.max_episodes)
-    text = (
-        f"{max(0, room) / GIB:.1f} GiB beside {weights / GIB:.1f} GiB of weights hold {fitting} episodes of {longest} "
-        f"tokens ({per_token} bytes per token); {at_once} are decoded at once"
-    )
-    if not fitting:
-        return Finding("error", "KV cache", f"{text}; vLLM does not start without room for one")
-    if fitting < MEAN_LENGTH * at_once:
-        return Finding("warning", "KV cache", f"{text}; vLLM will evict and recompute: lower rollout.max_sequences")
-    return Finding("ok", "KV cache", text)
-
-
 def named_gpus(config: Config) -> Finding:
     """Whether no GPU is two processes', except the learner's and a worker's whose engine has a share of it."""
     learner, rollout = _of_learner(config), _of_rollout(config)
     evaluator = config.eval.gpus if config.eval.every else ()
     named, shared = [*learner, *rollout, *evaluator], shared_gpus(config)
-    twice = sorted({gpu for gpu in named if named.count(gpu) > (2 if gpu in shared else 1)})
     both = f"learner.gpus {list(learner)}, rollout.gpus {list(rollout)} and eval.gpus {list(evaluator)}"
+    twice = sorted({gpu for gpu in named if named.count(gpu) > (2 if gpu in shared else 1)})
     if twice:
-        text = f"{', '.join(map(str, twice))} more than once in {both}; give each process its own GPU"
+        text = f"{_listed(twice)} more than once in {both}; give each process its own GPU"
         return Finding("error", "GPUs", text)
-    has_share = config.run.take_turns or config.rollout.vllm.gpu_memory_utilization is not None
-    if shared and not has_share:
+    share = config.rollout.vllm.gpu_memory_utilization
+    if shared and not config.run.take_turns and share is None:
         text = (
-            f"{', '.join(map(str, shared))} twice in {both}; set rollout.vllm.gpu_memory_utilization to the share of "
+            f"{_listed(shared)} twice in {both}; set rollout.vllm.gpu_memory_utilization to the share of "
             "the GPU that the engine may take, or give each process its own GPU"
         )
         return Finding("error", "GPUs", text)
@@ -181,16 +84,11 @@ def named_gpus(config: Config) -> Finding:
             f"`cusearch launch` needs {needed}; on several machines each takes its own"
         )
         return Finding("warning", "GPUs", text)
-    text = ", ".join(
-        f"{name} {list(gpus) or 'some of those that the others leave'}"
-        for name, gpus in (("learner", learner), ("rollout", rollout), ("evaluator", evaluator))
-        if gpus or name != "evaluator" or config.eval.every
-    )
-    if shared and config.run.take_turns:
-        text += f"; {', '.join(map(str, shared))} in turn"
-    elif shared:
-        share = config.rollout.vllm.gpu_memory_utilization
-        text += f"; {', '.join(map(str, shared))} shared, {share:.0%} for the engine"
+    owners = {"learner": learner, "rollout": rollout} | ({"evaluator": evaluator} if config.eval.every else {})
+    text = ", ".join(f"{name} {list(gpus) or 'some of those that the others leave'}" for name, gpus in owners.items())
+    if shared:
+        how = "in turn" if config.run.take_turns else f"shared, {share:.0%} for the engine"
+        text += f"; {_listed(shared)} {how}"
     return Finding("ok", "GPUs", text)
 
 
@@ -204,7 +102,11 @@ def gpus_here(config: Config) -> Iterator[Finding]:
     missing = sorted({gpu for gpu in named if gpu >= there})
     if missing:
         text = (
-            f"{', '.join(map(str, missing))} of learner.gpus, rollout.gpus, eval.gpus and retriever.dense.device are "
+            f"{_listed(missing)} of learner.gpus, rollout.gpus, eval.gpus and retriever.dense.device are "
             f"missing: CUDA finds {there} GPUs on this machine"
         )
         yield Finding("not reachable", "GPUs here", text)
+
+
+def _listed(gpus: list[int]) -> str:
+    return ", ".join(map(str, gpus))

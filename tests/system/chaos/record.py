@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from cusearch_async.processes import start
+from cusearch_async.cli import main as entry
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.types import Trajectory
 
@@ -125,7 +125,8 @@ def record_worker(record: Record) -> None:
 def main() -> None:
     name = sys.argv[1]
     (record_learner if name == "learner" else record_worker)(Record(name))
-    start.main()
+    sys.argv.insert(1, "worker")
+    entry.main()
 
 
 if __name__ == "__main__":

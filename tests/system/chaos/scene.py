@@ -136,7 +136,7 @@ class Scene:
     def command(self, name: str, **changes: Any) -> list[str]:
         """Module and arguments of a process."""
         if name == "retriever":
-            return ["cusearch_async.processes.start", "retriever", *self.arguments(name)]
+            return ["cusearch_async.cli.main", "worker", "retriever", *self.arguments(name)]
         if name.startswith("learner"):
             return ["tests.system.chaos.record", "learner", *self.arguments(name, **changes)]
         if self._engines.get(name, "light") == "light":

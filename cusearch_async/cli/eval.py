@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.cli import trace
-from cusearch_async.cli.playing import play_with
-from cusearch_async.cli.terminal import plain
-from cusearch_async.config import CONFIG_HELP, Config, load_config
+from cusearch_async.cli.parts import page
+from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.cli.parts.playing import play_with
+from cusearch_async.cli.parts.terminal import plain
+from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError, JudgeFailed
 from cusearch_async.evaluation.conditions import as_line, conditions, full_name, suite_of
 from cusearch_async.files import refuse_unwritable, writing_output
@@ -51,7 +52,7 @@ COLUMNS = {
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, nargs="+", help=CONFIG_HELP)
+    add_config(parser, looks=False)
     parser.add_argument("--checkpoint", help="model folder or Hub id to score; default: model.path of the config")
     parser.add_argument("--suite", help="benchmarks or question files, separated by commas; default: eval.suite")
     parser.add_argument(
@@ -248,12 +249,12 @@ def write(output: Path, report: Report, model: str) -> None:
 
     said = "".join(f"\n- {line}" for line in report.lines())
     rows = [["category", "n", *COLUMNS.values()], *_cells(report.scores)]
-    page = trace.page(report.episodes, load_tokenizer(model), rows, report.title)
+    episodes = page.page(report.episodes, load_tokenizer(model), rows, report.title)
     with writing_output(output, "--output"):
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(report.as_json(), indent=1), encoding="utf-8")
         output.with_suffix(".md").write_text(markdown(report.scores, report.title) + said + "\n", encoding="utf-8")
-        output.with_suffix(".html").write_text(page, encoding="utf-8")
+        output.with_suffix(".html").write_text(episodes, encoding="utf-8")
 
 
 def table(scores: Scores, title: str) -> Table:

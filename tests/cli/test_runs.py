@@ -1,4 +1,4 @@
-"""`cusearch runs` and `compare`, `replay` and `trace`: what is told of runs that are over."""
+"""`cusearch runs`, `replay` and `trace`: what is told of runs that are over."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import sys
 import pytest
 import torch
 
-from cusearch_async.cli import overview
+from cusearch_async.cli import runs
 from cusearch_async.cli.main import make_parser
-from cusearch_async.cli.overview import KeptRun, differences
+from cusearch_async.cli.runs import KeptRun, differences
 from cusearch_async.config import load_config, save_config
 from cusearch_async.errors import ConfigError, ReplayDiffers
 from cusearch_async.files import append_row
@@ -65,7 +65,7 @@ def test_the_runs_of_a_folder_are_listed_with_how_they_ended(make_run, tmp_path,
     record_stop(make_run("broken", steps=3), 1, None, "NaN in the gradient")
     make_run("killed", "--method.name", "random", steps=4, em=0.25)
     (tmp_path / "runs" / "notes").mkdir()
-    said = cusearch(capsys, "runs", str(tmp_path / "runs")).splitlines()
+    said = cusearch(capsys, "runs", "--folder", str(tmp_path / "runs")).splitlines()
     lines = {line.split()[0]: line for line in said[1:-1]}
     assert set(lines) == {"done", "broken", "killed"}
     assert "10/10" in lines["done"]
@@ -97,7 +97,7 @@ def test_a_damaged_run_is_listed_with_its_error_and_hides_no_other(
     for name in ("broken", "whole"):
         record_stop(make_run(name), 1, 10, "finished")
     (tmp_path / "runs" / "broken" / file).write_text(content)
-    shown = cusearch(capsys, "runs", str(tmp_path / "runs"))
+    shown = cusearch(capsys, "runs", "--folder", str(tmp_path / "runs"))
     lines = {line.split()[0]: line for line in reversed(shown.splitlines()[1:])}
     assert said in "".join(line for line in shown.splitlines() if line.startswith("broken"))
     assert "10/10" in lines["whole"]
@@ -109,7 +109,7 @@ def test_the_list_of_runs_has_one_line_a_run_and_one_an_error(make_run, tmp_path
     why = "the update of step 3 contains NaN or infinity in 12 of 340 parameters; lower learner.lr"
     record_stop(make_run("broken", steps=3), 1, None, why)
     record_stop(make_run("a_name_that_is_much_longer_than_others", "--method.name", "topk_reward"), 1, 10, "finished")
-    header, first, second, error = cusearch(capsys, "runs", str(tmp_path / "runs")).splitlines()
+    header, first, second, error = cusearch(capsys, "runs", "--folder", str(tmp_path / "runs")).splitlines()
     assert max(map(len, (header, first, second))) <= int(columns)
     assert error == f"broken failed: {why}"
     assert ("code" in header) == (columns == "200")
@@ -123,25 +123,25 @@ def test_a_run_that_trained_on_nothing_is_not_listed_like_any_other(make_run, tm
     for step in range(10):
         append_row(config.folder / "metrics.jsonl", {"step": step, "epoch": 1, "depth/selected": [0, 0, 0]})
     record_stop(config, 1, 10, "finished")
-    assert "finished, 0 trained" in cusearch(capsys, "runs", str(tmp_path / "runs"))
+    assert "finished, 0 trained" in cusearch(capsys, "runs", "--folder", str(tmp_path / "runs"))
 
 
 def test_the_list_of_runs_has_what_the_demo_scored(make_run, tmp_path, capsys):
     record_stop(make_run("demo"), 1, 10, "finished")
     (tmp_path / "runs" / "demo" / "summary.json").write_text('{"em_after": 0.923}')
-    assert " 0.92 " in cusearch(capsys, "runs", str(tmp_path / "runs"))
+    assert " 0.92 " in cusearch(capsys, "runs", "--folder", str(tmp_path / "runs"))
 
 
 def test_a_folder_without_runs_says_so(tmp_path, capsys):
     with pytest.raises(ConfigError, match="holds no run"):
-        cusearch(capsys, "runs", str(tmp_path))
+        cusearch(capsys, "runs", "--folder", str(tmp_path))
 
 
 def test_two_runs_differ_in_settings_data_and_figures(make_run, tmp_path, capsys):
     one = make_run("one")
     other = make_run("other", "--learner.lr", "1e-4", "--method.name", "random", em=0.75, data="9 (b)")
     picture = tmp_path / "compare.png"
-    said = cusearch(capsys, "compare", str(one.folder), str(other.folder), "--output", str(picture))
+    said = cusearch(capsys, "runs", "compare", str(one.folder), str(other.folder), "--output", str(picture))
     assert "learner.lr: 5e-05 -> 0.0001" in said
     assert "method.name: 'sdga_phase' -> 'random'" in said
     assert "content of data.source: '9 (a)' -> '9 (b)'" in said
@@ -156,8 +156,8 @@ def test_a_comparison_draws_what_was_scored_on_held_out_questions(make_run, tmp_
     for version, em in ((0, 0.25), (10, 0.75)):
         append_row(one.folder / "eval.jsonl", {"step": version, "epoch": 1, "all": {"em": em}})
     drawn = []
-    monkeypatch.setattr(overview, "draw_together", lambda rows, held_out, path: drawn.append(held_out))
-    words = ["compare", str(one.folder), str(other.folder), "--output", str(tmp_path / "c.png")]
+    monkeypatch.setattr(runs, "draw_together", lambda rows, held_out, path: drawn.append(held_out))
+    words = ["runs", "compare", str(one.folder), str(other.folder), "--output", str(tmp_path / "c.png")]
     cusearch(capsys, *words)
     assert drawn == [{str(one.folder): [(0, 0.25), (10, 0.75)], str(other.folder): []}]
     monkeypatch.undo()
@@ -214,18 +214,18 @@ def test_a_corpus_that_changed_under_the_same_name_is_told(make_run, tmp_path):
 def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_printed(make_run, tmp_path, capsys, name):
     one, other = make_run("one"), make_run("other")
     with pytest.raises(ConfigError, match=rf"--output .*/{name} must end in one of .*\.png"):
-        cusearch(capsys, "compare", str(one.folder), str(other.folder), "--output", str(tmp_path / name))
+        cusearch(capsys, "runs", "compare", str(one.folder), str(other.folder), "--output", str(tmp_path / name))
     assert capsys.readouterr().out == ""
 
 
 def test_a_comparison_needs_two_runs_with_a_step(make_run, tmp_path, capsys):
     one, empty = make_run("one"), make_run("empty", steps=0)
     with pytest.raises(ConfigError, match="needs two runs"):
-        cusearch(capsys, "compare", str(one.folder))
+        cusearch(capsys, "runs", "compare", str(one.folder))
     with pytest.raises(ConfigError, match="holds no step yet"):
-        cusearch(capsys, "compare", str(one.folder), str(empty.folder))
+        cusearch(capsys, "runs", "compare", str(one.folder), str(empty.folder))
     with pytest.raises(ConfigError, match="is not the folder of a run"):
-        cusearch(capsys, "compare", str(one.folder), str(tmp_path))
+        cusearch(capsys, "runs", "compare", str(one.folder), str(tmp_path))
 
 
 def test_a_start_says_on_which_machine(make_run):
@@ -380,9 +380,9 @@ def test_the_page_of_a_step_has_its_groups_with_their_advantages(recorded, capsy
 
 @pytest.mark.parametrize("command", ["replay", "trace", "compare"])
 def test_a_folder_that_is_no_runs_is_said_to_be_none(tmp_path, capsys, command):
-    options = ["--step", "5"] if command != "compare" else [str(tmp_path)]
+    words = ["runs", "compare", str(tmp_path)] if command == "compare" else [command, "--step", "5"]
     with pytest.raises(ConfigError, match="is not the folder of a run; give one like runs/demo"):
-        cusearch(capsys, command, str(tmp_path), *options)
+        cusearch(capsys, *words, str(tmp_path))
 
 
 def test_a_step_without_a_record_is_told(make_run, capsys):

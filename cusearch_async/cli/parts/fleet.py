@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
@@ -57,13 +56,6 @@ _LOGGED = re.compile(r"\d\d:\d\d:\d\d [\w-]+: (.+)")
 _ENDED = re.compile(r"(?:rollout|learner|retriever|evaluator|cusearch): .+")
 _ENGINE = re.compile(r"\(EngineCore[^)]*\).*?\b(\w+(?:Error|Exception): .+)")
 _RAISED = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b.*")
-
-
-def add_accept_changes(parser: argparse.ArgumentParser) -> None:
-    """Add the option --accept-changes, which `Fleet.start_run` passes on to the learner."""
-    parser.add_argument(
-        "--accept-changes", action="store_true", help="continue with settings that change what the run means"
-    )
 
 
 @dataclass
@@ -159,7 +151,7 @@ class Fleet:
             log.info("reusing the retriever already running at %s", retriever.url)
         else:
             _refuse_remote("retriever.url", retriever.url)
-            self.start_worker("retriever", "retriever")
+            self.start_command("retriever", "worker", "retriever")
         if retriever.backend == "zerosearch" and asks_of_atlas(self._config):
             wanted.append(("the simulator", retriever.zerosearch.url, RetrievalUnavailable))
             if not is_listening(retriever.zerosearch.url):
@@ -188,15 +180,15 @@ class Fleet:
         starts = self._config.folder / "starts"
         before = set(starts.glob("*.json"))
         options = [*_gpu_option(self._gpus.learner), *(["--accept-changes"] if accept_changes else [])]
-        self.start_worker("learner", "learner", {COMMAND: shlex.join(sys.argv)}, options)
+        self.start_command("learner", "worker", "learner", options=options, env={COMMAND: shlex.join(sys.argv)})
         if accept_changes or self._was_finished():
             with log_waiting(log, "waiting for the learner to take over the run"):
                 self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))
         if self._config.eval.every:
-            self.start_worker("evaluator", "evaluator", options=_gpu_option(self._gpus.evaluator))
+            self.start_command("evaluator", "worker", "evaluator", options=_gpu_option(self._gpus.evaluator))
         for index, gpus in enumerate(self._gpus.workers):
             own = {"CUSEARCH_WORKER_INDEX": str(index)}
-            self.start_worker(f"rollout-{index}", "rollout", own, _gpu_option(gpus))
+            self.start_command(f"rollout-{index}", "worker", "rollout", options=_gpu_option(gpus), env=own)
 
     def _was_finished(self) -> bool:
         """Whether the last learner of this folder had done all its steps."""
@@ -204,16 +196,12 @@ class Fleet:
         stop = read_stop(self._config.folder, starts[-1].epoch) if starts else None
         return stop is not None and stop.outcome == "finished"
 
-    def start_worker(
-        self, name: str, module: str, env: dict[str, str] | None = None, options: Sequence[str] = ()
+    def start_command(
+        self, name: str, *command: str, options: Sequence[str] = (), env: dict[str, str] | None = None
     ) -> None:
-        command = [sys.executable, "-m", "cusearch_async.processes.start", module, str(self._config_path), *options]
-        self._start(name, command, env)
-
-    def start_command(self, name: str, *command: str, options: Sequence[str] = ()) -> None:
         """A `cusearch` sub-command on this run's config; `options` follow the config."""
         line = [sys.executable, "-m", "cusearch_async.cli.main", *command, str(self._config_path), *options]
-        self._start(name, line)
+        self._start(name, line, env)
 
     def wait(self, is_done: Callable[[], bool], poll_s: float = POLL_S) -> None:
         """Wait until `is_done`, and check all processes. Raises: ProcessDied as soon as one has failed."""

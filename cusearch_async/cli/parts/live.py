@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from cusearch_async.cli.figure import draw
-from cusearch_async.cli.fleet import Fleet
-from cusearch_async.cli.trust import code_in
+from cusearch_async.cli.parts.arguments import code_in
+from cusearch_async.cli.parts.figure import draw
+from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import Config
 from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import ProcessDied
@@ -298,7 +298,7 @@ def print_results(config: Config, newest: Checkpoint | None, console: Console) -
         lines += [
             ("model", model),
             ("next", f"cusearch eval {settings} --checkpoint {model}{suite}"),
-            ("", f"(it needs the retriever: python -m cusearch_async.processes.start retriever {settings})"),
+            ("", f"(it needs the retriever: cusearch worker retriever {settings})"),
         ]
     for name, text in lines:
         console.print(Text(f"{name:<8} {text}"), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What several commands share: arguments, the run in Redis, its processes and their screen, plots and pages."""

@@ -1,0 +1,124 @@
+"""Arguments of several commands: the config, numbers, and whether a config may bring code.
+
+A config that a user names is his own, one in the folder of a run may be somebody else's. Commands that only look at a
+run import what such a config names, an environment or a transport, only with `--trust`: modules are searched in the
+current folder too."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cusearch_async.config import CONFIG_HELP, flat
+from cusearch_async.config.toml import read_toml
+from cusearch_async.errors import ConfigError
+from cusearch_async.run.folder import MARKER
+
+CODE = (
+    "method.name",
+    "environment.LABEL.name",
+    "environment.LABEL.reward",
+    "loss.objective",
+    "retriever.backend",
+    "retriever.bm25.tokenizer",
+    "redis.transport",
+)
+"""Settings that may be package.module:Name."""
+
+
+def add_config(parser: argparse.ArgumentParser, without: str = "", default: str = "", looks: bool = True) -> None:
+    """The configs of a run. They may be left out where it is said what is done `without`, or there is a `default`.
+    `looks`: the command only looks at a run, so it needs --trust for code of others."""
+    text = f"{CONFIG_HELP}; without it, {without}" if without else CONFIG_HELP
+    count = "*" if without or default else "+"
+    parser.add_argument("config", type=Path, nargs=count, default=Path(default) if default else None, help=text)
+    if looks:
+        add_trust(parser)
+
+
+def add_run_folder(parser: argparse.ArgumentParser) -> None:
+    """The folder of a run, and one of its steps."""
+    parser.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="such as runs/demo")
+    parser.add_argument("--step", type=int, required=True, help="the learner step")
+    add_trust(parser)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust", action="store_true", help="import the code that a config in the folder of a run names, if it does"
+    )
+
+
+def add_accept_changes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="continue with settings that change what the run means"
+    )
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a whole number that is `least` or more."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+        return number
+
+    return parse
+
+
+def finite(text: str) -> float:
+    """The type of a number that is neither nan nor infinite."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
+    return number
+
+
+def refuse_untrusted(arguments: argparse.Namespace) -> None:
+    """Raises: ConfigError when a command with `add_trust` would import code that a config in a run's folder names."""
+    if arguments.trust:
+        return
+    for path in _configs(arguments):
+        try:
+            settings = read_toml(path, "config")
+        except (FileNotFoundError, ConfigError):  # the command itself says so
+            continue
+        for key, name in code_in(settings):
+            raise ConfigError(
+                f"{path} is in the folder of a run and names code, {key} = {name!r}; add --trust to import it, if you "
+                "know where the folder comes from"
+            )
+
+
+def code_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, package.module:Name) of all code that a config names; `settings` as read from TOML."""
+    patterns = [re.escape(setting).replace("LABEL", ".+") for setting in CODE]
+    for key, value in flat(settings):
+        if (
+            isinstance(value, str)
+            and ":" in value
+            and any(re.fullmatch(pattern, key, re.DOTALL) for pattern in patterns)
+        ):
+            yield key, value
+
+
+def _configs(arguments: argparse.Namespace) -> Iterator[Path]:
+    """The configs in folders of runs that a command reads: those it is given, or those of the folder it is given."""
+    given = getattr(arguments, "config", None) or []
+    for path in [given] if isinstance(given, Path) else given:
+        places = path.resolve().parents[:2]  # a start's is in starts/
+        if any((place / MARKER).exists() for place in places):
+            yield path
+    if hasattr(arguments, "folder"):
+        yield from sorted((arguments.folder / "starts").glob("*.toml"))

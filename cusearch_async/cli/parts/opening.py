@@ -1,0 +1,42 @@
+"""The run of a command, in Redis: whether it exists, which folder it belongs to, and whether it is alive."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cusearch_async.config import Config
+from cusearch_async.errors import ConfigError, RunInUse
+from cusearch_async.run.origin import refuse_another
+from cusearch_async.transport.buffer import open_buffer
+from cusearch_async.transport.interface import Buffer
+
+
+@asynccontextmanager
+async def open_run(config: Config) -> AsyncIterator[Buffer]:
+    """The buffer of a run, for commands that inspect or change it.
+
+    Raises: ConfigError when Redis has no such run, with the names of the runs it has; BufferUnavailable."""
+    async with open_buffer(config) as buffer:
+        if not await buffer.exists():
+            known = await buffer.runs()
+            there = f"it has {', '.join(known)}" if known else "it has none"
+            raise ConfigError(f"Redis at {config.redis.url} has no run {config.run.name!r}; {there}; set --run.name")
+        yield buffer
+
+
+async def refuse_other_run(config: Config) -> None:
+    """Raises: ConfigError when Redis holds a run of this name that was made in another folder."""
+    async with open_buffer(config) as buffer:
+        refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
+
+
+async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None:
+    """Raises: RunInUse while a worker or the learner of the run is alive."""
+    async with open_buffer(config) as buffer:
+        alive = [name for name, status in (await buffer.workers()).items() if status.is_alive]
+        learner = await buffer.learner()
+    if learner:
+        alive.append(f"the learner (process {learner.pid} on {learner.host})")
+    if alive:
+        raise RunInUse(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")

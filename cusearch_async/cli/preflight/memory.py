@@ -1,0 +1,238 @@
+"""Whether a run fits: a learner rank and an engine into a GPU or the machine, its files onto the disk; and its time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from cusearch_async.cli.preflight import sizing
+from cusearch_async.cli.preflight.finding import Finding, Status
+from cusearch_async.cli.preflight.gpus import shared_gpus
+from cusearch_async.cli.preflight.shapes import ModelShape
+from cusearch_async.cli.preflight.sizing import GIB, LearnerMemory
+from cusearch_async.config import Config
+
+TIGHT = 0.9
+"""An estimate above this share of a GPU gives a warning: the real use may be larger."""
+ASLEEP = int(1.5 * GIB)
+"""Assumed for a process that waits for its turn on a GPU: CUDA's context and compiled kernels. Not measured."""
+MEAN_LENGTH = 0.5
+"""Assumed mean length of an episode, as a share of the longest: most end with an answer much earlier."""
+PEAK_FLOPS = 989e12
+"""Of an H100 in bfloat16, by its data sheet."""
+PEAK_SHARE = 0.4
+"""Assumed share of the peak that the learner reaches."""
+KEPT_VERSIONS = 3
+"""Weight versions that stay on disk (`transport.weights.WeightStore`)."""
+VERSIONS = KEPT_VERSIONS + 1
+"""One more is being written."""
+
+
+# --- the learner --------------------------------------------------------------------------------------
+
+
+def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
+    """A learner rank's memory in GiB, one column per ZeRO stage; the chosen one is marked."""
+    shown = Table(title=f"GiB per learner GPU, {_ranks(config.learner.ranks)}", title_justify="left", pad_edge=False)
+    parts = ("weights", "reference", "optimizer", "gradients", "buffers", "step", "activations", "scoring", "peak")
+    memories = [_memory(config, shape, stage) for stage in range(4)]
+    shown.add_column("ZeRO stage")
+    for stage in range(4):
+        is_chosen = stage == config.learner.zero_stage
+        name = f"{stage} (chosen)" if is_chosen else str(stage)
+        shown.add_column(name, justify="right", style="bold" if is_chosen else "")
+    for part in parts:
+        shown.add_row(part, *(f"{getattr(memory, part) / GIB:.1f}" for memory in memories))
+    room = learner_room(config, gpu_bytes)
+    shown.add_row(f"fits {room / GIB:.4g}", *("yes" if memory.peak <= room else "no" for memory in memories))
+    return shown
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" + "s" * (count > 1)
+
+
+def _memory(config: Config, shape: ModelShape, stage: int | None = None) -> LearnerMemory:
+    return sizing.learner_memory(shape, config, sizing.forward_tokens(config), stage)
+
+
+def learner_room(config: Config, gpu_bytes: int) -> int:
+    """What an engine on the same GPU leaves to the learner."""
+    if config.run.take_turns:
+        return gpu_bytes - ASLEEP
+    share = config.rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
+    return gpu_bytes - int(share * gpu_bytes) if shared_gpus(config) else gpu_bytes
+
+
+def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
+    """Whether a rank of the learner fits into a GPU."""
+    stage, room = config.learner.zero_stage, learner_room(config, gpu_bytes)
+    memory = _memory(config, shape)
+    text = (
+        f"ZeRO-{stage} on {_ranks(config.learner.ranks)} needs {memory.peak / GIB:.1f} of {room / GIB:.4g} GiB per "
+        f"GPU, {memory.held / GIB:.1f} GiB of it permanently"
+    )
+    if config.run.take_turns:
+        text += f"; a sleeping engine is assumed to keep {ASLEEP / GIB:.1f} GiB (run.take_turns)"
+    elif room < gpu_bytes:
+        text += f"; an engine has the other {(gpu_bytes - room) / GIB:.1f} GiB (rollout.vllm.gpu_memory_utilization)"
+    if memory.peak <= TIGHT * room:
+        return Finding("ok", "learner memory", text)
+    adds_in_float32 = config.model.dtype == "bfloat16" and config.learner.deepspeed.grad_accum_dtype == "fp32"
+    possible = range(2 if adds_in_float32 else 0, 4)
+    fitting = [s for s in possible if _memory(config, shape, s).peak <= TIGHT * room]
+    if fitting:
+        advice = f"learner.zero_stage = {fitting[0]} fits"
+    else:
+        advice = (
+            "use more learner.ranks, learner.gradient_checkpointing, a smaller learner.micro_batch_tokens, "
+            "learner.reference = 'cpu' or learner.deepspeed.zero_optimization.offload_optimizer"
+        )
+    status: Status = "error" if memory.peak > room else "warning"
+    return Finding(status, "learner memory", f"{text}; {advice}")
+
+
+def adapter(config: Config, shape: ModelShape) -> Finding:
+    """What of the model is trained and published where learner.lora is set."""
+    lora, layers = config.learner.lora, sizing.linear_layers(shape)
+    unknown = [name for name in lora.names if name not in layers]
+    if unknown:
+        text = f"learner.lora.targets: {unknown[0]!r} is none of the layers {', '.join(layers)}"
+        return Finding("error", "adapter", text)
+    trained = sizing.adapter_parameters(shape, lora.rank, lora.names)
+    megabytes = trained * sizing.DTYPE_BYTES[config.model.dtype] / 1e6
+    text = (
+        f"of rank {lora.rank}: {trained:,} parameters are trained; a version is {megabytes:.1f} MB, "
+        f"{trained / shape.parameters:.2%} of the whole model"
+    )
+    return Finding("ok", "adapter", text)
+
+
+# --- an engine ----------------------------------------------------------------------------------------
+
+
+def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
+    """Whether a worker's weights and KV cache fit into its GPUs."""
+    rollout, dtype, longest = config.rollout, config.model.dtype, config.episode.max_tokens
+    split, share = rollout.vllm.tensor_parallel_size, rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
+    if not sizing.splits_evenly(shape, split):
+        text = (
+            f"rollout.vllm.tensor_parallel_size = {split} does not divide the {shape.heads} attention heads and "
+            f"{shape.kv_heads} key heads of {config.model.path!r}"
+        )
+        return Finding("error", "KV cache", text)
+    weights = shape.parameters * sizing.DTYPE_BYTES[dtype] // split
+    room = sizing.kv_room(shape, dtype, gpu_bytes, share, split)
+    if rollout.vllm.kv_cache_memory_bytes is not None:
+        room = rollout.vllm.kv_cache_memory_bytes
+        is_shared = bool(shared_gpus(config)) and not config.run.take_turns
+        whole, beside = (int(share * gpu_bytes), sizing.ENGINE_ALLOWANCE) if is_shared else (gpu_bytes, 0)
+        if weights + room + beside > whole:  # vLLM takes what it is told, whatever its share is
+            more = f", and {beside / GIB:g} GiB beside," if beside else ""
+            key = f"{share:.0%} (rollout.vllm.gpu_memory_utilization) of " if is_shared else ""
+            text = (
+                f"weights ({weights / GIB:.1f} GiB) and rollout.vllm.kv_cache_memory_bytes ({room / GIB:.1f} GiB)"
+                f"{more} are more than {key}a GPU of {gpu_bytes / GIB:g} GiB holds"
+            )
+            return Finding("error" if weights + room > whole else "warning", "KV cache", text)
+    per_token = sizing.kv_bytes_per_token(shape, dtype, split)
+    fitting = max(0, room) // (per_token * longest)
+    at_once = min(rollout.max_sequences, rollout.max_episodes)
+    text = (
+        f"{max(0, room) / GIB:.1f} GiB beside {weights / GIB:.1f} GiB of weights hold {fitting} episodes of {longest} "
+        f"tokens ({per_token} bytes per token); {at_once} are decoded at once"
+    )
+    if not fitting:
+        return Finding("error", "KV cache", f"{text}; vLLM does not start without room for one")
+    if fitting < MEAN_LENGTH * at_once:
+        return Finding("warning", "KV cache", f"{text}; vLLM will evict and recompute: lower rollout.max_sequences")
+    return Finding("ok", "KV cache", text)
+
+
+# --- the host -----------------------------------------------------------------------------------------
+
+
+def host_memory(config: Config, shape: ModelShape) -> Finding:
+    """Whether this machine has the memory that a node's ranks of the learner take."""
+    loading, held, writing = sizing.host_bytes(shape, config)
+    text = (
+        f"{_ranks(config.learner.ranks_per_node)} on one machine: {loading / GIB:.1f} GiB while loading, "
+        f"{held / GIB:.1f} GiB permanently, {writing / GIB:.1f} GiB while a checkpoint is written"
+    )
+    return _in_memory("host memory", text, max(loading, writing))
+
+
+def memory_on_cpu(config: Config, shape: ModelShape) -> Finding:
+    """Whether this machine has the memory that learner and engines take on its CPU."""
+    learner, rollout = config.learner, config.rollout
+    memory = _memory(config, shape)
+    of_rank = memory.peak - sizing.DEVICE_ALLOWANCE + memory.host
+    weights, cache = shape.parameters * sizing.DTYPE_BYTES[config.model.dtype], rollout.vllm.kv_cache_memory_bytes
+    engines = rollout.workers + bool(config.eval.every)
+    text = (
+        f"on the CPU: ZeRO-{learner.zero_stage} on {_ranks(learner.ranks_per_node)} needs {of_rank / GIB:.1f} GiB "
+        f"each, an engine {(weights + (cache or 0)) / GIB:.1f} GiB"
+        f"{'' if cache else ' and its KV cache (rollout.vllm.kv_cache_memory_bytes)'}; libraries not counted"
+    )
+    return _in_memory("memory", text, learner.ranks_per_node * of_rank + engines * (weights + (cache or 0)))
+
+
+def _in_memory(what: str, text: str, needed: int) -> Finding:
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > here:
+        return Finding("too small", what, f"{text}; {needed / GIB:.1f} GiB needed, {here / GIB:.1f} GiB there")
+    return Finding("ok", what, f"{text}; this machine has {here / GIB:.1f} GiB")
+
+
+def disk(config: Config, shape: ModelShape) -> Iterator[Finding]:
+    """Room for the checkpoints and weight versions that a run keeps, and for one more of each. Too little is no error:
+    the run may be on another machine."""
+    stage, dtype, count = config.learner.zero_stage, config.model.dtype, config.learner.keep_checkpoints + 1
+    checkpoint, version = sizing.checkpoint_bytes(shape, dtype, stage), sizing.version_bytes(shape, dtype)
+    checkpoints = (count * checkpoint, f"{count} checkpoints of {_size(checkpoint)}", config.folder / "checkpoints")
+    versions = (VERSIONS * version, f"{VERSIONS} weight versions of {_size(version)}", config.weights_folder)
+    if config.weights.folder is None:
+        yield _on_disk("disk", config.folder, [checkpoints, versions], "--run.folder")
+    else:
+        yield _on_disk("disk", config.folder, [checkpoints], "--run.folder")
+        yield _on_disk("weights.folder", config.weights_folder, [versions], "--weights.folder")
+
+
+def _on_disk(what: str, folder: Path, kept: Sequence[tuple[int, str, Path]], key: str) -> Finding:
+    """`kept`: bytes, in words, and the folder that has some of them already."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    free, needed = shutil.disk_usage(there).free, sum(size for size, _, _ in kept)
+    held = sum(path.lstat().st_size for _, _, own in kept for path in own.rglob("*") if path.is_file())
+    words = " and ".join(text for _, text, _ in kept)
+    text = f"{_size(free)} free for {folder.absolute()}; {_size(needed)} needed for {words}"
+    if free + held < needed:
+        return Finding("too small", what, f"{text}: {key} on a larger disk")
+    return Finding("ok", what, text)
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
+
+
+# --- time ---------------------------------------------------------------------------------------------
+
+
+def step_time(config: Config, shape: ModelShape) -> Iterator[Finding]:
+    """By arithmetic, for GPUs: a float32 model is for a CPU."""
+    if config.model.dtype != "bfloat16":
+        return
+    trained = config.questions_per_step * config.pool.rollouts
+    trained = trained if config.method.make().trains_on_all else config.method.budget
+    mean = MEAN_LENGTH * config.episode.max_tokens
+    flops = sizing.step_flops(shape, config, mean, trained)
+    seconds = flops / (config.learner.ranks * PEAK_SHARE * PEAK_FLOPS)
+    text = (
+        f"{flops / 1e15:.1f} PFLOP for {trained} trajectories of {mean:.0f} tokens, padding not counted: "
+        f"{seconds:.1f} s on {config.learner.ranks} H100 at an assumed {PEAK_SHARE:.0%} of {PEAK_FLOPS / 1e12:.0f} "
+        "TFLOP/s"
+    )
+    yield Finding("ok", "step time", text)

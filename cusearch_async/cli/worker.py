@@ -1,0 +1,42 @@
+"""`cusearch worker NAME CONFIG`: one process of a run. In a checkout `python -m workers.NAME CONFIG` is the same."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+
+from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
+from cusearch_async.config import load_config
+from cusearch_async.lifecycle.entry import exit_with_one_line, log_to_stderr
+from cusearch_async.lifecycle.launcher import launched_ranks
+from cusearch_async.processes.start import PROCESSES
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", choices=PROCESSES, metavar="NAME", help=f"one of {', '.join(PROCESSES)}")
+    add_config(parser, looks=False)
+    parser.add_argument(
+        "--gpu", type=_gpus, default=(), metavar="0,1", help="use these GPUs, not those of the config or free ones"
+    )
+    add_accept_changes(parser)
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # DeepSpeed's launcher; as LOCAL_RANK
+    parser.set_defaults(run=run)
+
+
+def _gpus(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    name = arguments.name
+    log_to_stderr(name)
+    process = PROCESSES[name]
+    if name != "retriever":
+        process = functools.partial(process, gpu=arguments.gpu)
+    if name == "learner":
+        process = functools.partial(process, accept_changes=arguments.accept_changes)
+    with exit_with_one_line(name):
+        config = load_config(arguments.config, overrides)
+        if name == "learner":
+            config = load_config(arguments.config, [*overrides, *launched_ranks(config.learner)])
+        process(config)
