@@ -20,8 +20,7 @@ from tests.system.test_crashes import ATLAS, STEPS, Lives, finish
 
 pytestmark = pytest.mark.system
 
-LEARNER = ["worker", "learner", str(ATLAS)]
-CUSEARCH = str(Path(sys.executable).with_name("cusearch"))
+LEARNER = [str(Path(sys.executable).with_name("cusearch")), "worker", "learner", str(ATLAS)]
 POOL = 8
 """Trajectories of a pool of `Lives`."""
 
@@ -72,14 +71,7 @@ def ended(process: subprocess.Popen[str], log: Path) -> str:
 
 def test_ranks_that_torchrun_starts_again_go_on_from_the_checkpoint(lives: Lives, start, tmp_path: Path):
     """Torchrun's store is the same: before, they hung there on what the ranks before had written."""
-    torchrun = [
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        "--max-restarts=1",
-        "--no-python",
-        CUSEARCH,
-    ]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1", "--no-python"]
     launcher = start([*torchrun, *LEARNER, *lives.overrides])
     lives.feed(2, 2 * POOL)
     checkpoints = lives.folder / "checkpoints"
@@ -97,7 +89,7 @@ def test_ranks_that_torchrun_starts_again_go_on_from_the_checkpoint(lives: Lives
 def test_deepspeeds_launcher_starts_the_learner(lives: Lives, start, tmp_path: Path):
     world = base64.urlsafe_b64encode(json.dumps({"localhost": [0, 1]}).encode()).decode()
     launch = ["deepspeed.launcher.launch", f"--world_info={world}", f"--master_port={free_port()}"]
-    launch += ["--no_python", "--no_local_rank", CUSEARCH]
+    launch += ["--no_python", "--no_local_rank"]
     settings = dict(zip(lives.overrides[::2], lives.overrides[1::2], strict=True)) | {"--run.steps": "1"}
     launcher = start([*launch, *LEARNER, *itertools.chain(*settings.items())])
     lives.feed(1, POOL)
@@ -107,7 +99,7 @@ def test_deepspeeds_launcher_starts_the_learner(lives: Lives, start, tmp_path: P
 
 
 def test_another_number_of_ranks_than_the_launchers_is_refused_in_one_line(lives: Lives):
-    command = [CUSEARCH, *LEARNER, *lives.overrides, "--learner.ranks", "3"]
+    command = [*LEARNER, *lives.overrides, "--learner.ranks", "3"]
     env = os.environ | {"WORLD_SIZE": "2", "RANK": "0"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120 * SLOW, check=False)
     assert done.returncode == 1
@@ -121,7 +113,7 @@ def test_a_run_goes_on_with_other_ranks_and_another_zero_stage(lives: Lives):
     first = lives.start("after checkpoint", 1, "--learner.zero_stage", "3")
     lives.feed()
     finish(first, -signal.SIGKILL)
-    command = [sys.executable, "-m", *LEARNER, *lives.overrides, "--learner.ranks", "2", "--learner.zero_stage", "1"]
+    command = [*LEARNER, *lives.overrides, "--learner.ranks", "2", "--learner.zero_stage", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240 * SLOW, check=False)
     assert done.returncode == 0, done.stderr
     assert "was saved by 1 ranks with ZeRO stage 3; its state is divided again, for 2 ranks with stage 1" in done.stderr
