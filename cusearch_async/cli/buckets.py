@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cusearch_async.cli.parts.arguments import add_config
-from cusearch_async.cli.parts.opening import open_run
+from cusearch_async.cli.parts.opening import is_closed, open_run, read_ledger
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
@@ -56,11 +56,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise ConfigError("--quick and --json are options of --ledger; add it")
     config = load_config(arguments.config, overrides)
     if arguments.ledger:
-        closes = show_ledger(*asyncio.run(read_ledger(config, arguments.quick)), arguments.json)
-        sys.exit(0 if closes else 1)
+        found, counted = asyncio.run(read_ledger(config, arguments.quick))
+        sys.exit(0 if show_ledger(found, counted, arguments.json) else 1)
     if arguments.workers or arguments.contract:
-        found, agreed = asyncio.run(read_workers(config))
-        Console().print(contract(agreed) if arguments.contract else workers(found))
+        present, agreed = asyncio.run(read_workers(config))
+        Console().print(contract(agreed) if arguments.contract else workers(present))
     else:
         asyncio.run(show(config, arguments.once))
 
@@ -81,14 +81,9 @@ async def show(config: Config, once: bool) -> None:
                 before = now
 
 
-async def read_ledger(config: Config, quick: bool) -> tuple[Ledger, Audit | None]:
-    async with open_run(config) as buffer:
-        return await buffer.ledger(), None if quick else await buffer.audit()
-
-
 def show_ledger(found: Ledger, counted: Audit | None, as_json: bool) -> bool:
     """Print it, and a line for each number that does not agree with the keys. Whether it closes."""
-    closes = found.closes and (counted is None or counted.closes)
+    closes = is_closed(found, counted)
     if as_json:
         shown = asdict(found) | {"closes": closes} | ({"audit": asdict(counted)} if counted else {})
         print(msgspec.json.encode(shown).decode())

@@ -16,7 +16,7 @@ from rich.table import Table
 from cusearch_async.cli.parts import live
 from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
 from cusearch_async.cli.parts.fleet import Fleet
-from cusearch_async.cli.parts.opening import refuse_if_alive
+from cusearch_async.cli.parts.opening import read_ledger, refuse_if_alive
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import BufferUnavailable, ConfigError, ProcessDied
 from cusearch_async.lifecycle.ports import free_port
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         before = evaluate(fleet, screen, config, config.model.location, "before")
         fleet.start_run(arguments.accept_changes)
         live.watch(fleet, config, console)
-        ledger, counted = asyncio.run(live.read_ledger(config))
+        ledger, counted = asyncio.run(read_ledger(config))
         fleet.stop(*(name for name in fleet.children if name.startswith(("rollout", "learner", "evaluator"))))
         newest = live.whole_checkpoint(config)
         if newest is None:

@@ -12,12 +12,13 @@ from rich.console import Console
 from cusearch_async.cli.parts import live
 from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
 from cusearch_async.cli.parts.fleet import Fleet
-from cusearch_async.cli.parts.opening import refuse_if_alive, refuse_other_run
+from cusearch_async.cli.parts.opening import read_ledger, refuse_if_alive, refuse_other_run
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import BufferLost
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import changes_since_last_start, epochs_and_steps
+from cusearch_async.training.checkpoint import checkpoints_of
 from cusearch_async.transport.server import is_listening
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
     started = time.monotonic()
     run_folder.refuse_others(config.folder, config.run.name)
-    done = live.newest_checkpoint(config)
+    done = checkpoints_of(config).latest()
     if done is not None and is_complete(done.state.step, config) and not done.torn():
         console.print(
             f"run {config.run.name} is complete: {done.state.step} steps are done and run.steps is "
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         log.info("started %s; logs in %s", ", ".join(fleet.children), config.folder / "logs")
         live.print_inspection_commands(config, console)
         live.watch(fleet, config, console)
-        ledger, counted = asyncio.run(live.read_ledger(config))
+        ledger, counted = asyncio.run(read_ledger(config))
     summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
     live.print_results(config, live.whole_checkpoint(config), console)
     if not summary["ledger"]["closes"]:

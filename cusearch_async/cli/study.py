@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cusearch_async.errors import ConfigError, RunInUse, StudyIncomplete
 from cusearch_async.files import write_file
@@ -47,8 +46,7 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
         before = Tables.read(folder)
         left = [] if arguments.report else to_do(plan, before, arguments.retry_failed)[: arguments.most]
         progress = StudyProgress(plan, before, len(left), console)
-        with progress.bar:
-            run_all(plan, folder, left, progress.tell)
+        run_all(plan, folder, left, progress.tell)
         tables = Tables.read(folder)
         if not len(tables.runs):
             raise StudyIncomplete(f"study {plan.study.name} has no run yet in {folder}")
@@ -58,23 +56,14 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
 
 
 class StudyProgress:
-    """What is done and how long the rest will take, from the mean of the runs before: a bar on a terminal, and a line
-    for each run everywhere."""
+    """A line for each run that is over, and how long the rest will take, from the mean of the runs before."""
 
     def __init__(self, plan: Plan, tables: Tables, left: int, console: Console) -> None:
-        columns = (
-            TextColumn("runs"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-        )
-        self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
         rows = tables.of(list(plan.runs.values()))
         done = rows[rows["status"] == "done"]
         self._seconds = list(done["wall_s"])
         self._left = left
-        self._task = self.bar.add_task("runs", total=left, left=self.time_left)
+        self._console = console
         said = f"study {plan.study.name}: {len(plan.runs)} runs, {len(done)} done, {left} to do now"
         console.print(said + (f", {self.time_left}" if self.time_left else ""))
 
@@ -91,9 +80,8 @@ class StudyProgress:
         self._left -= 1
         if outcome == "done":
             self._seconds.append(seconds)
-        self.bar.update(self._task, advance=1, left=self.time_left)
         rest = f"; {self.time_left}" if self.time_left else ""
-        self.bar.console.print(f"{run.id}: {outcome}, {seconds:.0f} s{rest}", soft_wrap=True, markup=False)
+        self._console.print(f"{run.id}: {outcome}, {seconds:.0f} s{rest}", soft_wrap=True, markup=False)
 
 
 def _conclude(plan: Plan, tables: Tables) -> None:

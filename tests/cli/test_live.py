@@ -17,11 +17,12 @@ from cusearch_async.atlas.questions import test_chains as held_out_chains
 from cusearch_async.cli import demo, launch, main, runs
 from cusearch_async.cli.parts import live
 from cusearch_async.cli.parts.fleet import Child
+from cusearch_async.cli.parts.opening import read_ledger
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RunInUse
 from cusearch_async.run.history import record_start
 from cusearch_async.run.origin import Origin
-from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.training.checkpoint import Checkpoints, checkpoints_of
 from cusearch_async.training.publishing import state_at
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import Audit, Ledger, MethodState, WorkerStatus
@@ -164,7 +165,7 @@ async def test_the_end_of_a_run_tells_what_counting_the_keys_has_found(atlas_con
             if gone:
                 await buffer.connection.client.delete(buffer.keys.payload("0:0"))
             console = Console(file=io.StringIO(), width=200)
-            ledger, counted = await live.read_ledger(config)
+            ledger, counted = await read_ledger(config)
             summary = live.conclude(config, ledger, counted, 1.0, console)
             assert ledger.closes, "the counters do not know"
             assert summary["ledger"]["closes"] is not gone
@@ -250,7 +251,7 @@ def test_a_checkpoint_of_a_course_that_was_left_does_not_count(complete, tmp_pat
     path, overrides = complete
     config = load_config(path, overrides)
     record_start(config, epoch=4, step=6)
-    assert live.newest_checkpoint(config).state.step == 6, "the learner of epoch 4 went back to step 6"
+    assert checkpoints_of(config).latest().state.step == 6, "the learner of epoch 4 went back to step 6"
 
 
 class Ended:

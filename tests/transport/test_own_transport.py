@@ -8,7 +8,7 @@ from argparse import Namespace
 import pytest
 
 from cusearch_async.cli import buckets, buffer
-from cusearch_async.cli.parts.opening import open_run
+from cusearch_async.cli.parts.opening import open_run, read_ledger
 from cusearch_async.cli.reset import count_keys, forget_keys
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
@@ -35,7 +35,7 @@ async def test_a_run_on_a_transport_of_ones_own_is_worked_on_and_looked_into(con
         slot, *_ = await worker.admit("w", 0, 3)
         assert await worker.put(make_trajectory(slot.ticket, slot.rollout)) == "stored"
         await worker.heartbeat("w", [slot.ticket], WorkerStatus(episodes=1))
-    counts, audit = await buckets.read_ledger(config, quick=False)
+    counts, audit = await read_ledger(config)
     assert (counts.finished, counts.buffered, audit.closes) == (1, 1, True)
     found, agreed = await buckets.read_workers(config)
     assert (list(found), agreed) == (["w"], OURS)

@@ -14,12 +14,21 @@ from cusearch_async.run.folder import METRICS
 
 INK = "#333333"
 DEPTHS = "depth/generated"
-_NUMBERS = (
-    *("reward/all", "reward/trained", "reward/em", "depth/mean", "depth/mean_trained", "selection/phase"),
-    *("staleness/min", "staleness/mean", "staleness/max", "learner/idle_share", "rollout/idle_share"),
-)
-DRAWN: dict[str, Any] = {"step": float, DEPTHS: list[float] | None} | dict.fromkeys(_NUMBERS, float | None)
+PHASE, LEAST, MOST = "selection/phase", "staleness/min", "staleness/max"
 BLUE, ORANGE, GREEN = "#3b6ea5", "#d9822b", "#4c9a6a"
+Lines = tuple[tuple[str, str, str, str], ...]
+"""Metric, label, colour and style of each line of a panel."""
+REWARDS: Lines = (
+    ("reward/all", "reward, whole pool", BLUE, "-"),
+    ("reward/trained", "reward, trained on", BLUE, ":"),
+    ("reward/em", "exact match", ORANGE, "-"),
+)
+DEPTH: Lines = (("depth/mean", "whole pool", BLUE, "-"), ("depth/mean_trained", "trained on", ORANGE, "-"))
+STALENESS: Lines = (("staleness/mean", "mean", BLUE, "-"),)
+IDLE: Lines = (("learner/idle_share", "learner", ORANGE, "-"), ("rollout/idle_share", "rollout engines", BLUE, "-"))
+DRAWN: dict[str, Any] = {"step": float, DEPTHS: list[float] | None} | dict.fromkeys(
+    (PHASE, LEAST, MOST, *(name for name, *_ in (*REWARDS, *DEPTH, *STALENESS, *IDLE))), float | None
+)
 
 
 def refuse_format(path: Path, option: str) -> None:
@@ -39,8 +48,21 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     plt = pyplot()
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), constrained_layout=True)
-    for panel, fill in zip(axes.flat, (_rewards, _depth, _depths, _phase, _staleness, _idle), strict=True):
-        fill(panel, rows, np.array([row["step"] for row in rows]))
+    (rewards, depth, depths), (phase, staleness, idle) = axes
+    steps = np.array([row["step"] for row in rows])
+    for panel, lines in ((rewards, REWARDS), (depth, DEPTH), (staleness, STALENESS), (idle, IDLE)):
+        for name, label, color, style in lines:
+            panel.plot(steps, _series(rows, name), color=color, linestyle=style, label=label)
+    least, most = _series(rows, LEAST), _series(rows, MOST)
+    staleness.fill_between(steps, least, most, color=BLUE, alpha=0.2, label="min to max", linewidth=0)
+    phases = _series(rows, PHASE)
+    phase.step(steps, phases, where="mid", color=GREEN, label="phase k")
+    _draw_depths(depths, rows, steps)
+    _finish(rewards, "Reward and exact match (sampled)", "", (0, 1.02))
+    _finish(depth, "Mean search depth", "searches", None)
+    _finish(phase, "SDGA phase", "", (-0.1, max(4.1, np.max(phases, initial=0, where=~np.isnan(phases)) + 0.5)))
+    _finish(staleness, "Staleness of the pool", "versions", (-0.1, None))
+    _finish(idle, "Idle share of time", "", (0, 1.02))
     figure.suptitle(title, color=INK)
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -88,20 +110,7 @@ def _series(rows: list[dict[str, Any]], name: str) -> Any:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def _rewards(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    panel.plot(steps, _series(rows, "reward/all"), color=BLUE, label="reward, whole pool")
-    panel.plot(steps, _series(rows, "reward/trained"), color=BLUE, linestyle=":", label="reward, trained on")
-    panel.plot(steps, _series(rows, "reward/em"), color=ORANGE, label="exact match")
-    _finish(panel, "Reward and exact match (sampled)", "", (0, 1.02))
-
-
-def _depth(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    panel.plot(steps, _series(rows, "depth/mean"), color=BLUE, label="whole pool")
-    panel.plot(steps, _series(rows, "depth/mean_trained"), color=ORANGE, label="trained on")
-    _finish(panel, "Mean search depth", "searches", None)
-
-
-def _depths(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
+def _draw_depths(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
     from matplotlib import colormaps  # noqa: PLC0415
 
     deepest = max(len(row.get(DEPTHS) or []) for row in rows)
@@ -113,25 +122,6 @@ def _depths(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
     panel.stackplot(steps, shares, colors=colors, labels=[f"{depth}" for depth in range(len(shares))])
     _finish(panel, "Search depth of the pool", "share", (0, 1))
     panel.legend(title="depth", frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
-
-
-def _phase(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    phase = _series(rows, "selection/phase")
-    panel.step(steps, phase, where="mid", color=GREEN, label="phase k")
-    _finish(panel, "SDGA phase", "", (-0.1, max(4.1, np.max(phase, initial=0, where=~np.isnan(phase)) + 0.5)))
-
-
-def _staleness(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    least, most = _series(rows, "staleness/min"), _series(rows, "staleness/max")
-    panel.fill_between(steps, least, most, color=BLUE, alpha=0.2, label="min to max", linewidth=0)
-    panel.plot(steps, _series(rows, "staleness/mean"), color=BLUE, label="mean")
-    _finish(panel, "Staleness of the pool", "versions", (-0.1, None))
-
-
-def _idle(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    panel.plot(steps, _series(rows, "learner/idle_share"), color=ORANGE, label="learner")
-    panel.plot(steps, _series(rows, "rollout/idle_share"), color=BLUE, label="rollout engines")
-    _finish(panel, "Idle share of time", "", (0, 1.02))
 
 
 def _finish(panel: Any, title: str, unit: str, limits: tuple[float, float | None] | None) -> None:

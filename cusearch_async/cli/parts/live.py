@@ -20,6 +20,7 @@ from rich.text import Text
 from cusearch_async.cli.parts.arguments import code_in
 from cusearch_async.cli.parts.figure import draw
 from cusearch_async.cli.parts.fleet import Fleet
+from cusearch_async.cli.parts.opening import is_closed
 from cusearch_async.config import Config
 from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import ProcessDied
@@ -28,7 +29,6 @@ from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run.folder import METRICS
 from cusearch_async.run.history import read_starts
 from cusearch_async.training.checkpoint import Checkpoint, checkpoints_of
-from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import Audit, Ledger, RunState
 from cusearch_async.transport.server import redis_cli_line
 
@@ -168,7 +168,7 @@ def duration(seconds: float) -> str:
 
 def refuse_stopped_early(config: Config) -> None:
     """For a learner that has ended with status 0. Raises: ProcessDied when some steps are not done."""
-    newest = newest_checkpoint(config)
+    newest = checkpoints_of(config).latest()
     done = newest.state.step if newest else 0
     if done < config.run.steps:
         raise ProcessDied(
@@ -222,15 +222,9 @@ def bars(counts: list[int]) -> str:
     return "".join(BAR[-(-count * (len(BAR) - 1) // most)] for count in counts)
 
 
-async def read_ledger(config: Config) -> tuple[Ledger, Audit]:
-    """The counters, and the result of counting the keys."""
-    async with open_buffer(config) as buffer:
-        return await buffer.ledger(), await buffer.audit()
-
-
-def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, console: Console) -> dict[str, Any]:
+def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: float, console: Console) -> dict[str, Any]:
     """Print the table and the ledger, and draw plot.png. Returns the run's part of summary.json."""
-    closes = ledger.closes and counted.closes
+    closes = is_closed(ledger, counted)
     rows = read_metrics(config.folder / METRICS)
     starts = read_starts(config.folder)
     earlier = starts[-1].step if starts else 0
@@ -255,7 +249,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
         f"{staleness_max:g} (bound {config.pool.max_staleness}); "
         f"the ledger {'closes' if closes else 'DOES NOT CLOSE'}"
     )
-    for finding in counted.findings:
+    for finding in counted.findings if counted else ():
         console.print(Text(finding, style="red"), soft_wrap=True)
     if trapped:
         console.print(
@@ -271,11 +265,6 @@ def conclude(config: Config, ledger: Ledger, counted: Audit, wall_s: float, cons
     }
 
 
-def newest_checkpoint(config: Config) -> Checkpoint | None:
-    """The newest checkpoint of the run's current course. Its files are not verified."""
-    return checkpoints_of(config).latest()
-
-
 def whole_checkpoint(config: Config) -> Checkpoint | None:
     """The newest checkpoint whose files match their checksums. Newer damaged ones are logged. None without any
     checkpoint. Raises: ConfigError when all are damaged."""
@@ -286,19 +275,20 @@ def whole_checkpoint(config: Config) -> Checkpoint | None:
 def print_results(config: Config, newest: Checkpoint | None, console: Console) -> None:
     """Print where the results are and how to use them, one path per line. `newest` is the verified checkpoint whose
     model is recommended."""
-    settings = config.folder / "config.toml"
-    lines = [
-        ("plot", config.folder / "plot.png"),
-        ("metrics", config.folder / METRICS),
-        ("curves", f"tensorboard --logdir {config.folder / 'tensorboard'}"),
-    ]
+    settings, lines = (
+        config.folder / "config.toml",
+        {
+            "plot": config.folder / "plot.png",
+            "metrics": config.folder / METRICS,
+            "curves": f"tensorboard --logdir {config.folder / 'tensorboard'}",
+        },
+    )
     if newest is not None:
-        model = newest.path / "model"
-        suite = "" if has_held_out(config) else " --suite nq"
-        lines += [
-            ("model", model),
-            ("next", f"cusearch eval {settings} --checkpoint {model}{suite}"),
-            ("", f"(it needs the retriever: cusearch worker retriever {settings})"),
-        ]
-    for name, text in lines:
+        model, suite = newest.path / "model", "" if has_held_out(config) else " --suite nq"
+        lines |= {
+            "model": model,
+            "next": f"cusearch eval {settings} --checkpoint {model}{suite}",
+            "": f"(it needs the retriever: cusearch worker retriever {settings})",
+        }
+    for name, text in lines.items():
         console.print(Text(f"{name:<8} {text}"), soft_wrap=True)

@@ -9,7 +9,7 @@ from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.run.origin import refuse_another
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.interface import Buffer
+from cusearch_async.transport.interface import Audit, Buffer, Ledger
 
 
 @asynccontextmanager
@@ -40,3 +40,14 @@ async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None
         alive.append(f"the learner (process {learner.pid} on {learner.host})")
     if alive:
         raise RunInUse(f"run {config.run.name!r} is alive: {', '.join(alive)}; {remedy}")
+
+
+async def read_ledger(config: Config, quick: bool = False) -> tuple[Ledger, Audit | None]:
+    """The counters, and the result of counting the keys unless it is to be quick."""
+    async with open_run(config) as buffer:
+        return await buffer.ledger(), None if quick else await buffer.audit()
+
+
+def is_closed(ledger: Ledger, counted: Audit | None) -> bool:
+    """Whether the ledger closes, and agrees with the keys where they were counted."""
+    return ledger.closes and (counted is None or counted.closes)

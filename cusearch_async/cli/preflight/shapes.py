@@ -8,40 +8,24 @@ from typing import Any
 
 from cusearch_async.config import ModelConfig
 
-QWEN25: dict[str, Any] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 151936}
-QWEN3: dict[str, Any] = {
-    **{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "head_dim": 128},
-    **{"num_key_value_heads": 8, "max_position_embeddings": 40960},
-}
-
-
-def _sizes(layers: int, hidden: int, heads: int, intermediate: int, *, tied: bool, **others: Any) -> dict[str, Any]:
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "intermediate_size": intermediate,
-        "tie_word_embeddings": tied,
-        "dtype": "bfloat16",
-        **others,
-    }
-
-
+_SIZES = (
+    *("model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings"),
+)
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen2.5-0.5B": QWEN25
-    | _sizes(24, 896, 14, 4864, tied=True, num_key_value_heads=2, max_position_embeddings=32768),
-    "Qwen/Qwen2.5-1.5B": QWEN25
-    | _sizes(28, 1536, 12, 8960, tied=True, num_key_value_heads=2, max_position_embeddings=131072),
-    "Qwen/Qwen2.5-3B": QWEN25
-    | _sizes(36, 2048, 16, 11008, tied=True, num_key_value_heads=2, max_position_embeddings=32768),
-    "Qwen/Qwen2.5-7B": QWEN25
-    | _sizes(28, 3584, 28, 18944, tied=False, num_key_value_heads=4, max_position_embeddings=131072, vocab_size=152064),
-    "Qwen/Qwen3-0.6B": QWEN3 | _sizes(28, 1024, 16, 3072, tied=True),
-    "Qwen/Qwen3-1.7B": QWEN3 | _sizes(28, 2048, 16, 6144, tied=True),
-    "Qwen/Qwen3-4B": QWEN3 | _sizes(36, 2560, 32, 9728, tied=True),
-    "Qwen/Qwen3-8B": QWEN3 | _sizes(36, 4096, 32, 12288, tied=False),
-    "meta-llama/Llama-3.2-3B": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256}
-    | _sizes(28, 3072, 24, 8192, tied=True, num_key_value_heads=8, max_position_embeddings=131072, head_dim=128),
+    str(name): dict(zip(_SIZES, sizes, strict=True))
+    | {"dtype": "bfloat16", "architectures": [f"{str(sizes[0]).capitalize()}ForCausalLM"]}
+    for name, *sizes in (
+        ("Qwen/Qwen2.5-0.5B", "qwen2", 24, 896, 14, 2, 4864, 64, 151936, 32768, True),
+        ("Qwen/Qwen2.5-1.5B", "qwen2", 28, 1536, 12, 2, 8960, 128, 151936, 131072, True),
+        ("Qwen/Qwen2.5-3B", "qwen2", 36, 2048, 16, 2, 11008, 128, 151936, 32768, True),
+        ("Qwen/Qwen2.5-7B", "qwen2", 28, 3584, 28, 4, 18944, 128, 152064, 131072, False),
+        ("Qwen/Qwen3-0.6B", "qwen3", 28, 1024, 16, 8, 3072, 128, 151936, 40960, True),
+        ("Qwen/Qwen3-1.7B", "qwen3", 28, 2048, 16, 8, 6144, 128, 151936, 40960, True),
+        ("Qwen/Qwen3-4B", "qwen3", 36, 2560, 32, 8, 9728, 128, 151936, 40960, True),
+        ("Qwen/Qwen3-8B", "qwen3", 36, 4096, 32, 8, 12288, 128, 151936, 40960, False),
+        ("meta-llama/Llama-3.2-3B", "llama", 28, 3072, 24, 8, 8192, 128, 128256, 131072, True),
+    )
 }
 """What is used of a model's config.json when that cannot be read. Source: those files on the Hugging Face Hub."""
 
