@@ -82,7 +82,7 @@ class Run:
         return found
 
     def process(self, name: str) -> psutil.Process:
-        return next(p for p in self.processes() if f".start {name} " in " ".join(p.info["cmdline"]))
+        return next(p for p in self.processes() if f" worker {name} " in " ".join(p.info["cmdline"]))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.preflight.finding import Finding
-from cusearch_async.config import BACKENDS, Config, RetrieverConfig
+from cusearch_async.config import BACKENDS, LOOPBACK, Config, RetrieverConfig
 from cusearch_async.data.files import HUB, hub_place
 from cusearch_async.data.questions import asks_of_atlas, file_of, has_held_out, labelled, load_questions
 from cusearch_async.environments import NoSearch
@@ -138,9 +138,9 @@ def services(config: Config) -> Iterator[Finding]:
         start = "`cusearch worker retriever CONFIG`"
         yield _service("retriever.url", retriever.url, "a web server", speaks_http, start)
     if config.uses_retriever and retriever.backend == "zerosearch":
-        start = f"`vllm serve MODEL --port {urlsplit(simulator).port}`"
-        start = "`cusearch atlas simulate CONFIG`" if asks_of_atlas(config) else start
-        yield _service("retriever.zerosearch.url", simulator, "a web server", speaks_http, start)
+        key, own = "retriever.zerosearch.url", asks_of_atlas(config)
+        start = "`cusearch atlas simulate CONFIG`" if own else f"`vllm serve MODEL --port {urlsplit(simulator).port}`"
+        yield _service(key, simulator, "a web server", speaks_http, start, own)
     if config.uses_retriever and retriever.backend in ("serper", "serpapi"):
         key = key_variable(retriever.backend)
         is_set = bool(os.environ.get(key, "").strip())
@@ -154,13 +154,17 @@ def services(config: Config) -> Iterator[Finding]:
         yield Finding("ok", "weights.url", f"nothing listens at {url} yet, the learner will")
 
 
-def _service(key: str, url: str, kind: str, is_right: Callable[[str], bool], start: str) -> Finding:
+def _service(
+    key: str, url: str, kind: str, is_right: Callable[[str], bool], start: str, by_launch: bool = True
+) -> Finding:
+    """`start`: the command that starts it; `by_launch`: `launch` does, too, on loopback."""
     listening = [place for place in _places(url) if is_listening(place)]
     if not listening:
-        return Finding("not reachable", key, f"nothing listens at {url}: {start}, or `cusearch launch`, starts it")
+        also = " (so does `cusearch launch`)" if by_launch and urlsplit(url).hostname in LOOPBACK else ""
+        return Finding("not reachable", key, f"nothing listens at {url}: {start} starts it{also}")
     if any(map(is_right, listening)):
         return Finding("ok", key, f"{kind} answers at {url}")
-    return Finding("error", key, f"something else than {kind} listens at {url}: --{key} with a free port")
+    return Finding("error", key, f"something other than {kind} listens at {url}: --{key} with a free port")
 
 
 def _places(url: str) -> list[str]:
