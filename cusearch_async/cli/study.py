@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from cusearch_async.cli.parts.terminal import duration
 from cusearch_async.errors import ConfigError, RunInUse, StudyIncomplete
 from cusearch_async.files import write_file
 
@@ -72,8 +73,7 @@ class StudyProgress:
         """Empty without a run to judge by."""
         if not self._seconds or not self._left:
             return ""
-        seconds = self._left * sum(self._seconds) / len(self._seconds)
-        return f"about {seconds / 3600:.1f} hours left" if seconds > 3600 else f"about {seconds / 60:.0f} minutes left"
+        return f"about {duration(self._left * sum(self._seconds) / len(self._seconds))} left"
 
     def tell(self, run: PlannedRun, outcome: str, seconds: float) -> None:
         """Of a run that is over."""

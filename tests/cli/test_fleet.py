@@ -258,7 +258,7 @@ def read_environment(child: Child) -> dict[str, str]:
 
 
 def test_a_retriever_that_does_not_start_is_waited_for_and_named(fleet, config, monkeypatch, caplog):
-    monkeypatch.setattr(fleets, "LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("cusearch_async.lifecycle.progress.LOG_EVERY_S", 0.05)
     caplog.set_level("INFO")
     fleet._config = config.model_copy(update={"run": config.run.model_copy(update={"wait_s": 0.3})})
     with pytest.raises(RetrievalUnavailable, match=f"the retriever did not start at {config.retriever.url} within"):

@@ -88,6 +88,23 @@ def test_no_command_imports_another_command():
         assert not names & {f"cusearch_async.cli.{name}" for name in main.COMMANDS}, path.name
 
 
+def test_every_command_has_the_file_of_its_name_and_no_other_file_is_there():
+    assert {path.stem for path in Path(main.__file__).parent.glob("*.py")} == {*main.COMMANDS, "main", "__init__"}
+
+
+def test_a_single_process_is_started_in_no_third_way():
+    """By `cusearch worker NAME` or `python -m workers.NAME`: messages, docs and examples know no other."""
+    root = Path(cusearch_async.__file__).parents[1]
+    places = (root / "cusearch_async", root / "docs", root / "workers")
+    texts = [path for place in places for path in place.rglob("*.*") if path.suffix in (".py", ".md", ".sh", ".yaml")]
+    assert [path for path in (*texts, root / "README.md") if "cusearch_async.processes" in without_imports(path)] == []
+
+
+def without_imports(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if not line.strip().startswith(("from ", "import ")))
+
+
 def test_a_command_alone_is_loaded():
     loaded = loaded_by("buffer", "--help")
     assert "cusearch_async.cli.buffer" in loaded

@@ -22,7 +22,7 @@ from cusearch_async.data.questions import asks_of_atlas
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.lifecycle.gpus import Gpus, divide
-from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
+from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import read_starts, read_stop
@@ -160,18 +160,12 @@ class Fleet:
         return wanted
 
     def _wait_for_service(self, what: str, url: str, failure: type[CusearchError]) -> None:
-        began = said = time.monotonic()
-        while not is_listening(url):
-            self.check()
-            now = time.monotonic()
-            if now - began > self._config.run.wait_s:
-                raise failure(
-                    f"{what} did not start at {url} within run.wait_s = {self._config.run.wait_s:g} s; see {self._logs}"
-                )
-            if now - said > LOG_EVERY_S:
-                log.info("waiting for %s at %s: %.0f s", what, url, now - began)
-                said = now
-            time.sleep(POLL_S)
+        wait_s = self._config.run.wait_s
+        deadline = time.monotonic() + wait_s
+        with log_waiting(log, f"waiting for {what} at {url}"):
+            self.wait(lambda: is_listening(url) or time.monotonic() > deadline)
+        if not is_listening(url):
+            raise failure(f"{what} did not start at {url} within run.wait_s = {wait_s:g} s; see {self._logs}")
 
     def start_run(self, accept_changes: bool = False) -> None:
         """Start the learner, the rollout workers and, with eval.every, the evaluator. With `accept_changes` the learner
@@ -253,16 +247,14 @@ class Fleet:
         for child in stage:
             if child.process.poll() is None:
                 child.process.terminate()
-        began = said = time.monotonic()
-        while alive := [child for child in stage if child.process.poll() is None]:
-            now, names = time.monotonic(), ", ".join(child.name for child in alive)
-            if now - began > patience_s:
-                log.warning("%s did not end within %g s; killed", names, patience_s)
-                break
-            if now - said > LOG_EVERY_S:
-                log.info("waiting for %s to end: %.0f s (ctrl-C again kills)", names, now - began)
-                said = now
-            time.sleep(POLL_S)
+        deadline = time.monotonic() + patience_s
+        alive = [child for child in stage if child.process.poll() is None]
+        with log_waiting(log, f"waiting for {_names(alive)} to end (ctrl-C again kills)"):
+            while alive and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                alive = [child for child in alive if child.process.poll() is None]
+        if alive:
+            log.warning("%s did not end within %g s; killed", _names(alive), patience_s)
         for child in stage:
             if child.name == "learner":  # its last line names the step it stopped at, and says that it is saved
                 for line in child.new_lines()[-1:]:
@@ -286,6 +278,10 @@ class Fleet:
         # A file of the current folder must not be taken for a package; modules of the config are looked for there last.
         process = start_child(command, {"PYTHONSAFEPATH": "1"} | withheld | (env or {}), path, inherited)
         self.children[name] = Child(name, process, path, size, size)
+
+
+def _names(children: Sequence[Child]) -> str:
+    return ", ".join(child.name for child in children)
 
 
 def _gpu_option(gpus: Gpus) -> list[str]:

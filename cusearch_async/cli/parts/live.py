@@ -21,6 +21,7 @@ from cusearch_async.cli.parts.arguments import code_in
 from cusearch_async.cli.parts.figure import draw
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import is_closed
+from cusearch_async.cli.parts.terminal import duration
 from cusearch_async.config import Config
 from cusearch_async.data.questions import has_held_out
 from cusearch_async.errors import ProcessDied
@@ -158,12 +159,6 @@ def pace(rows: list[dict[str, Any]], steps: int) -> str:
     step_s = statistics.median(row["time/step_s"] for row in newest[1:][-PACED_BY:] or newest)
     left = steps - len(rows)
     return f"{step_s:.1f} s a step" + (f", about {duration(left * step_s)} left" if left else "")
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def refuse_stopped_early(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Safe printing of foreign text: questions, answers, passages, names in Redis."""
+"""Text on a terminal: foreign text (questions, answers, passages, names in Redis), safely, and durations."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def cut(text: str) -> Text:
 def plain(text: str, style: str = "") -> Text:
     """`text` for rich, without markup."""
     return Text(visible(text), style=style)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
