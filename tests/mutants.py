@@ -47,12 +47,12 @@ ATTENTION = ("learner/attention.py", "test_attention.py")
 LEADING = ("training/leading.py", "test_leading.py")
 BEAT, THREAD = (("training/heartbeat.py", "test_heartbeat.py"), ("training/in_thread.py", "test_heartbeat.py"))
 LOOP, PUBLISHING = (("training/loop.py", "test_train.py"), ("training/publishing.py", "test_train.py"))
-TENSORS, WEIGHTS = ("transport/tensor_file.py", "test_tensor_file.py"), ("transport/weights.py", "test_weights.py")
+TENSORS, WEIGHTS = ("weights/tensor_file.py", "test_tensor_file.py"), ("weights/folder.py", "weights/test_folder.py")
 FRESHNESS, GPUS = ("rollout/freshness.py", "test_freshness.py"), ("lifecycle/gpus.py", "test_gpus.py")
 TURNS, CANARY = ("lifecycle/turns.py", "test_turns.py"), ("learner/canary.py", "test_canary.py")
 WAITING = ("rollout/loop.py", "test_waiting.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
-SENDING, LINK = (("training/sending.py", "test_sending.py"), ("transport/weight_link.py", "test_sending.py"))
+HTTP = ("weights/http.py", "weights/test_http.py")
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
 LOADING = ("rollout/loading.py", "test_loading.py")
 STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/leading.py", "test_leading.py")
@@ -248,12 +248,15 @@ MUTANTS = {
     "weights stay lent after a failure": (PUBLISHING, "            lent.release()\n", ""),
     "weights stay lent when the disk is full": (WEIGHTS, "                copied()\n", "                pass\n"),
     "tensors are not aligned": (TENSORS, "(-tensors[name].element_size(), name)", "name"),
-    "a tensor may lie beyond its file": (TENSORS, "<= place.end <= len(content)", "<= place.end"),
+    "a tensor may lie beyond its file": (TENSORS, "if place.end > size:", "if False:"),
     "stale weights are fresh": (FRESHNESS, "if digests == before.digests.get(name)", "if False"),
     "a fused tensor is not judged": (FRESHNESS, "if module else [name]", "if False else [name]"),
-    "a port is not waited for": (SENDING, "asyncio.get_running_loop().time() > deadline", "True"),
-    "NCCL is promised without a GPU": (SENDING, 'backend == "nccl" and not torch.cuda.is_available()', "False"),
-    "a refusal is an answer like others": (LINK, "if isinstance(answer, Refused):", "if False:"),
+    "a port is not waited for": (HTTP, "asyncio.get_running_loop().time() > deadline", "True"),
+    "any token opens the weights": (HTTP, "if not hmac.compare_digest", "if False and hmac.compare_digest"),
+    "any file can be downloaded": (HTTP, "if file not in FILES or not path.is_file():", "if not path.is_file():"),
+    "a lost download begins again": (HTTP, "began = into.tell()", "began = into.seek(0)"),
+    "a download is not checked": (HTTP, "        tensors.add(piece)", "        pass"),
+    "the last version is not waited for": (HTTP, "self._needing[client] = time.monotonic()", "pass"),
     "half a group is taken": (GPUS, "if all(_lock(gpu", "if any(_lock(gpu"),
     "the learner's GPUs are the engines'": (GPUS, "() if together else learner\n", "()\n"),
     "a worker joins a learner without a share": (GPUS, "shared if may_share(config) else ()", "shared"),

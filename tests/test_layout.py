@@ -28,7 +28,7 @@ LAYERS = [
     {"environments"},
     {"config"},
     {"models", "lifecycle", "http_server", "batcher", "run"},
-    {"transport"},
+    {"transport", "weights"},
     {"metrics"},
     {"retrieval"},
     {"rollout"},
@@ -95,10 +95,8 @@ def test_playing_and_training_know_nothing_of_each_other():
 
 
 def test_the_training_loop_imports_no_torch():
-    """It is asyncio; the tensors are the learner's. Sending weights to engines is no part of the loop."""
+    """It is asyncio; the tensors are the learner's."""
     for path in {*(ROOT / "training").rglob("*.py"), *(ROOT / "replay").rglob("*.py")}:
-        if path.name in ("sending.py", "nccl.py"):
-            continue
         for node in parsed(path).body:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -120,8 +118,8 @@ def test_vllm_and_deepspeed_are_known_to_few_modules():
             for name in names:
                 if name.split(".")[0] in users:
                     users[name.split(".")[0]].add(str(path.relative_to(ROOT)))
-    worker = {f"rollout/{name}.py" for name in ("engine", "gathering", "gloo_transfer", "receiving", "staging")}
-    assert users == {"vllm": worker | {"training/nccl.py"}, "deepspeed": {"learner/deepspeed_engine.py"}}
+    worker = {f"rollout/{name}.py" for name in ("engine", "gathering", "staging")}
+    assert users == {"vllm": worker, "deepspeed": {"learner/deepspeed_engine.py"}}
 
 
 def test_few_modules_open_sockets_that_others_can_connect_to():
@@ -133,7 +131,7 @@ def test_few_modules_open_sockets_that_others_can_connect_to():
             name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
             if name in opening:
                 found.add(str(path.relative_to(ROOT)))
-    assert found == {"http_server.py", "lifecycle/ports.py", "learner/ranks.py", "training/sending.py"}
+    assert found == {"http_server.py", "lifecycle/ports.py", "learner/ranks.py", "weights/http.py"}
 
 
 def test_no_message_names_a_page_that_is_not_installed():

@@ -39,7 +39,14 @@ from cusearch_async.config.run import (
     WeightsConfig,
 )
 from cusearch_async.config.scopes import flat, scope_in, scope_of
-from cusearch_async.config.secrets import LOOPBACK, redis_password, redis_password_file
+from cusearch_async.config.secrets import (
+    LOOPBACK,
+    make_weights_token,
+    redis_password,
+    redis_password_file,
+    weights_token,
+    weights_token_file,
+)
 from cusearch_async.config.section import Extensible, Scope
 from cusearch_async.config.training import LearnerConfig, LoraConfig, LossConfig
 from cusearch_async.config.whole import Config
@@ -81,6 +88,7 @@ __all__ = [
     "flat",
     "known_keys",
     "load_config",
+    "make_weights_token",
     "redis_password",
     "redis_password_file",
     "refuse_unknown",
@@ -89,5 +97,7 @@ __all__ = [
     "scope_of",
     "section_of",
     "shipped_configs",
+    "weights_token",
+    "weights_token_file",
     "with_overrides",
 ]

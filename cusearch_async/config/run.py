@@ -78,9 +78,12 @@ class WeightsConfig(Section):
     folder: Free[Folder | None] = None
     """Folder for the published weights, of this run only and shared by all its processes; None for the run's. On one
     machine, one in /dev/shm keeps them off the disk."""
+    transport: Free[str] = "folder"
+    """How workers get published weights: `folder`, which they share with the learner; `http`, from the learner's
+    machine at weights.url; or a class of your own as package.module:Name (`weights.interface.WeightTransport`)."""
     url: Free[str | None] = None
-    """Where the learner listens, like http://10.0.0.5:29400, for workers on machines that do not share the folder: it
-    sends the weights to their engines over NCCL, or over gloo where these run on a CPU. None: from the folder."""
+    """Where the learner listens with weights.transport `http`: an address of its machine, like http://10.0.0.5:29400.
+    The bearer token is CUSEARCH_WEIGHTS_TOKEN, or in the run folder's file weights-token."""
 
     @field_validator("url")
     @classmethod

@@ -1,13 +1,15 @@
-"""Secrets, which are not settings: the Redis password."""
+"""Secrets, which are not settings: the password of Redis, and the token for downloads of weights."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cusearch_async.config.whole import Config
 from cusearch_async.errors import ConfigError
+from cusearch_async.files import write_file
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -16,18 +18,40 @@ def redis_password(config: Config) -> str | None:
     """CUSEARCH_REDIS_PASSWORD; else the content of `redis_password_file`; None without both.
 
     Raises: ConfigError when the file exists, but this user may not read it."""
-    given = os.environ.get("CUSEARCH_REDIS_PASSWORD")
-    path = redis_password_file(config)
+    return _secret("CUSEARCH_REDIS_PASSWORD", redis_password_file(config), "the password of this run's Redis")
+
+
+def weights_token(config: Config) -> str | None:
+    """CUSEARCH_WEIGHTS_TOKEN; else the content of `weights_token_file`; None without both.
+
+    Raises: ConfigError when the file exists, but this user may not read it."""
+    return _secret("CUSEARCH_WEIGHTS_TOKEN", weights_token_file(config), "the token for downloads of weights")
+
+
+def weights_token_file(config: Config) -> Path:
+    return config.folder / "weights-token"
+
+
+def make_weights_token(config: Config) -> str:
+    """`weights_token`; without one, a new token in its file, for this user only."""
+    given = weights_token(config)
+    if given is None:
+        given = secrets.token_urlsafe(32)
+        write_file(weights_token_file(config), given.encode(), mode=0o600)
+    return given
+
+
+def _secret(variable: str, path: Path | None, what: str) -> str | None:
+    given = os.environ.get(variable)
     if given or path is None:
         return given or None
     try:
-        return path.read_text(encoding="utf-8") or None
+        return path.read_text(encoding="utf-8").strip() or None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise ConfigError(
-            f"{path}, the password of this run's Redis, cannot be read ({error.strerror}); run as the user who started "
-            "that Redis, or set CUSEARCH_REDIS_PASSWORD"
+            f"{path}, {what}, cannot be read ({error.strerror}); run as the user who made it, or set {variable}"
         ) from error
 
 

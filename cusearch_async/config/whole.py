@@ -191,16 +191,12 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _can_send_weights(self) -> Config:
-        _refuse(
-            "weights.url",
-            self.weights.url is not None,
-            (
-                self.learner.lora.rank > 0,
-                "learner.lora.rank = 0: vLLM reads an adapter from its files; share the folder",
-            ),
-            (self.run.take_turns, "run.take_turns = false: the GPUs are this machine's, and so is the folder"),
-        )
+    def _weights_have_a_way(self) -> Config:
+        transport, url = self.weights.transport, self.weights.url
+        if transport == "http" and url is None:
+            raise ValueError("weights.transport is 'http', which needs weights.url, like http://10.0.0.5:29400")
+        if transport == "folder" and url is not None:
+            raise ValueError(f"weights.url is {url}, which is of no use without weights.transport = 'http'")
         return self
 
     @model_validator(mode="after")
@@ -211,7 +207,7 @@ class Config(Section):
             self.eval.in_order,
             (self.eval.every == 0, "eval.every of 1 or more"),
             (self.eval.every % step > 0, f"eval.every to be a multiple of learner.publish_every ({step})"),
-            (self.weights.url is not None, "the folder of the weights: weights.url must not be set"),
+            (self.weights.transport == "http", "weights.transport = 'folder': what waits there outlives the learner"),
         )
         return self
 

@@ -10,8 +10,8 @@ from cusearch_async.files import append_row
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run.folder import SCORES
 from cusearch_async.run.history import epochs_and_steps
-from cusearch_async.transport.weights import epoch_of
 from cusearch_async.types import Trajectory
+from cusearch_async.weights.folder import epoch_of
 
 
 class Done:

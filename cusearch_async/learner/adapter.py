@@ -17,8 +17,8 @@ import torch
 
 from cusearch_async.config import LoraConfig
 from cusearch_async.errors import ConfigError, first_line
-from cusearch_async.transport.tensor_file import write_tensors
-from cusearch_async.transport.weights import ADAPTER_CONFIG, ADAPTER_TENSORS
+from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS
+from cusearch_async.weights.tensor_file import write_tensors
 
 _OWN = ".lora_"
 """In the names of an adapter's parameters, and in no other's."""

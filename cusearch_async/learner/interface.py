@@ -16,7 +16,7 @@ from cusearch_async.types import Trajectory
 if TYPE_CHECKING:
     import torch
 
-    from cusearch_async.transport.weights import Canary
+    from cusearch_async.weights.interface import Canary
 
 STATE_FILE = "state.json"
 """Of a checkpoint's folder: the training loop writes it last, and deletes it first."""

@@ -46,8 +46,8 @@ from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.models import load_tokenizer
 from cusearch_async.transport import codec
-from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
+from cusearch_async.weights.interface import Canary
 
 
 class Command(msgspec.Struct):

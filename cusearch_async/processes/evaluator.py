@@ -24,8 +24,9 @@ from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
 from cusearch_async.run.contract import contract_of, refuse_other_settings
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import RunState, WorkerBuffer
-from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Question, Trajectory
+from cusearch_async.weights.interface import WeightSource
+from cusearch_async.weights.transports import transport_of
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.engine import Engine
@@ -43,7 +44,7 @@ async def run(config: Config) -> None:
     contract = contract_of(config, load_run_questions(config).all, tokenizer)
     async with open_buffer(config, config.redis.outage_s, stop, contract=contract) as buffer:
         refuse_other_settings(config.run.name, contract, await buffer.contract())
-    async with SearchClient.open(config) as search:
+    async with SearchClient.open(config) as search, transport_of(config).source(needs_last=True) as source:
         agreed = await ask_retriever(search, config, contract, stop)
         if agreed is None:
             return
@@ -54,20 +55,20 @@ async def run(config: Config) -> None:
                 return
             with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
                 log.info("ready")
-                await score_versions(buffer, engine, player, questions, config, stop)
+                await score_versions(buffer, engine, source, player, questions, config, stop)
 
 
 async def score_versions(
     buffer: WorkerBuffer,
     engine: Engine,
+    source: WeightSource,
     player: Player,
     questions: Sequence[Question],
     config: Config,
     stop: asyncio.Event,
 ) -> None:
     """Score versions until the run is finished and its last version is scored, or `stop` is set."""
-    store = WeightStore(config.weights_folder)
-    loader = PatientLoader(engine, store, config.redis.outage_s)
+    loader = PatientLoader(engine, source, config.redis.outage_s)
     done, finish = Done(config.folder), Finish(config.run.steps)
     await wait_until_announced(buffer, stop.is_set)
     while not stop.is_set():
@@ -78,7 +79,7 @@ async def score_versions(
             log.info("run %s is finished and its last version is scored; the evaluator ends", config.run.name)
             break
         last = state.step if is_finished else config.run.steps
-        version = await load_due(buffer, state, last, engine, loader, store, done, config)
+        version = await load_due(buffer, state, last, engine, loader, source, done, config)
         if version is None:
             await asyncio.sleep(POLL_S)
             continue
@@ -107,7 +108,7 @@ async def load_due(
     last: int,
     engine: Engine,
     loader: PatientLoader,
-    store: WeightStore,
+    source: WeightSource,
     done: Done,
     config: Config,
 ) -> int | None:
@@ -119,9 +120,9 @@ async def load_due(
     if version is None:
         return None
     await buffer.check_contract()
-    weights = state.weights if version == state.published else store.newest_of(version)
+    weights = state.weights if version == state.published else await source.newest_of(version)
     if weights is None:
-        log.warning("version %d is not scored: its weights are not in %s", version, store.folder)
+        log.warning("version %d is not scored: its weights are no longer there", version)
         done.version = version
         return None
     is_last = version == last  # any other one may be replaced by a newer one before it is loaded

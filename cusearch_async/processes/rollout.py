@@ -20,7 +20,7 @@ from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.rollout.starting import Starting
 from cusearch_async.run.contract import contract_of, refuse_other_settings
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.weight_link import open_weights
+from cusearch_async.weights.transports import transport_of
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
         return
     if state.is_finished:
         log.info("run %s was finished at step %d: waiting for a learner that continues it", config.run.name, state.step)
-    async with SearchClient.open(config) as search, open_weights(config) as source:
+    async with SearchClient.open(config) as search, transport_of(config).source() as source:
         agreed = await ask_retriever(search, config, contract, stop)
         if agreed is None:
             return

@@ -12,8 +12,8 @@ from cusearch_async.learner.interface import Learner
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.run.folder import METRICS
-from cusearch_async.transport.tensor_file import records_of, write_tensors
-from cusearch_async.transport.weights import WeightStore, epoch_of
+from cusearch_async.weights.folder import WeightStore, epoch_of, newest_of
+from cusearch_async.weights.tensor_file import records_of, write_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def replay_update(step: RecordedStep, run_folder: Path, checkpoint: Path | None,
 def _differing(store: WeightStore, version: int, epoch: int, learner: Learner) -> list[str] | None:
     """Parameters of `learner` that differ from a version that was published by `epoch` or a later one, which goes on
     from it; None when there is none."""
-    newest = store.newest_of(version)
+    newest = newest_of(version, store.names())
     if newest is None or epoch_of(newest) < epoch:
         return None
     lent = learner.lend()

@@ -3,7 +3,7 @@
 Every sampled token has its log-probability under the sampling policy (after temperature) and the weight version that
 sampled it. Weights are replaced while episodes are in flight: the engine is paused between two decoding steps, running
 requests keep their tokens, and their KV cache is computed again with the new weights, unless rollout.recompute_kv is
-switched off. On a CPU they are made ready before that pause, see staging.py.
+switched off. They are read and verified before that pause, see staging.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import vllm
 from numpy.typing import NDArray
 from vllm import AsyncEngineArgs, SamplingParams
-from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
@@ -39,10 +37,8 @@ from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.turns import GpuLock, Turns
 from cusearch_async.rollout.engine_output import EngineOutput
 from cusearch_async.rollout.freshness import Loaded, digests_of, stale_tensors
-from cusearch_async.rollout.receiving import backend, join, receive
 from cusearch_async.rollout.turn import Turn, turn_of
-from cusearch_async.transport.weight_link import SentVersion, WeightSource
-from cusearch_async.transport.weights import Manifest, StoredVersion
+from cusearch_async.weights.interface import Manifest, OpenedVersion, WeightSource
 
 log = logging.getLogger(__name__)
 
@@ -85,11 +81,8 @@ class Engine:
         engine_output: EngineOutput,
         recomputes_kv: bool = True,
         lock: GpuLock | None = None,
-        stages: bool = False,
     ) -> None:
         self._llm = llm
-        self._stages = stages
-        """Whether vLLM's worker has the extension STAGING."""
         self._recomputes_kv = recomputes_kv
         self._engine_output = engine_output
         self._tokenizer = tokenizer
@@ -120,7 +113,6 @@ class Engine:
 
         Raises: ConfigError for an option that vLLM does not know; EngineDied with the engine's last error."""
         arguments = AsyncEngineArgs(**engine_arguments(model, config, current_platform.is_cpu()))
-        stages = arguments.worker_extension_cls == STAGING
         engine_output = EngineOutput()
         try:
             with log_waiting(log, f"waiting for vLLM to load {model}"), engine_output.listening():
@@ -129,7 +121,7 @@ class Engine:
             raise EngineDied(
                 f"vLLM cannot start with {model!r}: {engine_output.last_error() or first_line(error)}"
             ) from error
-        return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv, lock, stages)
+        return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv, lock)
 
     @property
     def busy_s(self) -> float:
@@ -207,35 +199,27 @@ class Engine:
         EngineDied."""
         version = await source.open(name)
         async with self.awake():
-            await self._unless_dead(self._receive(version) if isinstance(version, SentVersion) else self._read(version))
+            await self._unless_dead(self._take(version))
             self.version, self.loaded = version.manifest.version, name
             if check:
                 await self._unless_dead(self.check(version.manifest, name))
 
-    async def _receive(self, version: SentVersion) -> None:
-        await join(self._llm, version.link)
+    async def _take(self, version: OpenedVersion) -> None:
+        if version.manifest.adapter is None:
+            await self._stage(version)
         async with self._paused():
-            problem = await receive(self._llm, version)
-        if problem is not None:
-            raise WeightsUnavailable(problem)
-
-    async def _read(self, version: StoredVersion) -> None:
-        directory, manifest = version.directory, version.manifest
-        is_staged = self._stages and await self._stage(directory / manifest.file)
-        async with self._paused():
-            if is_there := (directory / manifest.file).exists():
-                await self._swap(directory, manifest, is_staged)
+            if is_there := (version.directory / version.manifest.file).exists() or version.manifest.adapter is None:
+                await self._swap(version)
         if not is_there:
-            raise WeightsUnavailable(f"{directory} was removed before it was loaded")
+            raise WeightsUnavailable(f"{version.directory} was removed before it was loaded")
 
-    async def _stage(self, file: Path) -> bool:
-        """True when the weights of a file are ready to be taken over; False for a model that cannot have that."""
+    async def _stage(self, version: OpenedVersion) -> None:
+        """The weights are in the engine's process, and the model has not changed."""
+        file = version.directory / version.manifest.file
         try:
-            if not all(await self._llm.collective_rpc("stage_weights", kwargs={"file": str(file)})):
-                return False
+            await self._llm.collective_rpc("stage_weights", kwargs={"file": str(file)})
             while not all(await self._llm.collective_rpc("is_staged")):
                 await asyncio.sleep(STAGED_POLL_S)
-            return True
         except EngineDeadError:
             raise
         except Exception as error:
@@ -243,14 +227,11 @@ class Engine:
                 raise WeightsUnavailable(f"{file.parent} was removed before it was loaded") from error
             raise WeightsMismatch(f"{file} cannot be loaded: {error}; are these the weights of this model?") from error
 
-    async def _swap(self, directory: Path, manifest: Manifest, is_staged: bool) -> None:
+    async def _swap(self, version: OpenedVersion) -> None:
+        directory, manifest = version.directory, version.manifest
         try:
-            if is_staged:
+            if manifest.adapter is None:
                 await self._llm.collective_rpc("take_staged")
-            elif manifest.adapter is None:
-                if self._stages:
-                    await self._llm.collective_rpc("forget_kernels")
-                await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(directory)})
             else:
                 if not await self._llm.add_lora(LoRARequest(*ADAPTER, str(directory), load_inplace=True)):
                     raise RuntimeError("vLLM has not taken the adapter")
@@ -364,10 +345,8 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
         options["enable_chunked_prefill"] = False
         options.setdefault("max_num_batched_tokens", max(config.episode.max_tokens, CPU_BATCH_TOKENS))
         options["scheduler_cls"] = GATHERING
-        if not config.learner.lora.rank:
-            options["worker_extension_cls"] = STAGING
-    if config.weights.url is not None:
-        options["weight_transfer_config"] = WeightTransferConfig(backend=backend())
+    if not config.learner.lora.rank:
+        options["worker_extension_cls"] = STAGING
     return (
         {"enable_prefix_caching": True, "use_tqdm_on_load": False}
         | options

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cusearch_async.transport.tensor_file import TensorRecord
+from cusearch_async.weights.tensor_file import TensorRecord
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """vLLM's module -> those of a published version that it holds, one after the other."""

@@ -15,7 +15,7 @@ from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.retry import doubling_pause_s
 from cusearch_async.transport.interface import WorkerBuffer
-from cusearch_async.transport.weight_link import WeightSource
+from cusearch_async.weights.interface import WeightSource
 
 if TYPE_CHECKING:  # it brings vLLM
     from cusearch_async.rollout.engine import Engine

@@ -35,8 +35,8 @@ from cusearch_async.rollout.failures import Failures
 from cusearch_async.rollout.finish import Finish
 from cusearch_async.rollout.loading import IDLE_S, PatientLoader, wait_until_announced
 from cusearch_async.transport.interface import RolloutSlot, WorkerBuffer, WorkerStatus
-from cusearch_async.transport.weight_link import WeightSource
 from cusearch_async.types import Trajectory
+from cusearch_async.weights.interface import WeightSource
 
 if TYPE_CHECKING:  # it brings vLLM
     from cusearch_async.rollout.engine import Engine

@@ -1,9 +1,10 @@
-"""Extends vLLM's worker: on a CPU new weights are made ready beside the model, which goes on decoding.
+"""Extends vLLM's worker: new weights are made ready beside the model, which goes on decoding, and taken in a pause.
 
-There vLLM packs the weights of each linear layer for its kernels. That takes several times as long as copying them, and
-vLLM's own `reload_weights` does it while the engine is paused. Here vLLM's loader fills a shadow of the model, the same
-layers with tensors of their own, in a thread; in the pause the model takes over what the shadow has. Until then the
-memory holds both. vLLM imports this module, in the engine's process.
+On a CPU vLLM packs the weights of each linear layer for its kernels, which takes several times as long as copying them.
+There vLLM's loader fills a shadow of the model, the same layers with tensors of their own, and in the pause the model
+takes over what the shadow has. Where that is not possible (a GPU has no room for a second model; layers of experts keep
+what is not known here) the file is read into the host's memory, page-locked for a GPU, and in the pause vLLM loads from
+there. Until then the host's memory holds both. vLLM imports this module, in the engine's process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import set_num_threads  # vLLM's worker puts one that does nothing in its place
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.layerwise import (
@@ -25,42 +25,63 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
-WeightTransferEngineFactory.register_engine("gloo", "cusearch_async.rollout.gloo_transfer", "GlooTransferEngine")
-
 LOADER = ThreadPoolExecutor(1, "staging", initializer=set_num_threads, initargs=(1,))  # the other cores decode
+
+HostTensors = dict[str, torch.Tensor]
+"""A file's tensors by name, in the host's memory."""
 
 
 class StagesWeights:
     """Methods of vLLM's worker, for `collective_rpc`."""
 
+    device: torch.device
     model_runner: Any
-    staged: Future[torch.nn.Module]
+    reload_weights: Any
+    staged: Future[torch.nn.Module | HostTensors]
 
-    def stage_weights(self, file: str) -> bool:
-        """Begin to load a safetensors file of the whole model. False, and nothing is begun, for a model with other
-        packed layers than linear ones, such as experts: what those keep is not known here."""
+    def stage_weights(self, file: str) -> None:
+        """Begin to read a safetensors file of the whole model."""
         runner = self.model_runner
-        methods = {type(getattr(layer, "quant_method", None)) for layer in runner.get_model().modules()}
-        if not methods <= {NoneType, UnquantizedLinearMethod, UnquantizedEmbeddingMethod}:
-            return False
-        self.staged = LOADER.submit(loaded_shadow, runner.get_model(), runner.model_config, file)
-        return True
+        if self.device.type == "cpu" and can_have_shadow(runner.get_model()):
+            self.staged = LOADER.submit(loaded_shadow, runner.get_model(), runner.model_config, file)
+        else:
+            self.staged = LOADER.submit(read_tensors, file, self.device)
 
     def is_staged(self) -> bool:
-        """Raises: what loading has failed with. The model has not changed."""
+        """Raises: what reading has failed with. The model has not changed."""
         if not self.staged.done():
             return False
         self.staged.result()
         return True
 
-    def forget_kernels(self) -> None:
-        """Before vLLM's own `reload_weights`, in its pause: the model cannot be used in between."""
-        forget_kernels(self.model_runner.get_model())
-
     def take_staged(self) -> None:
         """The model has the new weights from now on."""
-        take_over(self.model_runner.get_model(), self.staged.result())
+        model, staged = self.model_runner.get_model(), self.staged.result()
         del self.staged
+        if isinstance(staged, torch.nn.Module):
+            take_over(model, staged)
+        else:
+            forget_kernels(model)
+            self.reload_weights(weights_iterator=iter(staged.items()))
+
+
+def can_have_shadow(model: torch.nn.Module) -> bool:
+    """False for a model with other packed layers than linear ones, such as experts."""
+    methods = {type(getattr(layer, "quant_method", None)) for layer in model.modules()}
+    return methods <= {NoneType, UnquantizedLinearMethod, UnquantizedEmbeddingMethod}
+
+
+def read_tensors(file: str, device: torch.device) -> HostTensors:
+    """Raises: OSError; torch.AcceleratorError when the host cannot lock so much memory."""
+    read: HostTensors = {}
+    with safe_open(file, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            tensor = tensors.get_tensor(name)
+            if device.type == "cuda":
+                with torch.cuda.device(device):  # of this thread: else the first GPU gets a context of this process
+                    tensor = tensor.pin_memory()
+            read[name] = tensor
+    return read
 
 
 def forget_kernels(model: torch.nn.Module) -> None:

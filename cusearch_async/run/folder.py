@@ -48,6 +48,8 @@ CHILDREN = (
     TRACES,
     "checkpoints",
     "weights",
+    "weights-token",
+    "downloaded",
     METRICS,
     SCORES,
     *(f"eval_{when}.{kind}" for when in ("before", "after") for kind in ("json", "md", "html")),

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from cusearch_async.learner.interface import Learner, Lent
 from cusearch_async.lifecycle.turns import GpuLock, Turns
 from cusearch_async.metrics.table import Metrics
-from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Trajectory
+from cusearch_async.weights.interface import Canary
 
 T = TypeVar("T")
 

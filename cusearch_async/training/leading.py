@@ -26,9 +26,9 @@ from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
 from cusearch_async.training.publishing import state_at
 from cusearch_async.training.selecting import initial_method_state
-from cusearch_async.training.sending import sending
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
-from cusearch_async.transport.weights import WeightStore
+from cusearch_async.weights.folder import WeightStore
+from cusearch_async.weights.transports import transport_of
 
 if TYPE_CHECKING:
     from cusearch_async.learner.ranks import Ranks
@@ -148,12 +148,13 @@ async def _train(
     lock: GpuLock | None,
 ) -> None:
     stop = stop_on_signals()
-    store = WeightStore(config.weights_folder, keeps=config.eval.keeps)
+    transport = transport_of(config)
+    store = transport.store()
     async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, contract) as buffer:
         await take_over(buffer, store, checkpoints, start, contract, config, accept_changes)
         try:
             async with (
-                sending(store, config.weights.url, config.run.wait_s),
+                transport.serving(),
                 Heartbeat(buffer, ranks, config) as heartbeat,
                 in_thread(learner, lock) as trainer,
             ):

@@ -21,8 +21,8 @@ from cusearch_async.training.report import StepReport
 from cusearch_async.training.selecting import Selector
 from cusearch_async.training.watchdog import Watchdog
 from cusearch_async.transport.interface import LearnerBuffer
-from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool
+from cusearch_async.weights.folder import WeightStore
 
 log = logging.getLogger(__name__)
 

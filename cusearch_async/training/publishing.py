@@ -17,7 +17,8 @@ from cusearch_async.training.background import Background
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.in_thread import InThread
 from cusearch_async.transport.interface import LearnerBuffer, MethodState
-from cusearch_async.transport.weights import Canary, WeightStore
+from cusearch_async.weights.folder import WeightStore
+from cusearch_async.weights.interface import Canary
 
 log = logging.getLogger(__name__)
 

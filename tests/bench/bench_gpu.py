@@ -234,7 +234,7 @@ def memory(case: Case, shape: ModelShape, lengths: list[int]) -> dict[str, float
 def publishing(learner: Any) -> dict[str, float]:
     """Seconds until the weights are lent, and to write them as a version on the disk and in shared memory, which goes
     on beside the next update."""
-    from cusearch_async.transport.weights import WeightStore
+    from cusearch_async.weights.folder import WeightStore
 
     canary = learner.canary()
     began = time.perf_counter()

@@ -89,7 +89,7 @@ async def measure_learner(config: Config) -> dict[str, Any]:
     from cusearch_async.training.publishing import Publisher
     from cusearch_async.transport.limits import limits_of
     from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-    from cusearch_async.transport.weights import WeightStore
+    from cusearch_async.weights.folder import WeightStore
     from tests.system.learner_script import fixed_trajectories
 
     selected, advantages = fixed_trajectories(8, 36)
@@ -176,7 +176,8 @@ async def measure_engine(config: Config, newest: str) -> dict[str, Any]:
 
     from cusearch_async.models import load_tokenizer
     from cusearch_async.rollout.engine import Engine
-    from cusearch_async.transport.weights import TENSORS, WeightStore
+    from cusearch_async.weights.folder import WeightStore
+    from cusearch_async.weights.interface import TENSORS
 
     store = WeightStore(config.weights_folder)
     copying = copy_s(load_file(store.directory(newest) / TENSORS))
@@ -223,7 +224,8 @@ def measure_adapter(folder: Path) -> dict[str, Any]:
 
     from cusearch_async.config import LoraConfig
     from cusearch_async.learner.adapter import Adapter
-    from cusearch_async.transport.weights import Canary, WeightStore
+    from cusearch_async.weights.folder import WeightStore
+    from cusearch_async.weights.interface import Canary
 
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": True}
     shape = Qwen2Config(vocab_size=32_000, hidden_size=512, intermediate_size=2048, num_hidden_layers=10, **heads)

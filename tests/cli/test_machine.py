@@ -27,7 +27,7 @@ from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import BufferUnavailable, ConfigError
 from cusearch_async.lifecycle import cuda
-from cusearch_async.transport.weights import WeightStore
+from cusearch_async.weights.folder import WeightStore
 from tests.conftest import free_port
 
 PAPER = Path(__file__).parents[2] / "configs" / "paper" / "base.toml"
@@ -294,8 +294,10 @@ def test_an_address_is_free_or_answers_or_is_taken(redis_url, mute_port):
 
 def test_the_learner_listens_at_the_address_for_weights_if_nothing_else_does(mute_port):
     assert "weights.url" not in addresses()
-    assert addresses(weights={"url": f"http://127.0.0.1:{free_port()}"})["weights.url"].status == "ok"
-    found = addresses(weights={"url": f"http://127.0.0.1:{mute_port}"})["weights.url"]
+    assert (
+        addresses(weights={"transport": "http", "url": f"http://127.0.0.1:{free_port()}"})["weights.url"].status == "ok"
+    )
+    found = addresses(weights={"transport": "http", "url": f"http://127.0.0.1:{mute_port}"})["weights.url"]
     assert found.status == "warning"
     assert f"something listens at http://127.0.0.1:{mute_port}: this run's learner, or" in found.text
 

@@ -379,17 +379,15 @@ def test_who_takes_turns_must_be_able_to_leave_the_gpu(atlas_config, overrides, 
             ("--weights.url", "tcp://10.0.0.5:29400"),
             "weights.url: url 'tcp://10.0.0.5:29400' must look like http://10.0.0.5:29400",
         ),
+        (("--weights.url", "http://10.0.0.5:29400"), "of no use without weights.transport = 'http'"),
+        (("--weights.transport", "http"), "weights.transport is 'http', which needs weights.url, like http://"),
         (
-            ("--weights.url", "http://10.0.0.5:29400", "--learner.lora.rank", "8"),
-            "weights.url needs learner.lora.rank = 0: vLLM reads an adapter from its files; share the folder",
-        ),
-        (
-            ("--weights.url", "http://10.0.0.5:29400", "--run.take_turns", "true", "--learner.reference", "cpu"),
-            "weights.url needs run.take_turns = false: the GPUs are this machine's, and so is the folder",
+            ("--weights.transport", "http", "--weights.url", "http://10.0.0.5:1", "--eval.in_order", "true"),
+            "eval.in_order needs weights.transport = 'folder': what waits there outlives the learner",
         ),
     ],
 )
-def test_weights_that_cannot_be_sent_are_refused(atlas_config, overrides, said):
+def test_weights_that_have_no_way_are_refused(atlas_config, overrides, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         load_config(atlas_config, overrides)
 

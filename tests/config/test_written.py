@@ -114,7 +114,8 @@ def test_every_path_setting_has_the_users_home_for_a_tilde_and_refuses_variables
     ],
 )
 def test_a_service_is_asked_at_its_base_whatever_endpoint_was_copied(write, key, given, kept):
-    found = load_config(write(), [f"--{key}", given])
+    transport = ["--weights.transport", "http"] if key == "weights.url" else []
+    found = load_config(write(), [f"--{key}", given, *transport])
     for name in key.split("."):
         found = getattr(found, name)
     assert found == kept

@@ -13,7 +13,7 @@ import pytest
 
 from cusearch_async.config import shipped_configs
 from tests.conftest import SLOW
-from tests.cuda_contract.fake_cuda import SENT, as_used
+from tests.cuda_contract.fake_cuda import as_used
 from tests.cuda_contract.names import CONTRACT, OPTIONS, missing
 from tests.cuda_contract.wheels import sources
 
@@ -72,7 +72,7 @@ def test_an_engine_starts_on_a_gpu_as_it_is_meant_to(started, name):
     assert found["max_sequences"] == config.rollout.max_sequences
     assert found["max_model_len"] == config.episode.max_tokens
     assert found["logprobs"] == "processed_logprobs"
-    assert (found["weight_transfer"], found["extension"]) == (None, "")
+    assert found["extension"] == ("" if config.learner.lora.rank else "cusearch_async.rollout.staging.StagesWeights")
     modes = ("v2_model_runner", "chunked_prefill", "async_scheduling", "prefix_caching")
     assert [found[mode] for mode in modes] == [True] * len(modes)
 
@@ -84,7 +84,3 @@ def test_a_kv_cache_of_a_fixed_size_is_not_measured(vllm):
     fixed, _, rest = body.partition("if kv_cache_memory_bytes := self.cache_config.kv_cache_memory_bytes:")
     assert "memory_profiling(" not in fixed
     assert "return" in rest.partition("memory_profiling(")[0]
-
-
-def test_weights_without_files_come_through_vllms_own_engine(started):
-    assert (started[SENT]["weight_transfer"], started[SENT]["extension"]) == ("nccl", "")

@@ -2,7 +2,7 @@
 tests.cuda_contract.fake_cuda SOURCES FOLDER NAME...
 
 SOURCES is what `wheels.unpacked` makes. The platform is vLLM's own for CUDA, told that it has eight H100 of 80 GB.
-Prints one JSON line for each shipped config that is named, and one for SENT."""
+Prints one JSON line for each shipped config that is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from cusearch_async.config import Config, load_config, shipped_configs
 from cusearch_async.lifecycle.placement import configure_process
 
 CARD_BYTES = 80 << 30
-SENT = "atlas with weights.url"
 
 
 class Caught(Exception):
@@ -117,7 +116,6 @@ def summary(vllm_config: Any) -> dict[str, Any]:
         "logprobs": model.logprobs_mode,
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": vllm_config.device_config.device_type,
-        "weight_transfer": getattr(vllm_config.weight_transfer_config, "backend", None),
         "extension": vllm_config.parallel_config.worker_extension_cls,
     }
 
@@ -127,7 +125,6 @@ def main() -> None:
     configure_process([])
     as_on_a_gpu(sources)
     configs = {name: as_used(name) for name in sys.argv[3:]}
-    configs[SENT] = load_config(shipped_configs()["atlas"], ["--weights.url", "http://10.0.0.5:29400"])
     for name, config in configs.items():
         found = summary(started_with(config, write_model(config, folder)))
         sys.stdout.write(json.dumps({"config": name, **found}) + "\n")

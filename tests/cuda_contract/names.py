@@ -7,11 +7,8 @@ from functools import cache
 from pathlib import Path
 
 ROLLOUT = Path(__file__).parents[2] / "cusearch_async" / "rollout"
-MODULES = [
-    *(ROLLOUT / name for name in ("engine.py", "receiving.py", "staging.py", "gathering.py", "gloo_transfer.py")),
-    ROLLOUT.parent / "training" / "nccl.py",
-]
-"""Those that import vLLM: in a worker, in its engine's process, and in the learner."""
+MODULES = [ROLLOUT / name for name in ("engine.py", "staging.py", "gathering.py")]
+"""Those that import vLLM: in a worker, and in its engine's process."""
 
 CONTRACT: dict[str, set[str]] = {
     # what engine.py imports and calls
@@ -30,7 +27,6 @@ CONTRACT: dict[str, set[str]] = {
             "enable_sleep_mode",
             "worker_extension_cls",
             "scheduler_cls",
-            "weight_transfer_config",
         ),
     },
     "config/model.py:LogprobsMode": {"processed_logprobs"},
@@ -45,8 +41,7 @@ CONTRACT: dict[str, set[str]] = {
     "v1/engine/async_llm.py:AsyncLLM": {
         *("from_engine_args", "generate", "pause_generation", "resume_generation", "collective_rpc"),
         *("update_weight_version", "compute_weight_checksums", "shutdown", "output_processor", "add_lora"),
-        *("sleep", "wake_up", "vllm_config", "init_weight_transfer_engine", "shutdown_weight_transfer_engine"),
-        *("start_weight_update", "update_weights", "finish_weight_update"),
+        *("sleep", "wake_up"),
     },
     "v1/engine/async_llm.py:AsyncLLM.from_engine_args": {"engine_args"},
     "v1/engine/async_llm.py:AsyncLLM.generate": {"prompt", "sampling_params", "request_id", "lora_request"},
@@ -73,40 +68,6 @@ CONTRACT: dict[str, set[str]] = {
     "model_executor/model_loader/reload/layerwise.py:initialize_layerwise_reload": {"model"},
     "model_executor/model_loader/reload/layerwise.py:finalize_layerwise_reload": set(),
     "model_executor/model_loader/reload/types.py:LayerReloadingInfo": {"restore_metadata", "restore_device"},
-    # how weights come without files: the worker, its engine's process, the learner
-    "v1/engine/async_llm.py:AsyncLLM.init_weight_transfer_engine": {"request"},
-    "v1/engine/async_llm.py:AsyncLLM.update_weights": {"request"},
-    "v1/engine/async_llm.py:AsyncLLM.finish_weight_update": {"weight_version"},
-    "config/weight_transfer.py:WeightTransferConfig": {"backend"},
-    "distributed/weight_transfer/base.py:WeightTransferInitInfo": set(),
-    "distributed/weight_transfer/base.py:WeightTransferUpdateInfo": set(),
-    "distributed/weight_transfer/base.py:WeightTransferInitRequest": {"init_info"},
-    "distributed/weight_transfer/base.py:WeightTransferUpdateRequest": {"update_info"},
-    "distributed/weight_transfer/base.py:WeightTransferEngine": {
-        *("init_transfer_engine", "start_weight_update", "receive_weights", "finish_weight_update", "shutdown"),
-        *("update_weights", "parse_update_info", "init_info_cls", "update_info_cls"),
-        *("model", "model_config", "parallel_config"),
-    },
-    "distributed/weight_transfer/factory.py:WeightTransferEngineFactory": {"register_engine"},
-    "distributed/weight_transfer/factory.py:WeightTransferEngineFactory.register_engine": {
-        *("name", "module_path_or_cls", "class_name"),
-    },
-    "distributed/weight_transfer/nccl_common.py:NCCLWeightTransferInitInfo": {
-        *("master_address", "master_port", "rank_offset", "world_size", "packed"),
-    },
-    "distributed/weight_transfer/nccl_engine.py:NCCLWeightTransferUpdateInfo": {"names", "dtype_names", "shapes"},
-    "distributed/utils.py:StatelessProcessGroup": {"create"},
-    "distributed/utils.py:StatelessProcessGroup.create": {
-        "host",
-        "port",
-        "rank",
-        "world_size",
-        "store_timeout",
-        "listen_socket",
-    },
-    "distributed/device_communicators/pynccl.py:PyNcclCommunicator.__init__": {"group", "device"},
-    "distributed/device_communicators/pynccl.py:PyNcclCommunicator.broadcast": {"tensor", "src", "stream"},
-    "distributed/device_communicators/pynccl.py:PyNcclCommunicator": {"destroy", "disabled", "broadcast"},
     "v1/engine/async_llm.py:AsyncLLM.update_weight_version": {"new_version"},
     "v1/engine/__init__.py:PauseMode": {"keep"},
     "v1/engine/output_processor.py:OutputProcessor": {"process_outputs"},
@@ -118,8 +79,8 @@ CONTRACT: dict[str, set[str]] = {
     "logprobs.py:Logprob": {"logprob"},
     # what the engine's process is asked to do, on a GPU
     "v1/worker/gpu_worker.py:Worker": {"reload_weights", "sleep", "wake_up"},
-    "v1/worker/gpu/model_runner.py:GPUModelRunner.reload_weights": {"weights_path"},
-    "v1/worker/gpu_model_runner.py:GPUModelRunner.reload_weights": {"weights_path"},
+    "v1/worker/gpu/model_runner.py:GPUModelRunner.reload_weights": {"weights_iterator"},
+    "v1/worker/gpu_model_runner.py:GPUModelRunner.reload_weights": {"weights_iterator"},
     # what configure_process sets
     "envs.py:environment_variables": {
         *("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_OMP_THREADS_BIND"),
@@ -132,7 +93,7 @@ constant."""
 OPTIONS: dict[str, set[str]] = {
     "engine/arg_utils.py:AsyncEngineArgs": {
         *("gpu_memory_utilization", "tensor_parallel_size", "quantization", "kv_cache_dtype", "async_scheduling"),
-        *("compilation_config", "enable_sleep_mode", "weight_transfer_config", "worker_extension_cls"),
+        *("compilation_config", "enable_sleep_mode", "worker_extension_cls"),
     },
     "v1/engine/async_llm.py:AsyncLLM": {"is_sleeping"},
     "v1/engine/async_llm.py:AsyncLLM.sleep": {"level", "mode"},

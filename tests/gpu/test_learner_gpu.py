@@ -90,7 +90,8 @@ def test_recomputed_activations_give_the_same_gradient_in_bfloat16(ranks):
 def test_published_weights_are_those_of_the_device_bit_for_bit(ranks, tmp_path, dtype):
     from safetensors.torch import load_file
 
-    from cusearch_async.transport.weights import TENSORS, WeightStore
+    from cusearch_async.weights.folder import WeightStore
+    from cusearch_async.weights.interface import TENSORS
     from tests.gpu.learners import updated
 
     _, _, learner = updated(DEVICE, ranks, dtype=dtype)

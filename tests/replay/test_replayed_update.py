@@ -16,8 +16,9 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start
 from cusearch_async.training.recording import Recorder
 from cusearch_async.training.selecting import Selector, initial_method_state
-from cusearch_async.transport.weights import Canary, WeightStore
 from cusearch_async.types import Pool
+from cusearch_async.weights.folder import WeightStore
+from cusearch_async.weights.interface import Canary
 from tests.strategies import make_trajectory
 from tests.training.learners import QUESTIONS, Learner
 

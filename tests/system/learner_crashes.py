@@ -113,7 +113,7 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
     from cusearch_async.learner.learner import DeepSpeedLearner
     from cusearch_async.training.checkpoint import Checkpoints
     from cusearch_async.transport.buffer import RedisBuffer
-    from cusearch_async.transport.weights import WeightStore
+    from cusearch_async.weights.folder import WeightStore
 
     def around(owner: Any, name: str, step_of: Callable[..., int], *, before: bool = False, is_async: bool) -> None:
         original = getattr(owner, name)

@@ -14,7 +14,8 @@ from cusearch_async.config import STARTER, LoraConfig, load_config
 from cusearch_async.errors import ConfigError, WeightsMismatch
 from cusearch_async.learner.adapter import Adapter
 from cusearch_async.lifecycle.placement import configure_process
-from cusearch_async.transport.weights import Canary, WeightStore
+from cusearch_async.weights.folder import WeightStore
+from cusearch_async.weights.interface import Canary
 from tests.system.test_engine import STOPS, logprobs_of, small_model, with_engine
 
 pytestmark = pytest.mark.system

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from cusearch_async.config import STARTER
-from cusearch_async.transport.weights import WeightStore
+from cusearch_async.weights.folder import WeightStore
 from tests.system.conftest import Run
 from tests.system.conftest import finish as finish_run
 from tests.system.test_crashes import STEPS, Lives, finish, lives  # noqa: F401  (a fixture)

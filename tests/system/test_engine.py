@@ -23,7 +23,8 @@ from cusearch_async.environments import SearchEnvironment
 from cusearch_async.errors import EngineDied, WeightsMismatch, WeightsUnavailable
 from cusearch_async.lifecycle import progress
 from cusearch_async.lifecycle.placement import configure_process
-from cusearch_async.transport.weights import Canary, WeightStore
+from cusearch_async.weights.folder import WeightStore
+from cusearch_async.weights.interface import Canary
 from tests.conftest import SLOW
 from tests.system.forked import forked_engines
 

@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from cusearch_async.config import STARTER, load_config
 from cusearch_async.learner.model import as_in_files, load_causal_lm, saved_tensors, tied_names
 from cusearch_async.lifecycle.placement import configure_process
-from cusearch_async.transport.weights import Canary, WeightStore
+from cusearch_async.weights.folder import WeightStore
+from cusearch_async.weights.interface import Canary
 from tests.system.forked import forked_engines
 from tests.system.test_engine import STOPS, logprobs_of, with_engine
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cusearch_async.transport.weights import WeightStore
+from cusearch_async.weights.folder import WeightStore
 from tests.conftest import SLOW
 from tests.system.test_engine import STOPS, logprobs_of, publish, small_model, with_engine
 

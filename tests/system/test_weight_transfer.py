@@ -1,9 +1,11 @@
-"""Weights on their way into real engines: out of a folder, and from the learner over gloo without one."""
+"""Weights on their way into real engines: out of a folder, and downloaded from the learner without one."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,18 @@ import numpy as np
 import psutil
 import pytest
 
+from cusearch_async.config import load_config, shipped_configs
 from cusearch_async.errors import WeightsMismatch, WeightsUnavailable
-from cusearch_async.training.sending import sending
-from cusearch_async.transport.gloo import GlooGroup
-from cusearch_async.transport.weight_link import WeightLink
-from cusearch_async.transport.weights import WeightStore
+from cusearch_async.weights import http
+from cusearch_async.weights.folder import WeightStore
+from cusearch_async.weights.http import Downloads, HttpTransport
 from tests.conftest import SLOW, free_port, wait_until
 from tests.system.conftest import Run, finish
 from tests.system.test_engine import STOPS, logprobs_of, publish, small_model, wide_model, with_engine
 
 pytestmark = pytest.mark.system
 
+IN_THE_HOSTS_MEMORY = "tests.system.host_staging.StagesInTheHostsMemory"
 QUESTION = "What is the currency of the country of Pinsk?"
 
 
@@ -59,116 +62,122 @@ def test_weights_of_a_folder_are_exchanged_while_turns_are_in_flight(tied, atlas
     with_engine(atlas_config, tmp_path, models[0], body)
 
 
+@asynccontextmanager
+async def served(folder: Path, store: WeightStore) -> AsyncIterator[Downloads]:
+    """What is in the store, downloaded into another folder."""
+    options = ("--weights.transport", "http", "--weights.url", f"http://127.0.0.1:{free_port()}")
+    transport = HttpTransport(load_config(shipped_configs()["atlas"], ["--run.folder", str(folder), *options]))
+    transport._store = store
+    await asyncio.to_thread(folder.mkdir, exist_ok=True)
+    async with transport.serving(), transport.source() as downloads:
+        yield downloads
+
+
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_that_are_sent_are_exchanged_while_turns_are_in_flight(tied, atlas_config, tmp_path):
-    store, url = WeightStore(tmp_path / "store"), f"http://127.0.0.1:{free_port()}"
-    models = [small_model(tied, seed) for seed in (0, 1)]
+def test_weights_that_are_downloaded_are_exchanged_while_turns_are_in_flight(tied, atlas_config, tmp_path):
+    store, models = WeightStore(tmp_path / "store"), [small_model(tied, seed) for seed in (0, 1)]
 
     async def body(engine, tokenizer):
-        async with sending(store, url, 5 * SLOW):
-            link = WeightLink(url)
-            await exchange_in_flight(engine, tokenizer, link, store, models)
-            await link.close()
+        async with served(tmp_path / "host", store) as downloads:
+            await exchange_in_flight(engine, tokenizer, downloads, store, models)
 
-    with_engine(atlas_config, tmp_path, models[0], body, "--weights.url", url)
+    with_engine(atlas_config, tmp_path, models[0], body)
 
 
-def test_a_learner_that_dies_while_it_sends_changes_nothing_and_its_successor_is_found(
+def test_a_learner_that_dies_during_a_download_changes_nothing_and_its_successor_is_found(
     atlas_config, tmp_path, monkeypatch
 ):
-    store, url = WeightStore(tmp_path / "store"), f"http://127.0.0.1:{free_port()}"
+    store = WeightStore(tmp_path / "store")
     old, new = small_model(True, 0), small_model(True, 1)
-    broadcast, sent = GlooGroup.broadcast, []
-
-    def dies(group, tensor):
-        sent.append(tensor)
-        if len(sent) > 5:
-            raise RuntimeError("killed")
-        broadcast(group, tensor)
+    keep = http._keep
 
     async def body(engine, tokenizer):
         text = tokenizer(QUESTION)["input_ids"]
-        link = WeightLink(url)
-        with pytest.raises(WeightsUnavailable, match=f"the learner does not answer at weights.url {url}"):
-            await engine.load(link, "v000000-e1", check=True)
-        async with sending(store, url, 5 * SLOW):
-            await engine.load(link, publish(store, old, 0, text), check=True)
+        async with served(tmp_path / "host", store) as downloads:
+            await engine.load(downloads, publish(store, old, 0, text), check=True)
             newer = publish(store, new, 1, text)
-            monkeypatch.setattr(GlooGroup, "broadcast", dies)
-            with pytest.raises(WeightsUnavailable, match=f"v000001-e1 was not received from {url}: "):
-                await engine.load(link, newer, check=True)
-            monkeypatch.setattr(GlooGroup, "broadcast", broadcast)
-        assert len(sent) > 5
+
+            def dies(piece, file, tensors):
+                raise ConnectionResetError("the learner was killed")
+
+            monkeypatch.setattr(http, "_keep", dies)
+            with pytest.raises(WeightsUnavailable, match=r"does not answer at weights.url"):
+                await engine.load(downloads, newer, check=True)
+            monkeypatch.setattr(http, "_keep", keep)
         assert engine.version == 0
         np.testing.assert_allclose(await engine.score([*text, 5]), logprobs_of(old, [*text, 5]), atol=1e-3)
-        async with sending(store, url, 5 * SLOW):
-            await engine.load(link, newer, check=True)
+        async with served(tmp_path / "host", store) as downloads:
+            await engine.load(downloads, newer, check=True)
         np.testing.assert_allclose(await engine.score([*text, 6]), logprobs_of(new, [*text, 6]), atol=1e-3)
-        await link.close()
 
-    with_engine(atlas_config, tmp_path, old, body, "--weights.url", url)
-
-
-def test_a_learner_that_dies_while_it_sends_over_nccl_ends_the_worker(atlas_config, tmp_path, monkeypatch):
-    """vLLM's own engine has begun to load by then. Gloo stands in for NCCL."""
-    store, url = WeightStore(tmp_path / "store"), f"http://127.0.0.1:{free_port()}"
-    old = small_model(True, 0)
-
-    def dies(group, tensor):
-        raise RuntimeError("killed")
-
-    async def body(engine, tokenizer):
-        from cusearch_async.rollout import receiving
-
-        text = tokenizer(QUESTION)["input_ids"]
-        async with sending(store, url, 5 * SLOW):
-            link = WeightLink(url)
-            await engine.load(link, publish(store, old, 0, text), check=True)
-            monkeypatch.setattr(receiving, "backend", lambda: "nccl")
-            monkeypatch.setattr(GlooGroup, "broadcast", dies)
-            with pytest.raises(WeightsMismatch, match=r"v000001-e1 was not received .*: restart the worker"):
-                await engine.load(link, publish(store, old, 1, text), check=True)
-            await link.close()
-
-    with_engine(atlas_config, tmp_path, old, body, "--weights.url", url)
+    with_engine(atlas_config, tmp_path, old, body)
 
 
-def test_weights_of_another_model_end_the_worker(atlas_config, tmp_path):
-    store, url = WeightStore(tmp_path / "store"), f"http://127.0.0.1:{free_port()}"
-    model = small_model(True, 0)
+@pytest.mark.parametrize("in_the_hosts_memory", [False, True])
+def test_a_version_is_in_the_engines_process_before_the_pause(in_the_hosts_memory, atlas_config, tmp_path, monkeypatch):
+    """Its files may be gone by then. With `in_the_hosts_memory` as on a GPU, which has no room for a second model."""
+    store, old, new = WeightStore(tmp_path / "store"), small_model(True, 0), small_model(True, 1)
+    if in_the_hosts_memory:
+        monkeypatch.setattr("cusearch_async.rollout.engine.STAGING", IN_THE_HOSTS_MEMORY)
 
     async def body(engine, tokenizer):
         text = tokenizer(QUESTION)["input_ids"]
-        async with sending(store, url, 5 * SLOW):
-            link = WeightLink(url)
-            with pytest.raises(WeightsMismatch, match=r"loading v000001-e1 failed halfway; .*of this model\?"):
-                await engine.load(link, publish(store, wide_model(), 1, text), check=True)
-            await link.close()
+        await engine.load(store, publish(store, old, 0, text), check=True)
+        newer = publish(store, new, 1, text)
+        stage = engine._stage
 
-    with_engine(atlas_config, tmp_path, model, body, "--weights.url", url)
+        async def staged_and_deleted(version):
+            await stage(version)
+            shutil.rmtree(version.directory)
+
+        monkeypatch.setattr(engine, "_stage", staged_and_deleted)
+        await engine.load(store, newer, check=True)
+        np.testing.assert_allclose(await engine.score([*text, 6]), logprobs_of(new, [*text, 6]), atol=1e-3)
+
+    with_engine(atlas_config, tmp_path, old, body)
 
 
-def test_a_run_whose_workers_share_no_folder_with_the_learner(run: Run, tmp_path: Path, monkeypatch):
-    """The learner is killed in the middle, and goes on; the worker stays, with a run folder of its own."""
-    run.overrides["weights.url"] = f"http://127.0.0.1:{free_port()}"
-    run.overrides["pool.max_staleness"] = 0
+@pytest.mark.parametrize("in_the_hosts_memory", [False, True])
+def test_weights_of_another_model_end_the_worker(in_the_hosts_memory, atlas_config, tmp_path, monkeypatch):
+    store, model = WeightStore(tmp_path / "store"), small_model(True, 0)
+    if in_the_hosts_memory:
+        monkeypatch.setattr("cusearch_async.rollout.engine.STAGING", IN_THE_HOSTS_MEMORY)
+
+    async def body(engine, tokenizer):
+        text = tokenizer(QUESTION)["input_ids"]
+        async with served(tmp_path / "host", store) as downloads:
+            with pytest.raises(WeightsMismatch, match=r"v000001-e1\S* (cannot be loaded|failed halfway)"):
+                await engine.load(downloads, publish(store, wide_model(), 1, text), check=True)
+
+    with_engine(atlas_config, tmp_path, model, body)
+
+
+@pytest.mark.parametrize("rank", [0, 8])
+def test_a_run_whose_processes_share_no_folder(rank, run: Run, tmp_path: Path, monkeypatch):
+    """The learner is killed in the middle, and started again; worker and evaluator stay, each with a run folder of its
+    own, and the last version is scored after the learner's end."""
+    run.overrides |= {"weights.transport": "http", "weights.url": f"http://127.0.0.1:{free_port()}"}
+    run.overrides |= {"pool.max_staleness": 0, "learner.lora.rank": rank, "eval.every": 3, "eval.limit": 20}
     monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "of-this-test")
+    monkeypatch.setenv("CUSEARCH_WEIGHTS_TOKEN", "also-of-this-test")
     run.cusearch("redis")
     run.worker("retriever")
-    elsewhere = tmp_path / "elsewhere"
+    elsewhere, further = tmp_path / "elsewhere", tmp_path / "further"
     rollout = run.worker("rollout", run__folder=elsewhere)
+    evaluator = run.worker("evaluator", run__folder=further, run__steps=6)
     learner = run.worker("learner", run__steps=6)
     wait_until(lambda: len(run.metrics()) >= 2 or rollout.poll() is not None or learner.poll() is not None, 150)
     assert (rollout.poll(), learner.poll()) == (None, None)
     psutil.Process(learner.pid).kill()
     learner.wait(60 * SLOW)
+    wait_until(lambda: "ready" in Path(evaluator.log).read_text() or evaluator.poll() is not None, 150)
     status, output = finish(run.worker("learner", run__steps=6))
     assert status == 0, output
-    assert "sending weights at http://127.0.0.1" in output
+    assert "serving weights at http://127.0.0.1" in output
     assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3, 4, 5]
     assert {row["staleness/max"] for row in run.metrics()} == {0}, "every version was loaded"
-    rollout.send_signal(signal.SIGTERM)
-    status, output = finish(rollout, 60)
-    assert status == 0, output
-    assert "loaded weights v000005-e2" in output
-    assert not list(elsewhere.rglob("*.safetensors"))
+    for process in (rollout, evaluator):
+        status, output = finish(process, 120)
+        assert status == 0, output
+    assert "version 6: EM" in output
+    assert not list((elsewhere / "weights").glob("*"))

@@ -13,8 +13,8 @@ from cusearch_async.learner.interface import Lent
 from cusearch_async.run.contract import NO_CONTRACT
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer
-from cusearch_async.transport.weights import Canary
 from cusearch_async.types import Question
+from cusearch_async.weights.interface import Canary
 from tests.strategies import make_trajectory
 
 QUESTIONS = RunQuestions([(1, [Question(id=f"q{i}", text="?", answers=("a",), category="x") for i in range(5)])], 0)

@@ -27,7 +27,7 @@ from cusearch_async.training.selecting import initial_method_state
 from cusearch_async.transport.interface import LearnerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-from cusearch_async.transport.weights import WeightStore
+from cusearch_async.weights.folder import WeightStore
 from tests.conftest import free_port
 from tests.training.learners import QUESTIONS, Learner, Recorded, at_once
 

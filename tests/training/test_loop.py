@@ -19,8 +19,8 @@ from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.publishing import Publisher
 from cusearch_async.training.selecting import Selector, advantages_of, initial_method_state, plan_groups, select
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool, Question
+from cusearch_async.weights.folder import WeightStore
 from tests.strategies import make_trajectory
 from tests.training.learners import Learner
 from tests.transport.conftest import make_limits

@@ -25,8 +25,8 @@ from cusearch_async.training.selecting import initial_method_state, method_state
 from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-from cusearch_async.transport.weights import WeightStore
 from cusearch_async.types import Pool
+from cusearch_async.weights.folder import WeightStore
 from tests.conftest import SLOW
 from tests.training.learners import QUESTIONS, Learner, Recorded, at_once
 

@@ -15,57 +15,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
+from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, writing
-from cusearch_async.transport.tensor_file import BadTensorFile, TensorRecord, records_of, write_tensors
+from cusearch_async.weights.interface import ADAPTER_CONFIG, MANIFEST, Canary, Manifest, OpenedVersion
+from cusearch_async.weights.tensor_file import BadTensorFile, records_of, write_tensors
 
-_NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-(\d+))?", re.ASCII)
+NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-(\d+))?", re.ASCII)
 """Valid names of versions. Names come from Redis, and must not lead out of the store."""
-
-TENSORS = "model.safetensors"
-ADAPTER_TENSORS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
-MANIFEST = "manifest.json"
-
-
-class Canary(msgspec.Struct):
-    """A text, and its log-probabilities under the published weights, to compare with those of an engine."""
-
-    token_ids: list[int]  # [C]
-    logprobs: list[float]  # [C - 1] natural log of token i+1 given tokens 0..i, temperature 1
-    tolerance: float
-    """Largest mean absolute difference that rounding can explain."""
-
-
-class Manifest(msgspec.Struct):
-    version: int
-    epoch: int
-    tensors: dict[str, TensorRecord]
-    canary: Canary
-    adapter: dict[str, Any] | None = None
-    """peft's config, when the tensors are those of an adapter; None for a whole model."""
-
-    @property
-    def file(self) -> str:
-        """Name of the file that holds the tensors."""
-        return TENSORS if self.adapter is None else ADAPTER_TENSORS
-
-
-@dataclass(frozen=True, slots=True)
-class StoredVersion:
-    """A version in a folder."""
-
-    name: str
-    manifest: Manifest
-    directory: Path
 
 
 class WeightStore:
@@ -81,10 +46,13 @@ class WeightStore:
         """The highest epoch of all entries, complete or not."""
         return max((int(name[2]) for _, name in self._entries()), default=0)
 
-    def newest_of(self, version: int) -> str | None:
+    def names(self) -> list[str]:
+        """Of the versions that are there, oldest first."""
+        return [path.name for *_, path in self._written()]
+
+    async def newest_of(self, version: int) -> str | None:
         """The name of a version that is still there, by the latest learner that published it."""
-        names = [path.name for _, number, _, path in self._written() if number == version]
-        return names[-1] if names else None
+        return newest_of(version, self.names())
 
     def begin(self, epoch: int) -> None:
         """Delete what learners of earlier epochs left unfinished."""
@@ -131,10 +99,8 @@ class WeightStore:
 
         Raises: WeightsUnavailable that names the directory, the tensor, or the invalid name."""
         directory = self.directory(name)
+        manifest = read_manifest(directory, name)
         try:
-            manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
-            if name.split("-")[:2] != [f"v{manifest.version:06d}", f"e{manifest.epoch}"]:
-                raise WeightsUnavailable(f"{directory} has the manifest of v{manifest.version:06d}-e{manifest.epoch}")
             found = records_of(directory / manifest.file)
             adapter = manifest.adapter and msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes())
         except (OSError, msgspec.MsgspecError, BadTensorFile) as error:
@@ -148,14 +114,14 @@ class WeightStore:
             raise WeightsUnavailable(f"{directory}: {ADAPTER_CONFIG} is not what the manifest says")
         return manifest
 
-    async def open(self, name: str) -> StoredVersion:
+    async def open(self, name: str) -> OpenedVersion:
         """A version that has been verified, in a thread. Raises: WeightsUnavailable."""
-        return StoredVersion(name, await asyncio.to_thread(self.verify, name), self.directory(name))
+        return OpenedVersion(name, await asyncio.to_thread(self.verify, name), self.directory(name))
 
     def directory(self, name: str) -> Path:
         """The directory of a version, which may not exist. Raises: WeightsUnavailable for a name that is not a
         version's, or that leads out of the store."""
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise WeightsUnavailable(f"{name!r:.200} is not the name of a weight version (like v000012-e3)")
         found, store = (self.folder / name).resolve(), self.folder.resolve()
         if found.parent != store:
@@ -173,10 +139,44 @@ class WeightStore:
         return sorted((int(name[2]), int(name[1]), int(name[3] or 1), path) for path, name in versions)
 
     def _entries(self) -> list[tuple[Path, re.Match[str]]]:
-        return entries(self.folder, _NAME)
+        return entries(self.folder, NAME)
+
+
+class FolderTransport:
+    """Learner, workers and evaluator share a folder."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def store(self) -> WeightStore:
+        return WeightStore(self._config.weights_folder, keeps=self._config.eval.keeps)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        yield
+
+    @asynccontextmanager
+    async def source(self, needs_last: bool = False) -> AsyncIterator[WeightStore]:
+        yield WeightStore(self._config.weights_folder)
+
+
+def read_manifest(directory: Path, name: str) -> Manifest:
+    """Of the version `name`. Raises: WeightsUnavailable."""
+    try:
+        manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise WeightsUnavailable(f"{directory} is missing or damaged: {error}") from error
+    if name.split("-")[:2] != [f"v{manifest.version:06d}", f"e{manifest.epoch}"]:
+        raise WeightsUnavailable(f"{directory} has the manifest of v{manifest.version:06d}-e{manifest.epoch}")
+    return manifest
+
+
+def newest_of(version: int, names: Sequence[str]) -> str | None:
+    """The last of `names` that is of this version."""
+    return next((name for name in reversed(names) if name.startswith(f"v{version:06d}-")), None)
 
 
 def epoch_of(name: str) -> int:
     """Epoch of the learner that published the version of this name; 0 for a name that is not a version's."""
-    match = _NAME.fullmatch(name)
+    match = NAME.fullmatch(name)
     return int(match[2]) if match else 0

@@ -43,10 +43,6 @@ class TensorRecord(msgspec.Struct):
     xxh3: str
 
 
-def dtype_of(record: TensorRecord) -> torch.dtype:
-    return next(dtype for dtype, name in _DTYPES.items() if name == record.dtype)
-
-
 class BadTensorFile(ValueError):
     """Says what is wrong with a file."""
 
@@ -85,8 +81,62 @@ def records_of(path: Path) -> dict[str, TensorRecord]:
         if size < _ALIGNMENT:
             raise BadTensorFile(f"{path.name} has {size} bytes")
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as content:
+            if size < _header_end(path.name, content):
+                raise BadTensorFile(f"{path.name} is torn: its header has {_header_end(path.name, content)} bytes")
             places = _read_places(path.name, content)
+            for name, place in places.items():
+                if place.end > size:
+                    raise BadTensorFile(f"{path.name} is torn: tensor {name} ends at byte {place.end} of {size}")
             return {name: TensorRecord(p.shape, p.dtype, _digest(content, p)) for name, p in places.items()}
+
+
+class ArrivingTensors:
+    """Checks a file of tensors against its records while it arrives, piece by piece."""
+
+    def __init__(self, name: str, expected: Mapping[str, TensorRecord]) -> None:
+        self._name = name
+        self._expected = expected
+        self._start = bytearray()
+        """What has come, until the header is whole."""
+        self._places: dict[str, _Place] | None = None
+        """Of the tensors that are not whole yet, in the order of their bytes."""
+        self._end = 0
+        """Bytes that have been checked."""
+        self._digest = xxhash.xxh3_64()
+
+    def add(self, piece: bytes) -> None:
+        """Raises: BadTensorFile, which names the first tensor that is not what it was when it was written."""
+        if self._places is None:
+            self._start += piece
+            if len(self._start) < _ALIGNMENT or len(self._start) < _header_end(self._name, self._start):
+                return
+            self._end = _header_end(self._name, self._start)
+            places = _read_places(self._name, self._start[: self._end])
+            if places.keys() != self._expected.keys():
+                raise BadTensorFile(f"{self._name} and its records name different tensors")
+            self._places = dict(sorted(places.items(), key=lambda named: (named[1].begin, named[1].end)))
+            piece = bytes(self._start[self._end :])
+        self._check(memoryview(piece), self._places)
+
+    def _check(self, piece: memoryview, places: dict[str, _Place]) -> None:
+        while places:
+            name, place = next(iter(places.items()))
+            part = piece[: max(0, place.end - self._end)]
+            self._digest.update(part)
+            piece, self._end = piece[len(part) :], self._end + len(part)
+            if self._end < place.end:
+                return
+            if TensorRecord(place.shape, place.dtype, self._digest.hexdigest()) != self._expected[name]:
+                raise BadTensorFile(f"tensor {name} does not match its checksum")
+            del places[name]
+            self._digest.reset()
+        if piece:
+            raise BadTensorFile(f"{self._name} goes on after its last tensor")
+
+    def finish(self) -> None:
+        """Raises: BadTensorFile for a file that is not whole."""
+        if self._places is None or self._places:
+            raise BadTensorFile(f"{self._name} ends after {self._end} bytes, before its last tensor")
 
 
 def _digest(content: memoryview, place: _Place) -> str:
@@ -109,18 +159,24 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, _Plac
     return len(text).to_bytes(_ALIGNMENT, "little") + text, _places(offsets, start)
 
 
-def _read_places(name: str, content: memoryview) -> dict[str, _Place]:
+def _header_end(name: str, content: bytes | bytearray | memoryview) -> int:
+    """Bytes before the first tensor."""
     length = int.from_bytes(content[:_ALIGNMENT], "little")
-    start = _ALIGNMENT + length
-    if length > _LONGEST_HEADER or start > len(content):
-        raise BadTensorFile(f"{name} is torn: its header has {length} bytes, the file {len(content)}")
+    if length > _LONGEST_HEADER:
+        raise BadTensorFile(f"{name} is torn: its header has {length} bytes")
+    return _ALIGNMENT + length
+
+
+def _read_places(name: str, content: bytes | bytearray | memoryview) -> dict[str, _Place]:
+    """`content` begins with the whole header."""
+    start = _header_end(name, content)
     try:
         places = _places(json.loads(bytes(content[_ALIGNMENT:start])), start)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadTensorFile(f"{name} has no readable header ({error})") from error
     for tensor, place in places.items():
-        if not start <= place.begin <= place.end <= len(content):
-            raise BadTensorFile(f"{name} is torn: tensor {tensor} ends at byte {place.end} of {len(content)}")
+        if not start <= place.begin <= place.end:
+            raise BadTensorFile(f"{name} is torn: tensor {tensor} is at bytes {place.begin} to {place.end}")
     return places
 
 

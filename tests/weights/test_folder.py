@@ -11,8 +11,9 @@ import torch
 from safetensors import safe_open
 
 from cusearch_async.errors import WeightsUnavailable, WriteFailed
-from cusearch_async.transport import weights
-from cusearch_async.transport.weights import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS, Canary, WeightStore
+from cusearch_async.weights import folder as weights
+from cusearch_async.weights.folder import WeightStore
+from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS, Canary
 
 CANARY = Canary([1, 2, 3], [-0.5, -1.5], 1e-3)
 
@@ -89,13 +90,13 @@ def test_old_versions_are_removed_but_not_the_newest(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == names[-2:]
 
 
-def test_versions_that_are_to_be_scored_are_kept_besides_the_newest(tmp_path):
+async def test_versions_that_are_to_be_scored_are_kept_besides_the_newest(tmp_path):
     store = WeightStore(tmp_path, keep=2, keeps=lambda version: version % 3 == 0)
     names = [store.publish(version, 1, tensors(version), CANARY) for version in range(8)]
     assert sorted(path.name for path in tmp_path.iterdir()) == [names[v] for v in (0, 3, 6, 7)]
-    assert (store.newest_of(3), store.newest_of(4)) == (names[3], None)
+    assert (await store.newest_of(3), await store.newest_of(4)) == (names[3], None)
     later = store.publish(3, 2, tensors(3), CANARY)
-    assert store.newest_of(3) == later
+    assert await store.newest_of(3) == later
 
 
 def test_a_missing_version_is_named(tmp_path):

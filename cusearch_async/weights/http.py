@@ -1,0 +1,353 @@
+"""The learner's machine serves the files of published versions, and each other machine downloads them once.
+
+For workers and evaluators that share no folder with the learner (weights.transport = "http"). Requests need the bearer
+token of the run (`config.weights_token`). A download is checked while it arrives, continues after a lost
+connection, and gets its name when it is whole; what loads it is the same as for a shared folder.
+
+    GET /weights                 names of the versions, oldest first
+    GET /weights/NAME/FILE       a file of one, or a range of it
+    GET /weights/last?client=C   answered at the learner's end, with the name of the last version
+
+Not covered: encryption. Outside a private network put a proxy with TLS, or a tunnel, before the learner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import hmac
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.typedefs import Handler
+
+from cusearch_async.config import Config, make_weights_token, weights_token, weights_token_file
+from cusearch_async.errors import ConfigError, WeightsUnavailable, first_line
+from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, write_failed, writing
+from cusearch_async.lifecycle.progress import log_waiting
+from cusearch_async.lifecycle.signals import end_tasks
+from cusearch_async.weights.folder import NAME, WeightStore, newest_of, read_manifest
+from cusearch_async.weights.interface import (
+    ADAPTER_CONFIG,
+    ADAPTER_TENSORS,
+    MANIFEST,
+    TENSORS,
+    Manifest,
+    OpenedVersion,
+)
+from cusearch_async.weights.tensor_file import ArrivingTensors, BadTensorFile
+
+log = logging.getLogger(__name__)
+
+PATH = "/weights"
+FILES = (MANIFEST, TENSORS, ADAPTER_TENSORS)
+"""What can be downloaded of a version."""
+PIECE_BYTES = 4 << 20
+KEPT = 3
+"""Downloaded versions that stay, those that were opened last."""
+POLL_S = 0.1
+RETRY_S = 1.0
+CONNECT_S = 15.0
+SILENCE_S = 30
+"""The other machine is gone when nothing has come for so long."""
+ATTEMPTS = 3
+"""For one file without a byte of progress."""
+
+
+class HttpTransport:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._url = config.weights.url or ""
+        self._store = WeightStore(config.weights_folder, keeps=config.eval.keeps)
+
+    def store(self) -> WeightStore:
+        return self._store
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Waits up to run.wait_s for the port, which an earlier learner may be about to leave. At the end it stays for
+        downloads that are under way, and for those who need the last version.
+
+        Raises: ConfigError when nothing can listen at weights.url."""
+        server = Server(self._store, make_weights_token(self._config))
+        runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
+        await runner.setup()
+        try:
+            await _listen(runner, self._url, self._config.run.wait_s)
+            log.info("serving weights at %s", self._url)
+            yield
+            await server.end()
+        finally:
+            await runner.cleanup()
+
+    @asynccontextmanager
+    async def source(self, needs_last: bool = False) -> AsyncIterator[Downloads]:
+        """Versions are kept in the folder `downloaded` of weights.folder or run.folder, for all processes with it."""
+        folder = self._config.weights_folder.with_name("downloaded")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            downloads = Downloads(self._config, folder, session)
+            following = [asyncio.ensure_future(downloads.follow_to_the_end())] if needs_last else []
+            try:
+                yield downloads
+            finally:
+                await end_tasks(following)
+
+
+class Server:
+    """What the learner's machine serves."""
+
+    def __init__(self, store: WeightStore, token: str) -> None:
+        self._store = store
+        self._token = token
+        self._ending = asyncio.Event()
+        self.downloads = 0
+        """Under way."""
+        self._needing: dict[str, float] = {}
+        """Clients that need the last version and do not have it -> when they were last heard of."""
+
+    def application(self) -> web.Application:
+        application = web.Application(middlewares=[self._authorized])
+        application.router.add_get(PATH, self._names)
+        application.router.add_get(f"{PATH}/last", self._last)
+        application.router.add_get(f"{PATH}/{{name}}/{{file}}", self._file)
+        application.on_response_prepare.append(_notice_silence)
+        return application
+
+    async def end(self) -> None:
+        """Until nobody downloads any more, and whoever needs the last version has it, or is silent."""
+        self._ending.set()
+        with log_waiting(log, "waiting for others to download the last weights"):
+            while self.downloads or any(time.monotonic() - heard < SILENCE_S for heard in self._needing.values()):
+                await asyncio.sleep(POLL_S)
+
+    @web.middleware
+    async def _authorized(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            return web.json_response({"error": "the bearer token is not that of this run"}, status=401)
+        return await handler(request)
+
+    async def _names(self, request: web.Request) -> web.Response:
+        return web.json_response(self._store.names())
+
+    async def _last(self, request: web.Request) -> web.StreamResponse:
+        """Whoever has the version that is the last gives its name as `have`. Blanks, which JSON ignores, show both
+        sides that the other is there."""
+        client, response = request.query.get("client", ""), web.StreamResponse()
+        response.content_type = "application/json"
+        await response.prepare(request)
+        self._needing[client] = float("inf")
+        try:
+            while not self._ending.is_set():
+                await response.write(b" ")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), SILENCE_S / 3)
+            last = self._store.names()[-1:]
+            await response.write(json.dumps(last).encode())
+        except (asyncio.CancelledError, OSError):  # the client is gone
+            del self._needing[client]
+            raise
+        self._needing[client] = time.monotonic()
+        if last == [request.query.get("have")]:
+            del self._needing[client]
+        return response
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        name, file = request.match_info["name"], request.match_info["file"]
+        try:
+            path = self._store.directory(name) / file
+        except WeightsUnavailable as error:
+            return web.json_response({"error": str(error)}, status=404)
+        if file not in FILES or not path.is_file():
+            return web.json_response({"error": f"version {name} has no {file}, or is no longer kept"}, status=404)
+        return _Counted(path, self)
+
+
+class _Counted(web.FileResponse):
+    """Counts among the downloads under way while it is sent."""
+
+    def __init__(self, path: Path, server: Server) -> None:
+        super().__init__(path, chunk_size=PIECE_BYTES)
+        self._server = server
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        self._server.downloads += 1
+        try:
+            return await super().prepare(request)
+        finally:
+            self._server.downloads -= 1
+
+
+class Downloads:
+    """Versions of a learner on another machine."""
+
+    def __init__(self, config: Config, folder: Path, session: aiohttp.ClientSession) -> None:
+        self._config = config
+        self._url = (config.weights.url or "").rstrip("/") + PATH
+        self._store = WeightStore(folder)
+        self._session = session
+
+    async def newest_of(self, version: int) -> str | None:
+        return newest_of(version, await self._json(""))
+
+    async def open(self, name: str) -> OpenedVersion:
+        """Downloads the version, unless another process with this folder has. Raises: WeightsUnavailable; ConfigError
+        for a token that the learner refuses; WriteFailed."""
+        directory = self._store.directory(name)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        async with _alone(directory.parent / ".lock"):
+            if is_half_done(directory, MANIFEST):
+                manifest = await self._download(name, directory)
+            else:
+                manifest = await asyncio.to_thread(self._store.verify, name)
+            os.utime(directory)
+            self._remove_old()
+        return OpenedVersion(name, manifest, directory)
+
+    async def follow_to_the_end(self) -> None:
+        """At the learner's end, download the last version, which can then be opened without the learner."""
+        client, have = secrets.token_hex(8), ""
+        while True:
+            try:
+                for last in await self._json("/last", client=client, have=have):
+                    await self.open(last)
+                    have = last
+            except WeightsUnavailable as error:
+                log.debug("%s", error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _download(self, name: str, directory: Path) -> Manifest:
+        for path, _ in entries(directory.parent, NAME):  # nobody else is downloading
+            if is_half_done(path, MANIFEST):
+                remove(path)
+        with writing(directory, durable=False) as unfinished:
+            unfinished.mkdir()
+            try:
+                await self._fetch(name, MANIFEST, unfinished)
+                manifest = read_manifest(unfinished, name)
+                if manifest.adapter is not None:
+                    (unfinished / ADAPTER_CONFIG).write_bytes(msgspec.json.encode(manifest.adapter))
+                await self._fetch(name, manifest.file, unfinished, ArrivingTensors(manifest.file, manifest.tensors))
+            except BaseException as error:
+                remove(unfinished)
+                if isinstance(error, BadTensorFile):
+                    raise WeightsUnavailable(f"{name} of the learner at {self._url} is damaged: {error}") from error
+                raise
+        put_in_place(directory, durable=False)
+        return manifest
+
+    async def _fetch(self, name: str, file: str, folder: Path, tensors: ArrivingTensors | None = None) -> None:
+        """After a lost connection it goes on at the byte that was next."""
+        failures = 0
+        with (folder / file).open("wb") as into:
+            while True:
+                began = into.tell()
+                try:
+                    async with self._get(f"/{name}/{file}", {"Range": f"bytes={began}-"} if began else {}) as response:
+                        async for piece in response.content.iter_chunked(PIECE_BYTES):
+                            await asyncio.to_thread(_keep, piece, into, tensors)
+                    break
+                except WeightsUnavailable:
+                    failures = failures + 1 if into.tell() == began else 0
+                    if into.tell() == 0 or failures == ATTEMPTS:
+                        raise
+                    await asyncio.sleep(RETRY_S)
+        if tensors is not None:
+            tensors.finish()
+
+    async def _json(self, path: str, **query: str) -> Any:
+        async with self._get(path, query=query) as response:
+            return await response.json()
+
+    @asynccontextmanager
+    async def _get(
+        self, path: str, headers: dict[str, str] | None = None, query: dict[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Raises: WeightsUnavailable, also for a connection that is lost inside the context."""
+        headers = {"Authorization": f"Bearer {weights_token(self._config)}", **(headers or {})}
+        try:
+            async with self._session.get(self._url + path, headers=headers, params=query) as response:
+                if response.status == HTTPStatus.UNAUTHORIZED:
+                    raise ConfigError(
+                        f"the learner at {self._url} refuses the token of this process; set CUSEARCH_WEIGHTS_TOKEN to "
+                        f"the same text for both, or copy {weights_token_file(self._config).name} from the learner's "
+                        f"run folder to {self._config.folder}"
+                    )
+                if response.status >= HTTPStatus.BAD_REQUEST:
+                    raise WeightsUnavailable(
+                        f"the learner at {self._url} answers {response.status}: {(await response.text())[:500]}"
+                    )
+                yield response
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise WeightsUnavailable(
+                f"the learner does not answer at weights.url {self._config.weights.url} ({first_line(error)})"
+            ) from error
+
+    def _remove_old(self) -> None:
+        there = sorted((path.stat().st_mtime_ns, path) for path, _ in entries(self._store.folder, NAME))
+        for _, path in there[:-KEPT]:
+            remove_sealed(path, MANIFEST)
+
+
+def _keep(piece: bytes, file: BinaryIO, tensors: ArrivingTensors | None) -> None:
+    """Raises: BadTensorFile, before anything is written; WriteFailed."""
+    if tensors is not None:
+        tensors.add(piece)
+    try:
+        file.write(piece)
+        file.flush()
+    except OSError as error:
+        raise write_failed(Path(file.name), error) from error
+
+
+@asynccontextmanager
+async def _alone(lock: Path) -> AsyncIterator[None]:
+    """Inside, no other process of this machine is."""
+    with lock.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(POLL_S)
+        yield
+
+
+async def _notice_silence(request: web.BaseRequest, _: web.StreamResponse) -> None:
+    """A download of a machine that is gone ends after SILENCE_S; TCP itself waits for a quarter of an hour."""
+    connection = request.transport and request.transport.get_extra_info("socket")
+    if connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE_S)
+
+
+async def _listen(runner: web.AppRunner, url: str, patience_s: float) -> None:
+    host, port = urlsplit(url).hostname or "", urlsplit(url).port or 80
+    deadline = asyncio.get_running_loop().time() + patience_s
+    with log_waiting(log, f"waiting for port {port} of {host} to be free"):
+        while True:
+            try:
+                await web.TCPSite(runner, host, port).start()
+                return
+            except OSError as error:
+                if asyncio.get_running_loop().time() > deadline or error.errno != errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"weights.url: the learner cannot listen at {host}, port {port} ({error.strerror}); use an "
+                        "address of its machine and a free port"
+                    ) from error
+            await asyncio.sleep(RETRY_S)

@@ -1,0 +1,86 @@
+"""How weights get from the learner to whoever loads them: workers and the evaluator.
+
+A version is a folder of files (weights/folder.py). The learner publishes it into a store; a source gives it to a
+process that loads it. A `WeightTransport` joins the two, and is named by `weights.transport`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
+
+from cusearch_async.weights.tensor_file import TensorRecord
+
+if TYPE_CHECKING:
+    from cusearch_async.weights.folder import WeightStore
+
+TENSORS = "model.safetensors"
+ADAPTER_TENSORS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+MANIFEST = "manifest.json"
+
+
+class Canary(msgspec.Struct):
+    """A text, and its log-probabilities under the published weights, to compare with those of an engine."""
+
+    token_ids: list[int]  # [C]
+    logprobs: list[float]  # [C - 1] natural log of token i+1 given tokens 0..i, temperature 1
+    tolerance: float
+    """Largest mean absolute difference that rounding can explain."""
+
+
+class Manifest(msgspec.Struct):
+    version: int
+    epoch: int
+    tensors: dict[str, TensorRecord]
+    canary: Canary
+    adapter: dict[str, Any] | None = None
+    """peft's config, when the tensors are those of an adapter; None for a whole model."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file that holds the tensors."""
+        return TENSORS if self.adapter is None else ADAPTER_TENSORS
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedVersion:
+    """A version in a folder of this machine, whose files match its manifest."""
+
+    name: str
+    manifest: Manifest
+    directory: Path
+
+
+class WeightSource(Protocol):
+    """Versions, for a process that loads them."""
+
+    async def open(self, name: str) -> OpenedVersion:
+        """Blocks until the version is on this machine and verified. Raises: WeightsUnavailable."""
+        ...
+
+    async def newest_of(self, version: int) -> str | None:
+        """The name of a version that can still be opened, by the latest learner that published it."""
+        ...
+
+
+@runtime_checkable
+class WeightTransport(Protocol):
+    """Made with the run's `Config`. Learner, workers and evaluator of a run may have different ones, as long as the
+    sources of one find what the learner's serves."""
+
+    def store(self) -> WeightStore:
+        """Where the learner publishes. Its `publish` may hand the files on to where sources look for them."""
+        ...
+
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        """Inside the context, in the learner, sources find what its store holds."""
+        ...
+
+    def source(self, needs_last: bool = False) -> AbstractAsyncContextManager[WeightSource]:
+        """With `needs_last`, the last version of the run can be opened after the learner's end, too."""
+        ...
