@@ -5,27 +5,44 @@ tests/test_docs.py fails where a page is not what this writes."""
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from cusearch_async.cli.config import reference
 from cusearch_async.cli.main import make_parser
-from cusearch_async.metrics.table import as_markdown
+from cusearch_async.config import CONFIG_HELP
+from cusearch_async.metrics.table import FAMILIES, Metric
 
 DOCS = Path(__file__).parent
 MARKER = "<!-- What follows is written by `make docs`. -->\n\n"
+TRUST = "--trust"
+SEVERAL = 2
+"""An argument of so many commands is explained once."""
 
 
 def commands() -> str:
-    """Every sub-command with its arguments, as its --help has them."""
-    return "\n".join(line for name, text, parser in _inner(make_parser()) for line in _command(name, text, parser))
+    """Every sub-command with its arguments, as its --help has them; what several take, once for all."""
+    parser = make_parser()
+    counts = Counter(_line(action) for inner in _descendants(parser) for action in _shown(inner))
+    common = [line for line, count in counts.items() if count >= SEVERAL]
+    pages = [line for name, text, inner in _inner(parser) for line in _command(name, text, inner, common)]
+    return "\n".join([f"Arguments of several; all that read a config or run take `{TRUST}`:\n", *common, "", *pages])
+
+
+def metrics() -> str:
+    """Every metric of a learner step, by family."""
+    lines = []
+    for family in FAMILIES:
+        lines += [f"## {family.title} (`{family.source}`)\n", *map(_metric, family.metrics), ""]
+    return "\n".join(lines)
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "configuration.md": partial(reference, None),
-    "metrics.md": as_markdown,
+    "metrics.md": metrics,
 }
 
 
@@ -35,22 +52,45 @@ def whole(name: str) -> str:
     return by_hand + MARKER + PAGES[name]()
 
 
-def _command(name: str, text: str, parser: argparse.ArgumentParser, heading: str = "##") -> Iterator[str]:
-    yield f"{heading} cusearch {name}\n\n{text[0].upper()}{text[1:]}.\n"
-    yield from _arguments(parser)
+def _metric(metric: Metric) -> str:
+    closer = f"; alert: {metric.look_closer}" if metric.look_closer else ""
+    return f"- `{metric.name}` ({metric.unit}): {metric.meaning}{closer}"
+
+
+def _command(
+    name: str, text: str, parser: argparse.ArgumentParser, common: list[str], heading: str = "##"
+) -> Iterator[str]:
+    shown = list(_shown(parser))
+    known = [f"`{_name(action)}`" for action in shown if _line(action) in common and _name(action) != TRUST]
+    takes = f" Takes {', '.join(known)}." if known else ""
+    yield f"{heading} cusearch {name}\n\n{text[0].upper()}{text[1:]}.{takes}\n"
+    own = [line for line in map(_line, shown) if line not in common]
+    yield from [*own, ""] if own else []
     for inner, inner_text, subparser in _inner(parser):
-        yield from _command(f"{name} {inner}", inner_text, subparser, "###")
+        yield from _command(f"{name} {inner}", inner_text, subparser, common, "###")
 
 
-def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
-    listed = [action for action in parser._actions if action.help not in (None, argparse.SUPPRESS)]
-    shown = [action for action in listed if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)]
-    for action in shown:
-        name = ", ".join(action.option_strings) or str(action.metavar or action.dest).upper()
-        takes = f" {action.metavar or action.dest.upper()}" if action.option_strings and action.nargs != 0 else ""
-        yield f"- `{name}{takes}`: {(action.help or '') % vars(action)}"
-    if shown:
-        yield ""
+def _shown(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        is_told = action.help not in (None, argparse.SUPPRESS)
+        if is_told and not isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            yield action
+
+
+def _name(action: argparse.Action) -> str:
+    return ", ".join(action.option_strings) or str(action.metavar or action.dest).upper()
+
+
+def _line(action: argparse.Action) -> str:
+    takes = f"={action.metavar or action.dest.upper()}" if action.option_strings and action.nargs != 0 else ""
+    help_text = ((action.help or "") % vars(action)).removeprefix(f"{CONFIG_HELP}; ")
+    return f"- `{_name(action)}{takes}`: {help_text}"
+
+
+def _descendants(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for _, _, inner in _inner(parser):
+        yield inner
+        yield from _descendants(inner)
 
 
 def _inner(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:

@@ -114,6 +114,18 @@ def test_the_readme_is_short():
     assert len((DOCS.parent / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
+def test_the_pages_are_short():
+    """Together, without the report that `cusearch study` writes: say each fact once."""
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS.glob("*.md")) <= 20_000
+
+
+def test_measurements_are_on_the_pages_for_them():
+    """Speeds, memory and scores that were measured; other pages link to these."""
+    measured = r"[\d.]+ (?:→|times as (?:fast|long))|\d tokens/s|\d (?:ms|MiB/h)\b|EM 0\.\d"
+    found = {page.name for page in DOCS.glob("*.md") if re.search(measured, page.read_text(encoding="utf-8"))}
+    assert found == {"benchmarks.md"}
+
+
 def test_the_readmes_own_task_is_a_config(tmp_path):
     """tests/system/test_environments.py runs the same one."""
     (settings,) = re.findall(r"```toml\n(.*?)```", (DOCS.parent / "README.md").read_text(encoding="utf-8"), re.DOTALL)

@@ -82,23 +82,23 @@ class VllmConfig(Section):
     tensor_parallel_size: Free[int] = Field(1, ge=1)
     """GPUs of one engine; rollout.gpus is divided into groups of as many."""
     gpu_memory_utilization: Free[float | None] = Field(None, gt=0, le=1)
-    """Share of a GPU's memory for weights, KV cache and one forward pass; None for vLLM's 0.92."""
+    """Share of a GPU's memory for weights, KV cache and one forward pass; None: vLLM's 0.92."""
     kv_cache_memory_bytes: Free[int | None] = Field(None, ge=1 << 24)
-    """Size of the KV cache; None for what is left of the share."""
+    """Size of the KV cache; None: what is left of the share."""
     block_size: Free[int | None] = Field(None, ge=1)
-    """Tokens in a block of the KV cache; None for vLLM's default."""
+    """Tokens in a block of the KV cache; None: vLLM's default."""
     enforce_eager: Free[bool] = False
-    """Do not compile the model, and capture no CUDA graphs: it starts faster, and decodes more slowly on a GPU."""
+    """No compilation and no CUDA graphs: starts faster, decodes more slowly on a GPU."""
     max_num_batched_tokens: Free[int | None] = Field(None, ge=1)
-    """Tokens of one engine step; None for vLLM's default."""
+    """Tokens of one engine step; None: vLLM's default."""
     enable_chunked_prefill: Free[bool | None] = None
-    """Cut long prompts to fill a step; None for vLLM's default. On a CPU it is always off: a seeded request whose
-    prompt is cut ends the engine there."""
+    """Cut long prompts to fill a step; None: vLLM's default. Always off on a CPU, where a seeded request whose prompt
+    is cut ends the engine."""
     quantization: str | None = None
-    """Quantise the published weights while loading, like `fp8`. The engine then samples from another policy than the
-    learner's; loss.correction weighs that."""
+    """Quantise published weights while loading, like `fp8`. The engine then samples from another policy than the
+    learner's, which loss.correction weighs."""
     kv_cache_dtype: str = "auto"
-    """Data type of the KV cache; the same goes for one that rounds."""
+    """Data type of the KV cache; the same holds for one that rounds."""
 
     @property
     def is_quantised(self) -> bool:
@@ -117,9 +117,9 @@ class DeepSpeedConfig(Section):
     zero_optimization: Free[dict[str, Any]] = Field({})
     """Options of ZeRO: offload_optimizer, offload_param, reduce_bucket_size, zero_hpz_partition_size, …"""
     grad_accum_dtype: Literal["fp32", "bf16"] | None = None
-    """Data type in which gradients are added up; None for the model's. `fp32` takes 4 bytes per parameter."""
+    """Data type in which gradients are accumulated; None: the model's. `fp32` takes 4 bytes per parameter."""
     communication_data_type: Free[Literal["fp32", "bf16"] | None] = None
-    """Data type in which gradients are summed over ranks; None for that of the gradients."""
+    """Data type in which gradients are summed over ranks; None: the gradients' own."""
     aio: Free[dict[str, Any]] = Field({})
     """Options of offloading to NVMe."""
 

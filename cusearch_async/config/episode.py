@@ -28,16 +28,15 @@ class EpisodeConfig(Section):
     s_max: Shared[int] = Field(5, ge=1)
     """Maximum number of tool turns of an episode, and the deepest bucket."""
     temperature: Shared[float] = Field(1.0, gt=0)
-    """Sampling temperature in rollouts; 1 samples from the policy as it is. Evaluation is greedy by default."""
+    """Sampling temperature of rollouts. Evaluation is greedy by default."""
     max_prompt_tokens: Shared[int] = Field(512, ge=1)
-    """Maximum length of a prompt, template and question together. A longer question is an error before the run starts.
-    """
+    """Maximum length of a prompt, question included; a longer one is an error before the run starts."""
     max_turn_tokens: Shared[int] = Field(500, ge=1)
-    """Maximum number of tokens that the policy writes in a turn."""
+    """Maximum number of sampled tokens in a turn."""
     max_observation_tokens: Shared[int] = Field(500, ge=8)
     """Maximum length of an observation; the rest of a tool's result is cut off."""
     timeout_s: Free[float] = Field(600.0, gt=0)
-    """An episode that takes longer fails, and its ticket is requeued."""
+    """A longer episode fails, and its ticket is requeued."""
 
     @property
     def max_tokens(self) -> int:
@@ -57,14 +56,14 @@ class SharedEnvironmentConfig(Extensible):
     name: Shared[str] = "search"
     """The environment: `search`, or your own as package.module:Class."""
     share: Shared[int] = Field(1, ge=1)
-    """Its share of the tickets: with shares 3 and 1, three of four tickets belong to the first environment."""
+    """Its share of the tickets: with shares 3 and 1, the first environment has three of four."""
     source: Sources = ()
-    """Its questions, in the form of data.source. If empty: the environment's own questions, or else data.source."""
+    """Its questions, as in data.source; empty: the environment's own, else data.source."""
     template: Shared[str] = "paper"
-    """The prompt: `paper`, `atlas` (the short one that the starter policy was trained with), a text that contains
-    {question}, or the path of a file with such a text."""
+    """The prompt: `paper`, `atlas` (the short one of the starter policies), a text with {question}, or the path of a
+    file with such a text."""
     reward: Shared[str | None] = None
-    """Your own reward instead of the environment's, as package.module:function."""
+    """Your own reward, as package.module:function; None: the environment's."""
 
     @field_validator("template")
     @classmethod

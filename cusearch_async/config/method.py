@@ -17,11 +17,11 @@ class PoolConfig(Section):
     rollouts: Shared[int] = Field(3, ge=1)
     """G, trajectories per group."""
     order: Shared[Literal["ticket", "oldest_complete"]] = "ticket"
-    """The groups of the next pool: those of the next N tickets (`ticket`), or of the groups that are complete the N
-    with the oldest tickets (`oldest_complete`)."""
+    """The next pool: the next N tickets (`ticket`), or the N complete groups with the oldest tickets
+    (`oldest_complete`)."""
     max_staleness: Shared[int] = Field(2, ge=0)
-    """Maximum staleness: learner steps that a trajectory may lag behind the policy that trains on it. 0 is synchronous.
-    A bound with `order = "ticket"`; with `oldest_complete` only an aim."""
+    """Maximum number of learner steps between sampling and training; 0 is synchronous. A bound with `order = "ticket"`,
+    only an aim with `oldest_complete`."""
     max_attempts: Shared[int] = Field(5, ge=1)
     """Attempts at a ticket before its group stays incomplete. An attempt fails when its worker dies or an episode
     fails."""
@@ -40,11 +40,11 @@ class SharedMethodConfig(Extensible):
     budget: Shared[int] = Field(96, ge=1)
     """K, trajectories trained on per step."""
     singleton: Shared[Singleton] = "raw"
-    """Advantage of a trajectory that is alone in its group: `raw`: its reward (VERL); `zero`: 0; `pool`: from the mean
-    and standard deviation of its whole group before the selection."""
+    """Advantage of a trajectory alone in its group: `raw`: its reward (VERL); `zero`: 0; `pool`: by mean and standard
+    deviation of its whole group before the selection."""
     advantage_std: Shared[bool] = True
-    """Divide advantages by the standard deviation of their group's rewards (GRPO); with false they are only centred
-    (Dr. GRPO)."""
+    """Divide advantages by the standard deviation of their group's rewards (GRPO); false only centres them (Dr.
+    GRPO)."""
 
     @model_validator(mode="after")
     def _known(self) -> SharedMethodConfig:

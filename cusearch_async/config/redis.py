@@ -16,20 +16,20 @@ _SENTINEL = re.compile(r"redis\+sentinel://([^:/,@]+@)?[^:/,@]+:\d+(,[^:/,@]+:\d
 
 class RedisConfig(Section):
     transport: Free[str] = "redis"
-    """What keeps the buffer: `redis`, or a transport of your own as package.module:function."""
+    """What keeps the buffer: `redis`, or your own, as package.module:function."""
     url: Free[str] = "redis://127.0.0.1:6379/0"
-    """redis://, rediss:// (TLS) or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE; with a user name if needed, never with
+    """redis://, rediss:// (TLS) or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, with a user name if needed, never with
     a password."""
     timeout_s: Free[float] = Field(10.0, gt=0)
-    """Longest wait for one answer; then the command is sent again."""
+    """Longest wait for an answer; then the command is sent again."""
     outage_s: Free[float] = Field(120.0, ge=0)
-    """How long a process waits for a Redis that does not answer, before it exits with BufferUnavailable."""
+    """How long a process waits for Redis before it exits with BufferUnavailable."""
     lease_s: Free[float] = Field(60.0, gt=1)
-    """The tickets of a worker that sends no heartbeat for this long are requeued."""
+    """Tickets of a worker without a heartbeat for this long are requeued."""
     max_trajectories: Free[int | None] = Field(None, ge=1)
-    """Maximum number of buffered trajectories; None for (max_staleness + 2) N G."""
+    """Maximum number of buffered trajectories; None: (max_staleness + 2)·N·G."""
     max_mib: Free[int] = Field(4096, ge=1)
-    """Maximum size of the buffered payloads. Pools that are kept for recovery are not counted."""
+    """Maximum size of the buffered payloads; pools kept for recovery are not counted."""
 
     @model_validator(mode="after")
     def _plain_url(self) -> RedisConfig:

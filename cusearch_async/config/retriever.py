@@ -15,9 +15,8 @@ class Bm25Config(Section):
     """The `bm25` backend."""
 
     tokenizer: Shared[str] = "unicode"
-    """How passages and queries become words. unicode: words of two letters and more, and where a script writes no
-    spaces (Chinese, Japanese, Thai, …) single characters and pairs of them; or your own function of a text, as
-    package.module:function (for example around a segmenter of one language)."""
+    """How texts become words. unicode: words of two letters and more; without spaces (Chinese, Japanese, Thai, …),
+    characters and pairs of them. Or your own function, as package.module:function."""
 
     @field_validator("tokenizer")
     @classmethod
@@ -34,40 +33,39 @@ class DenseConfig(Section):
     """The `dense` backend; the defaults are Search-R1's."""
 
     encoder: Shared[Location] = E5
-    """The encoder: a Hugging Face id or a local folder that transformers' AutoModel can load."""
+    """A Hugging Face id or local folder for transformers' AutoModel."""
     query_prefix: Shared[str | None] = None
-    """Text before each query, as the encoder was trained; None for the one in its folder (the prompt `query` of
-    config_sentence_transformers.json), or else `query: ` for the default encoder and nothing for others."""
+    """Text before each query; None: that in the encoder's folder (the prompt `query`), else `query: ` for the default
+    encoder and nothing for others."""
     passage_prefix: Shared[str | None] = None
-    """Text before each passage; None for the one in the encoder's folder (the prompt `document`), or else `passage: `
-    for the default encoder and nothing for others."""
+    """Text before each passage; None: that in the encoder's folder (the prompt `document`), else as for queries, with
+    `passage: `."""
     pooling: Shared[Literal["mean", "cls", "last"] | None] = None
-    """The vector of a text: the mean over its tokens (mean), or the vector of its first token (cls) or last token
-    (last); None for the one in the encoder's folder (1_Pooling/config.json), or else the mean."""
+    """The vector of a text: the mean over its tokens (mean), or that of its first (cls) or last token (last); None: as
+    in the encoder's folder, else the mean."""
     normalize: Shared[bool] = True
-    """Scale vectors to length 1, so that the inner product is the cosine."""
+    """Scale vectors to length 1: the inner product is the cosine."""
     max_query_tokens: Shared[int] = Field(256, ge=1)
     """Longer queries are cut off."""
     max_passage_tokens: Shared[int] = Field(256, ge=1)
     """Longer passages are cut off."""
     batch: Free[int] = Field(128, ge=1)
-    """Texts that are encoded in one batch."""
+    """Texts per encoder batch."""
     device: Free[str] = Field("cpu", pattern=DEVICE)
-    """Where the encoder and the reranker run: `cpu`, `cuda`, `cuda:1`, …"""
+    """Device of encoder and reranker: `cpu`, `cuda`, `cuda:1`, …"""
     kind: Shared[Literal["flat", "hnsw", "ivf"]] = "flat"
     """Kind of the FAISS index."""
     probes: Shared[int] = Field(64, ge=1)
-    """ivf: lists that are searched per query. hnsw: the width of the search; at least topk is used."""
+    """ivf: lists searched per query. hnsw: width of the search, at least topk."""
 
 
 class RerankConfig(Section):
     """A cross-encoder that reranks the results of bm25 or dense."""
 
     model: Shared[Location | None] = None
-    """A Hugging Face id or a local folder (Search-R1 uses cross-encoder/ms-marco-MiniLM-L12-v2); None for no reranking.
-    """
+    """A Hugging Face id or local folder (Search-R1: cross-encoder/ms-marco-MiniLM-L12-v2); None: no reranking."""
     candidates: Shared[int] = Field(10, ge=1)
-    """Documents that are found and reranked; the best topk are returned."""
+    """Documents to rerank; the best topk are returned."""
     max_tokens: Shared[int] = Field(512, ge=1)
     """Maximum length of query and document together; longer pairs are cut off."""
 
@@ -76,13 +74,11 @@ class ZeroSearchConfig(Section):
     """The `zerosearch` backend: a language model simulates the search engine."""
 
     url: Free[str] = "http://127.0.0.1:6001/v1"
-    """URL of an OpenAI-compatible server. Its key, if it needs one, comes from CUSEARCH_SIMULATOR_KEY."""
+    """OpenAI-compatible server, its key in CUSEARCH_SIMULATOR_KEY."""
     model: Shared[str] = ""
     """Model name in the request; a server with one model ignores it."""
     mode: Shared[Literal["sft", "prompt"]] = "sft"
-    """sft: the short prompt of ZeroSearch's fine-tuned simulators; prompt: a prompt with an example, for any chat
-    model.
-    """
+    """sft: the short prompt of ZeroSearch's fine-tuned simulators; prompt: one with an example, for any chat model."""
     p_start: Shared[float] = Field(0.0, ge=0, le=1)
     """Probability that a search returns noisy documents, at the first step …"""
     p_end: Shared[float] = Field(0.5, ge=0, le=1)
@@ -90,13 +86,13 @@ class ZeroSearchConfig(Section):
     base: Shared[float] = Field(4.0, gt=1)
     """b of p(i) = p_s + (b^(i/m) - 1) / (b - 1) (p_e - p_s)."""
     steps: Shared[int | None] = Field(None, ge=1)
-    """m; None for run.steps."""
+    """m; None: run.steps."""
     temperature: Shared[float] = Field(0.8, ge=0)
-    """Sampling temperature of the language model."""
+    """Sampling temperature of the simulator."""
     max_tokens: Shared[int] = Field(600, ge=1)
-    """Maximum length of an answer of the language model."""
+    """Maximum length of its answers."""
     timeout_s: Free[float] = Field(25.0, gt=0)
-    """Longest wait for one answer of the language model."""
+    """Longest wait for an answer."""
 
     @field_validator("url")
     @classmethod
@@ -113,19 +109,19 @@ class WebConfig(Section):
     """The `serper` and `serpapi` backends; the key comes from SERPER_API_KEY or SERPAPI_API_KEY."""
 
     url: Free[str | None] = None
-    """URL of the search endpoint; None for the service's own."""
+    """Search endpoint; None: the service's own."""
     per_second: Free[float] = Field(5.0, gt=0)
     """Maximum number of requests per second."""
     max_requests: Free[int | None] = Field(None, ge=1)
-    """Maximum number of requests of a retriever process, cached answers not counted; None for no limit."""
+    """Maximum number of requests of a retriever process, cached answers not counted; None: no limit."""
     attempts: Free[int] = Field(3, ge=1)
     """Attempts at a request before the search fails."""
     timeout_s: Free[float] = Field(8.0, gt=0)
-    """Longest wait for the answer to one attempt."""
+    """Longest wait for an answer to one attempt."""
     cache: Free[Folder | None] = None
-    """A folder for cached answers; None for no cache (the default, because training should see fresh noise)."""
+    """Folder for cached answers; None (training should see fresh noise): no cache."""
     cache_ttl_s: Free[float] = Field(86400.0, gt=0)
-    """Cached answers that are older are requested again."""
+    """Older cached answers are requested again."""
 
     @model_validator(mode="after")
     def _address(self) -> WebConfig:
@@ -139,38 +135,37 @@ class RetrieverConfig(Section):
     url: Free[str] = "http://127.0.0.1:8000"
     """Where the retriever answers `POST /retrieve`; `cusearch launch` starts one there if nothing listens."""
     backend: Shared[str] = "bm25"
-    """The search engine: a local index (bm25, dense), a language model that simulates one (zerosearch), the web
-    (serper, serpapi), or your own backend as package.module:Name."""
+    """Search engine: a local index (bm25, dense), a language model that simulates one (zerosearch), the web (serper,
+    serpapi), or your own, as package.module:Name."""
     options: Shared[dict[str, Any]] = Field({})
     """Keyword arguments of your own backend."""
     corpus: Shared[Location] = "atlas"
     """bm25 and dense: `atlas`, or a JSONL file of {"id", "contents"}."""
     index: Free[Folder | None] = None
-    """bm25 and dense: a folder that `cusearch index` has written; None builds the index in memory at each start."""
+    """bm25 and dense: a folder that `cusearch index` has written; None: an index in memory, built at each start."""
     topk: Shared[int] = Field(3, ge=1)
     """Documents per search."""
     timeout_s: Free[float] = Field(30.0, gt=0)
-    """Longest wait of a worker for the answer to one search; then it asks again."""
+    """Longest wait of a worker for an answer; then it asks again."""
     max_connections: Free[int] = Field(256, ge=1)
-    """Maximum number of searches of one worker in flight."""
+    """Concurrent searches of one worker."""
     outage_s: Free[float] = Field(300.0, gt=0)
-    """How long a worker retries a retriever that is down, before it exits with RetrievalUnavailable."""
+    """How long a worker waits for the retriever before it exits with RetrievalUnavailable."""
     deterministic: Free[bool] = False
-    """Whether equal queries get equal documents, for a server whose /health does not report it (ours does). Then equal
-    searches of a worker that are in flight at the same time are sent once."""
+    """Whether equal queries get equal documents, for a server whose /health does not report it (ours does). Then a
+    worker sends equal concurrent searches once."""
     max_answer_mib: Free[int] = Field(16, ge=1)
-    """Maximum size of the answer to a search; a larger answer fails the episode."""
+    """Maximum size of an answer; a larger one fails the episode."""
     distractors: Shared[int] = Field(0, ge=0)
-    """How many of the topk documents are replaced by random ones (never the first); bm25 and dense."""
+    """bm25 and dense: how many of the topk documents are replaced by random ones, never the first."""
     noise: Shared[float] = Field(0.0, ge=0, le=1)
-    """Probability that a search returns random documents only; bm25 and dense."""
+    """bm25 and dense: probability that a search returns random documents only."""
     stochastic: Shared[bool] = True
-    """Draw distractors and noise for each search; with false for each query, so that equal queries get equal documents.
-    """
+    """Draw distractors and noise per search; false: per query, so that equal queries get equal documents."""
     latency_median_s: Free[float] = Field(0.0, ge=0)
-    """Half of all requests wait at least this long, to simulate a slow engine …"""
+    """Simulated latency: half of all requests wait at least this long …"""
     latency_p99_s: Free[float] = Field(0.0, ge=0)
-    """… and one in a hundred at least this long (log-normal); 0 for none."""
+    """… and one in a hundred at least this long (log-normal); 0: none."""
     bm25: Bm25Config = Bm25Config()
     dense: DenseConfig = DenseConfig()
     rerank: RerankConfig = RerankConfig()

@@ -15,35 +15,32 @@ class LossConfig(Section):
     minibatch: int = Field(32, ge=1)
     """M, trajectories per optimizer step."""
     objective: str = "clip"
-    """The objective per token, which is maximised: `clip` (PPO's clipped surrogate), or your own function of ratios,
-    advantages and constants, as package.module:function."""
+    """Objective per token, maximised: `clip` (PPO's clipped surrogate), or your own, as package.module:function."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     """The ratio to the proximal policy is clipped at 1 - clip_low …"""
     clip_high: float = Field(0.2, gt=0)
     """… and at 1 + clip_high."""
     dual_clip: float | None = Field(None, gt=1)
-    """Upper bound of a token's loss where its advantage is negative, as a multiple of the advantage's size; None for no
+    """Upper bound of a token's loss where its advantage is negative, as a multiple of the advantage's size; None: no
     bound."""
     ratio: RatioLevel = "token"
-    """Importance ratio per `token` or per `sequence` (GSPO). `sequence` needs a much smaller clip (3e-4) and
+    """Importance ratio per `token` or `sequence` (GSPO); `sequence` needs a much smaller clip (3e-4) and
     seq-mean-token-mean."""
     proximal: Proximal = "recomputed"
-    """How π_prox is computed: `recomputed` by a forward pass; `loglinear` by interpolation, without that pass."""
+    """π_prox: `recomputed` by a forward pass, or `loglinear`, interpolated without one."""
     kl_coef: float = Field(0.001, ge=0)
-    """β, the weight of the KL penalty; with 0 no reference model is loaded."""
+    """β, weight of the KL penalty; 0 loads no reference model."""
     entropy_coef: float = Field(0.0, ge=0)
-    """Weight of an entropy bonus: the entropy of the policy at each sampled token. The paper's loss has none;
-    ZeroSearch uses 0.001."""
+    """Weight of an entropy bonus per sampled token. The paper's loss has none; ZeroSearch uses 0.001."""
     aggregation: Aggregation = "token-mean"
-    """How the losses of tokens become one number, with VERL's names: the mean over all tokens (token-mean), the mean
-    over trajectories of their means (seq-mean-token-mean), or of their sums divided by the maximum number of tokens
-    that an episode samples (seq-mean-token-sum-norm)."""
+    """Mean over all tokens (token-mean), over trajectories of their means (seq-mean-token-mean), or of their sums
+    divided by the most tokens that an episode can sample (seq-mean-token-sum-norm); VERL's names."""
     correction: Correction = "tis"
-    """How the off-policy weight π_prox/μ is bounded: tis, icepop, mask, geometric or none."""
+    """Bound of the off-policy weight π_prox/μ: tis, icepop, mask, geometric or none."""
     correction_low: float = Field(0.5, ge=0)
     """Lower bound of icepop (per token) and geometric (per trajectory)."""
     correction_high: float | None = Field(None, gt=0)
-    """Upper bound of all corrections; None for 5 with mask and 2 with the others."""
+    """Upper bound of all corrections; None: 5 with mask, 2 with the others."""
 
     @property
     def correction_bound(self) -> float:
@@ -58,12 +55,11 @@ ALL_LINEAR = "all-linear"
 
 class LoraConfig(Section):
     rank: Shared[int] = Field(0, ge=0, le=512)
-    """Rank of the adapter that is trained in place of the model's own weights, which stay as they are (LoRA); 0 trains
-    the model itself. The adapter alone is published; the reference policy is the model without it."""
+    """Rank of the trained adapter (LoRA); 0 trains the model itself."""
     alpha: Shared[int] = Field(32, ge=1)
-    """What the adapter computes is multiplied by alpha / rank."""
+    """The adapter's output is multiplied by alpha / rank."""
     targets: Shared[Names] = Field((ALL_LINEAR,), min_length=1)
-    """Layers that have an adapter, by their names in the model, like q_proj; `all-linear` is all but the LM head."""
+    """Layers with an adapter, by their names in the model, like q_proj; `all-linear`: all but the LM head."""
 
     @field_validator("targets")
     @classmethod
@@ -85,54 +81,52 @@ class LearnerConfig(Section):
     lr: float = Field(1e-6, gt=0)
     """Learning rate of AdamW."""
     warmup_steps: int = Field(0, ge=0)
-    """Learner steps over which the learning rate grows linearly."""
+    """Learner steps of linear warm-up."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay of AdamW."""
     grad_clip: float = Field(1.0, gt=0)
-    """Maximum 2-norm of the gradient over all parameters; a larger gradient is scaled down to it."""
+    """Maximum 2-norm of the whole gradient; a larger one is scaled down."""
     micro_batch_tokens: Free[int] = Field(16384, ge=1)
     """Tokens per forward pass and rank, padding included."""
     ranks: Free[int] = Field(1, ge=1)
-    """Number of learner processes on all nodes, one GPU each; the trajectories of each step are divided among them. If
-    it is not given, a launcher's WORLD_SIZE is used."""
+    """Learner processes on all nodes together, one GPU each; unset: a launcher's WORLD_SIZE."""
     nodes: Free[int] = Field(1, ge=1)
-    """Number of machines that the ranks are on, equally many on each; with more than one a launcher starts them. If it
-    is not given, a launcher's WORLD_SIZE / LOCAL_WORLD_SIZE is used."""
+    """Machines of the ranks, equally many on each; more than one needs a launcher. Unset: its WORLD_SIZE /
+    LOCAL_WORLD_SIZE."""
     collective_timeout_s: Free[float] = Field(600.0, ge=1)
-    """Seconds that a rank waits for the others, when they start and in each collective; then it ends, and says which
-    rank did not arrive."""
+    """How long a rank waits for the others, at the start and in each collective, before it ends and names the missing
+    one."""
     zero_stage: Free[int] = Field(1, ge=0, le=3)
-    """DeepSpeed's ZeRO stage: 0 divides nothing among the ranks, 1 the optimizer state, 2 also gradients, 3 also
+    """DeepSpeed's ZeRO stage: 0 shards nothing over the ranks, 1 the optimizer state, 2 also gradients, 3 also
     weights."""
     packing: Free[bool] = False
-    """Concatenate the trajectories of a forward pass instead of padding them. Use it with attention `varlen`: `sdpa`
-    computes the attention between trajectories too, and then masks it. A model in which a trajectory would see the one
-    before it, as recurrent and convolutional layers do, is refused."""
+    """Concatenate the trajectories of a forward pass instead of padding them; with attention `varlen`, as `sdpa` also
+    computes, then masks, attention between them. Models that mix neighbours otherwise (recurrent or convolutional
+    layers) are refused."""
     attention: Free[Literal["sdpa", "varlen", "flash_attention_2"]] = "sdpa"
-    """Attention kernel of the learner. `varlen` is torch's own for packed trajectories (in bfloat16 on a GPU; elsewhere
-    one call of sdpa for each trajectory); flash_attention_2 needs the flash-attn package and a GPU."""
+    """Attention kernel. `varlen` is torch's for packed trajectories (bfloat16 on a GPU; elsewhere one sdpa call per
+    trajectory); flash_attention_2 needs the flash-attn package and a GPU."""
     gradient_checkpointing: Free[bool] = False
-    """Recompute activations in the backward pass instead of keeping them: less memory, a third more time."""
+    """Recompute activations in the backward pass: less memory, a third more time."""
     compile: Free[bool] = False
-    """Compile the model's layers with torch.compile: faster passes, after one to two minutes of compiling in the first
-    step, which later starts find in torch's cache. On a CPU it needs a C++ compiler. Not with ZeRO stage 3, an
-    adapter, gradient checkpointing or attention other than sdpa."""
+    """Compile the layers with torch.compile: faster passes after one to two minutes of compiling, cached for later
+    starts. Needs a C++ compiler on a CPU. Not with ZeRO stage 3, an adapter, gradient checkpointing or attention other
+    than sdpa."""
     logits_at_once: Free[int] = Field(1024, ge=1)
-    """Sampled tokens whose logits are held at a time, two float32 numbers for each token of the vocabulary: with
-    150,000 of them logits dwarf the model."""
+    """Sampled tokens whose logits are held at a time: 8 bytes for each of them and each token of the vocabulary."""
     reference: Free[Literal["device", "cpu"]] = "device"
-    """Where the reference policy waits for its forward pass: on the learner's GPU, or in the host's memory. With ZeRO
-    stage 3 it is divided among the ranks, as the policy is."""
+    """Where the reference policy waits for its forward pass: on the learner's GPU, or in host memory. ZeRO stage 3
+    shards it, too."""
     checkpoint_every: Free[int] = Field(10, ge=1)
-    """Learner steps between checkpoints; a run that was killed continues from the newest checkpoint."""
+    """Learner steps between checkpoints; a killed run continues from the newest."""
     keep_checkpoints: Free[int] = Field(2, ge=1)
-    """Number of checkpoints that are kept; older ones are deleted."""
+    """Checkpoints to keep; older ones are deleted."""
     publish_every: int = Field(1, ge=1)
     """Learner steps between published weight versions."""
     cores: Free[Numbers] = ()
-    """CPU cores of the learner on each node, divided among its ranks; empty for all."""
+    """CPU cores of the learner on each node, divided among its ranks; empty: all."""
     gpus: Free[Numbers] = ()
-    """CUDA devices of the learner on each node, one per rank; empty: the last ones of the machine."""
+    """CUDA devices of the learner on each node, one per rank; empty: the machine's last ones."""
     lora: LoraConfig = LoraConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
 

@@ -31,8 +31,8 @@ class SearchSettings(EnvironmentSettings):
     format_weight: float = Field(0.2, ge=0, le=1)
     """search: λ_f, the weight of a valid format in the reward."""
     metric: Metric = "squad"
-    """search: how answers are compared, in the reward and in every evaluation. squad: SQuAD's metric, which removes all
-    punctuation, so that 3.5 equals 35. strict: numbers keep their marks, and yes and no must be the whole answer."""
+    """search: how rewards and evaluations compare answers. squad removes all punctuation, so that 3.5 equals 35; with
+    strict, numbers keep their marks, and yes and no must be the whole answer."""
 
     @field_validator("document_template")
     @classmethod

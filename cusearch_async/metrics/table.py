@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 Metrics = dict[str, float | list[int] | list[float | None]]
@@ -31,33 +30,33 @@ class Family:
 
 FAMILIES = (
     Family(
-        "What the pool was like",
+        "The pool",
         "metrics/step.py",
         (
             Metric("reward/all", "reward", "mean over the pool", "it falls"),
-            Metric("reward/trained", "reward", "mean over the selected; less `reward/all`: the selection's effect"),
+            Metric("reward/trained", "reward", "mean over the selected; minus `reward/all`: the selection's effect"),
             Metric("reward/em", "share", "exact matches in the pool"),
             Metric("reward/f1", "share", "mean F1 over the pool"),
             Metric("reward/format_valid", "share", "episodes in the right format", "it falls"),
             Metric("reward/answered", "share", "episodes that end with an answer", "it falls"),
             Metric("depth/mean", "searches", "mean search depth of the pool"),
-            Metric("depth/mean_trained", "searches", "of what was selected"),
+            Metric("depth/mean_trained", "searches", "of the selected"),
             Metric("depth/generated", "trajectories [S+1]", "the pool by depth", "a depth dies out"),
-            Metric("depth/selected", "trajectories [S+1]", "what was selected, by depth"),
+            Metric("depth/selected", "trajectories [S+1]", "the selected by depth"),
             Metric("groups/singleton_share", "share", "of the selected: alone in their group", "most are"),
             Metric("groups/zero_variance_share", "share", "of the selected: in a group with equal rewards", "most are"),
             Metric("episode/turns", "turns", "mean over the pool"),
-            Metric("episode/sampled_tokens", "tokens", "mean over the pool", "it grows without end"),
-            Metric("episode/seconds_mean", "s", "how long an episode took"),
+            Metric("episode/sampled_tokens", "tokens", "mean over the pool", "it keeps growing"),
+            Metric("episode/seconds_mean", "s", "length of an episode"),
             Metric("episode/seconds_p99", "s", "99th percentile of it", "it nears `episode.timeout_s`"),
-            Metric("episode/search_seconds_mean", "s", "how much of it was waiting for searches"),
+            Metric("episode/search_seconds_mean", "s", "of which waiting for searches"),
         ),
     ),
     Family(
-        "What the selection did",
+        "The selection",
         "algorithm/methods, metrics/step.py",
         (
-            Metric("selection/phase", "k", "SDGA-Phase: its phase"),
+            Metric("selection/phase", "k", "phase of SDGA-Phase"),
             Metric(
                 "selection/phase_trapped",
                 "0 or 1",
@@ -68,87 +67,85 @@ FAMILIES = (
             Metric(
                 "selection/usable_share",
                 "share",
-                "of the selected: in a group of two or more selected with unequal rewards, so with a group-relative "
-                "advantage; the others are alone, or in a flat group",
+                "of the selected: with a group-relative advantage, because two or more of their group were selected "
+                "and rewards differ",
                 "it is far below that of `grpo_full`",
             ),
             Metric(
                 "selection/singleton_mass",
                 "share",
-                "of Σ \\|A\\|·tokens over the selected: of those alone in their group, whose advantage no other of it "
-                "shares; 0 where all advantages are 0",
+                "of Σ |A|·tokens over the selected: those alone in their group; 0 where all advantages are 0",
                 "most is",
             ),
-            Metric("selection/coverage", "tokens", "retrieval tokens C_r(T) of what was selected"),
+            Metric("selection/coverage", "tokens", "retrieval tokens C_r(T) of the selected"),
             Metric("selection/coverage_of_best", "share", "of the coverage of the best T of the same size"),
         ),
     ),
     Family(
-        "What the environments were like, where a run has several",
+        "Environments, where a run has several",
         "metrics/step.py",
         (
-            Metric("environment/LABEL/share", "share", "of the pool's trajectories; the label is the config's"),
+            Metric("environment/LABEL/share", "share", "of the pool's trajectories"),
             Metric("environment/LABEL/reward", "reward", "mean over its trajectories", "it falls"),
             Metric("environment/LABEL/em", "share", "exact matches"),
             Metric("environment/LABEL/depth", "searches", "mean depth"),
-            Metric("environment/LABEL/trained_share", "share", "of its trajectories that were selected", "it is 0"),
+            Metric("environment/LABEL/trained_share", "share", "of its trajectories: selected", "it is 0"),
         ),
     ),
     Family(
-        "What the depths weigh in the gradient",
+        "Weight of each depth in the gradient",
         "metrics/update.py",
         (
             Metric("by_depth/token_share", "share [S+1]", "of the trained tokens"),
             Metric(
                 "by_depth/advantage_mass",
                 "share [S+1]",
-                "of Σ a_t·\\|A_t\\|: how much of the gradient's weight lies on a depth",
+                "of Σ a_t·|A_t|, the gradient's weight",
                 "one depth has all of it",
             ),
             Metric(
                 "by_depth/advantage",
                 "−1 to 1 [S+1]",
-                "Σ a_t·A_t / Σ a_t·\\|A_t\\|: all pushed down, or all pushed up; raw singletons push up",
+                "Σ a_t·A_t / Σ a_t·|A_t|: all pushed down to all pushed up; raw singletons push up",
             ),
             Metric(
                 "by_depth/mismatch_kl",
                 "nats [S+1]",
-                "k3 of π_prox, which is the learner, against the sampling policy",
-                '> 1e-3 on policy; not with `loss.proximal = "loglinear"`, see below',
+                "as `off_policy/mismatch_kl`",
+                "> 1e-3 on policy",
             ),
             Metric("by_depth/weight_bounded_share", "share [S+1]", "tokens whose off-policy weight was bounded"),
-            Metric("by_depth/ess", "share [S+1]", "effective sample size over sample size, (Σ w)² / (n Σ w²)", "< 0.3"),
+            Metric("by_depth/ess", "share [S+1]", "effective sample size / n: (Σ w)² / (n Σ w²)", "< 0.3"),
             Metric("by_depth/staleness", "steps [S+1]", "mean staleness of the pool's trajectories"),
         ),
     ),
     Family(
-        "How far off policy",
+        "Off policy",
         "metrics/step.py, metrics/update.py",
         (
-            Metric("staleness/min", "steps", "step − oldest version that sampled a token: the pool's least"),
+            Metric("staleness/min", "steps", "step − oldest version that sampled a token: least of the pool"),
             Metric("staleness/mean", "steps", "its mean", "it grows"),
-            Metric("staleness/max", "steps", "the pool's most; in ticket order never above `pool.max_staleness`"),
+            Metric("staleness/max", "steps", "most of the pool; in ticket order at most `pool.max_staleness`"),
             Metric(
                 "off_policy/mismatch_kl",
                 "nats",
-                "k3 of π_prox, which is the learner, against the sampling policy; this, those by depth, the next two "
-                'and the weights are of the interpolated π_prox with `loss.proximal = "loglinear"`, so 0 and 1 on '
-                "fresh tokens, where they tell nothing of the learner",
+                'k3 of π_prox against the sampling policy. With `loss.proximal = "loglinear"` π_prox is interpolated: '
+                "then KL, differences and weights say nothing of the learner on fresh tokens (0 and 1)",
                 "> 1e-3 on policy",
             ),
             Metric(
                 "off_policy/logprob_difference_mean",
                 "nats",
-                "\\|log π_prox − log μ\\|",
+                "|log π_prox − log μ|",
             ),
-            Metric("off_policy/logprob_difference_max", "nats", "the most of a token"),
+            Metric("off_policy/logprob_difference_max", "nats", "largest of a token"),
             Metric("off_policy/weight_mean", "ratio", "mean of w after its bound", "outside 0.5 to 2"),
             Metric(
                 "off_policy/weight_bounded_share",
                 "share",
-                "tokens whose weight is not π_prox/μ itself: truncated, dropped, or set to 1 by `none`",
+                "tokens whose weight was truncated, dropped, or set to 1 by `none`",
             ),
-            Metric("off_policy/ess", "share", "effective sample size over sample size, over all tokens", "< 0.3"),
+            Metric("off_policy/ess", "share", "as `by_depth/ess`, over all tokens", "< 0.3"),
         ),
     ),
     Family(
@@ -157,12 +154,12 @@ FAMILIES = (
         (
             Metric("buffer/buffered", "trajectories", "buffered now", "it stays at its limit"),
             Metric("buffer/bytes", "bytes", "payload of the buffered trajectories"),
-            Metric("buffer/requeued", "total", "tickets that were requeued: a lease ran out, or an episode failed"),
+            Metric("buffer/requeued", "total", "tickets requeued, by a lapsed lease or a failed episode"),
             Metric("buffer/incomplete_groups", "total", "incomplete groups", "it grows"),
-            Metric("buffer/failed_rollouts", "total", "the rollouts they lack", "it grows"),
+            Metric("buffer/failed_rollouts", "total", "rollouts that these lack", "it grows"),
             Metric("buffer/quarantined", "total", "trajectories that must not be trained on", "> 0"),
-            Metric("buffer/lost", "total", "trajectories that disappeared from Redis before they were claimed", "> 0"),
-            Metric("buffer/late_refused", "total", "trajectories that came after their group had closed"),
+            Metric("buffer/lost", "total", "trajectories that disappeared from Redis unclaimed", "> 0"),
+            Metric("buffer/late_refused", "total", "trajectories that came after their group closed"),
         ),
     ),
     Family(
@@ -174,22 +171,21 @@ FAMILIES = (
             Metric(
                 "train/computed_share",
                 "share",
-                "tokens in forward passes, of those of all trajectories trained on; of those that are the same in a "
-                "mini-batch one is computed",
+                "of the trained trajectories' tokens: in forward passes (identical trajectories of a mini-batch are "
+                "computed once)",
             ),
             Metric(
                 "train/prefix_share",
                 "share",
-                "of these tokens, those of a beginning that another trajectory of the mini-batch has too: what tree "
-                "attention would save, which is not built",
+                "of these: in a prefix that another trajectory of the mini-batch shares",
             ),
-            Metric("train/padding_share", "share", "padding in these forward passes", "> 0.05"),
-            Metric("train/optimizer_steps", "steps", "of the optimizer"),
+            Metric("train/padding_share", "share", "padding in forward passes", "> 0.05"),
+            Metric("train/optimizer_steps", "steps", "optimizer steps"),
             Metric("train/loss", "loss", "mean over mini-batches"),
             Metric(
                 "train/grad_norm",
                 "norm",
-                "mean over mini-batches, before clipping (DeepSpeed keeps none at stage 0 in float32)",
+                "mean over mini-batches, before clipping (none at ZeRO stage 0 in float32)",
                 "it is far above `learner.grad_clip`",
             ),
             Metric("train/lr", "rate", "learning rate"),
@@ -199,7 +195,7 @@ FAMILIES = (
         ),
     ),
     Family(
-        "Where the time went",
+        "Time",
         "metrics/step.py, metrics/workers.py",
         (
             Metric("time/wait_s", "s", "waiting for the pool"),
@@ -208,20 +204,20 @@ FAMILIES = (
             Metric(
                 "time/publishing_s",
                 "s",
-                "the newest version that was announced: from its commit to that, beside the next update",
-                "above `time/step_s`: the learner waits for it",
+                "from commit to announcement of the newest version, concurrently with the next update",
+                "above `time/step_s`: the learner waits",
             ),
-            Metric("time/checkpoint_s", "s", "stopped for the checkpoint before the step, if there was one"),
+            Metric("time/checkpoint_s", "s", "stopped for a checkpoint before the step"),
             Metric("time/step_s", "s", "all of these"),
             Metric("learner/idle_share", "share", "waiting / step", "high: more workers, or staleness"),
-            Metric("learner/tokens_per_s", "tokens/s", "trained tokens, prompts and passages included, of the update"),
+            Metric("learner/tokens_per_s", "tokens/s", "of the update, prompts and passages included"),
             Metric("rollout/workers", "workers", "alive", "it falls"),
             Metric("rollout/tokens_per_s", "tokens/s", "sampled by all workers since the last step"),
             Metric("rollout/idle_share", "share", "time that engines stood idle", "high: fewer workers, or staleness"),
             Metric("rollout/weight_load_s", "s", "loading weights, all workers since the last step"),
             Metric("rollout/searches", "count", "searches answered"),
             Metric("rollout/search_failures", "count", "attempts that failed", "> 0"),
-            Metric("rollout/search_p99_s", "s", "a search, retries included (the slowest worker's last thousand)"),
+            Metric("rollout/search_p99_s", "s", "a search, retries included (slowest worker, last thousand)"),
         ),
     ),
 )
@@ -229,17 +225,3 @@ FAMILIES = (
 
 def names() -> set[str]:
     return {metric.name for family in FAMILIES for metric in family.metrics}
-
-
-def as_markdown() -> str:
-    """The tables of docs/metrics.md."""
-    return "\n".join(_lines())
-
-
-def _lines() -> Iterator[str]:
-    for family in FAMILIES:
-        yield f"## {family.title}\n\nComputed in `{family.source}`.\n"
-        yield "| metric | unit | meaning | look closer when |\n|---|---|---|---|"
-        for metric in family.metrics:
-            yield f"| `{metric.name}` | {metric.unit} | {metric.meaning} | {metric.look_closer} |"
-        yield ""

@@ -1,22 +1,18 @@
 """How weights get from the learner to whoever loads them: workers and the evaluator.
 
 A version is a folder of files (weights/folder.py). The learner publishes it into a store; a source gives it to a
-process that loads it. A `WeightTransport` joins the two, and is named by `weights.transport`.
+process that loads it. A `WeightTransport` (weights/transports.py) joins the two.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import msgspec
 
 from cusearch_async.weights.tensor_file import TensorRecord
-
-if TYPE_CHECKING:
-    from cusearch_async.weights.folder import WeightStore
 
 TENSORS = "model.safetensors"
 ADAPTER_TENSORS = "adapter_model.safetensors"
@@ -65,22 +61,4 @@ class WeightSource(Protocol):
 
     async def newest_of(self, version: int) -> str | None:
         """The name of a version that can still be opened, by the latest learner that published it."""
-        ...
-
-
-@runtime_checkable
-class WeightTransport(Protocol):
-    """Made with the run's `Config`. Learner, workers and evaluator of a run may have different ones, as long as the
-    sources of one find what the learner's serves."""
-
-    def store(self) -> WeightStore:
-        """Where the learner publishes. Its `publish` may hand the files on to where sources look for them."""
-        ...
-
-    def serving(self) -> AbstractAsyncContextManager[None]:
-        """Inside the context, in the learner, sources find what its store holds."""
-        ...
-
-    def source(self, needs_last: bool = False) -> AbstractAsyncContextManager[WeightSource]:
-        """With `needs_last`, the last version of the run can be opened after the learner's end, too."""
         ...

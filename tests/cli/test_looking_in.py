@@ -250,7 +250,7 @@ def test_the_contract_that_a_worker_must_have_is_listed(config, atlas_config, ov
     assert re.search(r"contract\s+method\.name '\[bold\]'\s+run\.seed    0\s*$", shown), shown
 
 
-@pytest.mark.parametrize("page", ["redis.md", "quickstart.md"])
+@pytest.mark.parametrize("page", ["redis.md"])
 def test_the_redis_cli_lines_of_the_docs_can_be_pasted(atlas_config, tmp_path, monkeypatch, page):
     """Into a shell, on a run called atlas with ticket 0 in the buffer; each line must answer, and not with nothing."""
     monkeypatch.chdir(tmp_path)

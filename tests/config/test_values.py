@@ -371,6 +371,9 @@ def test_who_takes_turns_must_be_able_to_leave_the_gpu(atlas_config, overrides, 
         load_config(atlas_config, ["--run.take_turns", "true", *overrides])
 
 
+WITH_HTTP = ("--weights.transport", "http", "--weights.url", "http://10.0.0.5:29400")
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -382,7 +385,7 @@ def test_who_takes_turns_must_be_able_to_leave_the_gpu(atlas_config, overrides, 
         (("--weights.url", "http://10.0.0.5:29400"), "of no use without weights.transport = 'http'"),
         (("--weights.transport", "http"), "weights.transport is 'http', which needs weights.url, like http://"),
         (
-            ("--weights.transport", "http", "--weights.url", "http://10.0.0.5:1", "--eval.in_order", "true"),
+            (*WITH_HTTP, "--eval.in_order", "true", "--eval.every", "1"),
             "eval.in_order needs weights.transport = 'folder': what waits there outlives the learner",
         ),
     ],

@@ -97,7 +97,7 @@ def test_only_an_offloaded_optimizer_is_fused(atlas_config):
 
 @pytest.mark.slow
 def test_a_fused_step_on_a_cpu_takes_less_than_a_third():
-    """CPU seconds of one thread; docs/gpu.md has the figures."""
+    """CPU seconds of one thread; docs/benchmarks.md has the figures."""
     seconds = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

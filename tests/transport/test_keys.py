@@ -47,5 +47,5 @@ def test_workers_may_write_only_what_is_a_key():
 
 
 def test_the_page_on_redis_lists_every_key():
-    page = (DOCS / "redis.md").read_text(encoding="utf-8").split("| key | type | holds |")[1].split("\n\n")[0]
-    assert set(re.findall(r"^\| `([\w-]+)", page, re.MULTILINE)) == NAMES
+    page = (DOCS / "redis.md").read_text(encoding="utf-8").split("\n## Keys\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^- `([\w-]+)", page, re.MULTILINE)) == NAMES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,8 +12,8 @@ from cusearch_async.config import load_config, shipped_configs
 from cusearch_async.errors import ConfigError
 from cusearch_async.weights.folder import FolderTransport, WeightStore
 from cusearch_async.weights.http import HttpTransport
-from cusearch_async.weights.interface import Canary, WeightTransport
-from cusearch_async.weights.transports import transport_of
+from cusearch_async.weights.interface import Canary
+from cusearch_async.weights.transports import WeightTransport, transport_of
 from tests.sockets import family, listening
 
 CANARY = Canary([1, 2], [-0.5], 0.1)
@@ -49,11 +50,11 @@ def config(tmp_path, transport, *options):
 async def test_a_shared_folder_needs_no_server(tmp_path):
     transport = transport_of(config(tmp_path, "folder"))
     assert isinstance(transport, FolderTransport)
-    before = listening(*family())
+    before = listening(*family(os.getpid()))
     name = transport.store().publish(1, 1, {"w": torch.ones(2)}, CANARY)
     async with transport.serving(), transport.source() as source:
         assert (await source.open(name)).directory == tmp_path / "weights" / name
-        assert listening(*family()) == before
+        assert listening(*family(os.getpid())) == before
 
 
 def test_the_shipped_ones_have_the_shape_of_a_transport(tmp_path):
@@ -74,7 +75,7 @@ async def test_one_of_ones_own_is_named_by_its_class(tmp_path):
     ("named", "said"),
     [
         ("nccl", r"weights.transport 'nccl' is unknown; use one of folder, http, or your own as package.module:Name"),
-        (f"{__name__}:NoSource", r"must be a subclass of cusearch_async.weights.interface.WeightTransport, got"),
+        (f"{__name__}:NoSource", r"must be a subclass of cusearch_async.weights.transports.WeightTransport, got"),
     ],
 )
 def test_what_is_no_transport_is_refused(named, said, tmp_path):

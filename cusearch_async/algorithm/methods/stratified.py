@@ -18,7 +18,7 @@ from cusearch_async.types import Singleton
 
 class StratifiedSettings(MethodSettings):
     strata_weight: float = Field(0.5, ge=0, le=1)
-    """α of stratified_grpo: the weight of the advantage within the stratum; the rest is GRPO's."""
+    """α of stratified_grpo: weight of the advantage within the stratum; the rest is GRPO's."""
 
 
 class StratifiedGrpo(GrpoFull):
