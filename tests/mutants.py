@@ -36,15 +36,12 @@ BASELINES = ("algorithm/methods/baselines.py", "test_methods.py")
 ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algorithm/losses.py", "test_losses.py")
 ANSWERS, REWARDS = ("algorithm/answers.py", "test_answers.py"), ("environments/search.py", "test_reward.py")
 PLAYER, OWN = ("rollout/episode.py", "test_episode.py"), ("environments/base.py", "test_own.py")
-TICKETS = ("algorithm/tickets.py", "test_tickets.py")
-BATCHING = ("learner/batching.py", "test_batching.py")
+TICKETS, BATCHING = ("algorithm/tickets.py", "test_tickets.py"), ("learner/batching.py", "test_batching.py")
 PLAN, UPDATE = (("learner/plan.py", "test_plan.py"), ("learner/update.py", "test_update.py"))
 MODEL, MATMUL = ("learner/model.py", "test_model.py"), ("learner/matmul.py", "test_matmul.py")
 SUITABLE, BESIDE = ("learner/suitability.py", "test_suitability.py"), ("study/plan.py", "test_report.py")
 ENGINE, RATE = (("learner/deepspeed_engine.py", "test_optimizer.py"), ("learner/learner.py", "test_optimizer.py"))
-ATTENTION = ("learner/attention.py", "test_attention.py")
-
-LEADING = ("training/leading.py", "test_leading.py")
+ATTENTION, LEADING = ("learner/attention.py", "test_attention.py"), ("training/leading.py", "test_leading.py")
 BEAT, THREAD = (("training/heartbeat.py", "test_heartbeat.py"), ("training/in_thread.py", "test_heartbeat.py"))
 LOOP, PUBLISHING = (("training/loop.py", "test_train.py"), ("training/publishing.py", "test_train.py"))
 TENSORS, WEIGHTS = ("weights/tensor_file.py", "test_tensor_file.py"), ("weights/folder.py", "weights/test_folder.py")
@@ -53,12 +50,11 @@ TURNS, CANARY = ("lifecycle/turns.py", "test_turns.py"), ("learner/canary.py", "
 WAITING, HTTP = ("rollout/loop.py", "test_waiting.py"), ("weights/http.py", "weights/test_http.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
-LOADING = ("rollout/loading.py", "test_loading.py")
 STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/leading.py", "test_leading.py")
-ADAPTER = ("learner/adapter.py", "test_adapter_layers.py")
+LOADING, ADAPTER = ("rollout/loading.py", "test_loading.py"), ("learner/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 SERVED = ("retrieval/client.py", "test_served.py")
-TERMS, SCOPES = ("run/contract.py", "test_run_contract.py"), ("config/scopes.py", "test_scopes.py")
+TERMS, SCOPES = ("run/identity.py", "test_identity.py"), ("config/scopes.py", "test_scopes.py")
 
 
 MUTANTS = {
@@ -172,7 +168,7 @@ MUTANTS = {
         "if false then",
     ),
     "a change that is accepted is refused": (lua("recover", "run_contract"), "and not accepts_changes then", "then"),
-    "an accepted contract is not written": (lua("recover", "run_contract"), "in pairs(contract) do", "in pairs({}) do"),
+    "an accepted contract is lost": (lua("recover", "run_contract"), "in pairs(own.terms) do", "in pairs({}) do"),
     "terms of the old contract stay": (lua("recover", "run_contract"), "('limits'), key('contract'))", "('limits'))"),
     "a recovery resizes what is granted": (lua("recover"), "if tonumber(ticket) >= granted then", "if true then"),
     "the order of the questions does not count": (
@@ -180,6 +176,9 @@ MUTANTS = {
         "for question in questions]",
         "for question in sorted(questions, key=lambda q: q.id)]",
     ),
+    "another folder is the same run": (TERMS, "if own.folder and run.run_id and", "if False and"),
+    "a retriever that was not asked is another": (TERMS, "else own.with_retriever(run.terms[SERVED])", "else own"),
+    "any checkpoint is loaded": (("training/checkpoint.py", "test_checkpoint.py"), "    if found:", "    if False:"),
     "the answers do not count": (TERMS, "question.answers, question.environment)", "question.environment)"),
     "the special tokens do not count": (TERMS, "special, getattr(tokenizer", "getattr(tokenizer"),
     "a resent grant is given twice": (lua("admit", "buffer"), "if last == token then", "if false then"),
@@ -215,7 +214,7 @@ MUTANTS = {
     "an announcement goes back": (lua("announce", "claims"), "if run.announced_by == run.epoch and", "if false and"),
     "recovery leaves the trained pools trained": (lua("recover"), "count('claimed', pool.size)", "count('claimed', 0)"),
     "a recovery is done twice": (lua("recover", "buffer"), "if given then return tonumber(given) end", ""),
-    "another run takes over": (lua("recover", "origin"), "whose[1] ~= run_id", "false"),
+    "another run takes over": (lua("recover", "run_contract"), "if own.folder ~= '' and", "if false and"),
     "an epoch goes back": (lua("recover"), "math.max(run.epoch or 0, least_epoch)", "(run.epoch or 0)"),
     "a worker's pools may be others": (lua("recover", "claims"), "granted > 0 and run[name]", "false"),
     "what the learner is past stays": (lua("recover", "claims"), "if step > reached then", "if false then"),
@@ -238,9 +237,9 @@ MUTANTS = {
     "an environment gets the tickets of another": (TICKETS, "self._shares[part] + earlier", "self._shares[part]"),
     "environments come in blocks": (TICKETS, "(2 * n + 1) / (2 * share), part, n", "part, part, n"),
     "a checkpoint that is deleted meanwhile is loaded": (LEADING, "not is_sealed(newest.path)", "False"),
-    "another run is taken over": (LEADING, "        refuse_another(", "        str("),
+    "another run is taken over": (LEADING, "await buffer.check_identity(accept_changes)", "pass"),
     "the folder's epochs are not asked for": (LEADING, "start.method, least_epoch,", "start.method, 0,"),
-    "the run is nobody's": (LEADING, "least_epoch, origin_of(config.folder),", "least_epoch, None,"),
+    "the run is nobody's": (LEADING, "identity = identity.in_folder(config.folder)", "pass"),
     "the other ranks are left waiting": (LEADING, "    finally:\n        learner.stop()", "    finally:\n        pass"),
     "a cleared checkpoint is a full disk": (LEADING, "if isinstance(error, WriteFailed):", "if False:"),
     "what fails behind the loop is not noticed": (LOOP, "            work.check()\n", "            pass\n"),
@@ -366,8 +365,8 @@ MUTANTS = {
     "a method's own setting may change": (SCOPES, "return Scope.SHARED", "return Scope.MEANING"),
     "a label is taken for a setting": (SCOPES, 'rest.partition(".")[2] if label else rest', "rest"),
     "quantisation may change": (("config/engines.py", "test_history.py"), "n: str | None", "n: Free[str | None]"),
-    "a start's commit does not count": (STARTS, '"commit": start.commit or "–",\n', "\n"),
-    "a start's packages do not count": (STARTS, '"package": start.versions,\n', "\n"),
+    "a start's commit does not count": (STARTS, '"commit": start.commit or NOT_SET,\n', "\n"),
+    "a start's packages do not count": (STARTS, '"package": start.versions, ', ""),
     "seeds are no part of a stream": (("streams.py", "test_streams.py"), "SeedSequence(seed,", "SeedSequence(0,"),
     "a step is saved twice": (("training/publishing.py", "test_saver.py"), "        self._saved = state.step\n", ""),
     "a version is damaged for ever": (LOADING, 'self._failed, self._idle_since = "", None', "self._idle_since = None"),

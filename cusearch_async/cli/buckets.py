@@ -25,7 +25,7 @@ from cusearch_async.cli.parts.opening import is_closed, open_run, read_ledger
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import Audit, Ledger, OperatorBuffer, Queues, RunState, WorkerStatus
 from cusearch_async.transport.server import redis_cli_line
@@ -97,12 +97,12 @@ def show_ledger(found: Ledger, counted: Audit | None, as_json: bool) -> bool:
     return closes
 
 
-async def read_workers(config: Config) -> tuple[dict[str, WorkerStatus], RunContract]:
+async def read_workers(config: Config) -> tuple[dict[str, WorkerStatus], Identity]:
     async with open_run(config) as buffer:
-        return await buffer.workers(), await buffer.contract()
+        return await buffer.workers(), await buffer.identity()
 
 
-def contract(agreed: RunContract) -> Table:
+def contract(agreed: Identity) -> Table:
     """The keys and values of the run contract."""
     shown = Table("contract", "", box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=True)
     for key, text in sorted(agreed.terms.items()):

@@ -140,5 +140,5 @@ def _causes(step: RecordedStep) -> str:
     if before is None:
         return f"what it was made with is not known: starts/{step.record.epoch:04d}.json cannot be read"
     changes = made_otherwise(before, start_now(step.config, before.epoch, before.step, before.contract, before.nonce))
-    listed = ", ".join(f"{key}: {change}" for key, change in changes.items())
+    listed = ", ".join(map(str, changes))
     return f"it was made with other than now: {listed}" if listed else "it is made with what it was made with"

@@ -14,7 +14,7 @@ from cusearch_async.cli.parts.opening import refuse_if_alive
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.origin import another_run, may_delete
+from cusearch_async.run.identity import NOBODY, refusal
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.server import is_listening
 
@@ -80,9 +80,10 @@ def _confirmed(question: str) -> bool:
 async def count_keys(config: Config) -> int:
     """Number of keys of the run in Redis. Raises: ConfigError when they belong to another run; RunInUse."""
     async with open_buffer(config) as buffer:
-        known = (await buffer.state()).origin
-        if known is not None and not may_delete(known, config.folder):
-            raise another_run(config.run.name, known)
+        own, run = NOBODY.in_folder(config.folder), await buffer.identity()
+        refused = refusal(config.run.name, own, run, accepts_changes=True)
+        if refused and not own.may_delete(run):
+            raise refused
         await refuse_if_alive(config)
         return await buffer.size()
 

@@ -20,8 +20,9 @@ from cusearch_async.cli.parts.terminal import cut, plain
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import refuse_unwritable
 from cusearch_async.metrics.files import read_metrics, read_scores
+from cusearch_async.run import identity
 from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
-from cusearch_async.run.history import Start, changed_settings, made_otherwise, read_starts, read_stop
+from cusearch_async.run.history import Start, made_otherwise, read_starts, read_stop
 
 log = logging.getLogger(__name__)
 
@@ -198,15 +199,13 @@ def _held_out(run: KeptRun) -> list[tuple[int, float]]:
 def differences(first: KeptRun, other: KeptRun) -> list[str]:
     """What is not the same in two runs, a line each: settings, then what they were made with; and what of it is not
     known."""
-    changes = changed_settings(first.settings, other.settings)
-    if first.starts and other.starts:
-        before, after = first.starts[-1], other.starts[-1]
-        changes |= made_otherwise(before, after)
-        if not before.weights and not after.weights:
-            changes["weights of model.path"] = "not recorded by either run"
-    else:
-        changes["packages, machine, code, data and model"] = "not recorded by both runs"
-    return [f"{key}: {change}" for key, change in changes.items()]
+    found = identity.differences(identity.texts_of(other.settings), identity.texts_of(first.settings))
+    if not first.starts or not other.starts:
+        return [*map(str, found), "packages, machine, code, data and model: not recorded by both runs"]
+    before, after = first.starts[-1], other.starts[-1]
+    lines = [str(difference) for difference in (*found, *made_otherwise(before, after))]
+    is_unknown = not before.weights and not after.weights
+    return [*lines, *(["weights of model.path: not recorded by either run"] if is_unknown else [])]
 
 
 def _figures(runs: Sequence[KeptRun]) -> Table:

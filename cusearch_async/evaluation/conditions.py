@@ -9,7 +9,7 @@ import xxhash
 
 from cusearch_async.config import Config, RetrieverConfig
 from cusearch_async.environments.templates import TEMPLATES
-from cusearch_async.run.contract import fingerprint_of_questions
+from cusearch_async.run.identity import fingerprint_of_questions
 from cusearch_async.types import Question
 
 _LOCAL = ("bm25", "dense")

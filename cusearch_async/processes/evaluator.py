@@ -21,7 +21,7 @@ from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.finish import Finish
 from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
-from cusearch_async.run.contract import contract_of, refuse_other_settings
+from cusearch_async.run.identity import identity_of
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import RunState, WorkerBuffer
 from cusearch_async.types import Question, Trajectory
@@ -41,15 +41,15 @@ async def run(config: Config) -> None:
     stop = stop_on_signals()
     questions = load_eval_questions(config)
     tokenizer = check_policy(config, config.model.location)
-    contract = contract_of(config, load_run_questions(config).all, tokenizer)
-    async with open_buffer(config, config.redis.outage_s, stop, contract=contract) as buffer:
-        refuse_other_settings(config.run.name, contract, await buffer.contract())
+    identity = identity_of(config, load_run_questions(config).all, tokenizer)
+    async with open_buffer(config, config.redis.outage_s, stop, identity=identity) as buffer:
+        await buffer.check_identity()
     async with SearchClient.open(config) as search, transport_of(config).source(needs_last=True) as source:
-        agreed = await ask_retriever(search, config, contract, stop)
+        agreed = await ask_retriever(search, config, identity, stop)
         if agreed is None:
             return
-        async with open_buffer(config, config.redis.outage_s, stop, contract=agreed) as buffer:
-            await buffer.check_contract()
+        async with open_buffer(config, config.redis.outage_s, stop, identity=agreed) as buffer:
+            await buffer.check_identity()
             lock = await take_gpus(config, stop)
             if stop.is_set():
                 return
@@ -119,7 +119,7 @@ async def load_due(
     version = due_version(state, done.version, config, last)
     if version is None:
         return None
-    await buffer.check_contract()
+    await buffer.check_identity()
     weights = state.weights if version == state.published else await source.newest_of(version)
     if weights is None:
         log.warning("version %d is not scored: its weights are no longer there", version)

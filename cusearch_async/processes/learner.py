@@ -18,7 +18,7 @@ from cusearch_async.models import check_model
 from cusearch_async.processes.playing import ask_retriever
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.contract import RunContract, contract_of, refuse_other_settings
+from cusearch_async.run.identity import Identity, identity_of
 from cusearch_async.training.leading import lead
 from cusearch_async.transport.buffer import open_buffer
 
@@ -42,20 +42,21 @@ def _lead(config: Config, ranks: Ranks, lock: GpuLock | None, tokenizer: Any, ac
     questions = load_run_questions(config)
     for folder in config.folders:
         run_folder.mark(folder, config.run.name)
-    contract = asyncio.run(_agreed(config, contract_of(config, questions.all, tokenizer), accept_changes))
+    own = identity_of(config, questions.all, tokenizer)
+    identity = asyncio.run(_with_retriever(own, config, accept_changes))
     ranks.tell(b"begin")  # the others load nothing before, and wait in no collective, whose time is limited
     with run_folder.hold_as_learner(config.folder):
-        lead(DeepSpeedLearner, open_buffer, ranks, questions, contract, config, accept_changes, lock)
+        lead(DeepSpeedLearner, open_buffer, ranks, questions, identity, config, accept_changes, lock)
 
 
-async def _agreed(config: Config, contract: RunContract, accept_changes: bool) -> RunContract:
-    """The contract with what the run's retriever serves. A learner with other settings than the run is refused before
-    it waits for that. Raises: ContractMismatch, BufferUnavailable, RetrievalUnavailable, SearchRefused."""
-    if not accept_changes:
-        async with open_buffer(config, config.run.wait_s) as buffer:
-            refuse_other_settings(config.run.name, contract, await buffer.contract())
+async def _with_retriever(own: Identity, config: Config, accept_changes: bool) -> Identity:
+    """With what the run's retriever serves. A learner of another run is refused before it waits for that.
+
+    Raises: ContractMismatch, BufferUnavailable, RetrievalUnavailable, SearchRefused."""
+    async with open_buffer(config, config.run.wait_s, identity=own) as buffer:
+        await buffer.check_identity(accept_changes)
     async with SearchClient.open(config) as search:
-        return await ask_retriever(search, config, contract, asyncio.Event()) or contract
+        return await ask_retriever(search, config, own, asyncio.Event()) or own
 
 
 def _follow(config: Config, ranks: Ranks) -> None:

@@ -15,7 +15,7 @@ from cusearch_async.models import check_model
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import Player
 from cusearch_async.rollout.prompting import check_template
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 
 if TYPE_CHECKING:
     from cusearch_async.rollout.engine import Engine
@@ -31,19 +31,19 @@ def check_policy(config: Config, model: str, key: str = "model.path") -> Any:
 
 
 async def ask_retriever(
-    search: SearchClient, config: Config, contract: RunContract, stop: asyncio.Event
-) -> RunContract | None:
-    """The contract of a process that searches: with what its retriever serves, as soon as that answers, if the run has
+    search: SearchClient, config: Config, identity: Identity, stop: asyncio.Event
+) -> Identity | None:
+    """The identity of a process that searches: with what its retriever serves, as soon as that answers, if the run has
     one. None when `stop` is set first.
 
     Raises: RetrievalUnavailable after run.wait_s, SearchRefused."""
     if not config.uses_retriever:
-        return contract
+        return identity
     waiting = asyncio.ensure_future(search.wait_until_answering(config.run.wait_s))
     if not await unless_stopped(waiting, stop):
         return None
     waiting.result()
-    return contract.with_retriever(search.serves)
+    return identity.with_retriever(search.serves)
 
 
 async def take_gpus(config: Config, stop: asyncio.Event) -> GpuLock | None:

@@ -18,7 +18,7 @@ from cusearch_async.rollout.finish import Finish
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.rollout.starting import Starting
-from cusearch_async.run.contract import contract_of, refuse_other_settings
+from cusearch_async.run.identity import identity_of
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.weights.transports import transport_of
 
@@ -36,10 +36,10 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
         tokenizer = check_model(config.model.location, config.episode.max_tokens)
         environments = config.environments(NoSearch())
         check_lengths(questions.all, environments, tokenizer, config.episode, config.model.chat_template)
-        contract = contract_of(config, questions.all, tokenizer)
+        identity = identity_of(config, questions.all, tokenizer)
     finish = Finish(config.run.steps)
-    async with open_buffer(config, config.run.wait_s, stop, contract=contract) as buffer:
-        refuse_other_settings(config.run.name, contract, await buffer.contract())
+    async with open_buffer(config, config.run.wait_s, stop, identity=identity) as buffer:
+        await buffer.check_identity()
         state = await buffer.state()
     if finish.has_come(state):
         log.info(FINISHED, config.run.name)
@@ -47,13 +47,13 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
     if state.is_finished:
         log.info("run %s was finished at step %d: waiting for a learner that continues it", config.run.name, state.step)
     async with SearchClient.open(config) as search, transport_of(config).source() as source:
-        agreed = await ask_retriever(search, config, contract, stop)
+        agreed = await ask_retriever(search, config, identity, stop)
         if agreed is None:
             return
         async with open_buffer(
             config, config.redis.outage_s, stop, vocab_size(config.model.location), agreed
         ) as buffer:
-            await buffer.check_contract()
+            await buffer.check_identity()
             with Starting(config, name, agreed).reporting() as starting:
                 starting.does("waiting for its GPUs")
                 lock = await take_gpus(config, stop)

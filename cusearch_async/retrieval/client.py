@@ -33,7 +33,7 @@ from cusearch_async.in_flight import InFlight
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.retrieval import protocol
 from cusearch_async.retrieval.backend import Context, Query
-from cusearch_async.run.contract import ACCEPT_CHANGES
+from cusearch_async.run.identity import ACCEPT_CHANGES
 from cusearch_async.surrogates import without_surrogates
 from cusearch_async.types import Question
 

@@ -34,7 +34,7 @@ async def wait_until_announced(buffer: WorkerBuffer, is_over: Callable[[], bool]
         while not is_over() and not (await buffer.state()).weights:
             await buffer.wait_for_news(IDLE_S)
     with log_waiting(log, "waiting for a learner of this version to take over the run"):
-        while not is_over() and not await buffer.check_contract():
+        while not is_over() and not await buffer.check_identity():
             await buffer.wait_for_news(IDLE_S)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
 
@@ -23,10 +23,10 @@ BEAT_S = 2.0
 class Starting:
     """A thread with its own connection: loading an engine blocks the event loop for minutes."""
 
-    def __init__(self, config: Config, name: str, contract: RunContract) -> None:
+    def __init__(self, config: Config, name: str, identity: Identity) -> None:
         self._config = config
         self._name = name
-        self._contract = contract
+        self._identity = identity
         self._doing, self._since = "", time.monotonic()
         self._ended = threading.Event()
         self._is_ready = False
@@ -58,7 +58,7 @@ class Starting:
             log.warning("cannot tell the run that this worker is starting: %s: %s", type(error).__name__, error)
 
     async def _report(self) -> None:
-        async with open_buffer(self._config, contract=self._contract) as buffer:
+        async with open_buffer(self._config, identity=self._identity) as buffer:
             while not self._ended.is_set():
                 status = WorkerStatus(starting=self._doing, alive_s=round(time.monotonic() - self._since, 1))
                 try:

@@ -78,21 +78,15 @@ def mark(folder: Path, run: str) -> Marker:
     """Make `folder` the folder of run `run`, if it is not already. Several processes may do this at once.
 
     Raises: ConfigError when it belongs to another run, holds foreign files, or cannot be written."""
-    found = read_marker(folder) or _make_marker(folder, run)
-    _refuse_other(found, folder, run)
-    return found
+    return refuse_others(folder, run) or _make_marker(folder, run)
 
 
-def refuse_others(folder: Path, run: str) -> None:
-    """Raises: ConfigError when the folder belongs to another run than `run`."""
+def refuse_others(folder: Path, run: str) -> Marker | None:
+    """Its marker, if it has one. Raises: ConfigError when the folder belongs to another run than `run`."""
     found = read_marker(folder)
-    if found is not None:
-        _refuse_other(found, folder, run)
-
-
-def _refuse_other(found: Marker, folder: Path, run: str) -> None:
-    if found.run != run:
+    if found is not None and found.run != run:
         raise ConfigError(f"run.folder {folder} belongs to run {found.run!r}, not to {run!r}; choose another")
+    return found
 
 
 def _make_marker(folder: Path, run: str) -> Marker:
@@ -100,7 +94,7 @@ def _make_marker(folder: Path, run: str) -> Marker:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         strange = sorted(path.name for path in folder.iterdir() if MARKER not in path.name)
-        if strange and (found := read_marker(folder)) is not None:
+        if strange and (found := refuse_others(folder, run)) is not None:
             return found  # another process has made it in the meantime, and uses it already
         if strange:
             raise ConfigError(
@@ -110,7 +104,7 @@ def _make_marker(folder: Path, run: str) -> Marker:
         try:
             write_file(folder / MARKER, msgspec.json.encode(made), replace=False)
         except FileExistsError:
-            return read_marker(folder) or made
+            return refuse_others(folder, run) or made
     except OSError as error:
         raise ConfigError(f"run.folder {folder} cannot be written: {error.strerror}; choose another") from error
     return made

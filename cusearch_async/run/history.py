@@ -4,10 +4,8 @@
     <run folder>/starts/0003.toml   the resolved config
     <run folder>/starts/0003.stop   a `Stop`, as JSON, once it has ended; one that was killed leaves none
 
-A resume is the same run, or says what changed: settings of any scope but FREE need --accept-changes, and so do a
-question file, a model's config and a tokenizer that changed under the same name. This compares a run with its own
-past, in its folder; what its processes must agree on while it runs is in Redis (`run.contract`), and all
-of that is refused here too.
+A resume is the same run, or says what changed: settings of any scope but FREE need --accept-changes, and so do
+questions, a model's config, a tokenizer or a corpus that changed under the same name (`run.identity`).
 """
 
 from __future__ import annotations
@@ -20,23 +18,30 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from cusearch_async import version
-from cusearch_async.config import Config, Scope, flat, load_config, save_config, scope_of
+from cusearch_async.config import Config, Scope, load_config, save_config, scope_of
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import whole_or_absent, write_file
 from cusearch_async.run import provenance
-from cusearch_async.run.contract import ACCEPT_CHANGES, DATA, MODEL, NO_CONTRACT, SERVED, RunContract
+from cusearch_async.run.identity import (
+    DATA,
+    MODEL,
+    NOBODY,
+    NOT_SET,
+    SERVED,
+    Difference,
+    Identity,
+    differences,
+    not_this_run,
+    texts_of,
+)
 from cusearch_async.run.provenance import Computing
 
 log = logging.getLogger(__name__)
-
-_CHANGED = {DATA: "its questions have", MODEL: "its config or tokenizer has", SERVED: "that has"}
-"""What may change while all settings stay the same, and how it is told."""
 
 _STOPPED = ".stop"
 
@@ -106,9 +111,9 @@ def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
     return [(start.epoch, start.step) for start in read_starts(run_folder)]
 
 
-def record_start(config: Config, epoch: int, step: int, contract: RunContract = NO_CONTRACT, nonce: str = "") -> None:
+def record_start(config: Config, epoch: int, step: int, identity: Identity = NOBODY, nonce: str = "") -> None:
     """Keep this start, and make the newest one's settings the run's config.toml. Raises: ConfigError or WriteFailed."""
-    started = start_now(config, epoch, step, contract.terms, nonce)
+    started = start_now(config, epoch, step, identity.terms, nonce)
     settings = config.folder / "starts" / f"{epoch:04d}.toml"
     with whole_or_absent(settings):
         save_config(config, settings)
@@ -147,21 +152,19 @@ def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str]
     )
 
 
-def made_otherwise(before: Start, after: Start) -> dict[str, str]:
-    """What two starts were made with, where it differs: dotted key -> "was -> is"."""
-    return changed_settings(_made_with(before), _made_with(after))
+def made_otherwise(before: Start, after: Start) -> list[Difference]:
+    """What the start `after` was made with, where it differs from `before`."""
+    return differences(_made_with(after), _made_with(before))
 
 
-def _made_with(start: Start) -> dict[str, Any]:
-    return {
-        "package": start.versions,
-        "machine": start.machine,
-        "computing": msgspec.to_builtins(start.computing),
-        "commit": start.commit or "–",
-        "content of data.source": start.contract.get(DATA, "–"),
-        "content of model.path": start.contract.get(MODEL, "–"),
-        "weights of model.path": start.weights or "–",
-        "content of retriever.corpus": start.corpus or "–",
+def _made_with(start: Start) -> dict[str, str]:
+    computing = msgspec.to_builtins(start.computing)
+    return texts_of({"package": start.versions, "machine": start.machine, "computing": computing}) | {
+        "commit": start.commit or NOT_SET,
+        DATA: start.contract.get(DATA, NOT_SET),
+        MODEL: start.contract.get(MODEL, NOT_SET),
+        "weights of model.path": start.weights or NOT_SET,
+        "content of retriever.corpus": start.corpus or NOT_SET,
     }
 
 
@@ -195,56 +198,36 @@ def _epoch_of(settings: Path) -> int:
     return int(settings.stem)
 
 
-def refuse_changes(config: Config, accept: bool, contract: RunContract = NO_CONTRACT) -> None:
-    """Compare with the last start, and log what changed. Raises: as `changes_since_last_start`."""
-    for key, change in changes_since_last_start(config, accept, contract).items():
-        log.info("since the last start: %s: %s", key, change)
+def changes_since_last_start(config: Config, accept: bool, identity: Identity = NOBODY) -> list[Difference]:
+    """Settings, and the content of files that they name, that are not those of the last start.
 
-
-def changes_since_last_start(config: Config, accept: bool, contract: RunContract = NO_CONTRACT) -> dict[str, str]:
-    """Dotted key -> what changed: of the settings of the last start, and of what the files held that they name.
-
-    Raises: ConfigError naming what changes what the run means, unless `accept`."""
+    Raises: ContractMismatch for what changes the meaning of the run, unless `accept`."""
     last = _last_settings(config.folder)
     if last is None:
-        return {}
-    changes = changed_settings(last, config.model_dump(mode="json", exclude_none=True))
-    known = next((start.contract for start in reversed(read_starts(config.folder)) if start.contract), {})
-    for key in _CHANGED.keys() & contract.terms.keys() & known.keys() - changes.keys():
-        if known[key] != contract.terms[key]:
-            changes[key] = f"{_CHANGED[key]} changed: {known[key]} -> {contract.terms[key]}"
-    serious = {key: change for key, change in changes.items() if scope_of(key) is not Scope.FREE}
+        return []
+    own, starts = texts_of(config.model_dump(mode="json", exclude_none=True)), read_starts(config.folder)
+    contract = starts[-1].contract if starts else {}
+    for key in (DATA, MODEL, SERVED):
+        if key in identity.terms and key in contract:
+            own[key], last[key] = identity.terms[key], contract[key]
+    changes = differences(own, last)
+    serious = [change for change in changes if scope_of(change.key) is not Scope.FREE]
     if serious and not accept:
-        listed = ", ".join(f"{key}: {change}" for key, change in serious.items())
-        raise ConfigError(
-            f"run {config.run.name!r} would not be the same run: {listed}; choose another run.name, or accept the "
-            f"changes with {ACCEPT_CHANGES}"
-        )
+        raise not_this_run(config.run.name, serious)
     return changes
 
 
-def changed_settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Dotted key -> "was -> is", of all settings that differ; both as read from TOML."""
-    before, after = dict(flat(was)), dict(flat(now))
-    keys = [*after, *(key for key in before if key not in after)]
-    return {k: f"{_shown(before, k)} -> {_shown(after, k)}" for k in keys if before.get(k) != after.get(k)}
-
-
-def _last_settings(run_folder: Path) -> dict[str, Any] | None:
-    """Of the newest start that can be read; config.toml for a run that has none."""
-    for path in (*sorted(_settings_kept(run_folder), key=_epoch_of, reverse=True), run_folder / "config.toml"):
-        if not path.exists():
-            continue
+def _last_settings(run_folder: Path) -> dict[str, str] | None:
+    """Of the newest start that can be read; None without one."""
+    for path in sorted(_settings_kept(run_folder), key=_epoch_of, reverse=True):
         try:
-            return load_config(path).model_dump(mode="json", exclude_none=True)
+            return texts_of(load_config(path).model_dump(mode="json", exclude_none=True))
         except ConfigError as error:
-            log.warning("%s is not a config that can be used now (%s); it is compared as it is", path, error)
+            log.warning(
+                "%s is not a valid config in this version (%s); its values are compared as they are", path, error
+            )
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+            return texts_of(tomllib.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             log.warning("%s cannot be read (%s); it is not compared", path, error)
     return None
-
-
-def _shown(settings: Mapping[str, Any], key: str) -> str:
-    return repr(settings[key]) if key in settings else "none"

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import xxhash
@@ -30,6 +29,7 @@ from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, writing
 from cusearch_async.learner.interface import STATE_FILE
 from cusearch_async.run.history import epochs_and_steps
+from cusearch_async.run.identity import differences, fixed_terms, not_this_run
 from cusearch_async.transport.interface import MethodState, RunState
 
 log = logging.getLogger(__name__)
@@ -53,13 +53,9 @@ class CheckpointState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What the selection method remembers; its group sizes are those of the tickets from `step` on."""
     ranks: int
     zero_stage: int
-    dtype: str
-    """How the optimizer's state is divided, and of what it is; it can only be loaded so."""
-    lora: dict[str, Any] = {}
-    """learner.lora; empty where the whole model was trained."""
-    questions: int
-    rollouts: int
-    """N (or K/G) and G: which tickets make a pool."""
+    """How the optimizer's state is divided."""
+    fixed: dict[str, str]
+    """`run.identity.fixed_terms`."""
 
 
 class _Saved(msgspec.Struct):
@@ -248,27 +244,11 @@ def checkpoints_of(config: Config) -> Checkpoints:
     return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
 
 
-def _lora_settings(saved: CheckpointState, config: Config) -> list[tuple[str, Any, Any]]:
-    """Name, value in the checkpoint and value in the config of what makes an adapter."""
-    lora = config.learner.lora.model_dump(mode="json")
-    if not saved.lora:
-        return [("learner.lora.rank", 0, lora["rank"])]
-    return [(f"learner.lora.{key}", saved.lora.get(key), value) for key, value in lora.items()]
-
-
 def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
-    """Raises: ConfigError when this run cannot load the checkpoint, or cannot go on where it stands."""
-    for name, value, wanted in (
-        ("model.dtype", saved.dtype, config.model.dtype),
-        *_lora_settings(saved, config),
-        ("pool.rollouts", saved.rollouts, config.pool.rollouts),
-        ("groups per step (pool.questions, or K / G for grpo_half)", saved.questions, config.questions_per_step),
-    ):
-        if value != wanted:
-            raise ConfigError(
-                f"{folder} was saved with {name} = {value}, and the run can only continue with that, got {wanted}; set "
-                "it back, or `cusearch reset` the run"
-            )
+    """Raises: ContractMismatch when this run cannot load the checkpoint; ConfigError when it cannot go on from it."""
+    found = differences(fixed_terms(config), saved.fixed)
+    if found:
+        raise not_this_run(config.run.name, found, f"{folder} was saved with these: `cusearch reset` to change them")
     now = config.learner.ranks, config.learner.zero_stage
     if (saved.ranks, saved.zero_stage) != now:
         log.info(

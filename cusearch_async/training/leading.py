@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
-from cusearch_async.errors import ConfigError, CusearchError, Fenced, WriteFailed, first_line
+from cusearch_async.errors import CusearchError, Fenced, WriteFailed, first_line
 from cusearch_async.learner.interface import Learner, is_sealed
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
 from cusearch_async.lifecycle.turns import GpuLock
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.contract import ACCEPT_CHANGES, NO_CONTRACT, RunContract
-from cusearch_async.run.history import place_of_buffer, read_starts, record_start, record_stop, refuse_changes
-from cusearch_async.run.origin import origin_of, refuse_another
+from cusearch_async.run.history import (
+    changes_since_last_start,
+    place_of_buffer,
+    read_starts,
+    record_start,
+    record_stop,
+)
+from cusearch_async.run.identity import ACCEPT_CHANGES, NOBODY, Difference, Identity, not_this_run
 from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, CheckpointState, check_same_run, checkpoints_of
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.in_thread import in_thread
@@ -48,7 +53,7 @@ class OpensBuffer(Protocol):
         patience_s: float,
         stop: asyncio.Event | None = None,
         vocab_size: int | None = None,
-        contract: RunContract = NO_CONTRACT,
+        identity: Identity = NOBODY,
     ) -> AbstractAsyncContextManager[LearnerBuffer]: ...
 
 
@@ -57,24 +62,21 @@ def lead(
     open_buffer: OpensBuffer,
     ranks: Ranks,
     questions: RunQuestions,
-    contract: RunContract,
+    identity: Identity,
     config: Config,
     accept_changes: bool,
     lock: GpuLock | None = None,
 ) -> None:
-    """Run rank 0 until the run is done, or a signal arrives. The checkpoint is verified before the model is loaded.
-    `lock` is taken, if learner and engines take turns.
+    """Run rank 0 until the run is done, or a signal arrives. `lock` is taken, if learner and engines take turns.
 
-    Raises: ConfigError when the run's folder or Redis does not fit this config; Fenced, which names the new learner;
-    and all errors of training."""
-    refuse_changes(config, accept_changes, contract)
-    asyncio.run(refuse_another_run(open_buffer, contract, config, accept_changes))
+    Raises: as `before_loading`; Fenced, which names the new learner; and all errors of training."""
+    identity = identity.in_folder(config.folder)
     checkpoints = checkpoints_of(config)
-    newest = asyncio.run(find_checkpoint(open_buffer, checkpoints, config))
+    newest = asyncio.run(before_loading(open_buffer, identity, checkpoints, config, accept_changes))
     with log_waiting(log, f"waiting for {config.model.location} to be loaded"):
         learner = make_learner(config, ranks)
     if newest is not None and not is_sealed(newest.path):  # a learner that is alive has deleted it: it has newer ones
-        newest = asyncio.run(find_checkpoint(open_buffer, checkpoints, config))
+        newest = asyncio.run(before_loading(open_buffer, identity, checkpoints, config, accept_changes))
     ranks.tell(str(newest.path if newest else "").encode())
     if newest is not None:
         with log_waiting(log, f"waiting for {newest.path} to be loaded"):
@@ -82,48 +84,25 @@ def lead(
     start = newest.state if newest else state_at(0, initial_method_state(config), config)
     try:
         asyncio.run(
-            _train(learner, open_buffer, ranks, checkpoints, start, questions, contract, config, accept_changes, lock)
+            _train(learner, open_buffer, ranks, checkpoints, start, questions, identity, config, accept_changes, lock)
         )
     finally:
         learner.stop()
     ranks.close()
 
 
-async def refuse_another_run(
-    open_buffer: OpensBuffer, contract: RunContract, config: Config, accept_changes: bool
-) -> None:
-    """Before anything large is loaded; `recover` looks at the contract again.
+async def before_loading(
+    open_buffer: OpensBuffer, identity: Identity, checkpoints: Checkpoints, config: Config, accept_changes: bool
+) -> Checkpoint | None:
+    """Whether this is the run of the folder, of Redis and of its newest checkpoint, which is verified and returned;
+    None without one.
 
-    Raises: BufferUnavailable; ConfigError, also when Redis holds another run of this name."""
-    async with open_buffer(config, config.run.wait_s, contract=contract) as buffer:
-        refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
+    Raises: ContractMismatch when it is another run; ConfigError; BufferUnavailable."""
+    for change in changes_since_last_start(config, accept_changes, identity):
+        log.info("since the last start: %s", change)
+    async with open_buffer(config, config.run.wait_s, identity=identity) as buffer:
+        await buffer.check_identity(accept_changes)
         await refuse_another_buffer(buffer, config, accept_changes)
-        if not accept_changes:
-            await buffer.check_contract()
-
-
-async def refuse_another_buffer(buffer: LearnerBuffer, config: Config, accept_changes: bool) -> None:
-    """A folder has one buffer: two would give the same epochs, and mix two courses of the run in its files.
-
-    A buffer at the same place that has lost its data is no other one. Raises: ConfigError for a buffer that did not
-    give the newest learner of this folder its epoch, unless the learner accepts changes."""
-    starts = read_starts(config.folder)
-    if not starts or await buffer.epoch_of(starts[-1].nonce) == starts[-1].epoch:
-        return
-    last, here = starts[-1], place_of_buffer(config)
-    if here != last.buffer and not accept_changes:
-        raise ConfigError(
-            f"run.folder {config.folder} was used by a learner of epoch {last.epoch} with Redis at {last.buffer}, and "
-            f"Redis at {here} has no record of it; two Redis servers would mix two runs in the folder. Set "
-            "redis.url back; or, when that Redis is gone and no learner of it is alive, start the learner with "
-            f"{ACCEPT_CHANGES} to continue from the newest checkpoint"
-        )
-    log.warning("Redis at %s has no record of this folder's learner of epoch %d; continuing", here, last.epoch)
-
-
-async def find_checkpoint(open_buffer: OpensBuffer, checkpoints: Checkpoints, config: Config) -> Checkpoint | None:
-    """What to go on from. Raises: BufferUnavailable, ConfigError."""
-    async with open_buffer(config, config.run.wait_s) as buffer:
         state = await buffer.state()
     with log_waiting(log, "waiting for the newest checkpoint to be verified"):
         newest = checkpoints.newest(state)
@@ -135,6 +114,25 @@ async def find_checkpoint(open_buffer: OpensBuffer, checkpoints: Checkpoints, co
     return newest
 
 
+async def refuse_another_buffer(buffer: LearnerBuffer, config: Config, accept_changes: bool) -> None:
+    """A folder has one buffer: two would give the same epochs, and mix two courses of the run in its files.
+
+    A buffer at the same place that has lost its data is no other one. Raises: ContractMismatch for a buffer that did
+    not give the newest learner of this folder its epoch, unless the learner accepts changes."""
+    starts = read_starts(config.folder)
+    if not starts or await buffer.epoch_of(starts[-1].nonce) == starts[-1].epoch:
+        return
+    last, here = starts[-1], place_of_buffer(config)
+    if here != last.buffer and not accept_changes:
+        raise not_this_run(
+            config.run.name,
+            [Difference("redis.url", here, last.buffer)],
+            f"if that Redis is gone and no learner of it (the last had epoch {last.epoch}) is alive, {ACCEPT_CHANGES} "
+            "continues from the newest checkpoint",
+        )
+    log.warning("Redis at %s has no record of this folder's learner of epoch %d; continuing", here, last.epoch)
+
+
 async def _train(
     learner: Learner,
     open_buffer: OpensBuffer,
@@ -142,7 +140,7 @@ async def _train(
     checkpoints: Checkpoints,
     start: CheckpointState,
     questions: RunQuestions,
-    contract: RunContract,
+    identity: Identity,
     config: Config,
     accept_changes: bool,
     lock: GpuLock | None,
@@ -150,8 +148,8 @@ async def _train(
     stop = stop_on_signals()
     transport = transport_of(config)
     store = transport.store()
-    async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, contract) as buffer:
-        await take_over(buffer, store, checkpoints, start, contract, config, accept_changes)
+    async with open_buffer(config, config.redis.outage_s, stop, learner.vocab_size, identity) as buffer:
+        await take_over(buffer, store, checkpoints, start, identity, config, accept_changes)
         try:
             async with (
                 transport.serving(),
@@ -174,7 +172,7 @@ async def take_over(
     store: WeightStore,
     checkpoints: Checkpoints,
     start: CheckpointState,
-    contract: RunContract,
+    identity: Identity,
     config: Config,
     accept_changes: bool,
 ) -> None:
@@ -183,8 +181,8 @@ async def take_over(
         await refuse_another_buffer(buffer, config, accept_changes)
         earlier = await buffer.learner()
         least_epoch = max(checkpoints.highest_epoch(), store.highest_epoch())
-        await buffer.recover(start.step, start.method, least_epoch, origin_of(config.folder), accept_changes)
-        record_start(config, buffer.epoch, start.step, contract, buffer.nonce)
+        await buffer.recover(start.step, start.method, least_epoch, accept_changes)
+        record_start(config, buffer.epoch, start.step, identity, buffer.nonce)
     if earlier:
         log.warning(
             "epoch %d takes over from a learner that may be alive (%s, last heard of %.1f s ago); it will end",

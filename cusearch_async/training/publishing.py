@@ -13,6 +13,7 @@ from collections.abc import Callable
 from cusearch_async.config import Config
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.learner.interface import Lent
+from cusearch_async.run.identity import fixed_terms
 from cusearch_async.training.background import Background
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.in_thread import InThread
@@ -125,8 +126,5 @@ def state_at(step: int, method: MethodState, config: Config) -> CheckpointState:
         method=method,
         ranks=config.learner.ranks,
         zero_stage=config.learner.zero_stage,
-        dtype=config.model.dtype,
-        lora=config.learner.lora.model_dump(mode="json") if config.learner.lora.rank else {},
-        questions=config.questions_per_step,
-        rollouts=config.pool.rollouts,
+        fixed=fixed_terms(config),
     )

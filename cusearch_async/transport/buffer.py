@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config, redis_password
 from cusearch_async.extensions import load_function
-from cusearch_async.run.contract import NO_CONTRACT, RunContract
+from cusearch_async.run.identity import NOBODY, Identity
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import Buffer
 from cusearch_async.transport.limits import limits_of
@@ -37,33 +37,33 @@ async def open_buffer(
     patience_s: float = 0.0,
     stop: asyncio.Event | None = None,
     vocab_size: int | None = None,
-    contract: RunContract = NO_CONTRACT,
+    identity: Identity = NOBODY,
 ) -> AsyncIterator[Buffer]:
     """The buffer of a run, with its own client. The client retries for `patience_s` during an outage, or until `stop`
     is set. No connection is made yet. Trajectories with token ids beyond `vocab_size` are refused. Learner, workers and
-    evaluator must give their run contract; operators need none.
+    evaluator must give their identity; operators need none.
 
     Raises: ConfigError when redis.transport names none."""
     name = config.redis.transport
     transport = TRANSPORTS.get(name) or load_function("redis.transport", name, TRANSPORTS)
-    async with transport(config, patience_s, stop, vocab_size, contract) as buffer:
+    async with transport(config, patience_s, stop, vocab_size, identity) as buffer:
         yield buffer
 
 
 @asynccontextmanager
 async def open_redis(
-    config: Config, patience_s: float, stop: asyncio.Event | None, vocab_size: int | None, contract: RunContract
+    config: Config, patience_s: float, stop: asyncio.Event | None, vocab_size: int | None, identity: Identity
 ) -> AsyncIterator[RedisBuffer]:
     """The buffer of a run in Redis."""
     connection = Connection(config.redis, patience_s, stop, functools.partial(redis_password, config))
     try:
-        yield RedisBuffer(connection, config.run.name, limits_of(config, vocab_size), contract)
+        yield RedisBuffer(connection, config.run.name, limits_of(config, vocab_size), identity)
     finally:
         await connection.close()
 
 
 Transport = Callable[
-    [Config, float, asyncio.Event | None, int | None, RunContract], contextlib.AbstractAsyncContextManager[Buffer]
+    [Config, float, asyncio.Event | None, int | None, Identity], contextlib.AbstractAsyncContextManager[Buffer]
 ]
 """Opens the buffer of a run, as `open_buffer` does."""
 TRANSPORTS: dict[str, Transport] = {"redis": open_redis}

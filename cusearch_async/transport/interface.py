@@ -10,8 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from cusearch_async.run.contract import RunContract
-from cusearch_async.run.origin import Origin
+from cusearch_async.run.identity import Identity
 from cusearch_async.transport.limits import LIMITS_IN_REDIS
 from cusearch_async.transport.listing import Filter, TrajectoryRow
 from cusearch_async.types import Pool, Trajectory
@@ -52,8 +51,6 @@ class RunState:
     """Pools before this step are forgotten."""
     paused: bool = False
     """Whether an operator has stopped admission."""
-    origin: Origin | None = None
-    """The folder of the run; None before a learner has written it."""
     finished_by: int = 0
     """Epoch of the learner that did and saved the last step of the run; 0 before the first such learner."""
 
@@ -68,7 +65,10 @@ class RunState:
         return self.epoch > 0
 
 
-FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *Origin.__dataclass_fields__, *LIMITS_IN_REDIS} | {
+FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *LIMITS_IN_REDIS} | {
+    "run_id",
+    "host",
+    "folder",
     "version",
     "announced_by",
     "method_fields",
@@ -215,8 +215,8 @@ class WorkerBuffer(Protocol):
     """The operations of a rollout worker. Every operation is atomic and idempotent, also when it is repeated much
     later. Without contact to Redis they raise BufferUnavailable after redis.outage_s.
 
-    A worker whose contract differs from the run contract gets no ticket and stores nothing: `admit`, `put` and
-    `heartbeat` raise ContractMismatch. It can still release its tickets."""
+    A worker whose terms differ from the run contract gets no ticket and stores nothing: `admit`, `put` and `heartbeat`
+    raise ContractMismatch. It can still release its tickets."""
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         """Lease whole groups with up to `room` rollouts in total; empty while the staleness bound allows no ticket, or
@@ -245,10 +245,10 @@ class WorkerBuffer(Protocol):
         """Release `tickets`, and remove the worker from the run."""
         ...
 
-    async def check_contract(self) -> bool:
-        """Whether the run contract is that of this process; False while the run has none, because no learner has
-        taken it over, or Redis has lost it. `admit`, `put` and `heartbeat` check it too. Raises: ContractMismatch when
-        they differ."""
+    async def check_identity(self, accepts_changes: bool = False) -> bool:
+        """Whether the run is that of this process; False while it has no contract, because no learner has taken it
+        over, or Redis has lost it. `admit`, `put` and `heartbeat` check it too. Raises: ContractMismatch when it is
+        another; a learner that `accepts_changes` may have another contract, but no other folder."""
         ...
 
     async def state(self) -> RunState: ...
@@ -277,7 +277,6 @@ class LearnerBuffer(Protocol):
         step: int,
         method: MethodState = NOTHING,
         least_epoch: int = 0,
-        origin: Origin | None = None,
         accepts_changes: bool = False,
     ) -> None:
         """Take over the run at `step`, with the method state of the checkpoint, and fence all earlier learners. Pools
@@ -285,12 +284,11 @@ class LearnerBuffer(Protocol):
 
         The new fencing epoch is higher than the epoch in Redis and than `least_epoch`, the highest epoch in the run
         folder. So it never decreases, even if Redis has lost it. Delivered twice, it takes over once. From then on the
-        run belongs to `origin`, if given, and has this learner's run limits and contract.
+        run has this learner's limits and identity.
 
         Raises, before any learner is fenced: ContractMismatch when the run has another contract, unless the learner
-        `accepts_changes`, and always when tickets were granted with another N, G or order; ConfigError when the run
-        belongs to another folder, when pools that the checkpoint needs are forgotten, or when the server may evict
-        keys."""
+        `accepts_changes`, and always when it belongs to another folder, or tickets were granted with another N, G or
+        order; ConfigError when pools that the checkpoint needs are forgotten, or when the server may evict keys."""
         ...
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
@@ -329,7 +327,7 @@ class LearnerBuffer(Protocol):
         """Report that this learner has ended."""
         ...
 
-    async def check_contract(self) -> bool: ...
+    async def check_identity(self, accepts_changes: bool = False) -> bool: ...
 
     async def state(self) -> RunState: ...
 
@@ -374,8 +372,8 @@ class OperatorBuffer(Protocol):
 
     async def learner(self) -> LearnerStatus | None: ...
 
-    async def contract(self) -> RunContract:
-        """The run contract; without terms when no learner has written one."""
+    async def identity(self) -> Identity:
+        """The run's; without terms when no learner has written them, or Redis has lost them."""
         ...
 
     async def capacities(self) -> list[int]:

@@ -17,9 +17,8 @@ from dataclasses import replace
 import msgspec
 
 from cusearch_async.algorithm.staleness import ticket_limit
-from cusearch_async.errors import BufferLost, ConfigError, ContractMismatch, Fenced
-from cusearch_async.run.contract import NO_CONTRACT, RunContract, mismatch
-from cusearch_async.run.origin import Origin, another_run
+from cusearch_async.errors import BufferLost, ConfigError, Fenced
+from cusearch_async.run.identity import NOBODY, Identity, granted_otherwise, has_joined, refusal
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.interface import (
@@ -43,10 +42,10 @@ from cusearch_async.types import Pool, Trajectory
 
 
 class MemoryBuffer:
-    def __init__(self, run: MemoryRun, limits: RunLimits, contract: RunContract = NO_CONTRACT) -> None:
+    def __init__(self, run: MemoryRun, limits: RunLimits, identity: Identity = NOBODY) -> None:
         self._run = run
         self._own_limits = limits
-        self._contract = contract
+        self._identity = identity
         self._epoch = 0
         self._nonce = ""
         self._read_news = 0
@@ -58,7 +57,7 @@ class MemoryBuffer:
     # --- rollout worker -------------------------------------------------------------------------------
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
-        self._refuse_another_contract()
+        self._refuse_another()
         run, limits = self._run, self._limits
         for ticket, (_, deadline) in sorted(run.leases.items(), key=lambda item: item[1][1]):
             if deadline <= run.now:
@@ -83,7 +82,7 @@ class MemoryBuffer:
     async def put(self, trajectory: Trajectory) -> Outcome:
         run, limits = self._run, self._limits
         self._own_limits.check(trajectory)
-        self._refuse_another_contract()
+        self._refuse_another()
         ticket, payload = trajectory.ticket, codec.encode(trajectory)
         known = run.entries.get(trajectory.id)
         if known is not None and (known.state == "buffered" or not known.has_gone):
@@ -118,7 +117,7 @@ class MemoryBuffer:
         return self._run.news != before
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
-        self._refuse_another_contract()
+        self._refuse_another()
         self._run.workers[worker] = (status, self._run.now)
         for ticket in tickets:
             if ticket in self._run.leases and self._run.leases[ticket][0] == worker:
@@ -154,23 +153,20 @@ class MemoryBuffer:
         step: int,
         method: MethodState = NOTHING,
         least_epoch: int = 0,
-        origin: Origin | None = None,
         accepts_changes: bool = False,
     ) -> None:
         run, limits = self._run, self._own_limits
-        if origin and run.state.origin and origin.run_id != run.state.origin.run_id:
-            raise another_run("in memory", run.state.origin)
+        self._refuse_another(accepts_changes or not run.identity.terms)
         if step < run.state.checkpoint:
             raise ConfigError(
                 f"the pools before step {run.state.checkpoint} are forgotten, the checkpoint is of {step}"
             )
         for name in ("questions", "rollouts", "order"):
             if run.limits and run.state.next_ticket and getattr(run.limits, name) != getattr(limits, name):
-                raise ContractMismatch(f"the tickets were granted with {name} = {getattr(run.limits, name)}")
-        is_changed = bool(run.contract.terms) and run.contract != self._contract
-        if is_changed and not accepts_changes:
-            self._refuse_another_contract()
-        run.limits, run.contract = limits, self._contract
+                raise granted_otherwise("in memory", name, getattr(limits, name), getattr(run.limits, name))
+        is_changed = bool(run.identity.terms) and run.identity.terms != self._identity.terms
+        own = self._identity
+        run.limits, run.identity = limits, own if own.run_id else replace(run.identity, terms=own.terms)
         reached = run.state.step if run.state.epoch else step
         if step > reached:
             self._forget_before(step)
@@ -191,7 +187,6 @@ class MemoryBuffer:
             fields=method.fields,
             next_ticket=max(run.state.next_ticket, step * limits.questions),
             checkpoint=max(run.state.checkpoint, step if step > reached else 0),
-            origin=origin or run.state.origin,
         )
         self._epoch, self._nonce = run.state.epoch, uuid.uuid4().hex
         run.learners[self._nonce] = self._epoch
@@ -375,13 +370,11 @@ class MemoryBuffer:
         now, said = self._run.now, self._run.workers
         return {name: msgspec.structs.replace(status, heartbeat_age_s=now - at) for name, (status, at) in said.items()}
 
-    async def contract(self) -> RunContract:
-        return self._run.contract
+    async def identity(self) -> Identity:
+        return self._run.identity
 
-    async def check_contract(self) -> bool:
-        if self._run.contract.terms:
-            self._refuse_another_contract()
-        return self._run.contract == self._contract
+    async def check_identity(self, accepts_changes: bool = False) -> bool:
+        return has_joined("in memory", self._identity, self._run.identity, accepts_changes)
 
     async def capacities(self) -> list[int]:
         depths = Counter(t.depth for t in self._buffered())
@@ -429,9 +422,10 @@ class MemoryBuffer:
     def _buffered(self) -> list[Trajectory]:
         return [entry.trajectory for entry in self._run.entries.values() if entry.state == "buffered"]
 
-    def _refuse_another_contract(self) -> None:
-        if self._run.state.exists and self._run.contract != self._contract:
-            raise mismatch("in memory", self._contract, self._run.contract)
+    def _refuse_another(self, accepts_changes: bool = False) -> None:
+        refused = refusal("in memory", self._identity, self._run.identity, accepts_changes)
+        if refused and self._run.state.exists:
+            raise refused
 
     def _refuse_if_fenced(self) -> None:
         if self._epoch > self._run.state.epoch:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from cusearch_async.run.contract import NO_CONTRACT, RunContract
+from cusearch_async.run.identity import NOBODY, Identity
 from cusearch_async.transport.interface import LearnerStatus, RolloutSlot, RunState, WorkerStatus
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.types import Trajectory
@@ -41,7 +41,7 @@ class MemoryRun:
     now: float = 0.0
     limits: RunLimits | None = None
     """Written by the learner."""
-    contract: RunContract = NO_CONTRACT
+    identity: Identity = NOBODY
     """Written by the learner."""
     state: RunState = field(default_factory=RunState)
     announced_by: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -12,8 +13,7 @@ from typing import Any
 import msgspec
 
 from cusearch_async.errors import CorruptPayload, InvalidTrajectory
-from cusearch_async.run.contract import NO_CONTRACT, RunContract
-from cusearch_async.run.origin import Origin
+from cusearch_async.run.identity import NOBODY, Identity
 from cusearch_async.transport import codec
 from cusearch_async.transport.checks import faults
 from cusearch_async.transport.connection import Connection
@@ -31,10 +31,8 @@ _FETCH_AT_ONCE = 64
 class LearnerSide(RedisRun):
     """Implements `interface.LearnerBuffer`."""
 
-    def __init__(
-        self, connection: Connection, run: str, limits: RunLimits, contract: RunContract = NO_CONTRACT
-    ) -> None:
-        super().__init__(connection, run, limits, contract)
+    def __init__(self, connection: Connection, run: str, limits: RunLimits, identity: Identity = NOBODY) -> None:
+        super().__init__(connection, run, limits, identity)
         self._epoch = 0
         self._nonce = ""
 
@@ -55,15 +53,14 @@ class LearnerSide(RedisRun):
         step: int,
         method: MethodState = NOTHING,
         least_epoch: int = 0,
-        origin: Origin | None = None,
         accepts_changes: bool = False,
     ) -> None:
         await check_server(self.connection)
         nonce = uuid.uuid4().hex
-        method_json, limits, contract = _method_json(method), _limits(self._limits), _terms(self._contract)
-        whose = (origin.run_id, origin.host, origin.folder) if origin else ()
+        limits, own = _limits(self._limits), self._identity
+        identity = json.dumps({**dataclasses.asdict(own), "digest": own.digest})
         self._epoch = await self.run_script(
-            "recover", step, method_json, nonce, least_epoch, limits, contract, int(accepts_changes), *whose
+            "recover", step, _method_json(method), nonce, least_epoch, limits, identity, int(accepts_changes)
         )
         self._nonce = nonce
 
@@ -149,11 +146,6 @@ class LearnerSide(RedisRun):
 
 def _decoded(texts: Iterable[bytes]) -> list[str]:
     return [text.decode() for text in texts]
-
-
-def _terms(contract: RunContract) -> str:
-    """The contract as JSON for the scripts: its terms and their digest."""
-    return json.dumps({**contract.terms, "digest": contract.digest} if contract.terms else {})
 
 
 def _limits(limits: RunLimits) -> str:

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 from redis import exceptions
 
-from cusearch_async.errors import BufferLost, ConfigError, ContractMismatch, CusearchError, Fenced
-from cusearch_async.run.contract import NO_CONTRACT, RunContract, mismatch
-from cusearch_async.run.origin import Origin, another_run
+from cusearch_async.errors import BufferLost, ConfigError, CusearchError, Fenced
+from cusearch_async.run.identity import NOBODY, Identity, granted_otherwise, has_joined, refusal
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, Ledger, Queues, RunState, WorkerStatus
 from cusearch_async.transport.keys import Keys
@@ -25,24 +24,19 @@ S = TypeVar("S", WorkerStatus, LearnerStatus)
 _DAMAGE_WORDS = ("WRONGTYPE", "user_script", "not an integer", "not a valid float")
 """Words in the errors of a server whose data was not written by our scripts."""
 _REMEDY = "a restart does not help: restore the data, or `cusearch reset` the run"
+_PLACE = ("run_id", "host", "folder")
+"""Fields of `state` that are the run's, and not its learner's."""
 _DAMAGED = f"the data of run {{!r}} in Redis is damaged, or was written by another program or version; {_REMEDY}"
-_GRANTED_WITH = {
-    "questions": "groups per step (pool.questions, or K / G for grpo_half)",
-    "rollouts": "pool.rollouts",
-    "order": "pool.order",
-}
 
 
 class RedisRun:
     """Operations that every process of a run uses."""
 
-    def __init__(
-        self, connection: Connection, run: str, limits: RunLimits, contract: RunContract = NO_CONTRACT
-    ) -> None:
+    def __init__(self, connection: Connection, run: str, limits: RunLimits, identity: Identity = NOBODY) -> None:
         self.keys = Keys(run)
         self.connection = connection
         self._limits = limits
-        self._contract = contract
+        self._identity = identity
         self._life = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._scripts = {name: connection.client.register_script(script(name)) for name in SCRIPTS}
@@ -59,26 +53,26 @@ class RedisRun:
         raw, next_ticket = await self.ask(read)
         known = {text_of(name): value for name, value in raw.items()} | {"next_ticket": next_ticket or b"0"}
         weights = text_of(known.pop("weights", b""))
-        whose = [text_of(known.get(name, b"")) for name in ("run_id", "host", "folder")]
         numbers = {
             name: self._number(name, known[name]) for name in known.keys() & RunState.__dataclass_fields__.keys()
         }
         names = text_of(known.get("method_fields", b"")).split()
         fields = {name: self._number(name, known.get(name, b""), float) for name in names}
         others: dict[str, Any] = {"weights": weights, "paused": bool(numbers.get("paused")), "fields": fields}
-        return RunState(**(numbers | others | {"origin": Origin(*whose) if whose[0] else None}))
+        return RunState(**(numbers | others))
 
-    async def contract(self) -> RunContract:
-        raw = await self.ask(lambda client: client.hgetall(self.keys.contract))
-        terms = {text_of(key): text_of(text) for key, text in raw.items()}
+    async def identity(self) -> Identity:
+        async def read(client: Any) -> Any:
+            async with client.pipeline(transaction=True) as pipe:
+                return await pipe.hgetall(self.keys.contract).hmget(self.keys.state, *_PLACE).execute()
+
+        contract, place = await self.ask(read)
+        terms = {text_of(key): text_of(text) for key, text in contract.items()}
         terms.pop("digest", None)
-        return RunContract(terms)
+        return Identity(terms, *(text_of(value or b"") for value in place))
 
-    async def check_contract(self) -> bool:
-        known = await self.contract()
-        if known.terms and known != self._contract:
-            raise mismatch(self.keys.run, self._contract, known)
-        return known == self._contract
+    async def check_identity(self, accepts_changes: bool = False) -> bool:
+        return has_joined(self.keys.run, self._identity, await self.identity(), accepts_changes)
 
     async def ledger(self) -> Ledger:
         raw = await self.ask(lambda client: client.hgetall(self.keys.ledger))
@@ -170,7 +164,7 @@ class RedisRun:
         """Why this process may not join the run."""
         run = self.keys.run
         if kind == "ANOTHER":
-            return another_run(run, Origin(*what.split(" ", 2)))
+            return refusal(run, self._identity, msgspec.json.decode(what, type=Identity))
         if kind == "GONE":
             forgotten, _, step = what.partition(" ")
             return ConfigError(
@@ -178,14 +172,9 @@ class RedisRun:
                 f"of step {step}; if another run has this name, choose another run.name; otherwise restore the "
                 "checkpoint, or `cusearch reset` the run"
             )
-        if kind == "CONTRACT":
-            return mismatch(run, self._contract, RunContract(msgspec.json.decode(what)))
         if kind == "GRANTED":
             name, _, value = what.partition(" ")
-            return ContractMismatch(
-                f"Redis holds tickets of run {run!r} that were granted with {_GRANTED_WITH[name]} = {value}; change it "
-                "back, or `cusearch reset` the run"
-            )
+            return granted_otherwise(run, name, getattr(self._limits, name), value)
         return None
 
     def _number(self, name: str, value: bytes, kind: type[N] = int) -> N:

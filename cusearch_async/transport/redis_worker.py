@@ -13,7 +13,7 @@ from redis import exceptions
 
 from cusearch_async.batcher import Batcher
 from cusearch_async.errors import BufferLost
-from cusearch_async.run.contract import NO_CONTRACT, RunContract
+from cusearch_async.run.identity import NOBODY, Identity
 from cusearch_async.transport import codec
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import Outcome, RolloutSlot, WorkerStatus
@@ -40,17 +40,15 @@ class _Put:
 class WorkerSide(RedisRun):
     """Implements `interface.WorkerBuffer`."""
 
-    def __init__(
-        self, connection: Connection, run: str, limits: RunLimits, contract: RunContract = NO_CONTRACT
-    ) -> None:
-        super().__init__(connection, run, limits, contract)
+    def __init__(self, connection: Connection, run: str, limits: RunLimits, identity: Identity = NOBODY) -> None:
+        super().__init__(connection, run, limits, identity)
         self._read_news: bytes | str = "0"
         """Entry of the stream `news` that was read last."""
         self._puts: Batcher[_Put, Outcome | Literal["unstaged"]] = Batcher(self._send_puts, _PUT_AT_ONCE)
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         token = self.next_name()
-        granted = await self.run_script("admit", worker, token, room, loaded_version, self._contract.digest)
+        granted = await self.run_script("admit", worker, token, room, loaded_version, self._identity.digest)
         return [RolloutSlot(*(self._number("a ticket", part) for part in slot.rsplit(b":", 1))) for slot in granted]
 
     async def put(self, trajectory: Trajectory) -> Outcome:
@@ -80,7 +78,7 @@ class WorkerSide(RedisRun):
             async with client.pipeline(transaction=False) as pipe:
                 for put in batch:
                     pipe.execute_command("SET", put.staged, put.payload, "EX", _STAGED_S)
-                pipe.evalsha(script.sha, 1, self.keys.state, self._contract.digest, *(put.request for put in batch))
+                pipe.evalsha(script.sha, 1, self.keys.state, self._identity.digest, *(put.request for put in batch))
                 answers = await pipe.execute(raise_on_error=False)
             for answer in answers:
                 if isinstance(answer, Exception):
@@ -105,7 +103,7 @@ class WorkerSide(RedisRun):
         fields = msgspec.structs.asdict(status)
         del fields["heartbeat_age_s"]  # computed from Redis' clock
         listed = itertools.chain.from_iterable(fields.items())
-        await self.run_script("heartbeat", worker, self._contract.digest, len(tickets), *tickets, *listed)
+        await self.run_script("heartbeat", worker, self._identity.digest, len(tickets), *tickets, *listed)
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
         await self.run_script("release", worker, int(failed), 0, *tickets)

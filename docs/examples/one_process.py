@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 from cusearch_async.transport.interface import Buffer
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer
@@ -26,7 +26,7 @@ RUNS: dict[str, MemoryRun] = {}
 
 @asynccontextmanager
 async def open_buffer(
-    config: Config, patience_s: float, stop: asyncio.Event | None, vocab_size: int | None, contract: RunContract
+    config: Config, patience_s: float, stop: asyncio.Event | None, vocab_size: int | None, identity: Identity
 ) -> AsyncIterator[Buffer]:
     run = RUNS.setdefault(config.run.name, MemoryRun())
-    yield MemoryBuffer(run, limits_of(config, vocab_size), contract)
+    yield MemoryBuffer(run, limits_of(config, vocab_size), identity)

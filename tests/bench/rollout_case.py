@@ -79,11 +79,11 @@ async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None
     from cusearch_async.processes.playing import open_player
     from cusearch_async.retrieval.client import SearchClient
     from cusearch_async.rollout.loop import RolloutLoop
-    from cusearch_async.run.contract import contract_of
+    from cusearch_async.run.identity import identity_of
     from cusearch_async.transport.buffer import open_buffer
 
     questions = load_run_questions(config)
-    contract = contract_of(config, questions.all, tokenizer)
+    identity = identity_of(config, questions.all, tokenizer)
     async with SearchClient.open(config) as search:
         await search.wait_until_answering(60)
         with open_player(config, config.model.location, tokenizer, search) as (engine, player):
@@ -92,7 +92,7 @@ async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None
             for number, _ in enumerate(sys.stdin):
                 run = config.run.model_copy(update={"name": f"bench-{os.getpid()}-{number}"})
                 of_round = config.model_copy(update={"run": run})
-                async with open_buffer(of_round, contract=contract) as buffer:
+                async with open_buffer(of_round, identity=identity) as buffer:
                     await buffer.recover(0)
                     await buffer.announce(0, "v000000-e1")
                     await engine._llm.update_weight_version("0")

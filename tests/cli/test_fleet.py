@@ -289,7 +289,7 @@ def test_a_launch_with_another_method_is_refused_before_anything_starts(config, 
     run_folder.mark(config.folder, config.run.name)
     record_start(config, epoch=1, step=0)
     overrides = ["--run.folder", str(config.folder), "--method.name", "random"]
-    with pytest.raises(ConfigError, match=r"not be the same run: method\.name: .*-> 'random', .*with --accept-changes"):
+    with pytest.raises(ConfigError, match=r"method\.name is 'random' here and .*, with --accept-changes"):
         launch.run(Namespace(config=atlas_config, accept_changes=False, take_over=False), overrides)
     assert not (config.folder / "logs").exists()
 

@@ -21,7 +21,7 @@ from cusearch_async.cli.parts.opening import read_ledger
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RunInUse
 from cusearch_async.run.history import record_start
-from cusearch_async.run.origin import Origin
+from cusearch_async.run.identity import Identity
 from cusearch_async.training.checkpoint import Checkpoints, checkpoints_of
 from cusearch_async.training.publishing import state_at
 from cusearch_async.transport.buffer import open_buffer
@@ -177,11 +177,15 @@ async def test_a_launch_leaves_another_run_of_the_same_name_alone(atlas_config, 
     """Also when it is told to take over, and before it makes a folder or starts a worker."""
     overrides = ["--redis.url", redis_url, "--run.name", "live-twice", "--run.folder", str(tmp_path / "ours")]
     config = load_config(atlas_config, overrides)
-    async with open_buffer(config) as buffer:
-        await buffer.recover(0, origin=Origin("theirs", "there", "/runs/twice"))
+    theirs = Identity(run_id="theirs", host="there", folder="/runs/twice")
+    async with open_buffer(config, identity=theirs) as buffer:
+        await buffer.recover(0)
     for take_over in (False, True):
         arguments = Namespace(config=atlas_config, accept_changes=True, take_over=take_over)
-        with pytest.raises(ConfigError, match="another run 'live-twice', made in /runs/twice on there; choose"):
+        with pytest.raises(
+            ConfigError,
+            match=r"run 'live-twice': run\.folder is .*/ours on .* here and /runs/twice on there in the run; ",
+        ):
             await asyncio.to_thread(launch.run, arguments, overrides)
     assert not (tmp_path / "ours").exists()
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from cusearch_async.cli import buckets, main
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle.children import start_child
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.codec import encode
 from cusearch_async.transport.interface import MethodState, WorkerStatus
@@ -45,7 +45,7 @@ def config(atlas_config, overrides):
 
 
 async def fill(config):
-    async with open_buffer(config, contract=RunContract({"run.seed": "0", "method.name": "'[bold]'"})) as open_:
+    async with open_buffer(config, identity=Identity({"run.seed": "0", "method.name": "'[bold]'"})) as open_:
         await open_.recover(0, MethodState(fields={"phase": 2}))
         await open_.announce(0, "v000000-e1")
         await open_.admit("w", 0, 6)
@@ -108,7 +108,7 @@ async def test_buckets_show_depth_by_staleness_groups_workers_and_ledger(atlas_c
 async def test_while_a_pool_is_trained_on_buckets_count_the_next_one(atlas_config, overrides):
     small = ["--pool.questions", "2", "--pool.rollouts", "2", "--method.budget", "4", "--loss.minibatch", "4"]
     config = load_config(atlas_config, [*overrides, *small])
-    async with open_buffer(config, contract=RunContract({"run.seed": "0"})) as open_:
+    async with open_buffer(config, identity=Identity({"run.seed": "0"})) as open_:
         await open_.recover(0)
         await open_.announce(0, "v000000-e1")
         for slot in await open_.admit("w", 0, 8):

@@ -17,7 +17,7 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.origin import origin_of
+from cusearch_async.run.identity import NOBODY
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.server import is_listening, server_command
@@ -47,9 +47,9 @@ def config(atlas_config, overrides):
     return config
 
 
-async def fill(config, origin=None):
-    async with open_buffer(config) as buffer:
-        await buffer.recover(0, origin=origin)
+async def fill(config, identity=NOBODY):
+    async with open_buffer(config, identity=identity) as buffer:
+        await buffer.recover(0)
 
 
 LEARNER = {"epoch": 1, "host": "here", "pid": 17, "step": 3}
@@ -201,12 +201,12 @@ async def test_a_learner_is_not_told_to_reset_before_it_asks_whose_run_it_is(atl
 
 @pytest.mark.parametrize("has_folder", [True, False])
 def test_the_keys_of_another_run_of_this_name_are_not_deleted(config, atlas_config, overrides, tmp_path, has_folder):
-    asyncio.run(fill(config, origin_of(config.folder)))
+    asyncio.run(fill(config, NOBODY.in_folder(config.folder)))
     other = tmp_path / "other"
     if has_folder:
         run_folder.mark(other, config.run.name)
     theirs = [*overrides, "--run.folder", str(other)]
-    with pytest.raises(ConfigError, match=f"another run '{config.run.name}', made in {config.folder} on "):
+    with pytest.raises(ConfigError, match=f" {other} on .* here and {config.folder} on .*; `cusearch reset "):
         run_reset(atlas_config, theirs, yes=True)
     assert keys_of(config)
     assert other.exists() is has_folder
@@ -215,7 +215,7 @@ def test_the_keys_of_another_run_of_this_name_are_not_deleted(config, atlas_conf
 
 
 def test_a_run_whose_folder_was_deleted_by_hand_can_be_reset(config, atlas_config, overrides):
-    asyncio.run(fill(config, origin_of(config.folder)))
+    asyncio.run(fill(config, NOBODY.in_folder(config.folder)))
     shutil.rmtree(config.folder)
     run_folder.mark(config.folder, config.run.name)
     run_reset(atlas_config, overrides, yes=True)

@@ -22,8 +22,8 @@ from cusearch_async.files import append_row
 from cusearch_async.lifecycle.entry import split_overrides
 from cusearch_async.lifecycle.placement import count_sharers
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.contract import RunContract
 from cusearch_async.run.history import read_starts, record_start, record_stop
+from cusearch_async.run.identity import DATA, Identity
 from cusearch_async.run.provenance import computing
 from cusearch_async.training.recording import Recorder
 from cusearch_async.training.selecting import Selector, initial_method_state
@@ -50,7 +50,7 @@ def make_run(atlas_config, tmp_path):
         folder = tmp_path / "runs" / name
         config = load_config(atlas_config, [*SMALL, "--run.folder", str(folder), "--run.steps", "10", *overrides])
         run_folder.mark(folder, config.run.name)
-        record_start(config, 1, 0, RunContract({"data.source": data}))
+        record_start(config, 1, 0, Identity({DATA: data}))
         for step in range(steps):
             row = {"step": step, "epoch": 1, "reward/em": em, "reward/all": 0.6, "depth/mean": 2.0}
             append_row(folder / "metrics.jsonl", row | {"staleness/mean": 1.5})
@@ -144,7 +144,7 @@ def test_two_runs_differ_in_settings_data_and_figures(make_run, tmp_path, capsys
     said = cusearch(capsys, "runs", "compare", str(one.folder), str(other.folder), "--output", str(picture))
     assert "learner.lr: 5e-05 -> 0.0001" in said
     assert "method.name: 'sdga_phase' -> 'random'" in said
-    assert "content of data.source: '9 (a)' -> '9 (b)'" in said
+    assert "content of data.source: 9 (a) -> 9 (b)" in said
     assert "0.500" in said
     assert "0.750" in said
     assert "means of steps 8 to 9" in said
@@ -188,7 +188,7 @@ def test_a_model_with_other_weights_is_another_model(make_run, tmp_path):
     for folder in runs:
         make_run(folder.name, "--model.path", str(tmp_path / "models" / folder.name))
     said = "\n".join(differences_of(*runs))
-    assert "weights of model.path: '" in said
+    assert "weights of model.path: " in said
     assert "content of model.path" not in said
 
 
@@ -207,7 +207,7 @@ def test_a_corpus_that_changed_under_the_same_name_is_told(make_run, tmp_path):
     for text in ("a", "b"):
         corpus.write_text(json.dumps({"id": "0", "contents": text}))
         runs.append(make_run(text, "--retriever.corpus", str(corpus)).folder)
-    assert any(line.startswith("content of retriever.corpus: '") for line in differences_of(*runs))
+    assert any(line.startswith("content of retriever.corpus: ") for line in differences_of(*runs))
 
 
 @pytest.mark.parametrize("name", ["x.foo", "x"])

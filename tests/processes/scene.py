@@ -18,7 +18,7 @@ from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.models import load_tokenizer
 from cusearch_async.rollout import starting
-from cusearch_async.run.contract import NO_CONTRACT, RunContract, contract_of
+from cusearch_async.run.identity import NOBODY, Identity, identity_of
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from tests.conftest import SLOW
@@ -56,13 +56,9 @@ class Engine(FakeEngine):
 class Buffer(MemoryBuffer):
     scene: Scene
 
-    async def contract(self) -> RunContract:
+    async def check_identity(self, accepts_changes: bool = False) -> bool:
         self.scene.note_first(CONTRACT)
-        return await super().contract()
-
-    async def check_contract(self) -> bool:
-        self.scene.note_first(CONTRACT)
-        return await super().check_contract()
+        return await super().check_identity(accepts_changes)
 
     async def state(self) -> Any:
         self.scene.looks += 1
@@ -88,8 +84,8 @@ class Scene:
         self.run = MemoryRun()
         tokenizer = load_tokenizer(config.model.location)
         self.serves: str | None = "a corpus (1)"
-        contract = contract_of(config, load_run_questions(config).all, tokenizer)
-        self.contract = contract.with_retriever(self.serves) if config.uses_retriever else contract
+        identity = identity_of(config, load_run_questions(config).all, tokenizer)
+        self.identity = identity.with_retriever(self.serves) if config.uses_retriever else identity
         stand_in = SimpleNamespace(Engine=SimpleNamespace(start=self._start_engine))
         monkeypatch.setitem(sys.modules, "cusearch_async.rollout.engine", stand_in)
         self.playing, *others = (_load(name, monkeypatch) for name in ("playing", "rollout", "evaluator"))
@@ -119,9 +115,9 @@ class Scene:
             self.stop.set()
             await working
 
-    def learner(self, contract: RunContract | None = None) -> MemoryBuffer:
+    def learner(self, identity: Identity | None = None) -> MemoryBuffer:
         """A learner's view of the run, with the contract of the process unless another is given."""
-        return MemoryBuffer(self.run, limits_of(self.config), contract or self.contract)
+        return MemoryBuffer(self.run, limits_of(self.config), identity or self.identity)
 
     def note_first(self, event: str) -> None:
         if event not in self.events:
@@ -138,17 +134,17 @@ class Scene:
         patience_s: float,
         stop: asyncio.Event,
         vocab_size: int | None = None,
-        contract: RunContract = NO_CONTRACT,
+        identity: Identity = NOBODY,
     ) -> AsyncIterator[Buffer]:
         self.vocab_sizes.append(vocab_size)
-        buffer = Buffer(self.run, limits_of(config, vocab_size), contract)
+        buffer = Buffer(self.run, limits_of(config, vocab_size), identity)
         buffer.scene = self
         yield buffer
 
     @asynccontextmanager
-    async def _open_elsewhere(self, config: Config, contract: RunContract) -> AsyncIterator[MemoryBuffer]:
+    async def _open_elsewhere(self, config: Config, identity: Identity) -> AsyncIterator[MemoryBuffer]:
         """For the thread that reports that a worker is starting: it must not change the run beside the event loop."""
-        yield MemoryBuffer(MemoryRun(), limits_of(config), contract)
+        yield MemoryBuffer(MemoryRun(), limits_of(config), identity)
 
     @asynccontextmanager
     async def _open_search(self, config: Config) -> AsyncIterator[Scene]:

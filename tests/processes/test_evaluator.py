@@ -9,8 +9,8 @@ import pytest
 
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.metrics.files import read_scores
-from cusearch_async.run.contract import RunContract
 from cusearch_async.run.history import epochs_and_steps, record_start
+from cusearch_async.run.identity import Identity
 from cusearch_async.transport.memory import MemoryBuffer
 from tests.processes.scene import CLOSED, Scene
 from tests.rollout.workers import until
@@ -102,7 +102,7 @@ async def test_one_that_is_stopped_while_it_scores_writes_no_row(scene, learner)
 async def test_it_ends_when_a_learner_changes_the_run(scene, learner):
     working = asyncio.create_task(scene.process("evaluator"))
     await until(lambda: scores(scene) == {0: 1.0})
-    other = scene.learner(RunContract({"run.seed": "7"}))
+    other = scene.learner(Identity({"run.seed": "7"}))
     await other.recover(0, accepts_changes=True)
     await other.announce(2, "v000002-e2")
     with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):

@@ -12,7 +12,7 @@ import pytest
 from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavailable
 from cusearch_async.models import load_tokenizer, vocab_size
 from cusearch_async.processes.start import worker_name
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 from tests.fakes import STARTER
 from tests.processes.scene import CLOSED, CONTRACT, RETRIEVER, STARTED
 from tests.rollout.workers import until
@@ -23,7 +23,7 @@ both = pytest.mark.parametrize("name", ["rollout", "evaluator"])
 
 @both
 async def test_the_contract_is_checked_before_the_retriever_is_asked_and_an_engine_started(scene, name):
-    await start(scene.learner(RunContract({"run.seed": "7"})))
+    await start(scene.learner(Identity({"run.seed": "7"})))
     with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):
         await scene.process(name)
     assert scene.events == [CONTRACT]

@@ -11,7 +11,7 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.lifecycle import progress
 from cusearch_async.rollout.loop import RolloutLoop
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from tests.conftest import SLOW
 from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldPlayer, running, until
@@ -31,7 +31,7 @@ def parts(atlas_config):
 async def test_a_worker_ends_and_gives_back_when_a_learner_changes_the_run(parts):
     """The heartbeat hears of it, though all its episodes are in flight and it asks for no ticket."""
     run, player, loop = parts
-    old, new = RunContract({"run.seed": "0"}), RunContract({"run.seed": "7"})
+    old, new = Identity({"run.seed": "0"}), Identity({"run.seed": "7"})
     loop._buffer = buffer = MemoryBuffer(run, make_limits(max_staleness=1), old)
     await start(buffer)
     working = asyncio.create_task(loop.run(asyncio.Event()))
@@ -46,7 +46,7 @@ async def test_a_worker_ends_and_gives_back_when_a_learner_changes_the_run(parts
 
 async def test_a_worker_with_another_contract_ends_before_it_loads_weights(parts):
     run, player, loop = parts
-    await MemoryBuffer(run, make_limits(), RunContract({"run.seed": "7"})).recover(0)
+    await MemoryBuffer(run, make_limits(), Identity({"run.seed": "7"})).recover(0)
     run.state = dataclasses.replace(run.state, published=0, weights="v000000-e1")
     with pytest.raises(ContractMismatch, match=r"run\.seed is not set here and 7 in the run"):
         await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
@@ -58,7 +58,7 @@ async def test_a_worker_waits_for_a_learner_of_its_version_and_says_so(parts, mo
     monkeypatch.setattr(progress, "LOG_EVERY_S", 0.02)
     caplog.set_level("INFO")
     run, player, loop = parts
-    ours = RunContract({"run.seed": "0"})
+    ours = Identity({"run.seed": "0"})
     loop._buffer = MemoryBuffer(run, make_limits(max_staleness=1), ours)
     begun = MemoryBuffer(run, make_limits(max_staleness=1))
     await start(begun)

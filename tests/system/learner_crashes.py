@@ -50,14 +50,14 @@ async def feed(config: Config, steps: int, most: int = 10_000) -> None:
 
     from cusearch_async.data.questions import load_run_questions
     from cusearch_async.models import load_tokenizer
-    from cusearch_async.run.contract import contract_of
+    from cusearch_async.run.identity import identity_of
     from cusearch_async.transport.buffer import open_buffer
     from tests.strategies import make_trajectory
 
     questions = load_run_questions(config)
     question_of = questions.id_of
-    contract = contract_of(config, questions.all, load_tokenizer(config.model.location))
-    async with open_buffer(config, 30, contract=contract) as buffer:
+    identity = identity_of(config, questions.all, load_tokenizer(config.model.location))
+    async with open_buffer(config, 30, identity=identity) as buffer:
         async with asyncio.timeout(240 * SLOW):  # a learner that cannot start would be waited for without end
             while (await buffer.state()).published < 0:
                 await asyncio.sleep(0.01)

@@ -48,7 +48,7 @@ def test_a_run_trains_an_adapter_and_its_workers_follow_it(run: Run):
 
     status, output = finish_run(run.cusearch("launch", run__steps=4, **lora | {"learner__lora__rank": 8}), 60)
     assert status == 1
-    assert "would not be the same run: learner.lora.rank: 4 -> 8" in output
+    assert "does not match run 'atlas': learner.lora.rank is 8 here and 4 in the run" in output
 
 
 @pytest.mark.parametrize("point", ["mid-update, publishing", "mid-checkpoint"])

@@ -25,6 +25,7 @@ from cusearch_async.errors import RunInUse
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run.history import read_starts, read_stop
+from cusearch_async.run.identity import DATA
 from cusearch_async.transport.server import is_listening, server_command
 from tests.conftest import SLOW, free_port, wait_until
 from tests.system.forked import Forked
@@ -193,7 +194,8 @@ def test_a_second_run_of_the_same_name_takes_nothing_from_the_first(lives: Lives
     wait_until(lambda: client.hget("cusearch:{atlas}:state", "epoch") == "1", 60)
     second = lives.start("none", 0, "--run.folder", str(tmp_path / "other"), "--learner.lr", "1e-5")
     output = finish(second, 1)
-    assert re.search(rf"Redis holds another run 'atlas', made in {lives.folder} on \S+; choose another", output)
+    places = rf"run\.folder is {tmp_path}/other on \S+ here and {lives.folder} on \S+ in the run; use the"
+    assert re.search(rf"does not match run 'atlas': {places}", output)
     lives.feed()
     finish(first, 0)
     assert client.hget("cusearch:{atlas}:state", "epoch") == "1"
@@ -269,9 +271,10 @@ def test_a_learner_that_is_asked_to_stop_finishes_its_step_and_saves(
     first, second = read_starts(lives.folder)
     assert first.contract == second.contract
     settings = lives.folder / "starts" / "0002.json"
-    settings.write_text(settings.read_text().replace('"data.source": "', '"data.source": "1'))
+    settings.write_text(settings.read_text().replace(f'"{DATA}": "', f'"{DATA}": "1'))
     output = finish(lives.start("none", 0), 1)
-    assert f"data.source: its questions have changed: 1{first.contract['data.source']} -> " in output
+    known = first.contract[DATA]
+    assert f"does not match run 'atlas': {DATA} is {known} here and 1{known} in the run; use the" in output
 
 
 def test_a_full_disk_is_what_the_error_of_a_checkpoint_says():

@@ -15,7 +15,7 @@ from cusearch_async.config import Config, load_config, redis_password
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.models import load_tokenizer
-from cusearch_async.run.contract import RunContract, contract_of
+from cusearch_async.run.identity import Identity, identity_of
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.interface import RunState
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
@@ -35,10 +35,10 @@ def config_of(run: Run) -> Config:
 def as_learner(run: Run, act: Callable[[RedisBuffer], Awaitable[Any]]) -> Any:
     """What `act` answers on a buffer with the run's own contract."""
     config = config_of(run)
-    contract = contract_of(config, load_run_questions(config).all, load_tokenizer(config.model.location))
+    identity = identity_of(config, load_run_questions(config).all, load_tokenizer(config.model.location))
 
     async def in_contact() -> Any:
-        async with open_buffer(config, 10 * SLOW, contract=contract) as buffer:
+        async with open_buffer(config, 10 * SLOW, identity=identity) as buffer:
             return await act(buffer)
 
     return asyncio.run(in_contact())
@@ -50,8 +50,8 @@ async def begin(buffer: RedisBuffer) -> int:
     return buffer.epoch
 
 
-async def look(buffer: RedisBuffer) -> tuple[RunState, RunContract]:
-    return await buffer.state(), await buffer.contract()
+async def look(buffer: RedisBuffer) -> tuple[RunState, Identity]:
+    return await buffer.state(), await buffer.identity()
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def last_line(process: Process) -> str:
 def test_a_process_with_another_value_exits_with_status_1_and_one_line(begun: Run, process, changes, said):
     before = as_learner(begun, look)
     line = last_line(begun.worker(process, **changes))
-    assert line.startswith(f"{process}: this process does not match run 'atlas': {said}; start it with")
+    assert line.startswith(f"{process}: this process does not match run 'atlas': {said}; use the settings")
     assert as_learner(begun, look) == before, "nobody was fenced off, and no ticket was taken"
 
 
@@ -101,7 +101,7 @@ def test_a_worker_with_other_questions_exits_with_status_1_and_one_line(begun: R
     data = tmp_path / "questions.jsonl"
     data.write_text('{"id": 1, "question": "who?", "golden_answers": ["me"]}\n')
     line = last_line(begun.worker("rollout", data__source=data))
-    assert "does not match run 'atlas': data.source is 1 (" in line
+    assert "does not match run 'atlas': content of data.source is 1 (" in line
     assert " here and 20923 (" in line
 
 
@@ -120,10 +120,10 @@ async def test_an_evaluator_scores_no_version_of_a_run_that_was_changed_since(tm
     from cusearch_async.processes.evaluator import load_due
 
     config = load_config(ATLAS, ["--eval.every", "1", "--run.folder", str(tmp_path)])
-    run, ours, theirs = MemoryRun(), RunContract({"run.seed": "0"}), RunContract({"run.seed": "7"})
+    run, ours, theirs = MemoryRun(), Identity({"run.seed": "0"}), Identity({"run.seed": "7"})
     buffer, learner = MemoryBuffer(run, make_limits(), ours), MemoryBuffer(run, make_limits(), theirs)
     await buffer.recover(0)
-    assert await buffer.check_contract()
+    assert await buffer.check_identity()
     await learner.recover(0, accepts_changes=True)
     await learner.announce(1, "v000001-e2")
     with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):

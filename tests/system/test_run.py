@@ -49,12 +49,12 @@ def test_an_asynchronous_run_keeps_its_bound_and_its_ledger_and_resumes(run: Run
 
     status, output = finish(run.cusearch("launch", "--accept-changes", run__steps=6, model__dtype="bfloat16"))
     assert status == 1
-    assert "was saved with model.dtype = float32, and the run can only continue with that, got bfloat16" in output
+    assert "model.dtype is bfloat16 here and float32 in the run; use the" in output
     before = (run.folder / "config.toml").read_text()
     status, output = finish(run.cusearch("launch", run__steps=6, learner__lr=1e-4))
     assert status == 1
-    assert "would not be the same run: learner.lr" in output
-    assert "accept the changes with --accept-changes" in output
+    assert "does not match run 'atlas': learner.lr is 0.0001 here and " in output
+    assert "only its learner can change them, with --accept-changes" in output
     assert (run.folder / "config.toml").read_text() == before, "what was refused is no setting of the run"
     status, output = finish(run.cusearch("launch", "--accept-changes", run__steps=6, learner__lr=1e-4))
     assert status == 0, output

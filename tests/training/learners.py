@@ -10,7 +10,7 @@ import torch
 
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.learner.interface import Lent
-from cusearch_async.run.contract import NO_CONTRACT
+from cusearch_async.run.identity import NOBODY
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer
 from cusearch_async.types import Question
@@ -78,8 +78,8 @@ class Learner:
 class Recorded(MemoryBuffer):
     """Writes down what the learner asks of it, and plays what it waits for."""
 
-    def __init__(self, run, config, events, depth_of, contract=NO_CONTRACT):
-        super().__init__(run, limits_of(config), contract)
+    def __init__(self, run, config, events, depth_of, identity=NOBODY):
+        super().__init__(run, limits_of(config), identity)
         self.events, self.depth_of = events, depth_of
         self.question_of = QUESTIONS.id_of
         self.gpus = None

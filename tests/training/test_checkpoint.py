@@ -9,9 +9,10 @@ import os
 import pytest
 import xxhash
 
+from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, WriteFailed
-from cusearch_async.training import checkpoint
-from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
+from cusearch_async.training import checkpoint, publishing
+from cusearch_async.training.checkpoint import Checkpoints, CheckpointState, check_same_run
 from cusearch_async.transport.interface import MethodState, RunState
 
 UNKNOWN = RunState()
@@ -20,7 +21,7 @@ UNKNOWN = RunState()
 def state_at(step: int) -> CheckpointState:
     sizes = {step * 4: 6, step * 4 + 1: 1}
     method = MethodState(memory='{"visits": "é"}', fields={"phase": step // 2}, sizes=sizes)
-    return CheckpointState(step=step, method=method, ranks=1, zero_stage=1, dtype="float32", questions=64, rollouts=3)
+    return CheckpointState(step=step, method=method, ranks=1, zero_stage=1, fixed={"model.dtype": "float32"})
 
 
 def learner(tmp_path, keep=3, epoch=1, step=0, starts=()) -> Checkpoints:
@@ -241,3 +242,70 @@ def test_what_an_earlier_version_remembered_is_not_taken_for_nothing(tmp_path, c
     with pytest.raises(ConfigError, match="go on with the version that wrote them"):
         checkpoints.newest(UNKNOWN)
     assert "has no state that can be read (Object contains unknown field" in caplog.text
+
+
+# --- the same run -----------------------------------------------------------------------------------------
+
+LORA, STEPS = ("--learner.lora.rank", "8"), ("--run.steps", "10")
+
+
+@pytest.fixture
+def refused(atlas_config, tmp_path):
+    """What a learner is told that would go on from step 10 and phase 3 with other settings."""
+
+    def check(was: tuple[str, ...], now: tuple[str, ...]) -> str:
+        method = MethodState(memory='{"phase": 3}')
+        saved = publishing.state_at(10, method, load_config(atlas_config, [*STEPS, *was]))
+        check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS, *was]))
+        with pytest.raises(ConfigError) as error:
+            check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS, *was, *now]))
+        return str(error.value)
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ((), ("--model.dtype", "bfloat16"), "model.dtype is bfloat16 here and float32 in the run"),
+        ((), ("--pool.rollouts", "4"), "pool.rollouts is 4 here and 3 in the run"),
+        (
+            (),
+            ("--pool.questions", "65"),
+            "groups per step (pool.questions, or K / G for grpo_half) is 65 here and 64 in",
+        ),
+        ((), LORA, "learner.lora.rank is 8 here and 0 in the run"),
+        (LORA, ("--learner.lora.rank", "0"), "learner.lora.rank is 0 here and 8 in the run"),
+        (LORA, ("--learner.lora.rank", "16"), "learner.lora.rank is 16 here and 8 in the run"),
+        (LORA, ("--learner.lora.alpha", "8"), "learner.lora.alpha is 8 here and 32 in the run"),
+        (LORA, ("--learner.lora.targets", "q_proj"), "learner.lora.targets is ['q_proj'] here and ['all-linear'] in"),
+    ],
+)
+def test_what_a_checkpoint_cannot_be_loaded_with_is_refused_also_where_changes_are_accepted(
+    refused, tmp_path, was, now, said
+):
+    error = refused(was, now)
+    assert error.startswith(f"this process does not match run 'atlas': {said}")
+    assert error.endswith(f"; {tmp_path} was saved with these: `cusearch reset` to change them")
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (("--run.steps", "5"), "run.steps = 5, but 10 steps are done (X); set it to at least that"),
+        (("--episode.s_max", "3"), "episode.s_max = 3, but X has reached phase 3; set it to 4 or more"),
+    ],
+)
+def test_settings_that_the_checkpoint_is_past_are_refused(refused, tmp_path, now, said):
+    assert refused((), now) == said.replace("X", str(tmp_path))
+
+
+@pytest.mark.parametrize("changes", [("--learner.ranks", "2"), ("--learner.zero_stage", "3")])
+def test_other_ranks_and_another_zero_stage_go_on_and_are_logged(atlas_config, tmp_path, caplog, changes):
+    saved = publishing.state_at(10, MethodState(memory='{"phase": 3}'), load_config(atlas_config, [*STEPS]))
+    caplog.set_level("INFO")
+    check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS]))
+    assert not caplog.records
+    check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS, *changes]))
+    [record] = caplog.records
+    assert "was saved by 1 ranks with ZeRO stage 1; its state is divided again, for " in record.message

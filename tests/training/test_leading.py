@@ -9,6 +9,7 @@ import os
 import re
 import signal
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +17,8 @@ import pytest
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ContractMismatch, Fenced, NonFiniteUpdate, RunInUse, WriteFailed
 from cusearch_async.run import folder as run_folder
-from cusearch_async.run.contract import NO_CONTRACT, RunContract
 from cusearch_async.run.history import read_starts, record_start
-from cusearch_async.run.origin import Origin
+from cusearch_async.run.identity import DATA, NOBODY, Identity
 from cusearch_async.training import leading
 from cusearch_async.training.checkpoint import checkpoints_of
 from cusearch_async.training.leading import explain, lead, take_over
@@ -31,15 +31,15 @@ from cusearch_async.weights.folder import WeightStore
 from tests.conftest import free_port
 from tests.training.learners import QUESTIONS, Learner, Recorded, at_once
 
-CONTRACT = RunContract({"data.source": "5 (abc)", "run.seed": "0"})
+CONTRACT = Identity({DATA: "5 (abc)", "run.seed": "0"})
 ELSEWHERE = LearnerStatus(epoch=2, host="elsewhere", pid=7, step=1)
 
 
 class Buffer(Recorded):
     """Also writes down what is on disk when the run is taken over."""
 
-    def __init__(self, run, config, events, contract=CONTRACT):
-        super().__init__(run, config, events, lambda ticket, rollout: 1, contract)
+    def __init__(self, run, config, events, identity=CONTRACT):
+        super().__init__(run, config, events, lambda ticket, rollout: 1, identity)
         self.folder = config.folder
 
     async def recover(self, step, *arguments):
@@ -83,7 +83,8 @@ class Scene:
         return self.learner
 
     @asynccontextmanager
-    async def open_buffer(self, config, patience_s, stop=None, vocab_size=None, contract=NO_CONTRACT):
+    async def open_buffer(self, config, patience_s, stop=None, vocab_size=None, identity=NOBODY):
+        self.buffer._identity = identity
         yield self.buffer
 
     def lead(self, accept_changes=False):
@@ -167,7 +168,7 @@ def test_changed_settings_are_refused_before_the_learner_is_made(scene, atlas_co
     s = scene()
     s.lead()
     go_on(s, "--learner.lr", "0.5", atlas_config=atlas_config)
-    with pytest.raises(ConfigError, match=r"learner.lr: 5e-05 -> 0.5.*--accept-changes"):
+    with pytest.raises(ConfigError, match=r"learner.lr is 0.5 here and 5e-05 in the run.*--accept-changes"):
         s.lead()
     assert s.events == []
     s.lead(accept_changes=True)
@@ -176,7 +177,7 @@ def test_changed_settings_are_refused_before_the_learner_is_made(scene, atlas_co
 
 def test_a_run_of_another_contract_is_refused_before_the_learner_is_made_unless_accepted(scene):
     s = scene()
-    other = MemoryBuffer(s.run, limits_of(s.config), RunContract(CONTRACT.terms | {"run.seed": "7"}))
+    other = MemoryBuffer(s.run, limits_of(s.config), Identity(CONTRACT.terms | {"run.seed": "7"}))
     at_once(other.recover(0))
     with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):
         s.lead()
@@ -191,11 +192,19 @@ def test_a_run_of_another_contract_is_refused_before_the_learner_is_made_unless_
 @pytest.mark.parametrize("accept_changes", [False, True])
 def test_another_run_of_this_name_is_refused_before_the_learner_is_made(scene, accept_changes):
     s = scene()
-    at_once(s.another().recover(0, origin=Origin("its-id", "elsewhere", "/runs/its")))
-    with pytest.raises(ConfigError, match="made in /runs/its on elsewhere"):
+    its = replace(CONTRACT, run_id="its-id", host="elsewhere", folder="/runs/its")
+    at_once(MemoryBuffer(s.run, limits_of(s.config), its).recover(0))
+    with pytest.raises(ContractMismatch, match=r"run\.folder is .* here and /runs/its on elsewhere in the run"):
         s.lead(accept_changes)
     assert s.events == []
     assert files_in(s.config.folder) == set()
+
+
+def test_the_run_is_that_of_its_folder_from_then_on(scene):
+    s = scene("--run.steps", "1")
+    marker = run_folder.mark(s.config.folder, s.config.run.name)
+    s.lead()
+    assert s.run.identity == replace(CONTRACT, run_id=marker.id).in_folder(s.config.folder)
 
 
 def test_the_other_ranks_are_stopped_when_training_fails(scene):
@@ -289,13 +298,6 @@ async def test_the_epoch_is_above_all_that_the_folder_knows_of_and_what_is_half_
     assert not half.exists()
 
 
-async def test_the_run_is_that_of_its_folder_from_then_on(scene):
-    s = scene()
-    marker = run_folder.mark(s.config.folder, s.config.run.name)
-    await taken_over(s)
-    assert (await s.another().state()).origin.run_id == marker.id
-
-
 async def test_a_run_that_cannot_be_taken_over_is_left_as_it_is(scene):
     s = scene()
     earlier = s.another()
@@ -325,8 +327,9 @@ def test_a_second_redis_for_one_folder_is_refused_before_the_learner_is_made(sce
     with pytest.raises(ConfigError) as refused:
         other.lead()
     assert re.fullmatch(
-        r"run\.folder .*/run was used by a learner of epoch 1 with Redis at redis://127\.0\.0\.1:\d+/0 on .*, "
-        r"and Redis at redis://.* on .* has no record of it; .* start the learner with --accept-changes to continue .*",
+        r"this process does not match run 'atlas': redis\.url is redis://127\.0\.0\.1:\d+/0 on .* here and "
+        r"redis://127\.0\.0\.1:\d+/0 on .* in the run; use the .*; if that Redis is gone and no learner of it "
+        r"\(the last had epoch 1\) is alive, --accept-changes continues from the newest checkpoint",
         str(refused.value),
     )
     assert other.events == []
@@ -335,7 +338,7 @@ def test_a_second_redis_for_one_folder_is_refused_before_the_learner_is_made(sce
     other.lead(accept_changes=True)  # the operator says that the first Redis is gone
     assert [event for event in other.events if event.startswith("recover")] == ["recover 2"]
     s.buffer = Buffer(s.run, s.config, s.events)
-    with pytest.raises(ConfigError, match="of epoch 2 with Redis at"):
+    with pytest.raises(ConfigError, match="the last had epoch 2"):
         s.lead()
 
 
@@ -357,7 +360,7 @@ async def test_two_learners_that_start_at_once_with_two_redis_do_not_both_take_t
         taking = asyncio.create_task(asyncio.to_thread(asyncio.run, taken_over(other)))
         await s.buffer.recover(0)
         record_start(s.config, s.buffer.epoch, 0, CONTRACT, s.buffer.nonce)
-    with pytest.raises(ConfigError, match="was used by a learner of epoch 1"):
+    with pytest.raises(ConfigError, match="the last had epoch 1"):
         await taking
 
 

@@ -13,7 +13,7 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import Stalled
 from cusearch_async.rollout import starting as starting_module
 from cusearch_async.rollout.starting import Starting
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 from cusearch_async.run.provenance import COMMAND
 from cusearch_async.training import watchdog as watchdog_module
 from cusearch_async.training.loop import wait_for_pool
@@ -68,9 +68,9 @@ async def test_workers_a_dead_retriever_and_a_pause_are_named(config):
 
 async def test_a_worker_that_loads_its_engine_is_named_and_not_missed(config, monkeypatch):
     monkeypatch.setattr(starting_module, "BEAT_S", 0.05)
-    contract = RunContract({"run.seed": "0"})
-    async with open_buffer(config, contract=contract) as buffer:
-        with Starting(config, "w1", contract).reporting() as starting:  # as a worker that is there before the learner
+    identity = Identity({"run.seed": "0"})
+    async with open_buffer(config, identity=identity) as buffer:
+        with Starting(config, "w1", identity).reporting() as starting:  # as a worker that is there before the learner
             starting.does("loading vLLM")
             await started(buffer)
             await until_it_says(buffer, config, r"w1 is loading vLLM \(\d+ s\)$")
@@ -78,7 +78,7 @@ async def test_a_worker_that_loads_its_engine_is_named_and_not_missed(config, mo
         await until_it_says(buffer, config, "no worker has joined yet; start one")
         monkeypatch.setenv(COMMAND, "cusearch launch atlas")
         await until_it_says(buffer, config, "this launch is starting its workers")
-        with Starting(config, "w1", contract).reporting() as starting:
+        with Starting(config, "w1", identity).reporting() as starting:
             starting.does("loading vLLM")
             await until_it_says(buffer, config, "w1 is loading vLLM")
             starting.is_ready()

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cusearch_async.errors import ContractMismatch, CusearchError
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 from cusearch_async.transport.interface import NOTHING, RolloutSlot
 from cusearch_async.transport.limits import LIMITS_IN_REDIS
 from cusearch_async.types import Trajectory
@@ -31,8 +31,8 @@ WORKERS = tuple(BELIEFS)
 REFUSED = ContractMismatch.__name__
 
 
-def contract_of(limits: dict[str, Any]) -> RunContract:
-    return RunContract({name: str(limits[name]) for name in LIMITS_IN_REDIS if name in limits})
+def contract_of(limits: dict[str, Any]) -> Identity:
+    return Identity({name: str(limits[name]) for name in LIMITS_IN_REDIS if name in limits})
 
 
 class BothBuffers(RuleBasedStateMachine):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cusearch_async.config import RedisConfig
-from cusearch_async.run.contract import NO_CONTRACT, RunContract
+from cusearch_async.run.identity import NOBODY, Identity
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import Buffer
@@ -36,9 +36,9 @@ class RedisBackend:
         self.keys = Keys(self._run)
         self._connections: list[Connection] = []
 
-    def make(self, contract: RunContract = NO_CONTRACT, **limits: Any) -> RedisBuffer:
+    def make(self, identity: Identity = NOBODY, **limits: Any) -> RedisBuffer:
         self._connections.append(Connection(self._settings, patience_s=0))
-        return RedisBuffer(self._connections[-1], self._run, make_limits(**limits), contract)
+        return RedisBuffer(self._connections[-1], self._run, make_limits(**limits), identity)
 
     @property
     def client(self) -> Any:
@@ -103,8 +103,8 @@ class MemoryBackend:
     def __init__(self) -> None:
         self.run = MemoryRun()
 
-    def make(self, contract: RunContract = NO_CONTRACT, **limits: Any) -> Buffer:
-        return MemoryBuffer(self.run, make_limits(**limits), contract)
+    def make(self, identity: Identity = NOBODY, **limits: Any) -> Buffer:
+        return MemoryBuffer(self.run, make_limits(**limits), identity)
 
     async def expire_leases(self) -> None:
         self.run.now += 1e9

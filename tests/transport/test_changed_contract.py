@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 from cusearch_async.transport.interface import RolloutSlot
 from tests.transport.filling import G, N, fill, start
 
-OURS = RunContract({"episode.temperature": "1.0"})
-COLDER = RunContract({"episode.temperature": "0.5"})
+OURS = Identity({"episode.temperature": "1.0"})
+COLDER = Identity({"episode.temperature": "0.5"})
 
 
 @pytest.mark.parametrize("step", [0, 1], ids=["from the checkpoint", "from where it was"])

@@ -198,7 +198,7 @@ async def test_a_recovery_gives_a_ticket_that_was_granted_no_other_size(backend)
         ("step", 1),
         ("paused", 1),
         ("next_ticket", 1),
-        ("origin", 0.5),
+        ("run_id", 0.5),
         ("run_id", 1),
         ("two words", 1),
         ("phase", math.nan),

@@ -12,13 +12,13 @@ from cusearch_async.cli.parts.opening import open_run, read_ledger
 from cusearch_async.cli.reset import count_keys, forget_keys
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.run.contract import RunContract
+from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
 from docs.examples.one_process import RUNS
 from tests.strategies import make_trajectory
 
-OURS = RunContract({"run.seed": "0"})
+OURS = Identity({"run.seed": "0"})
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def config(atlas_config):
 
 
 async def test_a_run_on_a_transport_of_ones_own_is_worked_on_and_looked_into(config):
-    async with open_buffer(config, contract=OURS) as learner, open_buffer(config, contract=OURS) as worker:
+    async with open_buffer(config, identity=OURS) as learner, open_buffer(config, identity=OURS) as worker:
         await learner.recover(0)
         await learner.announce(0, "v000000-e1")
         slot, *_ = await worker.admit("w", 0, 3)
@@ -42,7 +42,7 @@ async def test_a_run_on_a_transport_of_ones_own_is_worked_on_and_looked_into(con
 
 
 async def test_commands_that_change_a_run_need_no_redis(config):
-    async with open_buffer(config, contract=OURS) as learner:
+    async with open_buffer(config, identity=OURS) as learner:
         await learner.recover(0)
         await buffer.admit(config, Namespace(action="pause"))
         assert (await learner.state()).paused

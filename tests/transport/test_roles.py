@@ -103,7 +103,7 @@ if HAS_ROLES:
                 assert pool is not None
                 await learner.commit(pool, pool.trajectories[:1])
                 await learner.announce(step + 1, f"v{step + 1:06d}-e1")
-            await worker.contract()
+            await worker.identity()
             await worker.queues(3)
             assert await worker.learner() is None
             assert list(await worker.workers()) == ["w"]

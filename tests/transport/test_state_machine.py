@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
 from cusearch_async.errors import BufferLost, Fenced
-from cusearch_async.run.contract import NO_CONTRACT
+from cusearch_async.run.identity import NOBODY
 from cusearch_async.transport.interface import MethodState, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.both_buffers import (
@@ -164,7 +164,7 @@ class Run(BothBuffers):
 
     @rule(worker=st.sampled_from(WORKERS))
     def join(self, worker: str) -> None:
-        answer = self.both("check_contract", by=self.workers[worker])
+        answer = self.both("check_identity", by=self.workers[worker])
         assert answer == (True if self.fits(worker) else REFUSED)
 
     @rule(worker=st.sampled_from(WORKERS), failed=st.booleans())
@@ -278,8 +278,8 @@ class Run(BothBuffers):
             return answer
 
         redis.run_script = record
-        changes = self.backends[0].run.contract not in (NO_CONTRACT, contract_of(self.limits))
-        assert self.both("recover", step, method, self.epoch, None, changes, by=self.learners) is None
+        changes = self.backends[0].run.identity not in (NOBODY, contract_of(self.limits))
+        assert self.both("recover", step, method, self.epoch, changes, by=self.learners) is None
         assert self.epoch < self.learners[0].epoch == self.learners[1].epoch
         self.epoch = self.learners[0].epoch
         self.trained = {s: ids for s, ids in self.trained.items() if s < step}

@@ -26,6 +26,7 @@ CODE = (
     "retriever.backend",
     "retriever.bm25.tokenizer",
     "redis.transport",
+    "weights.transport",
 )
 """Settings that may be package.module:Name."""
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, RunInUse
-from cusearch_async.run.origin import refuse_another
+from cusearch_async.run.identity import NOBODY, has_joined
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import Audit, Buffer, Ledger
 
@@ -28,7 +28,8 @@ async def open_run(config: Config) -> AsyncIterator[Buffer]:
 async def refuse_other_run(config: Config) -> None:
     """Raises: ConfigError when Redis holds a run of this name that was made in another folder."""
     async with open_buffer(config) as buffer:
-        refuse_another(config.run.name, (await buffer.state()).origin, config.folder)
+        own = NOBODY.in_folder(config.folder)
+        has_joined(config.run.name, own, await buffer.identity(), accepts_changes=True)
 
 
 async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None:

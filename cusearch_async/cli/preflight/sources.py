@@ -113,6 +113,7 @@ def own_code(config: Config) -> Iterator[Finding]:
     for key, name, built_in in (
         ("loss.objective", config.loss.objective, ("clip",)),
         ("redis.transport", config.redis.transport, TRANSPORTS),
+        ("weights.transport", config.weights.transport, ("folder", "http")),
         ("retriever.backend", config.retriever.backend, BACKENDS),
     ):
         if name in built_in:

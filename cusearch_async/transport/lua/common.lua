@@ -43,15 +43,20 @@ local function refusal_of(epoch)
   return redis.error_reply('FENCED')
 end
 
--- The error for a process whose contract has another digest than the run contract; it contains the run contract. Else
--- nil.
-local function contract_refusal(digest)
-  if (redis.call('HGET', key('contract'), 'digest') or '') == digest then return nil end
+-- The error for a process that means another run; it contains this run's identity.
+local function another_run()
   local terms, fields = {}, redis.call('HGETALL', key('contract'))
   for i = 1, #fields, 2 do
     if fields[i] ~= 'digest' then terms[fields[i]] = fields[i + 1] end
   end
-  return redis.error_reply('CONTRACT ' .. cjson.encode(terms))
+  local place = redis.call('HMGET', state, 'run_id', 'host', 'folder')  -- as text, which `run` is not
+  local found = {terms = terms, run_id = place[1] or '', host = place[2] or '', folder = place[3] or ''}
+  return redis.error_reply('ANOTHER ' .. cjson.encode(found))
+end
+
+-- That error for a process whose contract has another digest than the run contract. Else nil.
+local function contract_refusal(digest)
+  if (redis.call('HGET', key('contract'), 'digest') or '') ~= digest then return another_run() end
 end
 
 -- The run's clock and the server's clock, in milliseconds. The run's clock advances with the server's, but by at most

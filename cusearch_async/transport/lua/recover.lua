@@ -1,24 +1,19 @@
--- A learner takes over at `step` with the method state of the checkpoint, and writes the run limits and the contract.
+-- A learner takes over at `step` with the method state of the checkpoint, and writes the run limits and its identity.
 -- Pools that were trained after `step` become claimed again, so the same steps will get the same pools. What Redis has
 -- lost, or never had, is played again or deleted. So is a group in which no episode has succeeded, with a new count of
 -- attempts, and after a change of the contract everything that was played before. Every older learner is fenced.
 -- A second delivery, however late, changes nothing: its nonce has an epoch already.
 -- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch limits(JSON: name -> text)
---      contract(JSON: key -> text, and its digest) accepts_changes [run_id host folder]
+--      identity(JSON: terms(key -> text), their digest, run_id, host, folder) accepts_changes
 -- Returns the new epoch.
 local step, method, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local limits, contract, accepts_changes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6]), ARGV[7] == '1'
-local run_id, host, folder = ARGV[8], ARGV[9], ARGV[10]
+local limits, own, accepts_changes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6]), ARGV[7] == '1'
 
 local OUTDATED = 'it was played before the settings of the run were changed (--accept-changes)'
 
 -- 1. Read and check everything first: a script that fails halfway is not rolled back.
 local given = redis.call('HGET', key('learners'), nonce)
 if given then return tonumber(given) end
-local whose = redis.call('HMGET', state, 'run_id', 'host', 'folder')  -- as text, which `run` is not
-if run_id and whose[1] and whose[1] ~= run_id then
-  return redis.error_reply('ANOTHER ' .. table.concat({whose[1], whose[2] or '?', whose[3] or '?'}, ' '))
-end
 local kinds = {  -- not `news`: `tell` makes it again
   ledger = 'hash', waiting = 'hash', depth_by_version = 'hash', owner = 'hash', groups = 'hash', attempts = 'hash',
   incomplete = 'hash', sizes = 'hash', memory = 'string', clock = 'hash', quarantine = 'hash', learners = 'hash',
@@ -28,6 +23,9 @@ for name, kind in pairs(kinds) do
   local found = redis.call('TYPE', key(name)).ok
   if found ~= 'none' and found ~= kind then return damaged(name .. ' is a ' .. found .. ' now') end
 end
+local another_contract = redis.call('EXISTS', key('contract')) == 1 and contract_refusal(own.digest)
+if another_contract and not accepts_changes then return another_contract end
+if own.folder ~= '' and (redis.call('HGET', state, 'run_id') or own.run_id) ~= own.run_id then return another_run() end
 for _, name in ipairs({'epoch', 'step', 'checkpoint', 'published'}) do
   if run[name] and (type(run[name]) ~= 'number' or run[name] % 1 ~= 0) then return damaged(name .. " is '" .. run[name] .. "' now") end
 end
@@ -58,8 +56,6 @@ for _, name in ipairs({'questions', 'rollouts', 'order'}) do
     return redis.error_reply('GRANTED ' .. name .. ' ' .. run[name])
   end
 end
-local another_contract = redis.call('EXISTS', key('contract')) == 1 and contract_refusal(contract.digest or '')
-if another_contract and not accepts_changes then return another_contract end
 local first = step * tonumber(limits.questions)
 local next_ticket = math.max(granted, first)
 local somewhere, known, last = {}, 0, granted  -- ticket -> true; how many; no ticket is above
@@ -93,8 +89,9 @@ for name, value in pairs(limits) do
   run[name] = tonumber(value) or value
   redis.call('HSET', key('limits'), name, value)
 end
-for name, text in pairs(contract) do redis.call('HSET', key('contract'), name, text) end
-if run_id then redis.call('HSET', state, 'run_id', run_id, 'host', host, 'folder', folder) end
+for name, text in pairs(own.terms) do redis.call('HSET', key('contract'), name, text) end
+if own.digest ~= '' then redis.call('HSET', key('contract'), 'digest', own.digest) end
+if own.run_id ~= '' then redis.call('HSET', state, 'run_id', own.run_id, 'host', own.host, 'folder', own.folder) end
 local is_counted = not run.epoch or redis.call('EXISTS', key('ledger')) == 1
 if not is_counted then  -- the ledger has disappeared: count what is kept
   for s = forgotten, reached do
