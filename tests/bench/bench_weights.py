@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from cusearch_async.config import STARTER, Config, load_config
 from cusearch_async.lifecycle.placement import configure_process
+from tests.conftest import free_port
 
 OUTPUT = Path("runs/bench/weights.json")
 ATLAS = Path(__file__).parents[2] / "configs" / "atlas.toml"
@@ -48,7 +50,7 @@ TINY = SHAPE | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers
 TINY |= {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
-def settings(folder: Path) -> Config:
+def settings(folder: Path, **more: str) -> Config:
     given = {
         "model.path": folder / "model",
         "model.dtype": "bfloat16",
@@ -58,7 +60,7 @@ def settings(folder: Path) -> Config:
         "method.budget": 8,
         "learner.cores": "[]",
         "rollout.cores": "[]",
-    }
+    } | {key.replace("__", "."): value for key, value in more.items()}
     return load_config(ATLAS, [word for key, value in given.items() for word in (f"--{key}", str(value))])
 
 
@@ -213,6 +215,26 @@ async def measure_engine(config: Config, newest: str) -> dict[str, Any]:
     }
 
 
+async def measure_download(folder: Path, newest: str) -> dict[str, Any]:
+    """The learner's server and a worker's client in one process, over loopback; and the same version from a folder."""
+    from cusearch_async.weights.http import HttpTransport
+
+    config = settings(folder, weights__transport="http", weights__url=f"http://127.0.0.1:{free_port()}")
+    transport, downloads = HttpTransport(config), []
+    async with transport.serving():
+        for _ in range(VERSIONS):
+            shutil.rmtree(config.weights_folder.with_name("downloaded"), ignore_errors=True)
+            async with transport.source() as source:
+                began = time.perf_counter()
+                opened = await source.open(newest)
+                downloads.append(time.perf_counter() - began)
+    gigabytes = sum(path.stat().st_size for path in opened.directory.iterdir()) / 1e9
+    began = time.perf_counter()
+    await transport.store().open(newest)
+    verified = time.perf_counter() - began
+    return {"download_s": statistics.median(downloads), "verify_s": verified, "download_gb": gigabytes}
+
+
 # --- an adapter ---------------------------------------------------------------------------------------
 
 
@@ -252,6 +274,8 @@ def measure(part: str, folder: Path, newest: str) -> dict[str, Any]:
     if part == "adapter":
         return measure_adapter(folder)
     config = settings(folder)
+    if part == "download":
+        return asyncio.run(measure_download(folder, newest))
     return asyncio.run(measure_learner(config) if part == "learner" else measure_engine(config, newest))
 
 
@@ -276,6 +300,12 @@ def table_of(found: dict[str, Any]) -> Table:
     table.add_row(
         "the engine pauses", f"{pause:.2f} s", f"copying {copying:.2f} s: {found['pause_over_copy']:.1f} times"
     )
+    speed = found["download_gb"] / found["download_s"]
+    table.add_row(
+        "another machine opens it (loopback)",
+        f"{found['download_s']:.2f} s, {speed:.2f} GB/s",
+        f"from a folder {found['verify_s']:.2f} s",
+    )
     megabytes = found["adapter_bytes"] / 1e6
     table.add_row("an adapter of 55 M parameters", f"{megabytes:.1f} MB", f"{found['adapter_share']:.2%} of the model")
     return table
@@ -295,6 +325,7 @@ def main() -> None:
         make_model(Path(name), TINY if arguments.smoke else SHAPE)
         found = in_a_process("learner", Path(name))
         found |= in_a_process("engine", Path(name), found["newest"])
+        found |= in_a_process("download", Path(name), found["newest"])
         found |= in_a_process("adapter", Path(name))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -270,14 +270,12 @@ def whole_checkpoint(config: Config) -> Checkpoint | None:
 def print_results(config: Config, newest: Checkpoint | None, console: Console) -> None:
     """Print where the results are and how to use them, one path per line. `newest` is the verified checkpoint whose
     model is recommended."""
-    settings, lines = (
-        config.folder / "config.toml",
-        {
-            "plot": config.folder / "plot.png",
-            "metrics": config.folder / METRICS,
-            "curves": f"tensorboard --logdir {config.folder / 'tensorboard'}",
-        },
-    )
+    settings = config.folder / "config.toml"
+    lines = {
+        "plot": config.folder / "plot.png",
+        "metrics": config.folder / METRICS,
+        "curves": f"tensorboard --logdir {config.folder / 'tensorboard'}",
+    }
     if newest is not None:
         model, suite = newest.path / "model", "" if has_held_out(config) else " --suite nq"
         lines |= {
