@@ -145,7 +145,7 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
     elif point == "mid-update":
         in_the_middle_of_update(step, die)
     elif point == "mid-update, publishing":  # the version before is copied, and not yet announced
-        from cusearch_async.transport import weights
+        from cusearch_async.weights import folder as weights
 
         records_of = weights.records_of
         weights.records_of = hanging(lambda path: f"v{step:06d}" in str(path), records_of)
@@ -156,7 +156,7 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
         deepspeed_engine.write = hanging(lambda captured: True, deepspeed_engine.write)
         in_the_middle_of_update(step, die)
     elif point == "mid-copy":
-        from cusearch_async.transport import weights
+        from cusearch_async.weights import folder as weights
 
         write_tensors = weights.write_tensors
 

@@ -27,7 +27,7 @@ PEAK_FLOPS = 989e12
 PEAK_SHARE = 0.4
 """Assumed share of the peak that the learner reaches."""
 KEPT_VERSIONS = 3
-"""Weight versions that stay on disk (`transport.weights.WeightStore`)."""
+"""Weight versions that stay on disk (`weights.folder.WeightStore`)."""
 VERSIONS = KEPT_VERSIONS + 1
 """One more is being written."""
 
