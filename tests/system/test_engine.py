@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,10 +134,12 @@ class FakeLLM:
     async def pause_generation(self, **options: Any) -> None:
         await self._do("pause_generation")
 
-    async def collective_rpc(self, method: str, **options: Any) -> None:
-        await self._do("collective_rpc")
-        self.swapping.set()
-        await self.go_on.wait()
+    async def collective_rpc(self, method: str, **options: Any) -> list[bool]:
+        await self._do(method)
+        if method == "take_staged":
+            self.swapping.set()
+            await self.go_on.wait()
+        return [True]
 
     async def update_weight_version(self, version: str) -> None:
         await self._do("update_weight_version")
@@ -172,7 +175,9 @@ def test_a_swap_that_takes_long_does_not_look_like_a_hang(tmp_path):
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("call", ["pause_generation", "collective_rpc", "update_weight_version", "resume_generation"])
+@pytest.mark.parametrize(
+    "call", ["stage_weights", "pause_generation", "take_staged", "update_weight_version", "resume_generation"]
+)
 def test_an_engine_that_dies_while_it_loads_is_named(call, tmp_path):
     store = WeightStore(tmp_path)
 
@@ -208,16 +213,16 @@ def test_wrong_or_torn_weights_never_go_unnoticed(atlas_config, tmp_path):
         assert engine.version == -1
         await engine.load(store, publish(store, model, 0, text), check=True)
         gone = publish(store, model, 3, text)
-        pause = engine._llm.pause_generation
+        ask = engine._llm.collective_rpc
 
-        async def pause_and_lose(**options):
-            await pause(**options)
-            shutil.rmtree(store.folder / gone)
+        async def lose_and_ask(*method, **options):
+            shutil.rmtree(store.folder / gone, ignore_errors=True)
+            return await ask(*method, **options)
 
-        engine._llm.pause_generation = pause_and_lose
+        engine._llm.collective_rpc = lose_and_ask
         with pytest.raises(WeightsUnavailable, match="v000003-e1 was removed before it was loaded"):
             await engine.load(store, gone, check=True)
-        engine._llm.pause_generation = pause
+        engine._llm.collective_rpc = ask
         assert (engine.version, engine.last_token_age_s) == (0, 0.0)
         seeded = [(await engine.generate(text, 30, 1.0, 5, STOPS)).token_ids for _ in range(2)]
         assert seeded[0] == seeded[1]
@@ -271,9 +276,9 @@ def test_what_is_staged_is_not_computed_with_before_the_engine_takes_it_over(atl
     async def body(engine, tokenizer):
         text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
         await engine.load(store, publish(store, old, 0, text), check=True)
-        newer = store.directory(publish(store, new, 1, text))
+        newer = await store.open(publish(store, new, 1, text))
         for _ in range(2):
-            assert await engine._stage(newer / "model.safetensors")
+            await engine._stage(newer)
             np.testing.assert_allclose(await engine.score([*text, 5]), logprobs_of(old, [*text, 5]), atol=1e-3)
         await engine.load(store, newer.name, check=True)
         np.testing.assert_allclose(await engine.score([*text, 6]), logprobs_of(new, [*text, 6]), atol=1e-3)
@@ -292,29 +297,31 @@ def test_weights_that_cannot_be_staged_leave_the_engine_with_those_it_has(atlas_
         with pytest.raises(WeightsMismatch, match=r"v000001-e1/model.safetensors cannot be loaded: .*of this model\?"):
             await engine.load(store, other, check=True)
         with pytest.raises(WeightsUnavailable, match="v000009-e1 was removed before it was loaded"):
-            await engine._stage(store.folder / "v000009-e1" / "model.safetensors")
+            await engine._stage(replace(await store.open(other), directory=store.folder / "v000009-e1"))
         assert engine.version == 0
         np.testing.assert_allclose(await engine.score([*text, 5]), logprobs_of(model, [*text, 5]), atol=1e-3)
 
     with_engine(atlas_config, tmp_path, model, body)
 
 
-def test_a_model_with_experts_is_not_staged(atlas_config, tmp_path):
-    """They are packed too, and are no linear layers."""
+def test_experts_are_read_before_the_pause_and_packed_in_it(atlas_config, tmp_path):
+    """They are packed too, and are no linear layers: such a model has no shadow."""
     store = WeightStore(tmp_path / "store")
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 384}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
     torch.manual_seed(0)
     shape = Qwen3MoeConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=2, **heads, **experts)
-    model = Qwen3MoeForCausalLM(shape).eval()
+    old, new = Qwen3MoeForCausalLM(shape).eval(), Qwen3MoeForCausalLM(shape).eval()
 
     async def body(engine, tokenizer):
         text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
-        version = store.directory(publish(store, model, 0, text))
-        assert not await engine._stage(version / "model.safetensors")
-        np.testing.assert_allclose(await engine.score(text), logprobs_of(model, text), atol=1e-3)
+        newer = await store.open(publish(store, new, 1, text))
+        await engine._stage(newer)
+        np.testing.assert_allclose(await engine.score(text), logprobs_of(old, text), atol=1e-3)
+        await engine.load(store, newer.name, check=True)
+        np.testing.assert_allclose(await engine.score([*text, 6]), logprobs_of(new, [*text, 6]), atol=1e-3)
 
-    with_engine(atlas_config, tmp_path, model, body)
+    with_engine(atlas_config, tmp_path, old, body)
 
 
 def test_an_engine_does_not_grow_with_the_versions_it_loads(atlas_config, tmp_path):
@@ -367,13 +374,14 @@ class StandingLLM:
         self.asked: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        async def answer(*_: Any, **__: Any) -> None:
-            self.asked.append(name)
+        async def answer(*arguments: Any, **_: Any) -> list[bool]:
+            self.asked.append(arguments[0] if name == "collective_rpc" else name)
+            return [True]
 
         return answer
 
 
-def test_a_version_is_verified_in_a_thread_before_the_engine_is_paused(atlas_config, tmp_path):
+def test_a_version_is_verified_in_a_thread_and_read_before_the_engine_is_paused(atlas_config, tmp_path):
     """Hashing 15 GB takes ten seconds, in which the leases of the worker's tickets must be renewed."""
     configure_process([])
     from cusearch_async.rollout.engine import Engine
@@ -402,8 +410,8 @@ def test_a_version_is_verified_in_a_thread_before_the_engine_is_paused(atlas_con
 
     assert asyncio.run(session()) > 5
     assert verified_in != [threading.main_thread()]
-    assert llm.asked[0] == "pause_generation"
-    assert llm.asked[-1] == "resume_generation"
+    read, swapped = ["stage_weights", "is_staged"], ["take_staged", "update_weight_version"]
+    assert llm.asked == [*read, "pause_generation", *swapped, "resume_generation"]
     assert engine.loaded == name
 
 
