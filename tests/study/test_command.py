@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import pytest
 
@@ -48,8 +49,8 @@ def test_it_is_made_in_pieces_and_says_how_long_the_rest_takes(command, tmp_path
     tables = command()
     assert set(tables.statuses.values()) == {"done"}
     out = capsys.readouterr().out
-    assert "study small: 4 runs, 1 done, 3 to do now, about 0 s left\n" in out
-    assert out.count("; about 0 s left") == 2
+    assert re.search(r"study small: 4 runs, 1 done, 3 to do now, about \d+ s left\n", out)
+    assert len(re.findall(r"; about \d+ s left", out)) == 2
     assert "4 of 4 runs are done" in (tmp_path / "study" / "report.md").read_text()
 
 
