@@ -125,4 +125,4 @@ async def test_in_order_it_scores_every_version_however_late(scene, learner, cap
         await until(lambda: 6 in scores(scene))
     assert list(scores(scene)) == [2, 6]
     for version in (0, 4):
-        assert f"version {version} is not scored: its weights are not in" in caplog.text
+        assert f"version {version} is not scored: its weights are no longer there" in caplog.text
