@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -225,13 +226,22 @@ def test_a_process_that_dies_is_quoted_by_its_last_error(fleet, tmp_path, log, q
 
 @pytest.mark.system
 def test_each_process_gets_the_secrets_that_it_needs(fleet, monkeypatch):
-    for secret in ("CUSEARCH_REDIS_PASSWORD", "SERPER_API_KEY"):
+    for secret in fleets._SECRETS:
         monkeypatch.setenv(secret, "hush")
     fleet.start_services()
-    assert read_environment(fleet.children["retriever"]) == {"SERPER_API_KEY": "hush"}
+    of_engines = {"SERPER_API_KEY": "hush", "SERPAPI_API_KEY": "hush", "CUSEARCH_SIMULATOR_KEY": "hush"}
+    assert read_environment(fleet.children["retriever"]) == of_engines
     fleet.start_run()
     for name in ("learner", "rollout-0"):
-        assert read_environment(fleet.children[name]) == {"CUSEARCH_REDIS_PASSWORD": "hush"}
+        of_the_run = {f"CUSEARCH_{what}": "hush" for what in ("REDIS_PASSWORD", "SENTINEL_PASSWORD", "WEIGHTS_TOKEN")}
+        assert read_environment(fleet.children[name]) == of_the_run
+
+
+def test_every_secret_that_the_package_reads_has_processes_that_need_it():
+    """Others are started without it."""
+    named = re.compile(r'"([A-Z_]+_(?:PASSWORD|TOKEN|KEY))"')
+    files = Path(fleets.__file__).parents[2].rglob("*.py")
+    assert {name for file in files for name in named.findall(file.read_text(encoding="utf-8"))} == set(fleets._SECRETS)
 
 
 class Unstarted(Fleet):

@@ -46,6 +46,8 @@ their tickets, then the learner, which saves its checkpoint, then the services."
 _SECRETS = {
     "CUSEARCH_REDIS_PASSWORD": ("learner", "rollout", "evaluator"),
     "CUSEARCH_SENTINEL_PASSWORD": ("learner", "rollout", "evaluator"),
+    "CUSEARCH_WEIGHTS_TOKEN": ("learner", "rollout", "evaluator"),
+    "CUSEARCH_JUDGE_KEY": ("eval_",),
     "SERPER_API_KEY": ("retriever",),
     "SERPAPI_API_KEY": ("retriever",),
     "CUSEARCH_SIMULATOR_KEY": ("retriever",),
@@ -244,6 +246,8 @@ class Fleet:
             raise
 
     def _end(self, stage: Sequence[Child], patience_s: float) -> None:
+        if not stage:
+            return
         for child in stage:
             if child.process.poll() is None:
                 child.process.terminate()
