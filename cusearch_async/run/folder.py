@@ -131,7 +131,7 @@ def hold(folder: Path) -> Iterator[None]:
     """Lock a folder with a marker: meanwhile no other process can launch in it, move it or delete it.
 
     Raises: RunInUse when another process holds it."""
-    with _lock(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first"):
+    with locked(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first"):
         yield
 
 
@@ -140,7 +140,7 @@ def hold_as_learner(folder: Path) -> Iterator[None]:
     """Lock a folder against moving and deleting. Several learners may hold this lock: the newest one fences the others.
 
     Raises: RunInUse while it is being moved or deleted."""
-    with _lock(folder / LEARNER, fcntl.LOCK_SH, f"{folder} is being moved or deleted; start again when that is done"):
+    with locked(folder / LEARNER, fcntl.LOCK_SH, f"{folder} is being moved or deleted; start again when that is done"):
         yield
 
 
@@ -149,7 +149,7 @@ def hold_without_learner(folder: Path) -> Iterator[None]:
     """Lock a folder against learners, also when its Redis cannot be reached.
 
     Raises: RunInUse while a learner runs in it."""
-    with _lock(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first"):
+    with locked(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first"):
         yield
 
 
@@ -163,7 +163,7 @@ def hold_for_take_over(folder: Path, wait_s: float) -> Iterator[None]:
     with ExitStack() as held:
         while True:
             try:
-                held.enter_context(_lock(path, fcntl.LOCK_EX, refusal))
+                held.enter_context(locked(path, fcntl.LOCK_EX, refusal))
                 break
             except RunInUse:
                 if time.monotonic() > deadline:
@@ -173,9 +173,9 @@ def hold_for_take_over(folder: Path, wait_s: float) -> Iterator[None]:
 
 
 @contextmanager
-def _lock(path: Path, how: int, refusal: str) -> Iterator[None]:
+def locked(path: Path, how: int, refusal: str) -> Iterator[None]:
     """A file lock that ends with this process at the latest. If the file system has no locks, it only logs a
-    warning."""
+    warning. Raises: RunInUse with `refusal`."""
     with ExitStack() as held:
         try:
             file = held.enter_context(path.open("r+b" if path.name == MARKER else "a+b"))
@@ -183,7 +183,7 @@ def _lock(path: Path, how: int, refusal: str) -> Iterator[None]:
         except BlockingIOError as error:
             raise RunInUse(refusal) from error
         except OSError as error:
-            log.warning("%s cannot be locked (%s): start no second run in its folder", path, error.strerror)
+            log.warning("%s cannot be locked (%s): let no second run use its folder", path, error.strerror)
         yield
 
 

@@ -24,7 +24,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,10 +37,11 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.typedefs import Handler
 
 from cusearch_async.config import Config, make_weights_token, weights_token, weights_token_file
-from cusearch_async.errors import ConfigError, WeightsUnavailable, first_line
+from cusearch_async.errors import ConfigError, RunInUse, WeightsUnavailable, first_line
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, write_failed, writing
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks
+from cusearch_async.run.folder import locked
 from cusearch_async.weights.folder import NAME, WeightStore, newest_of, read_manifest
 from cusearch_async.weights.interface import (
     ADAPTER_CONFIG,
@@ -253,7 +254,7 @@ class Downloads:
         return manifest
 
     async def _fetch(self, name: str, file: str, folder: Path, tensors: ArrivingTensors | None = None) -> None:
-        """After a lost connection it goes on at the byte that was next."""
+        """A lost connection is resumed at the next byte."""
         failures = 0
         with (folder / file).open("wb") as into:
             while True:
@@ -319,12 +320,12 @@ def _keep(piece: bytes, file: BinaryIO, tensors: ArrivingTensors | None) -> None
 @asynccontextmanager
 async def _alone(lock: Path) -> AsyncIterator[None]:
     """Inside, no other process of this machine is."""
-    with lock.open("ab") as file:
+    with ExitStack() as held:
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.enter_context(locked(lock, fcntl.LOCK_EX, f"{lock.parent} is in use"))
                 break
-            except BlockingIOError:
+            except RunInUse:
                 await asyncio.sleep(POLL_S)
         yield
 
