@@ -205,12 +205,14 @@ class Engine:
                 await self._unless_dead(self.check(version.manifest, name))
 
     async def _take(self, version: OpenedVersion) -> None:
-        if version.manifest.adapter is None:
+        is_adapter = version.manifest.adapter is not None  # which vLLM reads in the pause
+        if not is_adapter:
             await self._stage(version)
         async with self._paused():
-            if is_there := (version.directory / version.manifest.file).exists() or version.manifest.adapter is None:
+            is_gone = is_adapter and not (version.directory / version.manifest.file).exists()
+            if not is_gone:
                 await self._swap(version)
-        if not is_there:
+        if is_gone:
             raise WeightsUnavailable(f"{version.directory} was removed before it was loaded")
 
     async def _stage(self, version: OpenedVersion) -> None:

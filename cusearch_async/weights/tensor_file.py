@@ -81,9 +81,9 @@ def records_of(path: Path) -> dict[str, TensorRecord]:
         if size < _ALIGNMENT:
             raise BadTensorFile(f"{path.name} has {size} bytes")
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as content:
-            if size < _header_end(path.name, content):
-                raise BadTensorFile(f"{path.name} is torn: its header has {_header_end(path.name, content)} bytes")
-            places = _read_places(path.name, content)
+            if size < (start := _header_end(path.name, content)):
+                raise BadTensorFile(f"{path.name} is torn: its header ends at byte {start} of {size}")
+            places = _read_places(path.name, bytes(content[:start]))
             for name, place in places.items():
                 if place.end > size:
                     raise BadTensorFile(f"{path.name} is torn: tensor {name} ends at byte {place.end} of {size}")
@@ -108,14 +108,14 @@ class ArrivingTensors:
         """Raises: BadTensorFile, which names the first tensor that is not what it was when it was written."""
         if self._places is None:
             self._start += piece
-            if len(self._start) < _ALIGNMENT or len(self._start) < _header_end(self._name, self._start):
+            if len(self._start) < _ALIGNMENT or len(self._start) < (end := _header_end(self._name, self._start)):
                 return
-            self._end = _header_end(self._name, self._start)
-            places = _read_places(self._name, self._start[: self._end])
+            self._end = end
+            places = _read_places(self._name, bytes(self._start[:end]))
             if places.keys() != self._expected.keys():
                 raise BadTensorFile(f"{self._name} and its records name different tensors")
             self._places = dict(sorted(places.items(), key=lambda named: (named[1].begin, named[1].end)))
-            piece = bytes(self._start[self._end :])
+            piece = bytes(self._start[end:])
         self._check(memoryview(piece), self._places)
 
     def _check(self, piece: memoryview, places: dict[str, _Place]) -> None:
@@ -131,7 +131,7 @@ class ArrivingTensors:
             del places[name]
             self._digest.reset()
         if piece:
-            raise BadTensorFile(f"{self._name} goes on after its last tensor")
+            raise BadTensorFile(f"{self._name} has bytes after its last tensor")
 
     def finish(self) -> None:
         """Raises: BadTensorFile for a file that is not whole."""
@@ -159,7 +159,7 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, _Plac
     return len(text).to_bytes(_ALIGNMENT, "little") + text, _places(offsets, start)
 
 
-def _header_end(name: str, content: bytes | bytearray | memoryview) -> int:
+def _header_end(name: str, content: bytearray | memoryview) -> int:
     """Bytes before the first tensor."""
     length = int.from_bytes(content[:_ALIGNMENT], "little")
     if length > _LONGEST_HEADER:
@@ -167,11 +167,11 @@ def _header_end(name: str, content: bytes | bytearray | memoryview) -> int:
     return _ALIGNMENT + length
 
 
-def _read_places(name: str, content: bytes | bytearray | memoryview) -> dict[str, _Place]:
-    """`content` begins with the whole header."""
-    start = _header_end(name, content)
+def _read_places(name: str, header: bytes) -> dict[str, _Place]:
+    """`header` is all before the first tensor."""
+    start = len(header)
     try:
-        places = _places(json.loads(bytes(content[_ALIGNMENT:start])), start)
+        places = _places(json.loads(header[_ALIGNMENT:]), start)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadTensorFile(f"{name} has no readable header ({error})") from error
     for tensor, place in places.items():

@@ -354,6 +354,17 @@ async def test_a_learner_at_its_end_does_not_wait_for_who_has_gone(site, servers
         await until(lambda: not servers[0]._needing)
 
 
+async def test_a_learner_at_its_end_gives_up_who_does_not_come_back(site, servers, monkeypatch):
+    monkeypatch.setattr(http, "SILENCE_S", 1)
+    site.publish(1)
+    headers = {"Authorization": "Bearer of this test"}
+    async with asyncio.timeout(10 * SLOW), aiohttp.ClientSession() as session:
+        async with site.learner.serving():
+            asking = asyncio.ensure_future(session.get(f"{site.url}/weights/last?client=c", headers=headers))
+            await until(lambda: bool(servers[0]._needing))
+        assert await (await asking).json() == site.store.names()
+
+
 async def test_a_learner_at_its_end_waits_for_downloads_that_are_under_way(site, servers, monkeypatch):
     name, keep = site.publish(1), http._keep
     begun = asyncio.Event()
