@@ -2,7 +2,8 @@
 
 CusearchError
 ├── ConfigError            the config or the command line is wrong, or a file or service it names cannot be used
-│   └── ContractMismatch   the settings or data of this process differ from the run contract
+│   ├── ContractMismatch   the settings or data of this process differ from the run contract
+│   └── MissingExtra       a package that only an extra of this one installs is not installed
 ├── RunInUse               other processes use the run or its folder
 ├── BufferUnavailable      Redis cannot be reached, or refuses the connection
 ├── BufferLost             Redis has lost or damaged data that it had acknowledged
@@ -28,6 +29,9 @@ CusearchError
 └── JudgeFailed            the judge of an evaluation fails, or says neither yes nor no
 """
 
+from collections import abc
+from contextlib import contextmanager
+
 
 class CusearchError(Exception):
     pass
@@ -38,6 +42,10 @@ class ConfigError(CusearchError):
 
 
 class ContractMismatch(ConfigError):
+    pass
+
+
+class MissingExtra(ConfigError):
     pass
 
 
@@ -141,3 +149,13 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type when the message is empty."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+@contextmanager
+def packages_of(extra: str) -> abc.Iterator[None]:
+    """Wraps the imports of packages that only `extra` installs. Raises: MissingExtra, which names it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise MissingExtra(f"{package} is not installed: pip install 'cusearch-async[{extra}]'") from error

@@ -49,9 +49,11 @@ def versions(list_name: str) -> dict[str, str]:
 
 
 def requirements(extra: str) -> list[Requirement]:
-    """What pyproject.toml asks for: its dependencies and those of one extra and of `dev`."""
+    """What pyproject.toml asks for: its dependencies and those of one extra, of `all` and of `dev`."""
     extras = PROJECT["optional-dependencies"]
-    return [Requirement(line) for line in [*PROJECT["dependencies"], *extras[extra], *extras["dev"]]]
+    (everything,) = extras["all"]
+    lines = [line for name in (extra, *Requirement(everything).extras, "dev") for line in extras[name]]
+    return [Requirement(line) for line in [*PROJECT["dependencies"], *lines]]
 
 
 def asked(list_name: str) -> dict[str, str]:

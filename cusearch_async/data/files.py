@@ -12,14 +12,14 @@ import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-import pyarrow as pa
-from pyarrow import parquet
+from typing import IO, TYPE_CHECKING, Any
 
 from cusearch_async.data import columns
-from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.errors import ConfigError, first_line, packages_of
 from cusearch_async.surrogates import half_character
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 HUB = "hf:"
 SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
@@ -93,7 +93,7 @@ def read_rows(path: Path, key: str) -> Iterator[Row]:
             if file.peek(2)[:2] in _UTF_16:
                 raise ConfigError(f"{key}: {path} is UTF-16; save it as UTF-8")
             yield from _table_rows(path, file) if ending(path) in (".csv", ".tsv") else _json_rows(path, file)
-    except (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise ConfigError(f"{key}: cannot read {path}: {error}") from error
 
 
@@ -115,17 +115,23 @@ def _opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    file = parquet.ParquetFile(path)
-    names = file.schema_arrow.names
-    _check_columns(path, names)
-    wanted = [name for name in names if columns.is_read(columns.folded(name))]
-    if "question" in map(columns.folded, names):
-        wanted = [name for name in wanted if columns.folded(name) != "prompt"]  # long, and of no use then
-    number = 0
-    for batch in file.iter_batches(columns=wanted):
-        for values, problem in _values_of(batch):
+    """Raises: OSError; ConfigError; MissingExtra."""
+    with packages_of("eval"):
+        import pyarrow as pa  # noqa: PLC0415  (only for a parquet file)
+        from pyarrow import parquet  # noqa: PLC0415
+
+    try:
+        file = parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        _check_columns(path, names)
+        wanted = [name for name in names if columns.is_read(columns.folded(name))]
+        if "question" in map(columns.folded, names):
+            wanted = [name for name in wanted if columns.folded(name) != "prompt"]  # long, and of no use then
+        rows = (row for batch in file.iter_batches(columns=wanted) for row in _values_of(batch))
+        for number, (values, problem) in enumerate(rows):
             yield Row(f"{path}, row {number}", columns.by_name(values), problem, names)
-            number += 1
+    except pa.ArrowException as error:
+        raise OSError(str(error)) from error
 
 
 def _check_columns(path: Path, names: Collection[str]) -> None:

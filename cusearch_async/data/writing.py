@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import parquet
-
 from cusearch_async.environments.templates import PAPER
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, packages_of
 from cusearch_async.files import write_file
 from cusearch_async.types import Question
 
 ENDINGS = (".parquet", ".jsonl")
-_DOCUMENTS = pa.list_(pa.struct([("text", pa.string())]))
 
 
 def refuse_ending(path: Path, option: str) -> None:
@@ -34,11 +30,16 @@ def write_questions(questions: Sequence[Question], path: Path) -> None:
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
         write_file(path, "".join(lines).encode())
         return
+    with packages_of("eval"):
+        import pyarrow as pa  # noqa: PLC0415  (only for a parquet file)
+        from pyarrow import parquet  # noqa: PLC0415
+
     table = pa.Table.from_pylist([_row(question) for question in questions])
     known = [_known(question) for question in questions]
     if any("evidence_docs" in one for one in known):
         # from_pylist finds no type where no question has any
-        table = table.append_column("evidence_docs", pa.array([one.get("evidence_docs") for one in known], _DOCUMENTS))
+        documents = pa.list_(pa.struct([("text", pa.string())]))
+        table = table.append_column("evidence_docs", pa.array([one.get("evidence_docs") for one in known], documents))
     if any("metadata" in one for one in known):
         texts = [json.dumps(one["metadata"], default=str) if "metadata" in one else None for one in known]
         table = table.append_column("metadata", pa.array(texts, pa.string()))

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
-from scipy import stats
 
 from cusearch_async.algorithm.answers import Metric, normalize_answer
+from cusearch_async.errors import packages_of
 from cusearch_async.evaluation.probing import Played
 from cusearch_async.types import Question, Trajectory
+
+with packages_of("eval"):
+    from scipy import stats
 
 ABSTENTIONS = frozenset({"", "unknown", "unsure", "none", "not found", "i dont know", "dont know", "no answer"})
 """Normalised answers that are none."""

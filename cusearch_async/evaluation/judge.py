@@ -11,11 +11,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openai import AsyncOpenAI, OpenAIError
-
 from cusearch_async.config import JudgeConfig
-from cusearch_async.errors import JudgeFailed, first_line
+from cusearch_async.errors import JudgeFailed, first_line, packages_of
 from cusearch_async.types import Trajectory
+
+with packages_of("eval"):
+    from openai import AsyncOpenAI, OpenAIError
 
 KEY = "CUSEARCH_JUDGE_KEY"
 """Environment variable with the server's key, if it needs one."""

@@ -10,13 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import bm25s
 import numpy as np
 
+from cusearch_async.errors import packages_of
 from cusearch_async.files import put_in_place, remove, write_file, writing
 from cusearch_async.retrieval import manifest
 from cusearch_async.retrieval.backend import Passage, Scored
 from cusearch_async.retrieval.words import Tokenizer, identity, unicode_words, words_of
+
+with packages_of("retrieval"):
+    import bm25s
+    import numba  # noqa: F401  (bm25s scores with it)
 
 log = logging.getLogger(__name__)
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to tell every step

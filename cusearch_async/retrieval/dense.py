@@ -15,20 +15,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModel
 
 from cusearch_async.config import DenseConfig
-from cusearch_async.errors import ConfigError, SearchFailed, first_line
+from cusearch_async.errors import ConfigError, SearchFailed, first_line, packages_of
 from cusearch_async.files import put_in_place, writing
 from cusearch_async.retrieval import manifest, pretrained
 from cusearch_async.retrieval.backend import Passage, Scored
 from cusearch_async.retrieval.encoder_folder import resolved
 from cusearch_async.streams import Stream, stream
 from cusearch_async.surrogates import without_surrogates
+
+with packages_of("retrieval"):
+    import faiss
 
 log = logging.getLogger(__name__)
 

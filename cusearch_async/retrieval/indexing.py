@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,25 +11,23 @@ import numpy as np
 from cusearch_async.config import RetrieverConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import put_in_place, writing
-from cusearch_async.retrieval import bm25
 from cusearch_async.retrieval.backend import Passage
-from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.corpus import Corpus
 from cusearch_async.retrieval.local import Index, Reranks
 from cusearch_async.retrieval.words import tokenizer_named
 
 STARTS = "passages.npy"
 
-# dense and rerank bring torch, and only who asks for them waits for it.
+# bm25, dense and rerank bring numba, FAISS and torch, and only who asks for them waits for that.
 
 
 def in_memory(passages: Sequence[Passage], settings: RetrieverConfig) -> Index:
     """Raises: ConfigError."""
-    try:
-        if settings.backend == "bm25":
+    if settings.backend == "bm25":
+        from cusearch_async.retrieval.bm25 import Bm25Index  # noqa: PLC0415
+
+        with _bad_corpus_named(settings):
             return Bm25Index.in_memory(passages, tokenizer_named(settings.bm25.tokenizer))
-    except ValueError as error:
-        raise ConfigError(f"retriever.corpus {settings.corpus}: {error}") from error
     from cusearch_async.retrieval.dense import DenseIndex  # noqa: PLC0415
 
     return DenseIndex.in_memory(passages, settings.dense)
@@ -41,16 +40,25 @@ def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: 
         np.save(unfinished, corpus.starts)
     put_in_place(folder / STARTS)
     if settings.backend == "bm25":
-        try:
+        from cusearch_async.retrieval import bm25  # noqa: PLC0415
+
+        with _bad_corpus_named(settings):
             bm25.build(corpus, folder, corpus.fingerprint, tokenizer_named(settings.bm25.tokenizer), on_progress)
-        except ValueError as error:
-            raise ConfigError(f"retriever.corpus {settings.corpus}: {error}") from error
     elif settings.backend == "dense":
         from cusearch_async.retrieval import dense  # noqa: PLC0415
 
         dense.build(corpus, folder, settings.dense, corpus.fingerprint, on_progress)
     else:
         raise ConfigError(f"retriever.backend {settings.backend!r} has no index; bm25 and dense have")
+
+
+@contextmanager
+def _bad_corpus_named(settings: RetrieverConfig) -> Iterator[None]:
+    """Raises: ConfigError for a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"retriever.corpus {settings.corpus}: {error}") from error
 
 
 def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
@@ -65,6 +73,8 @@ def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
         ) from error
     corpus = Corpus.opened(path, starts)
     if settings.backend == "bm25":
+        from cusearch_async.retrieval.bm25 import Bm25Index  # noqa: PLC0415
+
         return Bm25Index.load(folder, corpus, corpus.fingerprint, tokenizer_named(settings.bm25.tokenizer))
     from cusearch_async.retrieval.dense import DenseIndex  # noqa: PLC0415
 

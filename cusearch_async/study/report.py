@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
+from cusearch_async.errors import packages_of
 from cusearch_async.files import write_file
 from cusearch_async.study.claims import Outcome, outcomes_of
 from cusearch_async.study.curves import CURVES, Curve, draw
@@ -22,6 +22,9 @@ from cusearch_async.study.statistics import Estimate, estimate, holm
 from cusearch_async.study.tables import Tables
 from cusearch_async.study.usable import compare_at_equal, usable_of
 from cusearch_async.study.variants import Variant, compare, matrix, said, variants_of
+
+with packages_of("study"):
+    import pandas as pd
 
 HOW = """Intervals are of 95 %, over seeds and questions; an interval leaves out 0 just where p is below 0.05. Holm's p
 is over the rows of a table, those without data included. *Detectable* is the true effect that Holm's first step would

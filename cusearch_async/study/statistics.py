@@ -21,12 +21,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from scipy import optimize, stats
 
 from cusearch_async.algorithm.advantages import EQUAL
+from cusearch_async.errors import packages_of
 from cusearch_async.study.tables import area_weights
+
+with packages_of("study"):
+    import pandas as pd
+    from scipy import optimize, stats
 
 LEVEL = 0.95
 POWER = 0.8

@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cusearch_async.data.questions import load_eval_questions
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, packages_of
 from cusearch_async.files import write_file
 from cusearch_async.metrics.files import read_metrics, read_scores
 from cusearch_async.run.folder import METRICS, SCORES
 from cusearch_async.run.history import epochs_and_steps, read_starts
 from cusearch_async.study.plan import Plan, PlannedRun, value_of
+
+with packages_of("study"):
+    import pandas as pd
+    import pyarrow  # noqa: F401  (pandas reads and writes parquet with it)
 
 STEP_METRICS = (
     "reward/all",

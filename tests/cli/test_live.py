@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from typing import ClassVar
@@ -296,6 +297,18 @@ def test_a_run_without_steps_is_concluded_without_a_picture(atlas_config, tmp_pa
     assert live.conclude(config, Ledger(), Audit(kept=0, findings=()), 3.2, console)["steps"] == 0
     assert console.file.getvalue() == "no step was done in 3 s, start-up included\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_concluded_without_a_plot_where_nothing_can_draw(atlas_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(0, **EXTRA)) + "\n")
+    console = Console(file=io.StringIO(), width=80)
+    assert live.conclude(config, Ledger(), Audit(kept=0, findings=()), 3.2, console)["steps"] == 1
+    live.print_results(config, None, console)
+    said = "plot.png was not drawn: matplotlib is not installed: pip install 'cusearch-async[study]'\n"
+    assert console.file.getvalue().startswith(said)
+    assert str(tmp_path / "plot.png") not in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

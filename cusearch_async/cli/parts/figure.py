@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, packages_of
 from cusearch_async.metrics.drawing import pyplot
 from cusearch_async.run.folder import METRICS
 
@@ -33,7 +33,8 @@ DRAWN: dict[str, Any] = {"step": float, DEPTHS: list[float] | None} | dict.fromk
 
 def refuse_format(path: Path, option: str) -> None:
     """Raises: ConfigError that names `option`, the option with the path, for a file that matplotlib cannot draw."""
-    from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415  (takes a second to load)
+    with packages_of("study"):
+        from matplotlib.backend_bases import FigureCanvasBase  # noqa: PLC0415  (takes a second to load)
 
     known = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.lower()[1:] not in known:
@@ -111,7 +112,8 @@ def _series(rows: list[dict[str, Any]], name: str) -> Any:
 
 
 def _draw_depths(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
-    from matplotlib import colormaps  # noqa: PLC0415
+    with packages_of("study"):
+        from matplotlib import colormaps  # noqa: PLC0415
 
     deepest = max(len(row.get(DEPTHS) or []) for row in rows)
     counts = np.zeros((len(rows), max(1, deepest)))

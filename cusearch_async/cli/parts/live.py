@@ -24,7 +24,7 @@ from cusearch_async.cli.parts.opening import is_closed
 from cusearch_async.cli.parts.terminal import duration
 from cusearch_async.config import Config
 from cusearch_async.data.questions import has_held_out
-from cusearch_async.errors import ProcessDied
+from cusearch_async.errors import MissingExtra, ProcessDied
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run.folder import METRICS
@@ -234,7 +234,10 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
         console.print(f"no step was done in {wall_s:.0f} s, start-up included")
         return summary
     title = f"{config.run.name}: {config.method.name}, staleness ≤ {config.pool.max_staleness}"
-    draw(rows, title, config.folder / "plot.png")
+    try:
+        draw(rows, title, config.folder / "plot.png")
+    except MissingExtra as error:
+        console.print(f"plot.png was not drawn: {error}", style="yellow", soft_wrap=True, markup=False)
     staleness_max = max(row["staleness/max"] for row in rows)
     trapped = sum(row.get("selection/phase_trapped", 0.0) > 0 for row in rows)
     console.print(progress_table(rows))
@@ -270,12 +273,9 @@ def whole_checkpoint(config: Config) -> Checkpoint | None:
 def print_results(config: Config, newest: Checkpoint | None, console: Console) -> None:
     """Print where the results are and how to use them, one path per line. `newest` is the verified checkpoint whose
     model is recommended."""
-    settings = config.folder / "config.toml"
-    lines = {
-        "plot": config.folder / "plot.png",
-        "metrics": config.folder / METRICS,
-        "curves": f"tensorboard --logdir {config.folder / 'tensorboard'}",
-    }
+    settings, plot = config.folder / "config.toml", config.folder / "plot.png"
+    lines: dict[str, object] = {"plot": plot} if plot.exists() else {}
+    lines |= {"metrics": config.folder / METRICS, "curves": f"tensorboard --logdir {config.folder / 'tensorboard'}"}
     if newest is not None:
         model, suite = newest.path / "model", "" if has_held_out(config) else " --suite nq"
         lines |= {

@@ -21,6 +21,7 @@ from cusearch_async.environments import NoSearch
 from cusearch_async.errors import ConfigError
 from cusearch_async.extensions import load_function
 from cusearch_async.retrieval.corpus import read_start
+from cusearch_async.retrieval.indexing import STARTS
 from cusearch_async.retrieval.websearch import key_variable
 from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.transport.buffer import TRANSPORTS
@@ -83,8 +84,6 @@ def _corpus(retriever: RetrieverConfig) -> Finding:
 
 
 def _index(retriever: RetrieverConfig, folder: Path) -> Finding:
-    from cusearch_async.retrieval.indexing import STARTS  # noqa: PLC0415  (numba only where it is needed)
-
     if not folder.exists():
         text = f"{folder} does not exist; build it with `cusearch index CONFIG`"
         return Finding("not reachable", "retriever.index", text)
