@@ -1,6 +1,6 @@
-"""`make docs`: writes the parts of these pages that are made from the code, below their marker.
+"""`make docs`: writes the parts of these pages that are made from the code, below their marker; and the pictures.
 
-tests/test_docs.py fails where a page is not what this writes."""
+tests/test_docs.py fails where a page or a picture is not what this writes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cusearch_async.cli.config import reference
 from cusearch_async.cli.main import make_parser
 from cusearch_async.config import CONFIG_HELP
 from cusearch_async.metrics.table import FAMILIES, Metric
+from docs import pictures
 
 DOCS = Path(__file__).parent
 MARKER = "<!-- What follows is written by `make docs`. -->\n\n"
@@ -44,10 +45,13 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": partial(reference, None),
     "metrics.md": metrics,
 }
+PICTURES: dict[str, Callable[[], str]] = {"images/buckets.svg": pictures.buckets, "images/peek.svg": pictures.peek}
 
 
 def whole(name: str) -> str:
-    """The page `name` as it should be."""
+    """The page or picture `name` as it should be."""
+    if name in PICTURES:
+        return PICTURES[name]()
     by_hand = (DOCS / name).read_text(encoding="utf-8").partition(MARKER)[0]
     return by_hand + MARKER + PAGES[name]()
 
@@ -102,5 +106,5 @@ def _inner(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse
 
 
 if __name__ == "__main__":
-    for name in PAGES:
+    for name in (*PAGES, *PICTURES):
         (DOCS / name).write_text(whole(name), encoding="utf-8")

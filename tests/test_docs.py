@@ -21,7 +21,7 @@ from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.run import folder as run_folder
 from cusearch_async.transport.interface import Ledger
 from cusearch_async.types import Pool
-from docs.generate import PAGES, whole
+from docs.generate import PAGES, PICTURES, whole
 from tests.strategies import make_trajectory
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -103,7 +103,7 @@ def test_every_metric_of_a_step_is_in_the_table_and_the_page_is_made_of_it():
     assert names == table.names()
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *PICTURES])
 def test_a_generated_page_is_what_the_code_says(name):
     """`make docs` writes it."""
     assert (DOCS / name).read_text(encoding="utf-8") == whole(name)

@@ -120,8 +120,6 @@ class DeepSpeedConfig(Section):
     """Data type in which gradients are accumulated; None: the model's. `fp32` takes 4 bytes per parameter."""
     communication_data_type: Free[Literal["fp32", "bf16"] | None] = None
     """Data type in which gradients are summed over ranks; None: the gradients' own."""
-    aio: Free[dict[str, Any]] = Field({})
-    """Options of offloading to NVMe."""
 
     @model_validator(mode="after")
     def _refuse(self) -> DeepSpeedConfig:

@@ -298,7 +298,6 @@ def settings_of(config: Config) -> dict[str, Any]:
         "zero_optimization": given.zero_optimization | {"stage": settings.zero_stage},
         **({"data_types": {"grad_accum_dtype": gradients}} if gradients else {}),
         **({"communication_data_type": given.communication_data_type} if given.communication_data_type else {}),
-        **({"aio": given.aio} if given.aio else {}),
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }

@@ -86,6 +86,20 @@ def test_whole_steps_are_those_of_torchs_own_optimizer(tmp_path, atlas_config, s
     assert off < (1e-3) ** 2 * whole, "float32 against float64"
 
 
+@pytest.mark.parametrize("stage", ["1", "2"])
+def test_gradients_are_summed_over_ranks_in_the_data_type_that_is_set(tmp_path, stage):
+    """Float32 for a float32 model; bfloat16 rounds them."""
+    key = "--learner.deepspeed.communication_data_type"
+    options = {"unset": (), "fp32": (key, "fp32"), "bf16": (key, "bf16")}
+    settings = (*SETTINGS, "--learner.zero_stage", stage)
+    unset, float32, bfloat16 = (
+        train(tmp_path, name, "--to-step", "1", ranks=2, settings=(*settings, *option))
+        for name, option in options.items()
+    )
+    assert all(torch.equal(unset[name], float32[name]) for name in unset)
+    assert not all(torch.equal(unset[name], bfloat16[name]) for name in unset)
+
+
 def test_only_an_offloaded_optimizer_is_fused(atlas_config):
     """Its rounding is another: what is trained on a CPU stays as it was."""
     from cusearch_async.learner.deepspeed_engine import settings_of
