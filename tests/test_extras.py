@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from cusearch_async.data.writing import write_questions
+from cusearch_async.data.files import write_questions
 from cusearch_async.types import Question
 from tests.conftest import SLOW
 

@@ -167,8 +167,8 @@ def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], 
 
 
 def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
+    from cusearch_async.data.files import refuse_ending, write_questions  # noqa: PLC0415
     from cusearch_async.data.questions import load_questions  # noqa: PLC0415
-    from cusearch_async.data.writing import refuse_ending, write_questions  # noqa: PLC0415
 
     refuse_ending(arguments.output, "--output")
     refuse_unwritable(arguments.output, "--output")

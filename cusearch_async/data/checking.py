@@ -63,7 +63,22 @@ def asked(text: str) -> str:
 
 def warnings_of(found: Checked) -> list[str]:
     """What is no problem of a single row, but may be a mistake."""
-    return [text for text in (_unanswerable(found), _joined(found), _repeated(found)) if text]
+    unanswerable, joined, said = [], [], []
+    by_text: defaultdict[str, list[str]] = defaultdict(list)
+    for question in found.questions:
+        place = found.places[question.id]
+        by_text[asked(question.text)].append(place)
+        unanswerable += [] if can_be_answered(question) else [f"{place}: {question.answers[0]!r:.40}"]
+        joined += [f"{place}: {answer!r:.60}" for answer in question.answers if _JOINED.search(answer.strip())]
+    if rows := unanswerable:
+        why = "because scoring removes articles and punctuation"
+        said.append(f"{len(rows)} can never be scored correct, {why} ({_few(rows)})")
+    if rows := joined:
+        noun = "gold answer" if len(rows) == 1 else "gold answers"
+        said.append(f"{len(rows)} {noun} may be several in one text ({_few(rows)}); write those that are as a list")
+    if rows := [", ".join(places) for places in by_text.values() if len(places) > 1]:
+        said.append(f"{len(rows)} question{' is' if len(rows) == 1 else 's are'} asked more than once ({_few(rows)})")
+    return said
 
 
 def overlap(found: Checked, others: Mapping[str, str]) -> list[str]:
@@ -88,37 +103,6 @@ def known_of(questions: Sequence[Question]) -> str:
     hops = Counter(question.hops for question in questions if question.hops is not None)
     told = ", ".join(f"{number} ({count})" for number, count in sorted(hops.items()))
     return f"evidence known of {evidence}; hops (questions): {told or 'not known'}"
-
-
-def _unanswerable(found: Checked) -> str:
-    rows = [
-        f"{found.places[question.id]}: {question.answers[0]!r:.40}"
-        for question in found.questions
-        if not can_be_answered(question)
-    ]
-    said = f"{len(rows)} can never be scored correct, because scoring removes articles and punctuation ({_few(rows)})"
-    return said if rows else ""
-
-
-def _joined(found: Checked) -> str:
-    rows = [
-        f"{found.places[question.id]}: {answer!r:.60}"
-        for question in found.questions
-        for answer in question.answers
-        if _JOINED.search(answer.strip())
-    ]
-    noun = "gold answer" if len(rows) == 1 else "gold answers"
-    said = f"{len(rows)} {noun} may be several in one text ({_few(rows)}); write those that are as a list"
-    return said if rows else ""
-
-
-def _repeated(found: Checked) -> str:
-    by_text: defaultdict[str, list[str]] = defaultdict(list)
-    for question in found.questions:
-        by_text[asked(question.text)].append(found.places[question.id])
-    rows = [", ".join(places) for places in by_text.values() if len(places) > 1]
-    noun = "question is" if len(rows) == 1 else "questions are"
-    return f"{len(rows)} {noun} asked more than once ({_few(rows)})" if rows else ""
 
 
 def _few(rows: Sequence[str]) -> str:

@@ -1,7 +1,12 @@
-"""The columns of question files that are read, by what they hold. Upper and lower case make no difference."""
+"""The columns of question files that are read, by what they hold, and the lists and objects that cells hold as text.
+
+Upper and lower case of names make no difference. Text is JSON, Python's repr, or numpy's, as pandas writes it into CSV.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
@@ -12,15 +17,8 @@ QUESTION = ("question", "query")
 MODEL = "reward_model"
 """Its ground_truth is what Search-R1 and VERL score with."""
 ANSWERS = (
-    "golden_answers",
-    "golden_answer",
-    "gold_answers",
-    "gold_answer",
-    MODEL,
-    "answers",
-    "answer",
-    "ground_truth",
-    "possible_answers",
+    *("golden_answers", "golden_answer", "gold_answers", "gold_answer", MODEL),
+    *("answers", "answer", "ground_truth", "possible_answers"),
 )
 """The first that a row has holds its gold answers; lists in the others, and in extra_info, add to them."""
 _ALIASES = re.compile(
@@ -34,11 +32,15 @@ HOPS = ("hops", "n_hops", "num_hops", "hop")
 METADATA = (*HOPS, "type", "level", "difficulty", "question_type", "question_decomposition")
 """What is kept of a row besides its `metadata`."""
 EVIDENCE = ("evidence_docs", "paragraphs", "supporting_facts", "context")
-READ = frozenset(
-    {"prompt", "data_source", "extra_info", "metadata", "ability"}.union(QUESTION, ANSWERS, IDS, METADATA, EVIDENCE)
-)
+READ = {"prompt", "data_source", "extra_info", "metadata", "ability", *QUESTION, *ANSWERS, *IDS, *METADATA, *EVIDENCE}
 """And aliases. `ability` is written as in Search-R1, and says nothing of a question."""
 _SHOWN = 20
+
+_QUOTED = re.compile(r"""(["'])\s*\[.*\]\s*\1""", re.DOTALL)
+"""A list that was written as text twice."""
+_STRING = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(\s*(?=['"]))?""", re.DOTALL)
+"""A string literal, and whether another follows it without a comma: Python would join the two into one."""
+_NAMES = {"nan": None, "null": None, "true": True, "false": False}
 
 
 @cache
@@ -59,6 +61,11 @@ def is_read(name: str) -> bool:
     return name in READ or are_aliases(name)
 
 
+def unread(names: Iterable[str]) -> list[str]:
+    """The columns of which nothing is read."""
+    return sorted(name for name in names if not is_read(folded(name)))
+
+
 def by_name(values: Mapping[str, Any]) -> dict[str, Any]:
     """The filled columns of a row by folded names; of two whose names differ only in that, the one that needs no
     folding counts."""
@@ -69,10 +76,61 @@ def by_name(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def shown(names: Collection[str]) -> str:
     """The first of them, for a message."""
-    some = list(names)[:_SHOWN]
-    return ", ".join(some) + ", …" * (len(names) > _SHOWN) if some else "none"
+    return (", ".join(list(names)[:_SHOWN]) or "none") + ", …" * (len(names) > _SHOWN)
 
 
-def unread(names: Iterable[str]) -> list[str]:
-    """The columns of which nothing is read."""
-    return sorted(name for name in names if not is_read(folded(name)))
+def read_literal(value: Any) -> Any:
+    """The list or object that a text is; any other value, and a text that is none, as it is.
+
+    "['a', 'b']", '["a", "b"]', "['a' 'b']" and "array(['a', 'b'], dtype=object)" -> ["a", "b"]; "(500)" and "('a')"
+    stay text."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if _QUOTED.fullmatch(text):
+        inner = _parsed(text)
+        listed = read_literal(inner)
+        return value if listed is inner else listed
+    if text[:1] + text[-1:] not in ("[]", "{}", "()") and not text.startswith("array(["):
+        return value
+    found = _parsed(text)
+    is_meant = text[0] != "(" or (isinstance(found, list) and all(isinstance(item, str) for item in found))
+    return found if is_meant else value
+
+
+def looks_like_a_list(text: str) -> bool:
+    """Whether a text that `read_literal` leaves alone was meant as a list or an object."""
+    text = text.strip()
+    return text[:1] + text[-1:] in ("[]", "{}")
+
+
+def _parsed(text: str) -> Any:
+    """The value of a literal; the text itself where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    with_commas = _STRING.sub(lambda found: found[1] + ("" if found[2] is None else ", "), text)
+    try:
+        return _value(ast.parse(with_commas, mode="eval").body)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+
+
+def _value(node: ast.expr) -> Any:
+    """Raises: ValueError for what is no literal."""
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {str(ast.literal_eval(key or "")): _value(value) for key, value in zip(keys, values, strict=True)}
+        case ast.Call(func=ast.Name(id="array"), args=[content]):
+            return _value(content)
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case _:
+            raise ValueError(f"{ast.dump(node):.80} is no literal")

@@ -1,4 +1,6 @@
-"""The rows of question files: parquet, JSON lines, JSON arrays, CSV and TSV; all but parquet may be packed as .gz."""
+"""Question files: rows of parquet, JSON lines, JSON arrays, CSV and TSV; all but parquet may be packed as .gz.
+
+What is written is parquet or JSON lines, which `read_rows` reads back."""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from cusearch_async.data import columns
+from cusearch_async.environments.templates import PAPER
 from cusearch_async.errors import ConfigError, first_line, packages_of
+from cusearch_async.files import write_file
 from cusearch_async.surrogates import half_character
+from cusearch_async.types import Question
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 HUB = "hf:"
 SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
 PACKED = ".gz"
+WRITTEN = (".parquet", ".jsonl")
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _GZIP = b"\x1f\x8b"
@@ -57,10 +63,9 @@ def locate(source: str, key: str) -> Path:
             raise ConfigError(f"{key}: {path} is a folder; give a file in it, one of {', '.join(SUFFIXES)}")
         if not path.is_file():
             raise ConfigError(f"{key}: cannot read {path}: there is no such file; give a .parquet or .jsonl file")
-        _refuse_other_kinds(path, key)
-        return path
+        return _of_known_kind(path, key)
     repository, file = hub_place(source, key)
-    _refuse_other_kinds(Path(file), key)
+    _of_known_kind(Path(file), key)
     from huggingface_hub import hf_hub_download  # noqa: PLC0415  (slow to import, and seldom needed)
 
     try:
@@ -97,13 +102,14 @@ def read_rows(path: Path, key: str) -> Iterator[Row]:
         raise ConfigError(f"{key}: cannot read {path}: {error}") from error
 
 
-def _refuse_other_kinds(path: Path, key: str) -> None:
+def _of_known_kind(path: Path, key: str) -> Path:
+    """The path. Raises: ConfigError."""
     if ending(path) not in SUFFIXES:
-        raise ConfigError(
-            f"{key}: {path} is a {path.suffix or 'nameless'} file; give one of {', '.join(SUFFIXES)} (or packed, .gz)"
-        )
+        known = f"{', '.join(SUFFIXES)} (or packed, .gz)"
+        raise ConfigError(f"{key}: {path} is a {path.suffix or 'nameless'} file; give one of {known}")
     if ending(path) == ".parquet" and path.suffix == PACKED:
         raise ConfigError(f"{key}: {path} is packed, and parquet is compressed already; unpack it with gzip -d")
+    return path
 
 
 def _opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
@@ -225,9 +231,7 @@ def _whole_rows(path: Path, text: bytes) -> Iterator[Row]:
 def _rows_of(path: Path, values: list[Any]) -> Iterator[Row]:
     """The rows of [[{...}, ...]], [{"data": [{...}, ...]}] or [{...}, ...]."""
     array = _array_in(values[0]) if len(values) == 1 else None
-    if array is not None:
-        values = array
-    for number, value in enumerate(values):
+    for number, value in enumerate(values if array is None else array):
         yield _row(f"{path}, item {number}", value)
 
 
@@ -246,3 +250,55 @@ def _row(where: str, values: Any) -> Row:
     if not isinstance(values, dict):
         return Row(where, {}, f"must be a JSON object, got {type(values).__name__}")
     return Row(where, columns.by_name(values), columns=values.keys())
+
+
+def refuse_ending(path: Path, option: str) -> None:
+    """Raises: ConfigError for a file of another kind."""
+    if path.suffix not in WRITTEN:
+        raise ConfigError(f"{option} must end in {' or '.join(WRITTEN)}, got {path}")
+
+
+def write_questions(questions: Sequence[Question], path: Path) -> None:
+    """Search-R1's schema, the paper's template in `prompt`; BrowseComp-Plus's `evidence_docs` where evidence is known,
+    and `metadata` where there is any (in parquet as JSON text, because rows have different keys)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        rows = [_columns(question) | _known(question) for question in questions]
+        lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+        write_file(path, "".join(lines).encode())
+        return
+    with packages_of("eval"):
+        import pyarrow as pa  # noqa: PLC0415  (only for a parquet file)
+        from pyarrow import parquet  # noqa: PLC0415
+
+    table = pa.Table.from_pylist([_columns(question) for question in questions])
+    known = [_known(question) for question in questions]
+    if any("evidence_docs" in one for one in known):
+        # from_pylist finds no type where no question has any
+        documents = pa.list_(pa.struct([("text", pa.string())]))
+        table = table.append_column("evidence_docs", pa.array([one.get("evidence_docs") for one in known], documents))
+    if any("metadata" in one for one in known):
+        texts = [json.dumps(one["metadata"], default=str) if "metadata" in one else None for one in known]
+        table = table.append_column("metadata", pa.array(texts, pa.string()))
+    with path.open("wb") as file:  # given a path, pyarrow deletes what it cannot write to, also a device
+        parquet.write_table(table, file)
+
+
+def _columns(question: Question) -> dict[str, Any]:
+    # an id is source[/split]/index
+    split, _, index = question.id.removeprefix(f"{question.category}/").rpartition("/")
+    answers = list(question.answers)
+    return {
+        **{"id": index, "question": question.text, "golden_answers": answers, "data_source": question.category},
+        "prompt": [{"role": "user", "content": PAPER.text.format(question=question.text)}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
+        "extra_info": {"split": split, "index": index},
+    }
+
+
+def _known(question: Question) -> dict[str, Any]:
+    """The columns that not every question has."""
+    evidence, metadata = question.evidence, question.metadata
+    known: dict[str, Any] = {} if evidence is None else {"evidence_docs": [{"text": text} for text in evidence]}
+    return known | ({"metadata": dict(metadata)} if metadata else {})

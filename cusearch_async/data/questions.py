@@ -39,25 +39,16 @@ def load_questions(sources: Sequence[str]) -> list[Question]:
     """Training questions of all `sources`: one of WORLDS, a file (see data/files.py), or hf:OWNER/NAME/FILE.
 
     Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
-    origins = _origins(sources)
-    questions = _unique(
-        [
-            question
-            for source, origin in zip(sources, origins, strict=True)
-            for question in _questions_of(source, "data.source", origin)
-        ]
-    )
+    origins = zip(sources, _origins(sources), strict=True)
+    questions = _unique([one for source, origin in origins for one in _questions_of(source, "data.source", origin)])
     blank = {answer for answer in {a for question in questions for a in question.answers} if is_blank(answer)}
     unanswerable = [f"{question.id:.80}" for question in questions if blank.issuperset(question.answers)]
     if unanswerable:
+        named = ", ".join(unanswerable[:_NAMED]) + ", …" * (len(unanswerable) > _NAMED)
         log.warning(
             "%d of %d questions can never be scored correct: scoring removes articles and punctuation, and nothing is "
             "left of their gold answers (%s)",
-            *(
-                len(unanswerable),
-                len(questions),
-                ", ".join(unanswerable[:_NAMED]) + ", …" * (len(unanswerable) > _NAMED),
-            ),
+            *(len(unanswerable), len(questions), named),
         )
     return questions
 
@@ -80,7 +71,8 @@ def load_run_questions(config: Config) -> RunQuestions:
 
 
 def load_eval_questions(config: Config) -> list[Question]:
-    """Held-out questions, to be played in the environment that the config names; see `_held_out`."""
+    """Held-out questions, to be played in the environment that the config names: of the benchmarks of eval.suite, of
+    each a fixed subset of eval.limit; else of atlas's test cities. Raises: ConfigError."""
     return labelled(_held_out(config), config.evaluated_in)
 
 
@@ -93,9 +85,6 @@ def labelled(questions: Sequence[Question], environment: str) -> list[Question]:
 
 
 def _held_out(config: Config) -> list[Question]:
-    """Held-out questions: the benchmarks of eval.suite, of each a fixed subset of eval.limit; else atlas's test cities.
-
-    Raises: ConfigError."""
     settings = config.eval
     if not settings.suite:
         world = held_out_world(config)
@@ -111,9 +100,8 @@ def _held_out(config: Config) -> list[Question]:
     questions: list[Question] = []
     for name, origin in zip(settings.suite, _origins(settings.suite), strict=True):
         if name not in SUITE and not Path(name).suffix:
-            raise ConfigError(
-                f"eval.suite: {name!r} is not a benchmark; use {', '.join(SUITE)}, or .parquet or .jsonl files"
-            )
+            known = f"{', '.join(SUITE)}, or .parquet or .jsonl files"
+            raise ConfigError(f"eval.suite: {name!r} is not a benchmark; use {known}")
         found = _unique(list(_questions_of(file_of(name, settings.folder), "eval.suite", origin)))
         questions += _subset(found, settings.limit)
     return questions
@@ -152,13 +140,10 @@ def _origins(sources: Sequence[str]) -> list[Origin]:
     origins = [Origin(source) if source in SUITE else origin_of(source) for source in sources]
     folders = [Path(source.removeprefix(HUB)).parent for source in sources]
     return [
-        origin if origins.count(origin) == 1 else replace(origin, source=f"{_above(folder, origin)}/{origin.source}")
+        origin if origins.count(origin) == 1 else replace(origin, source=f"{above}/{origin.source}")
         for origin, folder in zip(origins, folders, strict=True)
+        for above in [folder.parent.name if folder.name == origin.source else folder.name]
     ]
-
-
-def _above(folder: Path, origin: Origin) -> str:
-    return folder.parent.name if folder.name == origin.source else folder.name
 
 
 def _questions_of(source: str, key: str, origin: Origin) -> Iterator[Question]:
@@ -177,10 +162,9 @@ def _unique(questions: list[Question]) -> list[Question]:
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:
-            raise ConfigError(
-                f"two questions have the id {question.id!r}, which is made of data_source, extra_info.split and "
-                "extra_info.index (or id); give each question its own id, or each file its own data_source"
-            )
+            made = "which is made of data_source, extra_info.split and extra_info.index (or id)"
+            remedy = "give each question its own id, or each file its own data_source"
+            raise ConfigError(f"two questions have the id {question.id!r}, {made}; {remedy}")
         seen.add(question.id)
     return questions
 

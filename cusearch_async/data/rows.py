@@ -4,7 +4,10 @@ A row: `question`, `golden_answers`; its source in `data_source`, its place in `
 those two are named after their file, or after its folder where the file is named after a split. Where there is no
 `question`, it is extra_info.question (VERL's preprocess_search_r1_dataset.py), or what the last user message of
 `prompt` asks (Search-R1's README, "Use your own dataset"); where there are no `golden_answers`, they are
-reward_model.ground_truth.target, or ground_truth itself. `ability` is never read, and written as in Search-R1.
+reward_model.ground_truth.target, or ground_truth itself.
+
+One text for several answers would equal no prediction: lists that are written as text are read, answers that a
+separator token joins are taken apart, and a join of answers that the row also lists is that list. Aliases are added.
 
 BrowseComp-Plus's rows (its decrypt_dataset.py) have `query_id`, `query`, `answer` and `evidence_docs`, whose texts are
 the question's evidence; any row may have them.
@@ -14,17 +17,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from cusearch_async.algorithm.answers import normalize_answer
 from cusearch_async.data import columns
-from cusearch_async.data.answers import answers_of
-from cusearch_async.data.evidence import evidence_of
+from cusearch_async.data.columns import ANSWERS, MODEL, looks_like_a_list, read_literal
 from cusearch_async.data.files import HUB, PACKED, Row
-from cusearch_async.data.literals import read_literal
-from cusearch_async.data.metadata import metadata_of
 from cusearch_async.errors import ConfigError
 from cusearch_async.surrogates import half_character
 from cusearch_async.types import Question
@@ -32,10 +33,20 @@ from cusearch_async.types import Question
 _MARKER = "Question:"
 """What the question follows in the prompts of Search-R1 and VERL."""
 _INSTRUCTIONS = re.compile(r"</?(?:think|search|information|answer)>")
-_SPLIT = re.compile(
-    r"(?:train(?:ing)?|dev(?:elopment)?|test(?:ing)?|val(?:id(?:ation)?)?|eval)(?:-\d+-of-\d+|[-_]?\d+)?"
-)
+_SPLIT = re.compile(r"(train(ing)?|dev(elopment)?|test(ing)?|val(id(ation)?)?|eval)(-\d+-of-\d+|[-_]?\d+)?")
 """File names that say nothing of the dataset: "train", and the Hub's "train-00000-of-00001"."""
+_SEPARATOR = re.compile(r"<\|?[\w ]*(?:split|sep)[\w ]*\|?>|\[(?:sep|split)\]", re.IGNORECASE)
+"""`<|answer_split|>` (DeepResearcher) and its like."""
+_TOKEN = re.compile(r"<\|[^|<>]*\|>")
+_BETWEEN = re.compile(r"(?:\W|_|and|or)*", re.IGNORECASE)
+"""What may stand between answers that are joined."""
+_IN_OBJECTS = ("target", "value", "text", "answers", "answer")
+"""Search-R1's ground_truth, TriviaQA's `answer`, SQuAD's `answers`."""
+_IN_EXTRA_INFO = ("golden_answers", "answers", "answer", "ground_truth", "target", "possible_answers")
+_COUNTED = re.compile(r"(?:^|_)(\d{1,2})-?hops?(?![a-z])", re.IGNORECASE)
+"""MuSiQue's ids and types: "2hop__494659_5385", "3hop1"."""
+_TWO_HOPS = ("bridge", "comparison", "compositional", "inference")
+"""Types of HotpotQA and 2WikiMultihopQA; its "bridge_comparison" takes four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +75,17 @@ def parse_row(row: Row, origin: Origin, number: int) -> Question:
     if not isinstance(place, dict):
         raise ConfigError(f"{row.where}: 'extra_info' must hold split and index, got {place!r:.200}")
     text, answers = _question(row, place), answers_of(values, row.where)
-    source, parts = _identity(row, place, origin, number)
-    metadata = metadata_of(values, place)
-    question = Question(
-        id="/".join(parts),
-        text=tidy(text),
-        answers=tuple(answers),
-        category=source,
-        evidence=evidence_of(values, row.where),
-        metadata=metadata,
-    )
-    texts = [("question", text), *(("golden_answers", answer) for answer in answers), ("id", question.id)]
-    texts += [("evidence_docs", evidence) for evidence in question.evidence or ()]
+    source, id_ = _identity(row, place, origin, number)
+    evidence, metadata = evidence_of(values, row.where), metadata_of(values, place)
+    texts = [("question", text), *(("golden_answers", answer) for answer in answers), ("id", id_)]
+    texts += [("evidence_docs", one) for one in evidence or ()]
     texts += [("metadata", json.dumps(metadata, ensure_ascii=False, default=str))] if metadata else []
     for name, value in texts:
         if half := half_character(value):
             raise ConfigError(f"{row.where}: {name!r} holds half a character, {half}; fix the text")
-    return question
+    return Question(
+        id=id_, text=tidy(text), answers=tuple(answers), category=source, evidence=evidence, metadata=metadata
+    )
 
 
 def can_be_answered(question: Question) -> bool:
@@ -94,8 +99,189 @@ def is_blank(answer: str) -> bool:
     return not normalize_answer(answer)
 
 
-def _identity(row: Row, place: dict[str, Any], origin: Origin, number: int) -> tuple[str, list[str]]:
-    """The source of a question, and the parts of its id: source, split where it is known, index."""
+def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
+    """`values` by folded names. Raises: ConfigError naming the row, the column and what is wrong."""
+    places = list(_places(values))
+    if not places:
+        there = columns.shown(values)
+        raise ConfigError(f"{where}: 'golden_answers' must be a list of non-blank texts, got None; the row has {there}")
+    (name, value), *others = places
+    answers = _texts(value, where, name)
+    for other, value in others:
+        listed, normal = _listed(value), {normalize_answer(answer) for answer in answers}
+        if listed and not _is_join(answers, listed) and normal.isdisjoint(map(normalize_answer, listed)):
+            both = f"{answers!r:.100} and {listed!r:.100}"
+            raise ConfigError(f"{where}: {name!r} and {other!r} do not agree: {both}; keep one of them")
+        answers = listed if _is_join(answers, listed) else [*answers, *listed]
+    for alias, value in _aliases(values):
+        listed = _texts(value, where, alias)
+        answers = listed if _is_join(answers, listed) else [*answers, *listed]
+    return list(dict.fromkeys(answers))
+
+
+def _places(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of each column that may hold the answers; the first one does."""
+    model, place = (read_literal(values.get(name)) for name in ("reward_model", "extra_info"))
+    truth = model.get("ground_truth") if isinstance(model, dict) else None
+    found = [("reward_model.ground_truth", truth) if name == MODEL else (name, values.get(name)) for name in ANSWERS]
+    yield from ((name, value) for name, value in found if value is not None)
+    if isinstance(place, dict):
+        for name in _IN_EXTRA_INFO:
+            if isinstance(read_literal(place.get(name)), list):
+                yield f"extra_info.{name}", place[name]
+
+
+def _aliases(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of each column of other spellings that is not empty, in the row, its extra_info and metadata."""
+    inner = ((f"{name}.", read_literal(values.get(name))) for name in ("extra_info", "metadata"))
+    for prefix, holder in (("", values), *inner):
+        for name, written in holder.items() if isinstance(holder, dict) else ():
+            if columns.are_aliases(columns.folded(name)):
+                value = read_literal(written)
+                known = [one for one in value if one not in (None, "")] if isinstance(value, list) else value
+                if known not in (None, "", []):
+                    yield prefix + name, known
+
+
+def _texts(value: Any, where: str, name: str) -> list[str]:
+    """All answers of a column. Raises: ConfigError."""
+    read = read_literal(value)
+    if isinstance(read, dict):
+        inner = next((read[key] for key in _IN_OBJECTS if read.get(key) is not None), None)
+        texts = _texts(inner, where, name)
+        return texts + (_texts(read["aliases"], where, f"{name}.aliases") if read.get("aliases") else [])
+    if isinstance(read, str) and looks_like_a_list(read):
+        why = f"looks like a list, but cannot be read as one: {read!r:.200}; write a JSON list"
+        raise ConfigError(f"{where}: {name!r} {why}")
+    items = [read] if isinstance(read, str) else read
+    if not isinstance(items, list) or not items or not all(isinstance(item, str) and item.strip() for item in items):
+        raise ConfigError(f"{where}: {name!r} must be a list of non-blank texts, got {value!r:.200}")
+    return [text for item in items for text in _taken_apart(item, where, name)]
+
+
+def _taken_apart(item: str, where: str, name: str) -> list[str]:
+    """Raises: ConfigError for a special token that is no known separator."""
+    listed = read_literal(item)
+    if isinstance(listed, list) and listed and all(isinstance(text, str) and text.strip() for text in listed):
+        return [text for inner in listed for text in _taken_apart(inner, where, name)]
+    parts = [part.strip() for part in _SEPARATOR.split(item)]
+    texts = [item] if len(parts) == 1 else [part for part in parts if part]
+    for text in texts or [item]:
+        if token := (_TOKEN.search(text) if texts else _SEPARATOR.search(text)):
+            why = f"which is no part of an answer: {item!r:.200}; write a list"
+            raise ConfigError(f"{where}: {name!r} holds {token[0]}, {why}")
+    return texts
+
+
+def _listed(value: Any) -> list[str]:
+    """The answers of a column that holds a list; empty for a single text, and for what is no list of answers."""
+    if not isinstance(read_literal(value), list | dict):
+        return []
+    try:
+        return _texts(value, "", "")
+    except ConfigError:
+        return []
+
+
+def _is_join(answers: Sequence[str], listed: Sequence[str]) -> bool:
+    """Whether the only answer is the others, one after another with commas or the like between them."""
+    if len(answers) != 1 or len(listed) < 2:
+        return False
+    rest = answers[0]
+    for part in sorted(dict.fromkeys(listed), key=len, reverse=True):
+        if part not in rest:
+            return False
+        rest = rest.replace(part, " ")
+    return _BETWEEN.fullmatch(rest) is not None
+
+
+def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
+    """`metadata`, and the columns that are kept with it; `hops` where the row says in any way how many there are.
+
+    `values` by folded names; `place` is its extra_info. Texts that every process of a run would hold are left out."""
+    given = read_literal(values.get("metadata"))
+    kept = {name: values[name] for name in columns.METADATA if values.get(name) is not None}
+    kept |= {name: place[name] for name in columns.HOPS if place.get(name) is not None}
+    if isinstance(given, dict):
+        bulky = ("context", "paragraphs", "evidence_docs")
+        kept |= {name: value for name, value in given.items() if value is not None and name not in bulky}
+    elif given is not None:
+        kept["metadata"] = given
+    hops = _hops(kept, values)
+    return kept | {"hops": hops} if hops is not None else kept
+
+
+def _hops(kept: Mapping[str, Any], values: Mapping[str, Any]) -> int | None:
+    for name in columns.HOPS:  # 3, 3.0, "3" or "3hop"
+        told = re.fullmatch(r"(\d{1,2})(?:\.0)?(?:[ -]?hops?)?", str(kept.get(name)).strip())
+        if told:
+            return int(told[1])
+    for text in (*(values.get(name) for name in columns.IDS), str(kept.get("type"))):
+        if isinstance(text, str) and (found := _COUNTED.search(text)):
+            return int(found[1])
+    for name in ("question_decomposition", "decomposition"):
+        steps = read_literal(kept.get(name))
+        if isinstance(steps, list) and steps:
+            return len(steps)
+    if values.get("supporting_facts") is None and kept.get("supporting_facts") is None:
+        return None
+    return 4 if kept.get("type") == "bridge_comparison" else 2 if kept.get("type") in _TWO_HOPS else None
+
+
+def evidence_of(values: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
+    """Texts of the passages that the answer takes, with a quoted title line where a title is known; None where the row
+    does not name them all.
+
+    `values` by folded names. Raises: ConfigError for `evidence_docs` of another form."""
+    documents = read_literal(values.get("evidence_docs"))
+    if documents is None:
+        holders = (values, *(read_literal(values.get(name)) for name in ("metadata", "extra_info")))
+        found = (_of_paragraphs(holder) or _of_facts(holder) for holder in holders if isinstance(holder, dict))
+        return next((texts for texts in found if texts), None)
+    listed = documents if isinstance(documents, list) else [None]  # BrowseComp-Plus
+    texts = [document.get("text") if isinstance(document, dict) else None for document in listed]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ConfigError(f"{where}: 'evidence_docs' must be a list of {{'text': ...}}, got {documents!r:.200}")
+    return tuple(map(str, texts))
+
+
+def _of_paragraphs(values: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """MuSiQue: `paragraphs` [{"title", "paragraph_text", "is_supporting"}]."""
+    paragraphs = read_literal(values.get("paragraphs"))
+    listed = [one for one in (paragraphs if isinstance(paragraphs, list) else []) if isinstance(one, dict)]
+    supporting = [one for one in listed if one.get("is_supporting") in (True, "true", "True")]
+    return _titled([(one.get("title"), one.get("paragraph_text") or one.get("text")) for one in supporting])
+
+
+def _of_facts(values: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """HotpotQA and 2WikiMultihopQA: `supporting_facts` [[title, sentence]] and `context` [[title, sentences]]; on the
+    Hub {"title": [...], "sent_id": [...]} and {"title": [...], "sentences": [...]}."""
+    facts, context = (read_literal(values.get(name)) for name in ("supporting_facts", "context"))
+    try:
+        if isinstance(facts, dict):
+            facts = [[title] for title in facts["title"]]
+        if isinstance(context, dict):
+            sentences = context["sentences"] if "sentences" in context else context["content"]
+            context = zip(context["title"], sentences, strict=True)
+        texts = {
+            str(title): said if isinstance(said, str) else " ".join(str(sentence).strip() for sentence in said)
+            for title, said in context
+        }
+        titles = dict.fromkeys(str(fact[0]) for fact in facts)
+    except (TypeError, ValueError, LookupError):  # of another form
+        return None
+    return _titled([(title, texts.get(title)) for title in titles])
+
+
+def _titled(texts: list[tuple[Any, Any]]) -> tuple[str, ...] | None:
+    """None without any, or where one is missing: recall over the others would say too much."""
+    if not texts or not all(isinstance(text, str) and text.strip() for _, text in texts):
+        return None
+    return tuple(f'"{title}"\n{text}' if title else text for title, text in texts)
+
+
+def _identity(row: Row, place: dict[str, Any], origin: Origin, number: int) -> tuple[str, str]:
+    """The source of a question, and its id: source, split where it is known, index. Raises: ConfigError."""
     source = row.values.get("data_source")
     split = place.get("split")
     if not source:
@@ -107,7 +293,7 @@ def _identity(row: Row, place: dict[str, Any], origin: Origin, number: int) -> t
     for name, value in (("index", index), ("split", split)):
         if value is not None and not isinstance(value, str | int | float):
             raise ConfigError(f"{row.where}: {name!r} (or 'id') must be text or a number, got {value!r:.200}")
-    return source, [source, *([str(split)] if split else []), str(index)]
+    return source, "/".join([source, *([str(split)] if split else []), str(index)])
 
 
 def _question(row: Row, place: dict[str, Any]) -> str:
@@ -127,19 +313,14 @@ def _asked_in(prompt: Any, where: str) -> str | None:
     """The question of a chat: its last user message, or what follows "Question:" in that. A prompt that is a text is
     one message. Raises: ConfigError."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    said = [
-        message.get("content")
-        for message in (messages if isinstance(messages, list) else [])
-        if isinstance(message, dict) and message.get("role") == "user"
-    ]
+    chat = [one for one in (messages if isinstance(messages, list) else []) if isinstance(one, dict)]
+    said = [message.get("content") for message in chat if message.get("role") == "user"]
     if not said or not isinstance(said[-1], str):
         return None
     before, _, question = said[-1].rpartition(_MARKER)
     if not before and _INSTRUCTIONS.search(question):
-        raise ConfigError(
-            f"{where}: the last user message of 'prompt' has instructions, but no {_MARKER!r} before its question; "
-            f"add a column 'question'. The message is {question!r:.200}"
-        )
+        lacks = f"has instructions, but no {_MARKER!r} before its question; add a column 'question'"
+        raise ConfigError(f"{where}: the last user message of 'prompt' {lacks}. The message is {question!r:.200}")
     return question
 
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from cusearch_async.data.answers import answers_of
-from cusearch_async.data.literals import read_literal
+from cusearch_async.data.columns import read_literal
+from cusearch_async.data.rows import answers_of
 from cusearch_async.errors import ConfigError
 
 TWO = ["14 May 1911 UTC", "May 1911"]

@@ -11,10 +11,9 @@ from pyarrow import parquet
 
 from cusearch_async.config import load_config
 from cusearch_async.data import questions as module
-from cusearch_async.data.files import read_rows
+from cusearch_async.data.files import read_rows, write_questions
 from cusearch_async.data.questions import SUITE, load_eval_questions, load_questions
 from cusearch_async.data.rows import tidy
-from cusearch_async.data.writing import write_questions
 from cusearch_async.errors import ConfigError
 from cusearch_async.types import Question
 
