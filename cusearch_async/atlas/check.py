@@ -15,7 +15,7 @@ from cusearch_async.atlas.questions import Chain
 from cusearch_async.config import RetrieverConfig
 from cusearch_async.retrieval.backend import Query
 from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.retrieval.local import Degradation
+from cusearch_async.retrieval.indexing import Degradation
 from cusearch_async.types import Question, Trajectory
 
 _QUERY = re.compile(r"<search>(.*?)</search>", re.DOTALL)

@@ -17,9 +17,8 @@ from cusearch_async.http_server import serve
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.retrieval import indexing
 from cusearch_async.retrieval.backend import Backend
-from cusearch_async.retrieval.local import Degradation, IndexBackend
-from cusearch_async.retrieval.served import what_is_served
-from cusearch_async.retrieval.server import Retriever
+from cusearch_async.retrieval.indexing import Degradation, IndexBackend
+from cusearch_async.retrieval.server import Retriever, what_is_served
 from cusearch_async.retrieval.websearch import web_search
 from cusearch_async.retrieval.zerosearch import ZeroSearch
 

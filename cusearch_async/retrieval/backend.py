@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 Passage = dict[str, str]
 """One document: `id` and `contents` (quoted title, newline, text)."""
 Scored = tuple[Passage, float]
+OnProgress = Callable[[int, int], None]
+"""Called with what is done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +35,15 @@ class Backend(Protocol):
     @property
     def deterministic(self) -> bool:
         """Whether equal queries get equal documents, for every client and draw."""
-        ...
 
     @property
     def accepts_draw(self) -> bool:
         """Whether the draw changes the documents or the latency, so that only a search with a draw is repeatable."""
-        ...
 
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         """For each query at most `topk` documents, best first; none when nothing is found. Raises: SearchFailed."""
-        ...
 
     def figures(self) -> dict[str, str | int | float]:
         """Values for `/health` and `/metrics`, by name: numbers and short texts."""
-        ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""BM25 over passages, by the bm25s library."""
+"""BM25 over passages, by the bm25s library, and the words that it counts."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import itertools
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import regex
+import xxhash
 
-from cusearch_async.errors import packages_of
+from cusearch_async.errors import ConfigError, packages_of
+from cusearch_async.extensions import load_function
 from cusearch_async.files import put_in_place, remove, write_file, writing
+from cusearch_async.folding import UNSPACED, folded
 from cusearch_async.retrieval import manifest
-from cusearch_async.retrieval.backend import Passage, Scored
-from cusearch_async.retrieval.words import Tokenizer, identity, unicode_words, words_of
+from cusearch_async.retrieval.backend import OnProgress, Passage, Scored
 
 with packages_of("retrieval"):
     import bm25s
@@ -29,15 +32,70 @@ FORMAT = 1
 _INDEX = "bm25"
 _CHUNK = 50_000
 
+Tokenizer = Callable[[str], Iterable[str]]
+"""The words of a folded text (see `folding`)."""
+UNICODE = "unicode"
+
+_RUN = regex.compile(r"[\w\p{M}\p{N}]+")
+_CHARACTER = rf"[{UNSPACED}\p{{Hangul}}]\p{{M}}*"
+_PIECE = regex.compile(rf"(?:{_CHARACTER})+|[^{UNSPACED}\p{{Hangul}}]{{2,}}", regex.V1)
+_CHARACTERS = regex.compile(_CHARACTER, regex.V1)
+_SAMPLE = (
+    "The capital of Peru is Lima, 9.7 million. 秘鲁的首都是利马。ペルーの首都はリマです。페루의 수도는 리마이다. "
+    "เมืองหลวงของเปรูคือลิมา पेरू की राजधानी लीमा है। عاصمة بيرو هي ليما"
+)
+
+
+def unicode_words(text: str) -> list[str]:
+    """Words of two letters or digits and more, as bm25s finds them in English. Where a script writes no spaces, and in
+    Hangul, where endings are written on words: each character, and each two neighbours (as Lucene's CJKAnalyzer, with
+    its single characters).
+
+    "peru 秘鲁首都" -> ["peru", "秘", "鲁", "首", "都", "秘鲁", "鲁首", "首都"]."""
+    words = []
+    for run in _RUN.findall(text):
+        if run.isascii():
+            words += [run] if len(run) > 1 else []
+            continue
+        for piece in _PIECE.findall(run):
+            characters = _CHARACTERS.findall(piece)
+            words += [*characters, *map("".join, itertools.pairwise(characters))] if characters else [piece]
+    return words
+
+
+def words_of(text: str, tokenizer: Tokenizer) -> list[str]:
+    """The words of any text: of a passage and of a query alike."""
+    return [word for word in tokenizer(folded(text)) if word.strip()]
+
+
+def tokenizer_named(name: str) -> Tokenizer:
+    """`unicode`, or a user's own as package.module:function. Raises: ConfigError when it gives no words."""
+    if name == UNICODE:
+        return unicode_words
+    key = "retriever.bm25.tokenizer"
+    own: Tokenizer = load_function(key, name, (UNICODE,))
+    try:
+        words_of(_SAMPLE, own)
+    except Exception as error:  # whatever a user's function does
+        raise ConfigError(
+            f"{key}: {name} must give the words of a text as a list of texts ({type(error).__name__}: {error})"
+        ) from error
+    return own
+
+
+def identity(tokenizer: Tokenizer) -> str:
+    """Its name, and a checksum of what it makes of a sample, so that an index by another version of it is known."""
+    words = "\n".join(words_of(_SAMPLE, tokenizer))
+    named = tokenizer if hasattr(tokenizer, "__qualname__") else type(tokenizer)
+    return f"{named.__module__}:{named.__qualname__} ({xxhash.xxh3_64_hexdigest(words.encode())[:8]})"
+
 
 class Bm25Index:
     """Ranking is deterministic: equal queries give equal results. (In which order passages of equal score come may
     differ between an index in memory and one in a folder.)"""
 
     def __init__(self, passages: Sequence[Passage], index: Any, tokenizer: Tokenizer) -> None:
-        self.passages = passages
-        self._index = index
-        self._tokenizer = tokenizer
+        self.passages, self._index, self._tokenizer = passages, index, tokenizer
 
     @classmethod
     def in_memory(cls, passages: Sequence[Passage], tokenizer: Tokenizer = unicode_words) -> Bm25Index:
@@ -52,7 +110,7 @@ class Bm25Index:
         return cls(passages, _index_of(ids, vocabulary), tokenizer)
 
     @classmethod
-    def load(cls, folder: Path, passages: Sequence[Passage], fingerprint: str, tokenizer: Tokenizer) -> Bm25Index:
+    def load(cls, folder: Path, passages: Sequence[Passage], tokenizer: Tokenizer, fingerprint: str) -> Bm25Index:
         """An index that `build` has made, memory-mapped.
 
         Raises: ConfigError when there is none, or it is of another corpus or tokenizer, or damaged."""
@@ -71,30 +129,28 @@ class Bm25Index:
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
         """The `topk` best passages of each query, best first; only passages that share a word with it."""
         tokens = [words_of(query, self._tokenizer) for query in queries]
+        asked = {number: words for number, words in enumerate(tokens) if words}
         found: list[list[Scored]] = [[] for _ in queries]
-        asked = [number for number, words in enumerate(tokens) if words]
         if asked:
-            topk = min(topk, len(self.passages))
-            rows, scores = self._index.retrieve([tokens[number] for number in asked], k=topk, show_progress=False)
-            for number, of_query, their_scores in zip(asked, rows.tolist(), scores.tolist(), strict=True):
-                pairs = zip(of_query, their_scores, strict=True)
+            best = self._index.retrieve(list(asked.values()), k=min(topk, len(self.passages)), show_progress=False)
+            for number, rows, scores in zip(asked, *(part.tolist() for part in best), strict=True):
+                pairs = zip(rows, scores, strict=True)
                 found[number] = [(self.passages[row], score) for row, score in pairs if score > 0]
         return found
 
 
 def build(
-    passages: Sequence[Passage],
-    folder: Path,
-    fingerprint: str,
-    tokenizer: Tokenizer,
-    on_progress: Callable[[int, int], None],
+    passages: Sequence[Passage], folder: Path, tokenizer: Tokenizer, fingerprint: str, on_progress: OnProgress
 ) -> None:
-    """Make the index of a corpus in `folder`. What was tokenised before an interruption is not tokenised again.
-
-    `on_progress` is called with the passages done and the total."""
-    chunks = folder / "chunks"
-    dependencies = _dependencies(fingerprint, len(passages), tokenizer)
-    _begin(folder, chunks, dependencies)
+    """Make the index of a corpus in `folder`. What was tokenised before an interruption is not tokenised again."""
+    chunks, dependencies = folder / "chunks", _dependencies(fingerprint, len(passages), tokenizer)
+    source, made_of = chunks / "made_of.json", json.dumps(dependencies)
+    if chunks.exists() and not (source.exists() and source.read_text(encoding="utf-8") == made_of):
+        log.warning("%s holds parts of another corpus, or of another tokenizer; starting again", chunks)
+        shutil.rmtree(chunks)
+    manifest.break_seal(folder / _INDEX)
+    chunks.mkdir(parents=True, exist_ok=True)
+    write_file(source, made_of.encode())
     vocabulary: dict[str, int] = {}
     ids: list[list[int]] = []
     for first in range(0, len(passages), _CHUNK):
@@ -122,17 +178,6 @@ def _index_of(ids: Any, vocabulary: dict[str, int]) -> Any:
     index = bm25s.BM25(method="lucene")
     index.index((ids, vocabulary), show_progress=False)
     return index
-
-
-def _begin(folder: Path, chunks: Path, dependencies: Mapping[str, Any]) -> None:
-    """Chunks of the same corpus and tokenizer are kept, others are dropped."""
-    source, made_of = chunks / "made_of.json", json.dumps(dependencies)
-    if chunks.exists() and not (source.exists() and source.read_text(encoding="utf-8") == made_of):
-        log.warning("%s holds parts of another corpus, or of another tokenizer; starting again", chunks)
-        shutil.rmtree(chunks)
-    manifest.break_seal(folder / _INDEX)
-    chunks.mkdir(parents=True, exist_ok=True)
-    write_file(source, made_of.encode())
 
 
 def _numbered(passages: Sequence[Passage], tokenizer: Tokenizer, vocabulary: dict[str, int]) -> list[list[int]]:

@@ -1,14 +1,10 @@
 """The search client of a rollout worker: Search-R1's protocol, over one aiohttp session.
 
-A failure of the retriever is different from a search without results: failures are retried until the retriever has been
-down for `outage_s`, and then raise RetrievalUnavailable. They never become documents. A search that fails for that long
-while others are answered, or that is refused as invalid, raises SearchRefused. Answers are not trusted: their length,
-nesting, characters and redirects are limited here.
+Failures are retried until the retriever has been down for `outage_s`, and never become documents. Answers are not
+trusted: their length, nesting, characters and redirects are limited here.
 
-The retriever's /health reports whether equal queries may share an answer, and whether it accepts the random number of a
-search. The client asks it before the first search, and again after every failed attempt, because another retriever may
-answer then. If /health does not report it, `retriever.deterministic` decides. It also reports what it serves, as does
-every answer: when that changes, the client ends with ContractMismatch.
+The retriever's /health reports its behaviour and what it serves. The client asks it before the first search, and again
+after every failed attempt, because another retriever may answer then.
 """
 
 from __future__ import annotations
@@ -33,6 +29,7 @@ from cusearch_async.in_flight import InFlight
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.retrieval import protocol
 from cusearch_async.retrieval.backend import Context, Query
+from cusearch_async.retrieval.protocol import read_at_most
 from cusearch_async.run.identity import ACCEPT_CHANGES
 from cusearch_async.surrogates import without_surrogates
 from cusearch_async.types import Question
@@ -48,37 +45,37 @@ _ERROR_BYTES = 800
 """Bytes of an error answer that are read for the message."""
 _WRONG_REQUEST = (400, 413, 422)
 """Statuses that a retry cannot change. 401, 403 and 404 are retried: gateways send them while their backend is down."""
-_NOT_IMPLEMENTED = 501
+_KINDS = {
+    TimeoutError: "timeout",
+    aiohttp.ClientConnectorError: "refused",
+    aiohttp.ClientResponseError: "status",
+    aiohttp.ClientError: "closed",
+}
 _FAILURES = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, RecursionError)
 _PROBE = Question(id="probe", text="Is anyone there?", answers=("yes",), category="probe")
 
 
 class SearchClient:
-    """The client for all episodes of a worker. With a deterministic retriever, equal queries in flight are sent
-    once."""
+    """For all episodes of a worker. With a deterministic retriever, equal queries in flight are sent once."""
 
     def __init__(
         self, session: aiohttp.ClientSession, settings: RetrieverConfig, episode: EpisodeConfig, questions_per_step: int
     ) -> None:
         """`questions_per_step` (N) turns a ticket into the learner step that trains on it, for ZeroSearch's noise."""
-        self._session = session
-        self._settings = settings
-        self._episode = episode
+        self._session, self._settings, self._episode = session, settings, episode
         self._questions_per_step = questions_per_step
-        self._default_behaviour = protocol.Behaviour(settings.deterministic, accepts_draw=False)
-        """The behaviour of a retriever that does not report it."""
-        self._behaviour = self._default_behaviour
+        self._behaviour = self._default_behaviour = protocol.Behaviour(settings.deterministic, accepts_draw=False)
+        """The default is that of a retriever that does not report it."""
         self._is_behaviour_known = False
         self.serves: str | None = None
-        """What the retriever says that it serves; None when it does not say. Fixed by the first search that it
-        answers."""
+        """What the retriever says that it serves; None when it does not say. The first answered search fixes it."""
         self._has_answered = False
         self._health: InFlight[str, None] = InFlight()
         self._searches: InFlight[tuple[str, Context | None], list[str]] = InFlight()
         self._one_at_a_time = asyncio.Lock()
         self._failed_in_a_row = 0
         self._retrying: set[object] = set()
-        """Searches whose last attempt failed. Without any, the retriever does not count as down."""
+        """Searches whose last attempt failed; without any, the retriever does not count as down."""
         self._down_since: float | None = None
         self._last_failure = ""
         """Why the last attempt failed, and how long the client retries; empty after an answered search."""
@@ -94,14 +91,10 @@ class SearchClient:
 
     @staticmethod
     def session(settings: RetrieverConfig) -> aiohttp.ClientSession:
-        """The session for a client; the caller closes it. Answers are not decompressed, because a small one could
-        become very large."""
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=settings.max_connections),
-            timeout=aiohttp.ClientTimeout(total=settings.timeout_s),
-            headers={"Accept-Encoding": "identity"},
-            auto_decompress=False,
-        )
+        """For a client; the caller closes it. Answers are not decompressed: a small one could become very large."""
+        connector = aiohttp.TCPConnector(limit=settings.max_connections)
+        timeout, headers = aiohttp.ClientTimeout(settings.timeout_s), {"Accept-Encoding": "identity"}
+        return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers, auto_decompress=False)
 
     @classmethod
     @asynccontextmanager
@@ -123,10 +116,7 @@ class SearchClient:
         await self._health.close()
 
     async def wait_until_answering(self, timeout_s: float) -> None:
-        """Ask the retriever how it behaves, and for a first search.
-
-        Raises: RetrievalUnavailable without a valid answer within `timeout_s`; SearchRefused when it is refused;
-        ConfigError for documents in another form than the protocol's."""
+        """Ask the retriever how it behaves, and for a first search. Raises: as `search`, after `timeout_s`."""
         await self._search_until_answered(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
 
     async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
@@ -149,11 +139,11 @@ class SearchClient:
 
     @property
     def down_s(self) -> float:
-        """How long every attempt has failed; 0 after a search that was answered, or while none is tried again."""
+        """How long every attempt has failed; 0 after an answered search, or while none is tried again."""
         return time.monotonic() - self._down_since if self._down_since else 0.0
 
     def status(self) -> dict[str, Any]:
-        """Its part of a WorkerStatus: totals, and how long the last thousand searches took, retries included."""
+        """Its part of a WorkerStatus: totals, and the seconds of the last thousand searches, retries included."""
         slow = np.quantile(self._seconds, (0.5, 0.99)) if self._seconds else (0.0, 0.0)
         return {
             "searches": self.searches,
@@ -196,21 +186,18 @@ class SearchClient:
 
     def _note_failure(self, error: Exception, query: Query, began: float, outage_s: float) -> None:
         """Record a failed attempt. Raises: RetrievalUnavailable or SearchRefused when it has failed for too long."""
-        self.failures[_kind(error)] += 1
+        self.failures[next((kind for type_, kind in _KINDS.items() if isinstance(error, type_)), "garbage")] += 1
         self._failed_in_a_row += 1
         self._is_behaviour_known = False
         self._down_since = self._down_since or time.monotonic()
         self._last_failure = f"{_describe(error)}; waiting up to {outage_s:g} s"
         if self.down_s + self._pause_s > outage_s:
-            raise RetrievalUnavailable(
-                f"the retriever at {self._settings.url} has given no valid answer for {outage_s:g} s "
-                f"({_describe(error)}); start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
-            ) from error
+            down = f"has given no valid answer for {outage_s:g} s ({_describe(error)})"
+            remedy = "start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
+            raise RetrievalUnavailable(f"the retriever at {self._settings.url} {down}; {remedy}") from error
         if time.monotonic() - began > outage_s:
-            raise SearchRefused(
-                f"the retriever at {self._settings.url} answers other searches, but for {outage_s:g} s not the search "
-                f"for {query.text!r:.200} ({_describe(error)})"
-            ) from error
+            said = f"answers other searches, but for {outage_s:g} s not the search for {query.text!r:.200}"
+            raise SearchRefused(f"the retriever at {self._settings.url} {said} ({_describe(error)})") from error
 
     def _is_up(self) -> None:
         self._failed_in_a_row = 0
@@ -251,49 +238,44 @@ class SearchClient:
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise ValueError(f"the answer is compressed ({response.headers['Content-Encoding']}), unasked")
             self._refuse_another(response.headers.get(protocol.SERVES))
-            answer = await _read(response, self._settings.max_answer_mib << 20)
+            answer = await read_at_most(response, self._settings.max_answer_mib << 20)
         if answer is None:
-            raise SearchRefused(
-                f"the retriever at {url} answers {asked} with more than retriever.max_answer_mib "
-                f"({self._settings.max_answer_mib}); shorten its passages, or raise this limit"
-            )
-        longest = self._episode.max_observation_characters
+            limit = f"retriever.max_answer_mib ({self._settings.max_answer_mib})"
+            said = f"answers {asked} with more than {limit}; shorten its passages, or raise this limit"
+            raise SearchRefused(f"the retriever at {url} {said}")
         contents = self._decoded(answer)
         self._has_answered = True
-        return [without_surrogates(text[:longest]) for text in contents]
+        return [without_surrogates(text[: self._episode.max_observation_characters]) for text in contents]
 
     def _decoded(self, answer: bytes) -> list[str]:
-        """Contents of the first `topk` documents. Raises: ConfigError for documents in another form, until there was
-        one in the right form: waiting does not help. Later another server may answer for a while."""
+        """Contents of the first `topk` documents. Raises: ConfigError for documents in another form, until one had
+        the right form; later another server may answer for a while."""
         settings = self._settings
         try:
             (contents,) = protocol.decode_answer(json.loads(answer))
         except protocol.AnotherSchema as error:
             if self._knows_protocol:
                 raise
-            raise ConfigError(
-                f"the retriever at retriever.url {settings.url} does not speak Search-R1's protocol: {error}"
-            ) from error
+            said = f"the retriever at retriever.url {settings.url} does not speak Search-R1's protocol: {error}"
+            raise ConfigError(said) from error
         self._knows_protocol = self._knows_protocol or bool(contents)
         if len(contents) > settings.topk and not self._has_warned:
             self._has_warned = True
             log.warning(
                 "the retriever at %s answers with %d documents, and retriever.topk is %d: only the first %d are taken",
-                settings.url,
-                len(contents),
-                settings.topk,
-                settings.topk,
+                *(settings.url, len(contents), settings.topk, settings.topk),
             )
         return contents[: settings.topk]
 
     async def _ask_behaviour(self) -> None:
-        """Read /health. Raises whatever went wrong; a server without /health, or with another answer there, is fine.
-        Raises: ContractMismatch when another retriever answers than before."""
+        """Read /health. A server without it, or with another answer there, is fine. Raises whatever went wrong;
+        ContractMismatch when another retriever answers than before."""
         try:
             async with self._session.get(f"{self._settings.url}/health", allow_redirects=False) as response:
-                if response.status >= 500 and response.status != _NOT_IMPLEMENTED:
+                if response.status >= 500 and response.status != 501:  # not implemented
                     raise _status_error(response, f"GET /health: {await _error_text(response)}")
-                answer = await _read(response, self._settings.max_answer_mib << 20) if response.status == 200 else None
+                most = self._settings.max_answer_mib << 20
+                answer = await read_at_most(response, most) if response.status == 200 else None
         except TimeoutError as error:
             raise TimeoutError("GET /health") from error
         self._behaviour = protocol.decode_health(answer or b"") or self._default_behaviour
@@ -306,13 +288,13 @@ class SearchClient:
         self._is_behaviour_known = True
 
     def _refuse_another(self, serves: str | None) -> None:
-        """Groups must not mix searches of two corpora. Raises: ContractMismatch when something else is served than
-        before; who says nothing, like a gateway that drops the header, is no other retriever."""
+        """Groups must not mix searches of two corpora. Who says nothing, like a gateway that drops the header, is no
+        other retriever. Raises: ContractMismatch."""
         if serves is not None and serves != self.serves:
             before = f"it served {self.serves}" if self.serves else "it did not say what it serves"
+            remedy = f"start that one again, or restart the learner with {ACCEPT_CHANGES} and then the workers"
             raise ContractMismatch(
-                f"the retriever at {self._settings.url} serves {serves} now, and before {before}; start that one "
-                f"again, or restart the learner with {ACCEPT_CHANGES} and then the workers"
+                f"the retriever at {self._settings.url} serves {serves} now, and before {before}; {remedy}"
             )
 
     async def _log_outage(self) -> None:
@@ -320,16 +302,6 @@ class SearchClient:
             await asyncio.sleep(LOG_EVERY_S)
             if self._last_failure:
                 log.warning("retriever at %s down for %.0f s: %s", self._settings.url, self.down_s, self._last_failure)
-
-
-async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
-    """The body; None when it is longer than `limit` bytes."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > limit:
-            return None
-    return bytes(body)
 
 
 async def _error_text(response: aiohttp.ClientResponse) -> str:
@@ -349,17 +321,3 @@ def _describe(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError) and error.errno and error.errno > 0:
         return os.strerror(error.errno)
     return f"{type(error).__name__}: {error}"
-
-
-def _kind(error: Exception) -> str:
-    match error:
-        case TimeoutError():
-            return "timeout"
-        case aiohttp.ClientConnectorError():
-            return "refused"
-        case aiohttp.ClientResponseError():
-            return "status"
-        case aiohttp.ClientError():
-            return "closed"
-        case _:
-            return "garbage"

@@ -12,16 +12,16 @@ import logging
 import mmap
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from cusearch_async.errors import ConfigError
-from cusearch_async.retrieval.backend import Passage
+from cusearch_async.retrieval.backend import OnProgress, Passage
 from cusearch_async.run.fingerprint import fingerprint
 from cusearch_async.surrogates import half_character
 
@@ -37,9 +37,8 @@ _TEXTS = ("text", "paragraph_text", "passage")
 class Corpus(Sequence[Passage]):
     """Passages of {"id", "contents"} lines. In memory there is only where each line begins: 8 bytes a passage."""
 
-    def __init__(self, path: Path, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Reads every line once; `on_progress` is called with the bytes done and the total. Duplicate ids are
-        logged.
+    def __init__(self, path: Path, on_progress: OnProgress = lambda done, total: None) -> None:
+        """Reads every line once; progress is in bytes. Duplicate ids are logged.
 
         Raises: ConfigError naming the file, the line and the field."""
         self._path = path
@@ -61,40 +60,29 @@ class Corpus(Sequence[Passage]):
         if not starts:
             raise ConfigError(f"retriever.corpus {path} holds no passages")
         on_progress(position, len(self._text))
-        self._starts = np.array([*starts, len(self._text)], dtype=np.int64)
-        self._warn_of_duplicates(np.frombuffer(ids, dtype=np.uint64))
+        self.starts = np.array([*starts, len(self._text)], dtype=np.int64)
+        """[passages + 1] Where each line begins, and where the last one ends."""
+        _, first = np.unique(np.frombuffer(ids, dtype=np.uint64), return_index=True)
+        duplicates = np.delete(np.arange(len(ids)), first)
+        if len(duplicates):  # no error: parts of one document may share its id
+            log.warning(
+                "%s: %d of %d passages have a duplicate id, first %r in row %d (counted from 0)",
+                *(path, len(duplicates), len(ids), self[int(duplicates[0])]["id"], duplicates[0]),
+            )
 
     @classmethod
     def opened(cls, path: Path, starts: NDArray[np.int64]) -> Corpus:
         """A corpus that was read before; `starts` are its `starts` then."""
         corpus = cls.__new__(cls)
-        corpus._path = path
-        corpus._text = _mapped(path)
-        corpus._starts = starts
+        corpus._path, corpus._text, corpus.starts = path, _mapped(path), starts
         return corpus
-
-    def _warn_of_duplicates(self, ids: NDArray[np.uint64]) -> None:
-        """`ids` [passages] are checksums. A warning and no error, because parts of one document may share its id; but
-        rows that were written twice take places in results."""
-        _, first = np.unique(ids, return_index=True)
-        if len(first) < len(ids):
-            duplicates = np.delete(np.arange(len(ids)), first)
-            log.warning(
-                "%s: %d of %d passages have a duplicate id, first %r in row %d (counted from 0)",
-                *(self._path, len(duplicates), len(ids), self[int(duplicates[0])]["id"], duplicates[0]),
-            )
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """[passages + 1] Where each line begins, and where the last one ends."""
-        return self._starts
 
     @property
     def fingerprint(self) -> str:
         return fingerprint(self._text)
 
     def __len__(self) -> int:
-        return len(self._starts) - 1
+        return len(self.starts) - 1
 
     @overload
     def __getitem__(self, row: int) -> Passage: ...
@@ -106,7 +94,7 @@ class Corpus(Sequence[Passage]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
-        return _read_line(self._text[self._starts[row] : self._starts[row + 1]], f"{self._path}, row {row}")
+        return _read_line(self._text[self.starts[row] : self.starts[row + 1]], f"{self._path}, row {row}")
 
 
 def read_start(path: Path, most: int) -> None:
@@ -119,27 +107,21 @@ def read_start(path: Path, most: int) -> None:
 def _mapped(path: Path) -> mmap.mmap:
     """The file, or what it has packed or in an array. Raises: ConfigError."""
     try:
-        if path.suffix == ".gz":
-            return _in_memory(_as_lines(gzip.decompress(path.read_bytes()), path))
         with path.open("rb") as file:
-            if file.peek(1).removeprefix(_BOM).lstrip()[:1] == b"[":
-                return _in_memory(_as_lines(file.read(), path))
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError as error:  # an empty file cannot be mapped
+            if path.suffix != ".gz" and file.peek(1).removeprefix(_BOM).lstrip()[:1] != b"[":
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            text = _as_lines(gzip.decompress(file.read()) if path.suffix == ".gz" else file.read(), path)
+            if not text:
+                raise ValueError("nothing cannot be mapped")
+            mapped = mmap.mmap(-1, len(text))
+            mapped.write(text)
+            mapped.seek(0)
+            return mapped
+    except ValueError as error:  # empty
         raise ConfigError(f'retriever.corpus {path} is empty; it needs lines of {{"id", "contents"}}') from error
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"retriever.corpus: cannot read {path}: {reason}; choose another") from error
-
-
-def _in_memory(text: bytes) -> mmap.mmap:
-    """Raises: ValueError when empty, as for a file."""
-    if not text:
-        raise ValueError("cannot map nothing")
-    mapped = mmap.mmap(-1, len(text))
-    mapped.write(text)
-    mapped.seek(0)
-    return mapped
 
 
 def _as_lines(text: bytes, path: Path) -> bytes:
@@ -149,9 +131,8 @@ def _as_lines(text: bytes, path: Path) -> bytes:
     try:
         passages = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{path}: begins with [ and is not one JSON array ({error}); give one, or an object a line"
-        ) from error
+        said = f"{path}: begins with [ and is not one JSON array ({error}); give one, or an object a line"
+        raise ConfigError(said) from error
     return b"".join(json.dumps(passage).encode() + b"\n" for passage in passages)
 
 
@@ -163,7 +144,9 @@ def _read_line(line: bytes, where: str) -> Passage:
         raise ConfigError(f"{where}: is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: must be a JSON object, got {type(row).__name__}")
-    contents = row.get("contents", _titled(row))
+    text = next((row[name] for name in _TEXTS if isinstance(row.get(name), str) and row[name].strip()), None)
+    titled = f'"{row["title"]}"\n{text}' if text and row.get("title") else text  # Search-R1's form
+    contents = row.get("contents", titled)
     if not isinstance(contents, str) or not contents.strip():
         there = "" if "contents" in row else f"; its fields are {', '.join(row)}"
         raise ConfigError(f"{where}: 'contents' must be non-blank text, got {contents!r:.200}{there}")
@@ -171,9 +154,3 @@ def _read_line(line: bytes, where: str) -> Passage:
     if id_ is None:
         raise ConfigError(f"{where}: has no 'id'")
     return {"id": str(id_), "contents": contents}
-
-
-def _titled(row: dict[str, Any]) -> str | None:
-    """A passage in Search-R1's form, of a title and a text."""
-    text = next((row[name] for name in _TEXTS if isinstance(row.get(name), str) and row[name].strip()), None)
-    return f'"{row["title"]}"\n{text}' if text and row.get("title") else text

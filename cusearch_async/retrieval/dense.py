@@ -1,7 +1,7 @@
 """Dense retrieval: an encoder of texts, and a FAISS index of its vectors.
 
 Source: Search-R1, `search/index_builder.py` and `search/retrieval_server.py`. Departures: texts of like length share a
-batch; an index remembers of which corpus and encoder it is; of encoder-decoders the encoder's states are pooled.
+batch; an index has a manifest; of encoder-decoders the encoder's states are pooled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from cusearch_async.config import DenseConfig
 from cusearch_async.errors import ConfigError, SearchFailed, first_line, packages_of
 from cusearch_async.files import put_in_place, writing
 from cusearch_async.retrieval import manifest, pretrained
-from cusearch_async.retrieval.backend import Passage, Scored
+from cusearch_async.retrieval.backend import OnProgress, Passage, Scored
 from cusearch_async.retrieval.encoder_folder import resolved
 from cusearch_async.streams import Stream, stream
 from cusearch_async.surrogates import without_surrogates
@@ -58,7 +58,17 @@ class Encoder:
         """Encodes a text of the greatest length, to fail here and not in the middle of a corpus.
 
         Raises: ConfigError naming the encoder and what is wrong with it."""
-        self._tokenizer, self._model = _load(settings)
+
+        def encoder_of(model: Any) -> Any:
+            return model.get_encoder() if model.config.is_encoder_decoder else model
+
+        setting, name = "retriever.dense.encoder", settings.encoder
+        self._tokenizer, self._model, missing = pretrained.load(AutoModel, name, settings.device, setting, encoder_of)
+        self._tokenizer.padding_side = "right"  # the first place is the cls token's, the last is counted from there
+        missing = [key for key in missing if "pooler" not in key and not key.startswith("decoder.")]
+        if missing:
+            lacks = f"lacks weights ({', '.join(missing[:3])}); its vectors would be random"
+            raise ConfigError(f"{setting} {name!r} {lacks}")
         self.settings = settings = resolved(settings)
         log.info(
             "encoder %s: pooling %s, before queries %r, before passages %r",
@@ -70,10 +80,8 @@ class Encoder:
             self._embed(["a " * longest], longest)
             self.probe = self._embed([f"{settings.passage_prefix}{_PROBE}"], settings.max_passage_tokens)[0]
         except Exception as error:  # the model's own code runs here
-            raise ConfigError(
-                f"retriever.dense.encoder {settings.encoder!r} cannot encode a text of {longest} tokens "
-                f"(retriever.dense.max_query_tokens, max_passage_tokens): {first_line(error)}"
-            ) from error
+            long = f"{longest} tokens (retriever.dense.max_query_tokens, max_passage_tokens)"
+            raise ConfigError(f"{setting} {name!r} cannot encode a text of {long}: {first_line(error)}") from error
         if not np.isfinite(self.probe).all():
             raise ConfigError(self._not_finite(_PROBE))
 
@@ -86,20 +94,16 @@ class Encoder:
 
         Raises: ConfigError when the encoder gives NaN or infinity for a passage, SearchFailed for a query."""
         settings = self.settings
-        if kind == "query":
-            prefix, max_tokens = settings.query_prefix, settings.max_query_tokens
-        else:
-            prefix, max_tokens = settings.passage_prefix, settings.max_passage_tokens
+        of_query = settings.query_prefix, settings.max_query_tokens
+        prefix, max_tokens = of_query if kind == "query" else (settings.passage_prefix, settings.max_passage_tokens)
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # like lengths together: little padding
         for first in range(0, len(texts), settings.batch):
             rows = order[first : first + settings.batch]
             vectors[rows] = self._embed([f"{prefix}{texts[row]}" for row in rows], max_tokens)
         if not np.isfinite(vectors).all():
-            row = int(np.argmin(np.isfinite(vectors).all(axis=1)))
-            if kind == "passage":
-                raise ConfigError(self._not_finite(texts[row]))
-            raise SearchFailed(self._not_finite(texts[row]), status=500)
+            said = self._not_finite(texts[int(np.argmin(np.isfinite(vectors).all(axis=1)))])
+            raise ConfigError(said) if kind == "passage" else SearchFailed(said, status=500)
         return vectors
 
     def _not_finite(self, text: str) -> str:
@@ -126,23 +130,6 @@ class Encoder:
         return np.asarray(vectors.cpu().numpy(), dtype=np.float32)
 
 
-def _load(settings: DenseConfig) -> tuple[Any, Any]:
-    """Tokenizer and model. Raises: ConfigError."""
-    setting = "retriever.dense.encoder"
-    tokenizer, model, missing = pretrained.load(AutoModel, settings.encoder, settings.device, setting, part=_encoder_of)
-    tokenizer.padding_side = "right"  # the first place is the cls token's, the last one is counted from there
-    missing = [key for key in missing if "pooler" not in key and not key.startswith("decoder.")]
-    if missing:
-        raise ConfigError(
-            f"{setting} {settings.encoder!r} lacks weights ({', '.join(missing[:3])}); its vectors would be random"
-        )
-    return tokenizer, model
-
-
-def _encoder_of(model: Any) -> Any:
-    return model.get_encoder() if model.config.is_encoder_decoder else model
-
-
 class DenseIndex:
     """Passages by the inner product of their vectors with the query's.
 
@@ -150,9 +137,7 @@ class DenseIndex:
 
     def __init__(self, passages: Sequence[Passage], index: Any, encoder: Encoder, probes: int) -> None:
         """`index` is FAISS's, its numbers the rows of `passages`."""
-        self.passages = passages
-        self._index = index
-        self._encoder = encoder
+        self.passages, self._index, self._encoder = passages, index, encoder
         if isinstance(index, faiss.IndexIVF):
             index.nprobe = min(probes, index.nlist)
         elif isinstance(index, faiss.IndexHNSW):
@@ -171,16 +156,15 @@ class DenseIndex:
         """An index that `build` has made, memory-mapped: processes on one machine share it, first searches are slow.
 
         Not covered: vectors that have changed within a file of the right size.
-        Raises: ConfigError naming the folder and the difference when there is no index, it is of another corpus or
-        encoder, or damaged."""
+        Raises: ConfigError when there is no index, it is of another corpus or encoder, or damaged."""
         settings = resolved(settings)
         missing = "an unfinished index" if (folder / _PROGRESS).exists() else "no index"
         made = manifest.check(folder / _INDEX, _dependencies(settings, fingerprint, len(passages)), missing)
         encoder = Encoder(settings)
         if not _is_same_encoder(made, encoder):
+            now = f"the one that is now at {settings.encoder!r} (dim {encoder.dim}); {manifest.REMEDY}"
             raise ConfigError(
-                f"retriever.index {folder} was made with another encoder (dim {made.get('dim')}) than the one that is "
-                f"now at {settings.encoder!r} (dim {encoder.dim}); {manifest.REMEDY}"
+                f"retriever.index {folder} was made with another encoder (dim {made.get('dim')}) than {now}"
             )
         return cls(passages, _read_index(folder / _INDEX, made), encoder, settings.probes)
 
@@ -199,27 +183,19 @@ class DenseIndex:
 
 
 def build(
-    passages: Sequence[Passage],
-    folder: Path,
-    settings: DenseConfig,
-    fingerprint: str,
-    on_progress: Callable[[int, int], None],
+    passages: Sequence[Passage], folder: Path, settings: DenseConfig, fingerprint: str, on_progress: OnProgress
 ) -> None:
     """Make the index of a corpus in `folder`. What was encoded before an interruption is not encoded again.
 
-    `on_progress` is called with the passages encoded and the total. Needs 4 dim bytes per passage on disk and then in
-    memory, hnsw half a kilobyte more. flat and ivf come out the same each time; hnsw does not, as FAISS links in many
-    threads.
-    An index that was there before serves until this one is written. Not covered: two builds in one folder.
+    Needs 4 dim bytes per passage on disk and then in memory, hnsw half a kilobyte more. flat and ivf come out the same
+    each time; hnsw, linked in many threads, does not. An index that was there before serves until this one is written.
+    Not covered: two builds in one folder.
     Raises: ConfigError without passages, or when the encoder cannot be used."""
     _check_not_empty(passages)
     folder.mkdir(parents=True, exist_ok=True)
     encoder = Encoder(settings)
-    dependencies = {
-        **_dependencies(encoder.settings, fingerprint, len(passages)),
-        "dim": encoder.dim,
-        "probe": [round(value, 6) for value in encoder.probe.tolist()],
-    }
+    probe = [round(value, 6) for value in encoder.probe.tolist()]
+    dependencies = _dependencies(encoder.settings, fingerprint, len(passages)) | {"dim": encoder.dim, "probe": probe}
     vectors = _encode_in_chunks(passages, folder, encoder, dependencies, on_progress)
     log.info("making the %s index of %d vectors", settings.kind, len(passages))
     index = folder / _INDEX
@@ -239,17 +215,8 @@ def _check_not_empty(passages: Sequence[Passage]) -> None:
 
 def _dependencies(settings: DenseConfig, fingerprint: str, passages: int) -> dict[str, Any]:
     """What an index depends on; `settings` are resolved. The query's prefix and length may change freely."""
-    return {
-        "format": FORMAT,
-        "corpus": fingerprint,
-        "passages": passages,
-        "encoder": settings.encoder,
-        "pooling": settings.pooling,
-        "passage_prefix": settings.passage_prefix,
-        "max_passage_tokens": settings.max_passage_tokens,
-        "normalize": settings.normalize,
-        "kind": settings.kind,
-    }
+    names = ("encoder", "pooling", "passage_prefix", "max_passage_tokens", "normalize", "kind")
+    return {"format": FORMAT, "corpus": fingerprint, "passages": passages, **{n: getattr(settings, n) for n in names}}
 
 
 def _is_same_encoder(then: dict[str, Any], encoder: Encoder) -> bool:
@@ -262,11 +229,7 @@ def _is_same_encoder(then: dict[str, Any], encoder: Encoder) -> bool:
 
 
 def _encode_in_chunks(
-    passages: Sequence[Passage],
-    folder: Path,
-    encoder: Encoder,
-    dependencies: dict[str, Any],
-    on_progress: Callable[[int, int], None],
+    passages: Sequence[Passage], folder: Path, encoder: Encoder, dependencies: dict[str, Any], on_progress: OnProgress
 ) -> NDArray[np.float32]:
     """[n, dim], on disk. After each chunk the vectors are safe there, and then the note of how many they are."""
     row_bytes = 4 * encoder.dim
@@ -300,15 +263,14 @@ def _rows_done(folder: Path, encoder: Encoder, dependencies: dict[str, Any]) -> 
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s cannot be read (%s); starting again", progress, error)
         return 0
-    problem = manifest.differences(then, {key: value for key, value in dependencies.items() if key != "probe"})
-    if not problem and not _is_same_encoder(then, encoder):
-        problem = "an encoder with other weights"
-    if not problem and not is_whole:
-        problem = f"fewer than the {rows} vectors that it should"
+    problem = (
+        manifest.differences(then, {key: value for key, value in dependencies.items() if key != "probe"})
+        or (not _is_same_encoder(then, encoder) and "an encoder with other weights")
+        or (not is_whole and f"fewer than the {rows} vectors that it should")
+    )
     if problem:
         log.warning("%s holds an unfinished build of another index (%s); starting again", folder, problem)
-        return 0
-    return rows
+    return 0 if problem else rows
 
 
 def _index_of(vectors: NDArray[np.float32], settings: DenseConfig) -> Any:
@@ -340,8 +302,6 @@ def _read_index(path: Path, made: dict[str, Any]) -> Any:
     except (OSError, RuntimeError) as error:
         raise manifest.damaged(path, first_line(error)) from error
     if (index.ntotal, index.d) != (made["passages"], made.get("dim")):
-        raise manifest.damaged(
-            path,
-            f"it holds {index.ntotal} vectors of {index.d} numbers instead of {made['passages']} of {made.get('dim')}",
-        )
+        there = f"it holds {index.ntotal} vectors of {index.d} numbers"
+        raise manifest.damaged(path, f"{there} instead of {made['passages']} of {made.get('dim')}")
     return index

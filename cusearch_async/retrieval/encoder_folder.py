@@ -1,16 +1,14 @@
 """Pooling and prefixes of an encoder, from the files that sentence-transformers keeps in its folder.
 
 `modules.json` names the modules, `1_Pooling/config.json` the pooling, and `config_sentence_transformers.json` the texts
-before queries and passages ("prompts"). Settings that are None take their values from these files; others must not
-contradict them.
+before queries and passages ("prompts"). Settings that are None take these values; others must not contradict them.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -34,8 +32,7 @@ class _Unknown(Exception):
     """A file of the Hub that can be neither read nor known to be missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Stated:
+class _Stated(NamedTuple):
     """What the files state; None where they state nothing."""
 
     pooling: str | None
@@ -50,10 +47,8 @@ class _Stated:
 
 
 def resolved(settings: DenseConfig) -> DenseConfig:
-    """The settings with `pooling` and both prefixes set.
-
-    Raises: ConfigError when they contradict the encoder's own files, these cannot be read, or ask for what is not
-    supported."""
+    """The settings with `pooling` and both prefixes set. Raises: ConfigError when they contradict the encoder's own
+    files, these cannot be read, or ask for what is not supported."""
     is_set = None not in (settings.pooling, settings.query_prefix, settings.passage_prefix)
     try:
         stated = _stated(settings.encoder)
@@ -65,25 +60,20 @@ def resolved(settings: DenseConfig) -> DenseConfig:
             "all of it, or set retriever.dense.pooling, query_prefix and passage_prefix"
         ) from error
     if stated.other_prompts and settings.query_prefix is None:
-        raise ConfigError(
-            f"retriever.dense.query_prefix must be set: {PROMPTS} of {settings.encoder!r} has the prompts "
-            f"{', '.join(stated.other_prompts)}, and none is called 'query'"
-        )
+        has = f"{PROMPTS} of {settings.encoder!r} has the prompts {', '.join(stated.other_prompts)}"
+        raise ConfigError(f"retriever.dense.query_prefix must be set: {has}, and none is called 'query'")
     query, passage = _E5_PREFIXES if settings.encoder == E5 else ("", "")
-    found = settings.model_copy(
-        update={
-            "pooling": _agreed(settings, "pooling", stated.pooling, stated.pooling_file, "mean"),
-            "query_prefix": _agreed(settings, "query_prefix", stated.query_prefix, PROMPTS, query),
-            "passage_prefix": _agreed(settings, "passage_prefix", stated.passage_prefix, PROMPTS, passage),
-        }
-    )
+    values = {
+        "pooling": _agreed(settings, "pooling", stated.pooling, stated.pooling_file, "mean"),
+        "query_prefix": _agreed(settings, "query_prefix", stated.query_prefix, PROMPTS, query),
+        "passage_prefix": _agreed(settings, "passage_prefix", stated.passage_prefix, PROMPTS, passage),
+    }
+    found = settings.model_copy(update=values)
     if stated.normalizes and not settings.normalize:
         raise _contradiction(settings, "normalize", True, MODULES)
     if found.pooling == "mean" and not stated.pools_prompts and (found.query_prefix or found.passage_prefix):
-        raise ConfigError(
-            f"retriever.dense.encoder {settings.encoder!r} leaves its prompts out of the mean (include_prompt in "
-            f"{stated.pooling_file}), which is not supported; choose another encoder"
-        )
+        leaves = f"leaves its prompts out of the mean (include_prompt in {stated.pooling_file}), which is not supported"
+        raise ConfigError(f"retriever.dense.encoder {settings.encoder!r} {leaves}; choose another encoder")
     return found
 
 
@@ -96,10 +86,8 @@ def _agreed(settings: DenseConfig, name: str, stated: str | None, file: str, oth
 
 
 def _contradiction(settings: DenseConfig, name: str, stated: str | bool, file: str) -> ConfigError:
-    return ConfigError(
-        f"retriever.dense.{name} {getattr(settings, name)!r} contradicts {file} of {settings.encoder!r}, which has "
-        f"{stated!r}; leave it out"
-    )
+    there = f"{file} of {settings.encoder!r}, which has {stated!r}"
+    return ConfigError(f"retriever.dense.{name} {getattr(settings, name)!r} contradicts {there}; leave it out")
 
 
 def _stated(encoder: str) -> _Stated:
@@ -108,18 +96,15 @@ def _stated(encoder: str) -> _Stated:
     for module in _read(encoder, MODULES, []):
         kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""
         if kind not in _KNOWN_MODULES:
-            raise ConfigError(
-                f"retriever.dense.encoder {encoder!r} has a module {kind!r} ({MODULES}); only "
-                f"{', '.join(_KNOWN_MODULES)} are supported, choose another encoder"
-            )
+            known = f"only {', '.join(_KNOWN_MODULES)} are supported, choose another encoder"
+            raise ConfigError(f"retriever.dense.encoder {encoder!r} has a module {kind!r} ({MODULES}); {known}")
         kinds[kind] = str(module.get("path", ""))
     pooling_file = f"{kinds.get('Pooling') or POOLING}/config.json"
     pooling = _read(encoder, pooling_file, {})
     prompts = _read(encoder, PROMPTS, {})
-    named = prompts.get("prompts")
-    named = named if isinstance(named, dict) else {}
-    texts = {name: text for name, text in named.items() if isinstance(text, str) and text}
-    default = prompts.get("default_prompt_name")
+    named, default = prompts.get("prompts"), prompts.get("default_prompt_name")
+    listed = named.items() if isinstance(named, dict) else ()
+    texts = {name: text for name, text in listed if isinstance(text, str) and text}
     query, passage = (
         next((texts[name] for name in (*names, default) if name in texts), None)
         for names in (_QUERY_PROMPTS, _PASSAGE_PROMPTS)
@@ -145,9 +130,9 @@ def _pooling(encoder: str, file: str, config: dict[str, Any]) -> str | None:
     if not modes:
         return None
     if len(modes) > 1 or modes[0] not in _POOLINGS:
+        known = "only mean, cls and lasttoken are supported, choose another encoder"
         raise ConfigError(
-            f"retriever.dense.encoder {encoder!r} pools by {' and '.join(map(str, modes))} ({file}); only mean, "
-            "cls and lasttoken are supported, choose another encoder"
+            f"retriever.dense.encoder {encoder!r} pools by {' and '.join(map(str, modes))} ({file}); {known}"
         )
     return _POOLINGS[modes[0]]
 
@@ -162,9 +147,8 @@ def _read(encoder: str, file: str, missing: T) -> T:
     except (OSError, ValueError) as error:
         raise ConfigError(f"retriever.dense.encoder {encoder!r}: cannot read {file}: {first_line(error)}") from error
     if not isinstance(found, type(missing)):
-        raise ConfigError(
-            f"retriever.dense.encoder {encoder!r}: {file} must hold a {type(missing).__name__}, got {found!r:.100}"
-        )
+        said = f"{file} must hold a {type(missing).__name__}, got {found!r:.100}"
+        raise ConfigError(f"retriever.dense.encoder {encoder!r}: {said}")
     return found
 
 

@@ -1,64 +1,145 @@
-"""The index that a config asks for: made in memory, made in a folder, or loaded from there."""
+"""An index on this machine: made in memory or in a folder, or loaded from there; and as a backend of the retriever."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+import xxhash
 
+from cusearch_async.batcher import Batcher
 from cusearch_async.config import RetrieverConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import put_in_place, writing
-from cusearch_async.retrieval.backend import Passage
+from cusearch_async.retrieval.backend import OnProgress, Passage, Query, Scored
 from cusearch_async.retrieval.corpus import Corpus
-from cusearch_async.retrieval.local import Index, Reranks
-from cusearch_async.retrieval.words import tokenizer_named
+from cusearch_async.streams import Stream, stream
 
 STARTS = "passages.npy"
+_AT_ONCE = 64
 
-# bm25, dense and rerank bring numba, FAISS and torch, and only who asks for them waits for that.
+
+class Index(Protocol):
+    passages: Sequence[Passage]
+
+    def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]: ...
+
+
+class Reranks(Protocol):
+    def rerank(self, queries: Sequence[str], found: Sequence[Sequence[Scored]], topk: int) -> list[list[Scored]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degradation:
+    """Makes a local index answer like the web: with other documents, and late."""
+
+    distractors: int = 0
+    """Of the documents found, how many are replaced by random ones; the best one stays."""
+    noise: float = 0.0
+    """Probability that a search returns random documents only."""
+    stochastic: bool = True
+    """Whether both are drawn for each search; else for each query, so that equal queries have equal results."""
+    latency_median_s: float = 0.0
+    latency_p99_s: float = 0.0
+    seed: int = 0
+
+    @property
+    def disturbs(self) -> bool:
+        return bool(self.noise or self.distractors)
+
+    def disturb(self, found: list[Scored], passages: Sequence[Passage], topk: int, query: Query) -> list[Scored]:
+        """The result of one search, with what its draw does to it."""
+        if not self.disturbs:
+            return found
+        draw = query.draw if self.stochastic else xxhash.xxh32_intdigest(query.text.encode())
+        rng = stream(Stream.DISTRACTORS, self.seed, draw)
+        if rng.random() < self.noise:
+            return [(passages[i], 0.0) for i in rng.integers(len(passages), size=topk).tolist()]
+        kept = found[: max(1, len(found) - self.distractors)]
+        return kept + [(passages[i], 0.0) for i in rng.integers(len(passages), size=len(found) - len(kept)).tolist()]
+
+    def latency_s(self, draw: int) -> float:
+        """Log-normal waiting time with the given median and 99th percentile."""
+        if not self.latency_median_s:
+            return 0.0
+        sigma = math.log(self.latency_p99_s / self.latency_median_s) / 2.3263
+        normal = stream(Stream.LATENCY, self.seed, draw).standard_normal()
+        return self.latency_median_s * math.exp(sigma * normal)
+
+
+class IndexBackend:
+    """A `Backend` over an index, with a reranker or without."""
+
+    def __init__(
+        self, index: Index, degradation: Degradation, reranker: Reranks | None = None, candidates: int = 0
+    ) -> None:
+        """With a reranker, `candidates` documents are found before the best topk of them are kept."""
+        self._index, self._degradation, self._reranker, self._candidates = index, degradation, reranker, candidates
+        self.passages = index.passages
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
+        self._together: Batcher[tuple[str, int], list[Scored]] = Batcher(self._search_batch, _AT_ONCE)
+
+    async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
+        degradation = self._degradation
+        found = await asyncio.gather(*(self._together((query.text, topk)) for query in queries))
+        await asyncio.sleep(max((degradation.latency_s(query.draw) for query in queries), default=0.0))
+        return [
+            degradation.disturb(result, self.passages, topk, query)
+            for result, query in zip(found, queries, strict=True)
+        ]
+
+    @property
+    def deterministic(self) -> bool:
+        """An index and a reranker always are; what noise and distractors do may depend on the draw."""
+        return not (self._degradation.disturbs and self._degradation.stochastic)
+
+    @property
+    def accepts_draw(self) -> bool:
+        return not self.deterministic or bool(self._degradation.latency_median_s)
+
+    def figures(self) -> dict[str, str | int | float]:
+        return {"passages": len(self.passages)}
+
+    async def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _search_batch(self, asked: Sequence[tuple[str, int]]) -> list[list[Scored]]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, asked)
+
+    def _search(self, asked: Sequence[tuple[str, int]]) -> list[list[Scored]]:
+        """Each query's own number of documents; ranking does not depend on how many are asked for."""
+        texts = [text for text, _ in asked]
+        most = max(topk for _, topk in asked)
+        found = self._index.search(texts, max(most, self._candidates))
+        if self._reranker is not None:
+            found = self._reranker.rerank(texts, found, most)
+        return [result[:topk] for result, (_, topk) in zip(found, asked, strict=True)]
 
 
 def in_memory(passages: Sequence[Passage], settings: RetrieverConfig) -> Index:
     """Raises: ConfigError."""
-    if settings.backend == "bm25":
-        from cusearch_async.retrieval.bm25 import Bm25Index  # noqa: PLC0415
-
-        with _bad_corpus_named(settings):
-            return Bm25Index.in_memory(passages, tokenizer_named(settings.bm25.tokenizer))
-    from cusearch_async.retrieval.dense import DenseIndex  # noqa: PLC0415
-
-    return DenseIndex.in_memory(passages, settings.dense)
+    with _bad_corpus_named(settings):
+        _, kind, options = _parts(settings)
+        index: Index = kind.in_memory(passages, options)
+        return index
 
 
-def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: Callable[[int, int], None]) -> None:
+def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: OnProgress) -> None:
     """Make the index of a corpus in `folder`; goes on where it was interrupted. Raises: ConfigError."""
+    make, _, options = _parts(settings)
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / STARTS) as unfinished:
         np.save(unfinished, corpus.starts)
     put_in_place(folder / STARTS)
-    if settings.backend == "bm25":
-        from cusearch_async.retrieval import bm25  # noqa: PLC0415
-
-        with _bad_corpus_named(settings):
-            bm25.build(corpus, folder, corpus.fingerprint, tokenizer_named(settings.bm25.tokenizer), on_progress)
-    elif settings.backend == "dense":
-        from cusearch_async.retrieval import dense  # noqa: PLC0415
-
-        dense.build(corpus, folder, settings.dense, corpus.fingerprint, on_progress)
-    else:
-        raise ConfigError(f"retriever.backend {settings.backend!r} has no index; bm25 and dense have")
-
-
-@contextmanager
-def _bad_corpus_named(settings: RetrieverConfig) -> Iterator[None]:
-    """Raises: ConfigError for a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError(f"retriever.corpus {settings.corpus}: {error}") from error
+    with _bad_corpus_named(settings):
+        make(corpus, folder, options, corpus.fingerprint, on_progress)
 
 
 def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
@@ -68,22 +149,38 @@ def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
     try:
         starts = np.load(folder / STARTS, mmap_mode="r")
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"retriever.index {folder} holds no finished index; build it with `cusearch index CONFIG`"
-        ) from error
-    corpus = Corpus.opened(path, starts)
-    if settings.backend == "bm25":
-        from cusearch_async.retrieval.bm25 import Bm25Index  # noqa: PLC0415
-
-        return Bm25Index.load(folder, corpus, corpus.fingerprint, tokenizer_named(settings.bm25.tokenizer))
-    from cusearch_async.retrieval.dense import DenseIndex  # noqa: PLC0415
-
-    return DenseIndex.load(folder, corpus, settings.dense, corpus.fingerprint)
+        said = f"retriever.index {folder} holds no finished index; build it with `cusearch index CONFIG`"
+        raise ConfigError(said) from error
+    corpus, (_, kind, options) = Corpus.opened(path, starts), _parts(settings)
+    index: Index = kind.load(folder, corpus, options, corpus.fingerprint)
+    return index
 
 
 def reranker(settings: RetrieverConfig) -> Reranks | None:
     if settings.rerank.model is None:
         return None
-    from cusearch_async.retrieval.rerank import Reranker  # noqa: PLC0415
+    from cusearch_async.retrieval.rerank import Reranker  # noqa: PLC0415  (torch only where it is needed)
 
     return Reranker(settings.rerank, settings.dense.device)
+
+
+def _parts(settings: RetrieverConfig) -> tuple[Any, Any, Any]:
+    """What makes the index in a folder, its class, and the options of both. Raises: ConfigError."""
+    if settings.backend == "bm25":
+        from cusearch_async.retrieval import bm25  # noqa: PLC0415  (numba only where it is needed)
+
+        return bm25.build, bm25.Bm25Index, bm25.tokenizer_named(settings.bm25.tokenizer)
+    if settings.backend == "dense":
+        from cusearch_async.retrieval import dense  # noqa: PLC0415  (FAISS and torch, likewise)
+
+        return dense.build, dense.DenseIndex, settings.dense
+    raise ConfigError(f"retriever.backend {settings.backend!r} has no index; bm25 and dense have")
+
+
+@contextmanager
+def _bad_corpus_named(settings: RetrieverConfig) -> Iterator[None]:
+    """Raises: ConfigError for a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"retriever.corpus {settings.corpus}: {error}") from error

@@ -19,28 +19,34 @@ REMEDY = "build it again with `cusearch index CONFIG`"
 
 
 def seal(index: Path, dependencies: Mapping[str, Any]) -> None:
-    """Write the manifest of an index beside it. The index, a file or a folder, is in its place. `dependencies` are the
-    corpus and the settings that it was made from."""
+    """Write the manifest beside an index, a file or a folder that is in its place. `dependencies`: what it was made
+    from."""
     write_json(index.with_name(MANIFEST), {**dependencies, "bytes": _size(index)})
 
 
 def break_seal(index: Path) -> None:
-    """Delete the manifest: the index must not be used any more, because another one will replace it."""
+    """Delete the manifest, because another index will replace this one."""
     index.with_name(MANIFEST).unlink(missing_ok=True)
 
 
 def check(index: Path, dependencies: Mapping[str, Any], missing: str) -> dict[str, Any]:
-    """The manifest of an index that has these dependencies and its original length. `missing` is the text for an index
-    without a manifest.
+    """The manifest of an index that has these dependencies and its length; `missing`: what there is without one.
 
     Not covered: bytes that have changed within an index of the right length.
     Raises: ConfigError that names the folder, the problem and what to do."""
-    manifest = _read(index, missing)
+    path = index.with_name(MANIFEST)
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        said = f"retriever.index {index.parent} holds {missing}; build it with `cusearch index CONFIG`"
+        raise ConfigError(said) from error
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from error
+    if not isinstance(manifest, dict):
+        raise damaged(path, "it is not a JSON object")
     if found := differences(manifest, dependencies):
-        raise ConfigError(
-            f"retriever.index {index.parent} was made from another corpus than retriever.corpus, or with other "
-            f"settings ({found}); fix the config, or {REMEDY}"
-        )
+        made = f"was made from another corpus than retriever.corpus, or with other settings ({found})"
+        raise ConfigError(f"retriever.index {index.parent} {made}; fix the config, or {REMEDY}")
     try:
         size = _size(index)
     except OSError as error:
@@ -61,21 +67,6 @@ def damaged(index: Path, problem: str) -> ConfigError:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_file(path, json.dumps(values, indent=1).encode())
-
-
-def _read(index: Path, missing: str) -> dict[str, Any]:
-    path = index.with_name(MANIFEST)
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"retriever.index {index.parent} holds {missing}; build it with `cusearch index CONFIG`"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise damaged(path, str(error)) from error
-    if not isinstance(manifest, dict):
-        raise damaged(path, "it is not a JSON object")
-    return manifest
 
 
 def _size(index: Path) -> int:

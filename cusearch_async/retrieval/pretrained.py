@@ -30,10 +30,8 @@ def load(
         )
         model = part(model).to(device).eval()
     except Exception as error:  # what transformers and torch raise here has no common type
-        raise ConfigError(
-            f"{setting} {name!r} cannot be loaded on {device!r}: {first_line(error)}; "
-            "use a Hugging Face id or a local folder"
-        ) from error
+        said = f"{setting} {name!r} cannot be loaded on {device!r}: {first_line(error)}"
+        raise ConfigError(f"{said}; use a Hugging Face id or a local folder") from error
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what is made up where there are no files
         raise ConfigError(f"{setting} {name!r} has no tokenizer files; put tokenizer.json beside it")
     return tokenizer, model, sorted(report["missing_keys"])

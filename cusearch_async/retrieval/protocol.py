@@ -9,16 +9,18 @@ entry per query: "draws", integers which make simulated noise and latency reprod
 
     GET /health -> {"status": "ok", "deterministic": true, "accepts_draw": false, "serves": "bm25 over ...", ...}
 
-What is served is in the header X-Retriever-Serves of every answer, too. Servers of others may have no /health, or one
-that does not say this.
+What is served is in the header X-Retriever-Serves of every answer, too. Servers of others may lack all this.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import aiohttp
 
 from cusearch_async.retrieval.backend import Context, Scored
 
@@ -28,6 +30,8 @@ MAX_QUERIES = 4096
 MAX_TOPK = 100
 MAX_DOCUMENTS = 100_000
 """Of one answer: queries x topk."""
+MAX_ANSWER_BYTES = 8 << 20
+"""Of an external service, decompressed. A page of results, or 600 tokens of a simulator, need about 1 % of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +60,13 @@ class Behaviour:
 
 
 def encode_request(request: Request) -> dict[str, Any]:
-    """The body of a request. Fields of ours are only in it where they say something: servers of others may refuse
-    them."""
-    body: dict[str, Any] = {
-        "queries": list(request.texts),
-        "topk": request.topk,
-        "return_scores": request.return_scores,
-    }
-    if request.draws is not None:
-        body["draws"] = list(request.draws)
+    """The body of a request. Fields of ours are only in it where they say something: others may refuse them."""
+    queries, draws = list(request.texts), request.draws
+    body: dict[str, Any] = {"queries": queries, "topk": request.topk, "return_scores": request.return_scores}
+    if draws is not None:
+        body["draws"] = list(draws)
     if any(request.contexts):
-        body["contexts"] = [None if context is None else _encode_context(context) for context in request.contexts]
+        body["contexts"] = [None if context is None else asdict(context) for context in request.contexts]
     return body
 
 
@@ -83,9 +83,8 @@ def decode_request(body: Any, default_topk: int) -> Request:
     if type(topk) is not int or not 1 <= topk <= MAX_TOPK:
         raise ValueError(f"topk must be an integer in [1, {MAX_TOPK}], got {topk!r:.200}")
     if len(queries) * topk > MAX_DOCUMENTS:
-        raise ValueError(
-            f"queries x topk must be at most {MAX_DOCUMENTS}, got {len(queries)} x {topk}; ask in several requests"
-        )
+        asked = f"{len(queries)} x {topk}"
+        raise ValueError(f"queries x topk must be at most {MAX_DOCUMENTS}, got {asked}; ask in several requests")
     scores = body.get("return_scores", False)
     if not isinstance(scores, bool):
         raise ValueError(f"return_scores must be true or false, got {scores!r:.200}")
@@ -107,10 +106,9 @@ def decode_answer(body: Any) -> list[list[str]]:
     """For each query the contents of its documents, of an answer with scores.
 
     Raises: AnotherSchema for documents in another form; KeyError, TypeError or ValueError for anything else."""
-    other = _other_documents(body)
-    if other is not None:
+    if other := _other_documents(body):
         raise AnotherSchema(other)
-    if not isinstance(body["result"], list) or not all(isinstance(rows, list) for rows in body["result"]):
+    if not _is_result(body):
         raise TypeError("result must be a list of lists")
     found = [[row["document"]["contents"] for row in rows] for rows in body["result"]]
     if not all(isinstance(contents, str) for rows in found for contents in rows):
@@ -120,11 +118,11 @@ def decode_answer(body: Any) -> list[list[str]]:
 
 def _other_documents(body: Any) -> str | None:
     """How documents differ from those of the protocol; None when none of them does, or the answer has none."""
-    lists = body if isinstance(body, list) else body.get("result") if isinstance(body, dict) else None
+    lists = body.get("result") if isinstance(body, dict) else body
     if lists is None and isinstance(body, dict):
         lists = next((value for value in body.values() if isinstance(value, list)), None)
-    rows = [row for of_query in _as_list(lists) for row in (of_query if isinstance(of_query, list) else [of_query])]
-    for row in rows:
+    of_queries = [one if isinstance(one, list) else [one] for one in (lists if isinstance(lists, list) else [])]
+    for row in (rows := list(itertools.chain.from_iterable(of_queries))):
         document = row.get("document", row) if isinstance(row, dict) else row
         if isinstance(document, str) and document:
             return "its documents are texts; objects with 'contents' are needed"
@@ -139,10 +137,6 @@ def _other_documents(body: Any) -> str | None:
     if rows and isinstance(rows[0], dict) and "document" in rows[0] and not _is_result(body):
         return f'its answer has {_fields(body)}; {{"result": [[...]]}} with a list per query is needed'
     return None
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _is_result(body: Any) -> bool:
@@ -176,10 +170,6 @@ def decode_health(body: bytes) -> Behaviour | None:
     return behaviour if is_said else None
 
 
-def _encode_context(context: Context) -> dict[str, Any]:
-    return {"question": context.question, "answers": list(context.answers), "step": context.step}
-
-
 def _decode_context(row: Any) -> Context:
     """Raises: ValueError naming the field and what would be right."""
     if not isinstance(row, dict):
@@ -199,3 +189,22 @@ def _one_per_query(body: dict[str, Any], field: str, queries: list[str]) -> list
     if values is not None and (not isinstance(values, list) or len(values) != len(queries)):
         raise ValueError(f"{field} must be a list with one entry per query ({len(queries)})")
     return values
+
+
+async def read_answer(response: aiohttp.ClientResponse) -> bytes:
+    """The decompressed body. Raises: aiohttp.ClientPayloadError after `MAX_ANSWER_BYTES`; the rest is not read."""
+    body = await read_at_most(response, MAX_ANSWER_BYTES)
+    if body is None:
+        response.close()
+        raise aiohttp.ClientPayloadError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+    return body
+
+
+async def read_at_most(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
+    """The body; None when it is longer than `limit` bytes."""
+    body = bytearray()
+    async for chunk in response.content.iter_chunked(1 << 16):
+        body += chunk
+        if len(body) > limit:
+            return None
+    return bytes(body)

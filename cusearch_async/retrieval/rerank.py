@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification
@@ -30,31 +29,34 @@ class Reranker:
         """Scores a pair of the greatest length, to fail here and not in the middle of a run.
 
         Raises: ConfigError naming the model and what is wrong with it."""
-        self._settings = settings
-        self._device = device
-        self._tokenizer, self._model = _load(settings.model, device)
+        self._settings, self._device = settings, device
+        setting, auto = f"retriever.rerank.model {settings.model!r}", AutoModelForSequenceClassification
+        self._tokenizer, self._model, missing = pretrained.load(auto, settings.model, device, "retriever.rerank.model")
+        if missing:
+            raise ConfigError(f"{setting} is not a cross-encoder: it lacks weights ({', '.join(missing[:3])})")
+        if (labels := self._model.config.num_labels) not in (1, 2):
+            wanted = "a cross-encoder has one, or two of which the last is relevance"
+            raise ConfigError(f"{setting} has {labels} labels; {wanted}")
         self._inputs = set(inspect.signature(self._model.forward).parameters)
         try:
             self._score([("a", "a " * settings.max_tokens)])
         except Exception as error:  # the model's own code runs here
-            raise ConfigError(
-                f"retriever.rerank.model {settings.model!r} cannot score a pair of {settings.max_tokens} tokens "
-                f"(retriever.rerank.max_tokens): {first_line(error)}"
-            ) from error
+            long = f"{settings.max_tokens} tokens (retriever.rerank.max_tokens)"
+            raise ConfigError(f"{setting} cannot score a pair of {long}: {first_line(error)}") from error
 
     def rerank(self, queries: Sequence[str], found: Sequence[Sequence[Scored]], topk: int) -> list[list[Scored]]:
         """Of each query's own documents the `topk` best, with the cross-encoder's score; equals keep their order.
 
         Equal pairs are scored once: a row's place in a batch changes the last bits of its score.
         Raises: SearchFailed when the model gives NaN or infinity."""
-        asked = list(zip(queries, found, strict=True))
-        pairs = list(dict.fromkeys((query, _as_text(passage)) for query, its in asked for passage, _ in its))
+        asked = [[(query, _as_text(passage)) for passage, _ in its] for query, its in zip(queries, found, strict=True)]
+        pairs = list(dict.fromkeys(pair for its in asked for pair in its))
         scores = dict(zip(pairs, self._score(pairs), strict=True))
-        results: list[list[Scored]] = []
-        for query, its in asked:
-            scored = [(passage, scores[query, _as_text(passage)]) for passage, _ in its]
-            results.append(sorted(scored, key=lambda pair: -pair[1])[:topk])
-        return results
+        scored = [
+            [(passage, scores[pair]) for pair, (passage, _) in zip(pairs_of, its, strict=True)]
+            for pairs_of, its in zip(asked, found, strict=True)
+        ]
+        return [sorted(its, key=lambda one: -one[1])[:topk] for its in scored]
 
     def _score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         order = sorted(range(len(pairs)), key=lambda row: sum(map(len, pairs[row])))  # like lengths: little padding
@@ -65,19 +67,14 @@ class Reranker:
                 scores[row] = score
         for pair, score in zip(pairs, scores, strict=True):
             if not math.isfinite(score):
-                message = f"retriever.rerank.model {self._settings.model!r} gives {score} for {pair!r:.200}"
-                raise SearchFailed(message, status=500)
+                said = f"retriever.rerank.model {self._settings.model!r} gives {score} for {pair!r:.200}"
+                raise SearchFailed(said, status=500)
         return scores
 
     def _score_batch(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        batch = self._tokenizer(
-            self._cut([query for query, _ in pairs]),
-            self._cut([document for _, document in pairs]),
-            truncation=True,
-            max_length=self._settings.max_tokens,
-            padding=True,
-            return_tensors="pt",
-        ).to(self._device)
+        texts = (self._cut(part) for part in zip(*pairs, strict=True))
+        options = {"truncation": True, "max_length": self._settings.max_tokens, "padding": True}
+        batch = self._tokenizer(*texts, **options, return_tensors="pt").to(self._device)
         with torch.inference_mode():
             logits = self._model(**{name: value for name, value in batch.items() if name in self._inputs}).logits
         logits = logits.float()
@@ -89,28 +86,9 @@ class Reranker:
         """Each to as many tokens as a pair may have. Tokenizers make a piece of every two overflows of a pair: of two
         long texts, gigabytes."""
         whole = [without_surrogates(text) for text in texts]
-        kept = self._tokenizer(
-            whole,
-            truncation=True,
-            max_length=self._settings.max_tokens,
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-        )["offset_mapping"]
+        options = {"truncation": True, "max_length": self._settings.max_tokens, "add_special_tokens": False}
+        kept = self._tokenizer(whole, **options, return_offsets_mapping=True)["offset_mapping"]
         return [text[: places[-1][1]] if places else "" for text, places in zip(whole, kept, strict=True)]
-
-
-def _load(name: str | None, device: str) -> tuple[Any, Any]:
-    """Tokenizer and model. Raises: ConfigError."""
-    setting = "retriever.rerank.model"
-    tokenizer, model, missing = pretrained.load(AutoModelForSequenceClassification, name, device, setting)
-    if missing:
-        raise ConfigError(f"{setting} {name!r} is not a cross-encoder: it lacks weights ({', '.join(missing[:3])})")
-    if model.config.num_labels not in (1, 2):
-        raise ConfigError(
-            f"{setting} {name!r} has {model.config.num_labels} labels; a cross-encoder has one, or two of which the "
-            "last is relevance"
-        )
-    return tokenizer, model
 
 
 def _as_text(passage: Passage) -> str:

@@ -1,7 +1,8 @@
 """The retriever over HTTP: Search-R1's protocol in front of any backend.
 
 What fails is answered with a status and {"error": "..."}. GET /health says what is served and how it behaves, GET
-/metrics the same as Prometheus figures.
+/metrics the same as Prometheus figures. What is served is part of the run contract, so that a run searches one corpus:
+words, with a checksum of what decides which documents a search gets, and of nothing else.
 """
 
 from __future__ import annotations
@@ -9,31 +10,37 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+import xxhash
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from cusearch_async.config import Config
 from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval import protocol
-from cusearch_async.retrieval.backend import Backend, Query
+from cusearch_async.retrieval.backend import Backend, Passage, Query
+from cusearch_async.retrieval.corpus import Corpus
+from cusearch_async.retrieval.encoder_folder import resolved
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 << 20
 """Decompressed. 4,096 queries of 500 tokens each take about 8 MiB of it, and more where JSON spells characters out."""
+_OF_DENSE = {"batch", "device"}
+_OF_SIMULATOR = {"url", "timeout_s"}
 
 
 class Retriever:
     """Consumes searches over HTTP, produces documents of a backend."""
 
     def __init__(self, backend: Backend, default_topk: int = 3, serves: str | None = None) -> None:
-        """`serves` is what it says of its contents (`retrieval.served`)."""
-        self._backend = backend
-        self._serves = serves
-        self._default_topk = default_topk
+        """`serves` is what it says of its contents (`what_is_served`)."""
+        self._backend, self._serves, self._default_topk = backend, serves, default_topk
         self._served = 0
         self._figures = CollectorRegistry()
         self._figures.register(_BackendFigures(backend))
@@ -102,3 +109,34 @@ class _BackendFigures(Collector):
         return [
             GaugeMetricFamily(f"retriever_{name}", f"The backend's {name}", value) for name, value in numbers.items()
         ]
+
+
+def what_is_served(config: Config, passages: Sequence[Passage] = ()) -> str:
+    """Of a retriever with this config; `passages` are its corpus, for bm25 and dense. ASCII, for an HTTP header.
+
+    Raises: ConfigError when pooling or prefixes of the encoder are not known."""
+    settings = config.retriever
+    facts: dict[str, Any] = {}
+    if settings.backend in ("bm25", "dense"):
+        name = f"{settings.backend} over {len(passages)} passages"
+        rows = ([one["id"], one["contents"]] for one in passages)
+        facts = {"corpus": passages.fingerprint if isinstance(passages, Corpus) else _checksum(list(rows))}
+        if settings.backend == "dense":
+            facts["dense"] = resolved(settings.dense).model_dump(mode="json", exclude=_OF_DENSE)
+        else:
+            facts["bm25"] = settings.bm25.model_dump(mode="json")
+        if settings.rerank.model:
+            facts["rerank"] = settings.rerank.model_dump(mode="json")
+        if settings.noise or settings.distractors:
+            facts["noise"] = settings.noise, settings.distractors, settings.stochastic, config.run.seed
+    elif settings.backend == "zerosearch":
+        name = f"zerosearch by {settings.zerosearch.model or 'the model of its server'}"
+        facts = settings.zerosearch.model_dump(mode="json", exclude=_OF_SIMULATOR) | {"seed": config.run.seed}
+    else:
+        name = settings.backend
+        facts = {"options": repr(settings.options), "url": settings.web.url}
+    return f"{name} ({_checksum(facts)})".encode("ascii", "backslashreplace").decode()
+
+
+def _checksum(value: Mapping[str, Any] | Sequence[Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(value, order="deterministic"))

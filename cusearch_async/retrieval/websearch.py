@@ -1,8 +1,8 @@
 """Search of the live web: Google's results by way of serper.dev or SerpApi.
 
-Sources: serper.dev's playground (POST /search) and serpapi.com/search-api (GET /search.json), with
-serpapi.com/api-status-and-error-codes for what their statuses mean. The key appears in no message, log line or file;
-SerpApi wants it in the URL, which is why no URL with its query is ever shown.
+Sources: serper.dev's playground (POST /search), serpapi.com/search-api (GET /search.json) and its
+api-status-and-error-codes. The key appears in no message, log line or file; SerpApi wants it in the URL, which is why
+no URL with its query is ever shown.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -27,8 +26,8 @@ from cusearch_async.config import WebConfig
 from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.files import write_file
 from cusearch_async.in_flight import InFlight
-from cusearch_async.retrieval.answers import read_answer
 from cusearch_async.retrieval.backend import Passage, Query, Scored
+from cusearch_async.retrieval.protocol import read_answer
 from cusearch_async.retry import doubling_pause_s
 
 log = logging.getLogger(__name__)
@@ -45,8 +44,7 @@ _SHOWN = 200
 _NOTHING_FOUND = "Google hasn't returned any results for this query."
 
 
-@dataclass(frozen=True, slots=True)
-class _Service:
+class _Service(NamedTuple):
     url: str
     key_variable: str
     """Environment variable that holds the key."""
@@ -61,8 +59,7 @@ _SERVICES: dict[Engine, _Service] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
+class _Failure(NamedTuple):
     """Why an attempt has failed. A value: an exception would carry aiohttp's own, and with it the URL and the key."""
 
     reason: str
@@ -117,8 +114,8 @@ def parse_answer(engine: Engine, answer: Any, topk: int) -> list[Passage]:
 
 
 def pause_s(failed: int, retry_after_s: float) -> float:
-    """How long to wait after `failed` failures in a row: anything up to a bound that doubles with each (full jitter),
-    and no less than the service has asked for; 30 s at most."""
+    """The wait after `failed` failures in a row: anything up to a bound that doubles with each (full jitter), and no
+    less than the service has asked for; 30 s at most."""
     jitter = random.uniform(0.0, doubling_pause_s(failed, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
     return max(jitter, min(retry_after_s, _LONGEST_PAUSE_S))
 
@@ -131,9 +128,7 @@ class WebSearch:
 
     def __init__(self, engine: Engine, settings: WebConfig, key: str) -> None:
         """Raises: ConfigError when the folder of the cache cannot be made."""
-        self._engine: Engine = engine
-        self._settings = settings
-        self._key = key
+        self._engine, self._settings, self._key = engine, settings, key
         self._key_in_text = re.compile("".join(f"(?:{re.escape(c)}|%{ord(c):02X})" for c in key), re.IGNORECASE)
         """As it is, or as a URL writes it."""
         self._url = settings.url or _SERVICES[engine].url
@@ -145,8 +140,7 @@ class WebSearch:
         self._requests = self._cache_hits = self._failures = self._retries = 0
 
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
-        """A document's score is 1 / its rank. The first query that fails ends the others, as they could not be
-        answered without it."""
+        """A document's score is 1 / its rank. The first query that fails ends the others of the request."""
         try:
             async with asyncio.TaskGroup() as group:
                 searches = [group.create_task(self._search(query.text, topk)) for query in queries]
@@ -166,15 +160,10 @@ class WebSearch:
     def figures(self) -> dict[str, str | int | float]:
         """Totals: requests sent, searches answered from the cache, searches that failed, requests that were repeated;
         and the requests left, if they have a cap."""
-        figures: dict[str, str | int | float] = {
-            "requests": self._requests,
-            "cache_hits": self._cache_hits,
-            "failures": self._failures,
-            "retries": self._retries,
-        }
-        if self._settings.max_requests is not None:
-            figures["budget_left"] = self._settings.max_requests - self._requests
-        return figures
+        asked = {"requests": self._requests, "cache_hits": self._cache_hits}
+        cap = self._settings.max_requests
+        left = {} if cap is None else {"budget_left": cap - self._requests}
+        return {**asked, "failures": self._failures, "retries": self._retries, **left}
 
     async def close(self) -> None:
         await self._in_flight.close()
@@ -202,37 +191,31 @@ class WebSearch:
         return passages
 
     async def _ask(self, query: str, topk: int) -> list[Passage]:
+        failed = 0
         try:
-            return await self._ask_with_retries(query, topk)
+            while True:
+                await self._wait_for_rate()
+                outcome = await self._attempt(query, topk)
+                if not isinstance(outcome, _Failure):
+                    return outcome
+                failed += 1
+                if outcome.is_final or failed == self._settings.attempts:
+                    said = f"{self._engine} at {self._url} fails for {query!r:.100}, attempt {failed}: {outcome.reason}"
+                    raise SearchFailed(self._hide(said), outcome.status)
+                await asyncio.sleep(pause_s(failed, outcome.retry_after_s))
+                self._retries += 1
         except SearchFailed as error:
             self._failures += 1
             log.warning("%s", error)  # the client gets only the status, so the reason is logged here
             raise
-
-    async def _ask_with_retries(self, query: str, topk: int) -> list[Passage]:
-        failed = 0
-        while True:
-            await self._wait_for_rate()
-            outcome = await self._attempt(query, topk)
-            if not isinstance(outcome, _Failure):
-                return outcome
-            failed += 1
-            if outcome.is_final or failed == self._settings.attempts:
-                message = f"{self._engine} at {self._url} fails for {query!r:.100}, attempt {failed}: {outcome.reason}"
-                raise SearchFailed(self._hide(message), outcome.status)
-            await asyncio.sleep(pause_s(failed, outcome.retry_after_s))
-            self._retries += 1
 
     async def _wait_for_rate(self) -> None:
         """Wait until a request may start, and count it. Raises: SearchFailed when the budget is spent."""
         async with self._one_by_one:
             cap = self._settings.max_requests
             if cap is not None and self._requests >= cap:
-                raise SearchFailed(
-                    f"the {cap} requests that this process may send to {self._engine} are spent; "
-                    "raise retriever.web.max_requests and start it again",
-                    status=429,
-                )
+                spent = f"the {cap} requests that this process may send to {self._engine} are spent"
+                raise SearchFailed(f"{spent}; raise retriever.web.max_requests and start it again", status=429)
             await asyncio.sleep(self._next_start_s - time.monotonic())
             self._next_start_s = time.monotonic() + 1 / self._settings.per_second
             self._requests += 1
@@ -241,50 +224,47 @@ class WebSearch:
         """One request."""
         try:
             async with self._send(query, topk) as response:
-                return self._outcome(response, await read_answer(response), topk)
+                body = await read_answer(response)
         except TimeoutError:
             return _Failure(f"no answer within retriever.web.timeout_s ({self._settings.timeout_s:g} s)", status=504)
-        except aiohttp.ClientResponseError as error:  # its text has the URL
-            return _Failure(f"{type(error).__name__}: {self._short(error.message)}")
         except aiohttp.ClientError as error:
-            return _Failure(f"{type(error).__name__}: {self._short(str(error))}")
-
-    def _outcome(self, response: aiohttp.ClientResponse, body: bytes, topk: int) -> list[Passage] | _Failure:
+            text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)  # which has the URL
+            return _Failure(f"{type(error).__name__}: {self._short(text)}")
+        said = self._short(body.decode("utf-8", "replace"))
         if response.status != 200:
-            return self._refusal(response, body)
+            return self._refusal(response, said)
         try:
             return parse_answer(self._engine, json.loads(body), topk)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-            return _Failure(f"its answer is not JSON: {self._short(body.decode('utf-8', 'replace'))}")
+            return _Failure(f"its answer is not JSON: {said}")
         except ValueError as error:
             return _Failure(self._short(str(error)))
 
     def _send(self, query: str, topk: int) -> Any:
         """A request, to be entered. It follows no redirection, which could take the key elsewhere."""
         if self._session is None:  # here, as a session belongs to the loop that runs
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),  # per_second is the limit
-                timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
-                middlewares=(_send_once,),
-            )
+            connector = aiohttp.TCPConnector(limit=0)  # per_second is the limit
+            timeout = aiohttp.ClientTimeout(self._settings.timeout_s)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, middlewares=(_send_once,))
         if self._engine == "serper":
             headers, content = {"X-API-KEY": self._key}, {"q": query, "num": topk}
             return self._session.post(self._url, headers=headers, json=content, allow_redirects=False)
         params = {"engine": "google", "q": query, "num": str(topk), "api_key": self._key}
         return self._session.get(self._url, params=params, allow_redirects=False)
 
-    def _refusal(self, response: aiohttp.ClientResponse, body: bytes) -> _Failure:
-        status = response.status
-        reason = f"it answers {status}: {self._short(body.decode('utf-8', 'replace'))}"
+    def _refusal(self, response: aiohttp.ClientResponse, said: str) -> _Failure:
+        status, reason = response.status, f"it answers {response.status}: {said}"
         if status in (401, 403):
-            variable = key_variable(self._engine)
-            return _Failure(f"{reason}; it refuses the key; set {variable} to a valid key", status=403, is_final=True)
-        if status == 429 or status >= 500:
-            return _Failure(reason, 429 if status == 429 else 502, retry_after_s=_retry_after_s(response))
-        return _Failure(reason, is_final=True)
+            remedy = f"it refuses the key; set {key_variable(self._engine)} to a valid key"
+            return _Failure(f"{reason}; {remedy}", status=403, is_final=True)
+        if status != 429 and status < 500:
+            return _Failure(reason, is_final=True)
+        wanted = response.headers.get("Retry-After", "").strip()  # it may hold a date
+        wait_s = float(wanted) if re.fullmatch(r"\d+(\.\d+)?", wanted) else 0.0
+        return _Failure(reason, 429 if status == 429 else 502, retry_after_s=wait_s)
 
     def _short(self, text: str) -> str:
-        """The text on one line. The key is removed before the text is cut, so that no part of it is shown."""
+        """The text on one line. The key is removed before it is cut, so that no part of it is shown."""
         return " ".join(self._hide(text).split())[:_SHOWN]
 
     def _hide(self, text: str) -> str:
@@ -292,8 +272,6 @@ class WebSearch:
 
 
 class _Entry(msgspec.Struct):
-    """A file of the cache."""
-
     engine: str
     query: str
     topk: int
@@ -308,8 +286,7 @@ class _Cache:
     It makes searches cheaper and no safer: a file that cannot be read or written costs a request and a warning."""
 
     def __init__(self, folder: Path, ttl_s: float) -> None:
-        self._folder = folder
-        self._ttl_s = ttl_s
+        self._folder, self._ttl_s = folder, ttl_s
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -341,18 +318,12 @@ class _Cache:
 
 
 async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """aiohttp sends a GET whose connection breaks a second time by itself, past our rate and our budget; not so an
-    error of this kind."""
+    """aiohttp repeats a GET whose connection breaks by itself, past our rate and our budget; not so an error of this
+    kind."""
     try:
         return await send(request)
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
         raise aiohttp.ClientConnectionError(str(error) or type(error).__name__) from error
-
-
-def _retry_after_s(response: aiohttp.ClientResponse) -> float:
-    """0 without the header, or when it holds a date."""
-    wanted = response.headers.get("Retry-After", "").strip()
-    return float(wanted) if re.fullmatch(r"\d+(\.\d+)?", wanted) else 0.0
 
 
 def _passage(row: dict[str, Any], text: str) -> Passage:

@@ -20,8 +20,8 @@ import aiohttp
 
 from cusearch_async.config import ZeroSearchConfig
 from cusearch_async.errors import SearchFailed
-from cusearch_async.retrieval.answers import read_answer
 from cusearch_async.retrieval.backend import Context, Query, Scored
+from cusearch_async.retrieval.protocol import read_answer
 from cusearch_async.streams import Stream, stream
 from cusearch_async.surrogates import without_surrogates
 
@@ -97,13 +97,11 @@ def build_prompt(query: str, context: Context, is_noisy: bool, topk: int, mode: 
 
 
 def messages_of(prompt: str, mode: str) -> list[dict[str, Any]]:
-    """The chat that holds a prompt. With `sft` as ZeroSearch's client sends it, the empty system message included:
-    without one, the chat template of a Qwen model puts in a default that its simulators were not asked with. With
-    `prompt` the user's message alone: some chat models know no system message."""
-    if mode == "sft":
-        user = {"role": "user", "content": [{"type": "text", "text": prompt}]}
-        return [{"role": "system", "content": ""}, user]
-    return [{"role": "user", "content": prompt}]
+    """The chat that holds a prompt. With `sft` as ZeroSearch's client sends it, with an empty system message, in whose
+    place a Qwen template would put another; some other chat models know no system message."""
+    if mode != "sft":
+        return [{"role": "user", "content": prompt}]
+    return [{"role": "system", "content": ""}, {"role": "user", "content": [{"type": "text", "text": prompt}]}]
 
 
 def parse_documents(text: str, topk: int) -> list[str]:
@@ -111,19 +109,15 @@ def parse_documents(text: str, topk: int) -> list[str]:
 
     "Doc 1: a b\\nDoc 2: c" -> ["a b", "c"]. A text without any "Doc i:" is one document."""
     pieces = _DOCUMENT.split(text)
-    documents = pieces[2::2] if len(pieces) > 1 else pieces
-    tidy = (" ".join(document.split()) for document in documents)
+    tidy = (" ".join(document.split()) for document in (pieces[2::2] or pieces))
     return [document for document in tidy if document][:topk]
 
 
 class ZeroSearch:
-    """A `Backend` that asks a language model. Raises SearchFailed when that fails; it is not asked again here, the
-    worker does."""
+    """A `Backend` that asks a language model. Raises SearchFailed when that fails; the worker asks again."""
 
     def __init__(self, settings: ZeroSearchConfig, steps: int, seed: int) -> None:
-        self._settings = settings
-        self._steps = settings.steps or steps
-        self._seed = seed
+        self._settings, self._steps, self._seed = settings, settings.steps or steps, seed
         self._session: aiohttp.ClientSession | None = None
         self._useful = self._noisy = self._failures = 0
 
@@ -152,9 +146,8 @@ class ZeroSearch:
 
     async def _search(self, query: Query, topk: int) -> list[Scored]:
         if query.context is None:
-            raise SearchFailed(
-                "zerosearch needs the context of a search: send 'contexts' with question, answers, step", 400
-            )
+            said = "zerosearch needs the context of a search: send 'contexts' with question, answers, step"
+            raise SearchFailed(said, 400)
         if not query.text.strip():
             return []
         is_noisy = self.is_noisy(query, query.context.step)
@@ -171,25 +164,17 @@ class ZeroSearch:
 
     async def _complete(self, prompt: str, seed: int) -> str:
         settings = self._settings
-        body = {
-            "model": settings.model,
-            "messages": messages_of(prompt, settings.mode),
-            "temperature": settings.temperature,
-            "max_tokens": settings.max_tokens,
-            "seed": seed,
-        }
+        body = {"model": settings.model, "messages": messages_of(prompt, settings.mode), "seed": seed}
+        body |= {"temperature": settings.temperature, "max_tokens": settings.max_tokens}
         if self._session is None:
             key = os.environ.get("CUSEARCH_SIMULATOR_KEY")
             headers = {"Authorization": f"Bearer {key}"} if key else {}
-            timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
-            # as many at once as ask: the worker and the simulator have their own limits
-            self._session = aiohttp.ClientSession(
-                headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
-            )
+            timeout = aiohttp.ClientTimeout(settings.timeout_s)
+            connector = aiohttp.TCPConnector(limit=0)  # the worker and the simulator have their own limits
+            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
+        url = f"{settings.url}/chat/completions"
         try:
-            async with self._session.post(
-                f"{settings.url}/chat/completions", json=body, allow_redirects=False
-            ) as response:
+            async with self._session.post(url, json=body, allow_redirects=False) as response:
                 answer = await read_answer(response)
                 if response.status != 200:
                     said = answer.decode("utf-8", "replace")[:200]

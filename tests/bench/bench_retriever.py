@@ -32,7 +32,7 @@ from cusearch_async.config import load_config
 from cusearch_async.data.questions import load_corpus
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.retrieval import indexing
-from cusearch_async.retrieval.local import Index
+from cusearch_async.retrieval.indexing import Index
 from cusearch_async.transport.server import is_listening
 from tests.conftest import free_port, wait_until
 

@@ -12,7 +12,7 @@ from cusearch_async.config import EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import ConfigError, RetrievalUnavailable, SearchRefused
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.client import SearchClient
-from cusearch_async.retrieval.local import Degradation, IndexBackend
+from cusearch_async.retrieval.indexing import Degradation, IndexBackend
 from cusearch_async.retrieval.server import Retriever
 from tests.conftest import free_port
 from tests.http_service import Service, hangs, hangs_up, says

@@ -12,7 +12,7 @@ import pytest
 
 from cusearch_async.config import Bm25Config, RetrieverConfig
 from cusearch_async.errors import ConfigError
-from cusearch_async.retrieval import bm25, indexing, words
+from cusearch_async.retrieval import bm25, indexing
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.corpus import Corpus
 
@@ -272,12 +272,12 @@ def test_an_index_names_its_tokenizer_and_is_refused_with_another(settings, monk
     made(settings)
     manifest = json.loads((settings.index / "manifest.json").read_text())
     assert list(manifest) == ["format", "corpus", "passages", "tokenizer", "bytes"]
-    assert manifest["tokenizer"].startswith("cusearch_async.retrieval.words:unicode_words (")
+    assert manifest["tokenizer"].startswith("cusearch_async.retrieval.bm25:unicode_words (")
     with pytest.raises(
-        ConfigError, match=r"tokenizer 'cus\S+words:unicode_words .*now 'tests\S+:letters .*build it again"
+        ConfigError, match=r"tokenizer 'cus\S+bm25:unicode_words .*now 'tests\S+:letters .*build it again"
     ):
         indexing.load(Path(settings.corpus), settings.index, settings.model_copy(update=LETTERS))
-    monkeypatch.setattr(words, "_RUN", re.compile(r"\w"))
+    monkeypatch.setattr(bm25, "_RUN", re.compile(r"\w"))
     with pytest.raises(ConfigError, match="tokenizer 'cusearch_async"):
         indexing.load(Path(settings.corpus), settings.index, settings)
 

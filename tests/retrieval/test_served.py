@@ -11,7 +11,7 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.processes.retriever import application_of, make_backend
 from cusearch_async.retrieval.corpus import Corpus
-from cusearch_async.retrieval.served import what_is_served
+from cusearch_async.retrieval.server import what_is_served
 from tests.http_service import Service, says
 from tests.retrieval.retrievers import QUESTION, client_of, finds
 

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.retrieval.local import Degradation, IndexBackend
+from cusearch_async.retrieval.indexing import Degradation, IndexBackend
 from cusearch_async.retrieval.protocol import MAX_DOCUMENTS, MAX_QUERIES, MAX_TOPK
 from cusearch_async.retrieval.server import MAX_BODY_BYTES, Retriever
 

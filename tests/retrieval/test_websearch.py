@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cusearch_async.retrieval.answers import MAX_ANSWER_BYTES
 from cusearch_async.retrieval.backend import Query
+from cusearch_async.retrieval.protocol import MAX_ANSWER_BYTES
 from cusearch_async.retrieval.websearch import MAX_QUERY_BYTES, parse_answer
 from tests.http_service import says
 from tests.retrieval.web_services import (

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from cusearch_async.config import RetrieverConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval import indexing
-from cusearch_async.retrieval.bm25 import Bm25Index
-from cusearch_async.retrieval.words import identity, tokenizer_named, unicode_words, words_of
+from cusearch_async.retrieval.bm25 import Bm25Index, identity, tokenizer_named, unicode_words, words_of
 from tests.retrieval import tokenizers
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from cusearch_async.atlas.simulator import Simulator
 from cusearch_async.config import ZeroSearchConfig
 from cusearch_async.errors import SearchFailed
-from cusearch_async.retrieval.answers import MAX_ANSWER_BYTES
 from cusearch_async.retrieval.backend import Context, Query
+from cusearch_async.retrieval.protocol import MAX_ANSWER_BYTES
 from cusearch_async.retrieval.server import Retriever
 from cusearch_async.retrieval.zerosearch import ZeroSearch, build_prompt, noise_probability, parse_documents
 from tests.conftest import free_port
