@@ -124,10 +124,12 @@ class DeepSpeedConfig(Section):
     @model_validator(mode="after")
     def _refuse(self) -> DeepSpeedConfig:
         _refuse_keys("DeepSpeed's zero_optimization", self.zero_optimization, ZERO_REFUSED)
-        for part in ("offload_optimizer", "offload_param"):
+        # what DeepSpeed has of the optimizer on NVMe is in no checkpoint that Adam could continue from
+        for part, devices in (("offload_optimizer", ["cpu"]), ("offload_param", ["cpu", "nvme"])):
             device = self.offload(part)
-            if device not in (None, "none", "cpu", "nvme"):
-                raise ValueError(f"zero_optimization.{part} needs device = 'cpu' or 'nvme', got {device!r}")
+            if device not in (None, "none", *devices):
+                wanted = " or ".join(map(repr, devices))
+                raise ValueError(f"zero_optimization.{part} needs device = {wanted}, got {device!r}")
         return self
 
     def offload(self, part: str) -> Any:

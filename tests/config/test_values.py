@@ -119,8 +119,12 @@ def test_derived_numbers(write):
             "learner.deepspeed: stage cannot be passed on to DeepSpeed's zero_optimization: use learner.zero_stage",
         ),
         (
-            "[learner.deepspeed]\nzero_optimization.offload_optimizer = {device = 'gpu'}",
-            "learner.deepspeed: zero_optimization.offload_optimizer needs device = 'cpu' or 'nvme', got 'gpu'",
+            "[learner.deepspeed]\nzero_optimization.offload_param = {device = 'gpu'}",
+            "learner.deepspeed: zero_optimization.offload_param needs device = 'cpu' or 'nvme', got 'gpu'",
+        ),
+        (
+            "[learner.deepspeed]\nzero_optimization.offload_optimizer = {device = 'nvme'}",
+            "learner.deepspeed: zero_optimization.offload_optimizer needs device = 'cpu', got 'nvme'",
         ),
         (
             "[learner.deepspeed]\nzero_optimization.offload_param = {device = 'cpu'}",
