@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.fp16.loss_scaler import LossScaler
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum
-from deepspeed.utils.tensor_fragment import fragment_address
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from cusearch_async.config import Config, refuse_unknown
 from cusearch_async.errors import ConfigError, first_line
-from cusearch_async.learner.divided_state import KINDS, MASTER, MOMENTS, SavedState, pieces
+from cusearch_async.learner.divided_state import KINDS, MASTER, MOMENTS, RANKS, UPDATES, Part, SavedState, file_of
 from cusearch_async.learner.interface import is_sealed
 from cusearch_async.learner.ranks import group_timeout
+from cusearch_async.weights.tensor_file import write_tensors
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 # A CPU all-reduce that is compiled at start-up behind a lock file: a learner that is killed meanwhile leaves the lock,
 # and every later one would wait for it without end. Gloo does the same work.
-
-_WRITTEN_BY_DEEPSPEED = [ZeroStageEnum, LossScaler, fragment_address]
-"""What a checkpoint of its optimizers holds besides tensors and plain values."""
 
 
 class _OneByOne(nn.Module):
@@ -77,12 +71,11 @@ class DeepSpeedEngine:
         self._is_sharded = self._stage == 3
         if self._is_sharded:
             divide(module, settings_of(config))
-        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self.deepspeed, *_ = deepspeed.initialize(
             model=module, model_parameters=self._trained.values(), config=settings_of(config)
         )
-        self.deepspeed.checkpoint_engine.load = _load_tensors
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         # DeepSpeed makes a group of its own, with the time-out that torch has by default
         _set_pg_timeout(group_timeout(config.learner.collective_timeout_s), self.deepspeed.data_parallel_group)
@@ -90,7 +83,7 @@ class DeepSpeedEngine:
         self.gradient_square = torch.zeros((), device=self.device)
         """Finite as long as all gradients since the last optimizer step, and their norm, are."""
         for parameter in self._trained.values():
-            parameter.register_hook(self._add_square)  # type: ignore[no-untyped-call]
+            parameter.register_hook(self._add_square)
 
     def _add_square(self, gradient: torch.Tensor) -> None:
         """One reduction per parameter, without waiting for the device."""
@@ -139,37 +132,68 @@ class DeepSpeedEngine:
             parameter.data = parameter.data.to(self.device)
         self.deepspeed.reload_states()
 
+    def _parts(self) -> Iterator[tuple[str, Part]]:
+        """What this rank holds of the float32 masters, by the names of the parameters."""
+        zero, flat = self.deepspeed.optimizer, self.deepspeed.basic_optimizer.param_groups[0]["params"]
+        if self._stage == 0:
+            for (name, parameter), masters in zip(self._trained.items(), flat, strict=True):
+                yield name, Part(0, parameter.numel(), masters, 0)
+        elif self._stage == 3:  # an equal share of each parameter, the last one with padding
+            for name, parameter in self._trained.items():
+                group, offset, share = zero.grad_position[zero.get_param_id(parameter)]
+                start = min(self._rank * share, parameter.ds_numel)
+                if length := min(share, parameter.ds_numel - start):
+                    yield name, Part(start, length, zero.fp32_partitioned_groups_flat[group], offset)
+        else:  # an equal share of all parameters end to end
+            names = {id(parameter): name for name, parameter in self._trained.items()}
+            [masters] = flat
+            own = self._rank * len(masters)
+            for parameter, at in zip(zero.round_robin_bit16_groups[0], zero.round_robin_bit16_offsets[0], strict=True):
+                first, last = max(at, own), min(at + parameter.numel(), own + len(masters))
+                if first < last:
+                    yield names[id(parameter)], Part(first - at, last - first, masters, first - own)
+
+    def _held(self, part: Part, kind: str) -> torch.Tensor:
+        """One of KINDS of a part; zeros for moments before the first update."""
+        states = self.deepspeed.basic_optimizer.state
+        if kind != MASTER and not states:
+            return torch.zeros(part.length)
+        return part.of(part.masters if kind == MASTER else states[part.masters][kind])
+
     def capture(self, folder: Path) -> Callable[[], None]:
-        """Copies all that a checkpoint in `folder` needs of this rank. What is returned writes it, in any thread."""
-        captured: dict[Path, Any] = {}
+        """Copies all that a checkpoint in `folder` needs of this rank. What is returned writes it, in any thread.
+        Raises, when it is called: OSError."""
+        if self._stage == 0 and self._rank:  # rank 0 has the same
+            return lambda: None
+        adam = next(iter(self.deepspeed.basic_optimizer.state.values()), {"step": 0.0})
+        copies = {
+            f"{name}/{kind}": self._held(part, kind).detach().to("cpu", copy=True)
+            for name, part in self._parts()
+            for kind in KINDS
+        }
+        copies[UPDATES] = torch.tensor(float(adam["step"]))
+        copies[RANKS] = torch.tensor(self._ranks if self._stage else 1)
 
-        def keep(state_dict: Any, path: str) -> None:
-            captured[Path(path)] = _to_cpu(state_dict, {})
+        def write() -> None:
+            path = file_of(folder / "deepspeed", self._rank)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(path, copies)
 
-        self.deepspeed.checkpoint_engine.save = keep
-        self.deepspeed.save_checkpoint(
-            str(folder), tag="deepspeed", save_latest=False, exclude_frozen_parameters=bool(self._frozen)
-        )
-        return lambda: write(captured)
+        return write
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote, with any number of ranks and at any ZeRO stage: bit for bit with the same
+        """Continue from what `capture` wrote, with any number of ranks and at any ZeRO stage: bit for bit with the same
         ones, else up to the rounding of sums over other ranks.
 
-        Raises: ConfigError for a file that holds anything but tensors and plain values, or is deleted meanwhile."""
+        Raises: ConfigError for a file that holds anything but tensors, or is deleted meanwhile."""
         shapes = {name: torch.Size(getattr(p, "ds_shape", p.shape)) for name, p in self._trained.items()}
-        saved = SavedState(folder / "deepspeed", _map_tensors, shapes)
         try:
-            if saved.stage == self._stage and saved.ranks == (self._ranks if self._stage else 1):
-                strict = not self._frozen  # what is frozen is in no checkpoint
-                self.deepspeed.load_checkpoint(str(folder), tag="deepspeed", load_module_strict=strict)
-            else:
-                self._divide_again(saved)
-        except pickle.UnpicklingError as error:
+            self._take(SavedState(folder / "deepspeed", shapes))
+        except SafetensorError as error:
             raise ConfigError(
                 f"checkpoint {folder} holds data that a learner never writes: {first_line(error)}"
             ) from error
-        except (OSError, AssertionError) as error:  # DeepSpeed asserts that it finds files
+        except OSError as error:
             if is_sealed(folder):
                 raise
             raise ConfigError(
@@ -178,91 +202,20 @@ class DeepSpeedEngine:
             ) from error
 
     @torch.no_grad()
-    def _divide_again(self, saved: SavedState) -> None:
-        """Take this rank's part of what other ranks saved, or the same ones at another stage."""
-        optimizer = self.deepspeed.optimizer
-        own = optimizer.state_dict()
-        if self._stage != 3:  # which casts the masters itself
-            for name, parameter in self._trained.items():
-                parameter.copy_(saved.whole(name, MASTER))
-        if self._stage == 0:
-            optimizer.load_state_dict(self._undivided(own, saved))
-            return
-        masters = own["fp32_flat_groups"] if self._stage == 3 else optimizer.single_partition_of_fp32_groups
-        groups = {kind: [torch.zeros_like(group, device="cpu") for group in masters] for kind in KINDS}
-        self._fill(groups, saved)
-        adam = own["optimizer_state_dict" if self._stage == 3 else "base_optimizer_state"]
-        moments = zip(*(groups[kind] for kind in MOMENTS), strict=True)
-        adam["state"] = {
-            number: {"step": saved.updates.clone(), **dict(zip(MOMENTS, tensors, strict=True))}
-            for number, tensors in enumerate(moments)
-        }
-        if self._stage == 3:
-            own["fp32_flat_groups"] = groups[MASTER]
-        else:
-            own["single_partition_of_fp32_groups"] = optimizer._get_groups_without_padding(groups[MASTER])
-        optimizer.load_state_dict([own] * self._ranks, load_from_fp32_weights=True)
-
-    def _fill(self, groups: dict[str, list[torch.Tensor]], saved: SavedState) -> None:
-        """Put this rank's pieces of all parameters into its flat groups."""
-        names = list(self._trained)
-        lengths = [saved.shapes[name].numel() for name in names]
-        sizes = [group.numel() for group in groups[MASTER]]
-        for name, piece in zip(names, pieces(lengths, self._stage, self._rank, self._ranks, sizes), strict=True):
-            for kind in KINDS if piece.length else ():
-                part = saved.whole(name, kind).flatten()[piece.start : piece.start + piece.length]
-                groups[kind][piece.group][piece.offset : piece.offset + piece.length] = part
-
-    def _undivided(self, own: dict[str, Any], saved: SavedState) -> dict[str, Any]:
-        """The optimizer's state of stage 0."""
-        names = list(self._trained)
-        adam = own.get("optimizer_state_dict", own)
-        adam["state"] = {
-            number: {"step": saved.updates.clone(), **{kind: saved.whole(name, kind).clone() for kind in MOMENTS}}
-            for number, name in enumerate(names)
-        }
-        if "fp32_groups" in own:
-            own["fp32_groups"] = [[saved.whole(name, MASTER) for name in names]]
-        return own
-
-
-def _map_tensors(path: Path) -> Any:
-    """As `_load_tensors`, read from the disk only where it is looked at."""
-    with torch.serialization.safe_globals(_WRITTEN_BY_DEEPSPEED):
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-
-
-def write(captured: Mapping[Path, Any]) -> None:
-    """Write every state to its file. Raises: OSError, RuntimeError."""
-    for path, state in captured.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            try:
-                torch.save(state, file)
-            except RuntimeError as error:  # closing the archive fails too, and tells of a wrong position
-                if isinstance(error.__context__, OSError):
-                    raise error.__context__ from None
-                raise
-
-
-def _to_cpu(value: Any, copies: dict[Any, torch.Tensor]) -> Any:
-    """A copy of `value`, its tensors on the CPU. Tensors that are the same memory stay so: a file holds them once."""
-    if isinstance(value, torch.Tensor):
-        memory = value.device, value.data_ptr(), value.dtype, value.shape, value.stride()
-        if memory not in copies:
-            copies[memory] = value.detach().to("cpu", copy=True)
-        return copies[memory]
-    if type(value) in (dict, OrderedDict):
-        return type(value)((key, _to_cpu(inner, copies)) for key, inner in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(_to_cpu(inner, copies) for inner in value)
-    return copy.deepcopy(value)
-
-
-def _load_tensors(path: str, map_location: Any = None) -> Any:
-    """In place of DeepSpeed's own, which unpickles: whoever can write into the run's folder could run code here."""
-    with torch.serialization.safe_globals(_WRITTEN_BY_DEEPSPEED):
-        return torch.load(path, map_location=map_location, weights_only=True)
+    def _take(self, saved: SavedState) -> None:
+        """Put this rank's part into the optimizer, and the masters into the parameters."""
+        states = self.deepspeed.basic_optimizer.state
+        states.clear()
+        for name, part in self._parts():
+            if part.masters not in states:
+                moments = {kind: torch.zeros_like(part.masters) for kind in MOMENTS}
+                states[part.masters] = {"step": saved.updates.clone(), **moments}
+            for kind in KINDS:
+                self._held(part, kind).copy_(saved.elements(name, kind, part.start, part.length))
+        for name, parameter in self._trained.items():
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._is_sharded):
+                if self._rank == 0 or not self._is_sharded:
+                    parameter.copy_(saved.whole(name, MASTER))
 
 
 def settings_of(config: Config) -> dict[str, Any]:

@@ -1,57 +1,61 @@
-"""How ZeRO divides parameters: every element once, whatever the sizes, ranks and groups."""
+"""What ranks saved in parts is whole again, and is read in other parts."""
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from cusearch_async.learner.divided_state import pieces
+from cusearch_async.learner.divided_state import RANKS, UPDATES, Part, SavedState, file_of
 
-lengths = st.lists(st.integers(1, 40), min_size=1, max_size=6)
-
-
-def check(lengths, of_ranks) -> None:
-    """Each element of each parameter has one place, and no place has two elements."""
-    for number, length in enumerate(lengths):
-        held = [range(p.start, p.start + p.length) for p in (of_rank[number] for of_rank in of_ranks)]
-        assert [i for part in held for i in part] == list(range(length))
-    for of_rank in of_ranks:
-        places = [(p.group, i) for p in of_rank for i in range(p.offset, p.offset + p.length)]
-        assert len(set(places)) == len(places)
+NAME, KIND = "model.weight", "exp_avg"
 
 
-@given(lengths=lengths, ranks=st.integers(1, 5))
-def test_zero_1_and_2_cut_all_parameters_together(lengths, ranks):
-    share = -(-sum(lengths) // (2 * ranks)) * 2  # DeepSpeed pads to twice the number of ranks
-    of_ranks = [pieces(lengths, 1, rank, ranks, [share]) for rank in range(ranks)]
-    check(lengths, of_ranks)
-    assert all(p.offset + p.length <= share for of_rank in of_ranks for p in of_rank if p.length)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory):
+    return tmp_path_factory.mktemp("saved")
 
 
-@given(lengths=lengths, ranks=st.integers(1, 5), cuts=st.sets(st.integers(1, 5)))
-def test_zero_3_cuts_each_parameter(lengths, ranks, cuts):
-    shares = [-(-length // ranks) for length in lengths]
-    ends = sorted({cut for cut in cuts if cut < len(lengths)} | {len(lengths)})
-    groups = [sum(shares[a:b]) for a, b in itertools.pairwise([0, *ends])]
-    of_ranks = [pieces(lengths, 3, rank, ranks, groups) for rank in range(ranks)]
-    check(lengths, of_ranks)
-    assert all(p.offset + p.length <= groups[p.group] for of_rank in of_ranks for p in of_rank)
+def save(folder, values: torch.Tensor, cuts: list[int]) -> None:
+    """`values` of a flat parameter by as many ranks as there are parts; those of no element hold nothing."""
+    bounds = [0, *sorted(cuts), len(values)]
+    for rank in range(len(bounds) - 1):
+        part = values[bounds[rank] : bounds[rank + 1]].clone()
+        held = {f"{NAME}/{KIND}": part} if len(part) else {}
+        common = {RANKS: torch.tensor(len(bounds) - 1), UPDATES: torch.tensor(3.0)}
+        save_file({**held, **common}, file_of(folder, rank))
 
 
-def test_by_hand():
-    """5 and 4 elements on two ranks: 10 places in all, the last is padding."""
-    first, second = (pieces([5, 4], 1, rank, 2, [5]) for rank in range(2))
-    assert [(p.start, p.length, p.offset) for p in first] == [(0, 5, 0), (0, 0, 5)]
-    assert [(p.start, p.length, p.offset) for p in second] == [(5, 0, 0), (0, 4, 0)]
-    first, second = (pieces([5, 4], 3, rank, 2, [3, 2]) for rank in range(2))
-    assert [(p.start, p.length, p.group, p.offset) for p in first] == [(0, 3, 0, 0), (0, 2, 1, 0)]
-    assert [(p.start, p.length, p.group, p.offset) for p in second] == [(3, 2, 0, 0), (2, 2, 1, 0)]
+@given(data=st.data(), length=st.integers(1, 40))
+def test_every_element_is_read_from_the_rank_that_has_it(folder, data, length):
+    values = torch.arange(float(length))
+    save(folder, values, data.draw(st.lists(st.integers(0, length), max_size=12)))
+    saved = SavedState(folder, {NAME: torch.Size([length, 1])})
+    assert torch.equal(saved.whole(NAME, KIND), values.view(length, 1))
+    start = data.draw(st.integers(0, length - 1))
+    count = data.draw(st.integers(1, length - start))
+    assert torch.equal(saved.elements(NAME, KIND, start, count), values[start : start + count])
+    assert float(saved.updates) == 3
 
 
-@pytest.mark.parametrize(("stage", "groups"), [(1, [3]), (1, [100]), (3, [3]), (3, [2, 2])])
-def test_parameters_of_another_model_are_noticed(stage, groups):
-    with pytest.raises(ValueError, match="elements"):
-        pieces([5, 4], stage, 0, 2, groups)
+def test_a_parameter_of_another_size_is_noticed(folder):
+    save(folder, torch.arange(9.0), [4])
+    for length in (8, 10):
+        with pytest.raises(ValueError, match=rf"{NAME} has {length} elements, its {KIND} 9"):
+            SavedState(folder, {NAME: torch.Size([length])}).elements(NAME, KIND, 0, 4)
+
+
+def test_a_file_that_is_missing_is_noticed(tmp_path):
+    save(tmp_path, torch.arange(9.0), [4])
+    file_of(tmp_path, 1).unlink()
+    with pytest.raises(FileNotFoundError):
+        SavedState(tmp_path, {NAME: torch.Size([9])})
+
+
+def test_a_part_is_a_view_of_the_rank_s_masters():
+    masters = torch.zeros(10)
+    part = Part(start=3, length=2, masters=masters, offset=4)
+    part.of(masters).fill_(1)
+    assert masters.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0]

@@ -100,10 +100,10 @@ def in_the_middle_of_update(step: int, then: Callable[[], None]) -> None:
 def hanging(is_now: Callable[[Any], bool], function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which never returns where `is_now` says so."""
 
-    def hangs(argument: Any) -> Any:
+    def hangs(argument: Any, *others: Any) -> Any:
         if is_now(argument):
             threading.Event().wait()
-        return function(argument)
+        return function(argument, *others)
 
     return hangs
 
@@ -153,7 +153,7 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
     elif point == "mid-update, saving":  # the newest checkpoint is captured, and not yet written
         from cusearch_async.learner import deepspeed_engine
 
-        deepspeed_engine.write = hanging(lambda captured: True, deepspeed_engine.write)
+        deepspeed_engine.write_tensors = hanging(lambda path: True, deepspeed_engine.write_tensors)
         in_the_middle_of_update(step, die)
     elif point == "mid-copy":
         from cusearch_async.weights import folder as weights
@@ -187,15 +187,15 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
     elif point == "mid-checkpoint":
         from cusearch_async.learner import deepspeed_engine
 
-        write = deepspeed_engine.write
+        write = deepspeed_engine.write_tensors
 
-        def write_part(captured: Any) -> None:
-            is_now = f"step{step + 1:06d}" in str(next(iter(captured)))
-            write(dict(list(captured.items())[:1]) if is_now else captured)
+        def write_part(path: Path, tensors: Any) -> None:
+            is_now = f"step{step + 1:06d}" in str(path)
+            write(path, dict(list(tensors.items())[: len(tensors) // 2]) if is_now else tensors)
             if is_now:
                 die()
 
-        deepspeed_engine.write = write_part
+        deepspeed_engine.write_tensors = write_part
     elif point == "frozen":
         finish = Checkpoints.finish
 

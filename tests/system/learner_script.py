@@ -204,7 +204,9 @@ def main() -> None:
         shake(learner._module.model)
     # hooks of layers would each be compiled
     forwards = [] if config.learner.compile else count_forwards(learner._module.model)
-    gradients = record_first_gradient(learner._engine.deepspeed)
+    # DeepSpeed's maps of gradients are wrong where parameters do not lie in their own order
+    is_mapped = "round_robin_gradients" not in config.learner.deepspeed.zero_optimization
+    gradients = record_first_gradient(learner._engine.deepspeed) if is_mapped else {}
     if arguments.load:
         learner.load(arguments.load)
     if not ranks.is_leader:

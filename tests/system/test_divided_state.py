@@ -20,7 +20,8 @@ NEXT = ("--from-step", "2", "--to-step", "3")
 
 
 def settings(stage: int, dtype: str) -> tuple[str, ...]:
-    return (*SAME, "--learner.zero_stage", str(stage), "--model.dtype", dtype)
+    options = ("--learner.deepspeed.zero_optimization.round_robin_gradients", "true") if stage == 2 else ()
+    return (*SAME, "--learner.zero_stage", str(stage), "--model.dtype", dtype, *options)
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +42,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory):
 
 
 def state_of(checkpoint: Path) -> SavedState:
-    from cusearch_async.learner.deepspeed_engine import _load_tensors
-
     model = AutoModelForCausalLM.from_pretrained(STARTER)
     shapes = {f"model.{name}": parameter.shape for name, parameter in model.named_parameters()}
-    return SavedState(checkpoint / "deepspeed", _load_tensors, shapes)
+    return SavedState(checkpoint / "deepspeed", shapes)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +53,7 @@ def state_of(checkpoint: Path) -> SavedState:
         ((2, 1), (1, 1), "float32"),
         ((2, 1), (3, 3), "float32"),
         ((3, 3), (2, 2), "float32"),
+        ((2, 2), (1, 3), "float32"),
         ((3, 3), (1, 0), "float32"),
         ((1, 0), (2, 1), "float32"),
         ((2, 3), (1, 0), "bfloat16"),
@@ -66,7 +66,7 @@ def test_the_state_is_divided_again_and_the_next_update_is_the_same(tmp_path, sa
     after = train(tmp_path, "next", *arguments, ranks=ranks, settings=settings(stage, dtype))
 
     before, loaded = state_of(source / "ck"), state_of(tmp_path / "ck")
-    assert (loaded.stage, loaded.ranks) == (stage, ranks if stage else 1)
+    assert loaded.ranks == (ranks if stage else 1)
     # DeepSpeed makes an empty update when it starts a bfloat16 optimizer at stage 0
     assert loaded.updates == before.updates == (7 if (was[1], dtype) == (0, "bfloat16") else 6)
     for name in before.shapes:

@@ -191,8 +191,8 @@ def _in_memory(what: str, text: str, needed: int) -> Finding:
 def disk(config: Config, shape: ModelShape) -> Iterator[Finding]:
     """Room for the checkpoints and weight versions that a run keeps, and for one more of each. Too little is no error:
     the run may be on another machine."""
-    stage, dtype, count = config.learner.zero_stage, config.model.dtype, config.learner.keep_checkpoints + 1
-    checkpoint, version = sizing.checkpoint_bytes(shape, dtype, stage), sizing.version_bytes(shape, dtype)
+    dtype, count = config.model.dtype, config.learner.keep_checkpoints + 1
+    checkpoint, version = sizing.checkpoint_bytes(shape, dtype), sizing.version_bytes(shape, dtype)
     checkpoints = (count * checkpoint, f"{count} checkpoints of {_size(checkpoint)}", config.folder / "checkpoints")
     versions = (VERSIONS * version, f"{VERSIONS} weight versions of {_size(version)}", config.weights_folder)
     if config.weights.folder is None:

@@ -141,13 +141,9 @@ def forward_tokens(config: Config) -> int:
     return max(longest, min(config.learner.micro_batch_tokens, share * longest))
 
 
-def checkpoint_bytes(shape: ModelShape, dtype: str, stage: int) -> int:
-    """The model in Hugging Face's format, DeepSpeed's copy of it (with ZeRO-3 it has none), masters and moments. All
-    ranks together."""
-    weights = shape.parameters * DTYPE_BYTES[dtype]
-    copied = 0 if stage == 3 else weights
-    is_plain = stage == 0 and dtype == "float32"  # the masters are the weights themselves
-    return weights + copied + FLOAT32 * shape.parameters * (2 if is_plain else 3)
+def checkpoint_bytes(shape: ModelShape, dtype: str) -> int:
+    """The model in Hugging Face's format, float32 masters and moments. All ranks together."""
+    return shape.parameters * (DTYPE_BYTES[dtype] + 3 * FLOAT32)
 
 
 def version_bytes(shape: ModelShape, dtype: str) -> int:
@@ -170,7 +166,7 @@ def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
     if config.run.take_turns:
         held += ranks * memory.held + config.rollout.workers * shape.parameters * DTYPE_BYTES[dtype]
     collected = version_bytes(shape, dtype) if stage == 3 else 0  # a version is published at the same time
-    return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, dtype, stage) + collected
+    return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, dtype) + collected
 
 
 def step_flops(shape: ModelShape, config: Config, mean_tokens: float, trajectories: int) -> float:
