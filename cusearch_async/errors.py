@@ -5,24 +5,27 @@ CusearchError
 │   ├── ContractMismatch   the settings or data of this process differ from the run contract
 │   └── MissingExtra       a package that only an extra of this one installs is not installed
 ├── RunInUse               other processes use the run or its folder
-├── BufferUnavailable      Redis cannot be reached, or refuses the connection
-├── BufferLost             Redis has lost or damaged data that it had acknowledged
-├── Fenced                 another learner has taken over this run
-├── CorruptPayload         bytes from Redis are not a valid trajectory
+├── RunBufferError         about the run's buffer
+│   ├── BufferUnavailable  Redis cannot be reached, or refuses the connection
+│   ├── BufferLost         Redis has lost or damaged data that it had acknowledged
+│   ├── Fenced             another learner has taken over this run
+│   └── CorruptPayload     bytes from Redis are not a valid trajectory
 ├── Stalled                no progress for run.stall_s
 ├── RanksFailed            the learner's ranks wait for one that does not arrive
 ├── InvalidTrajectory      a trajectory that must not be trained on; also a ValueError
 ├── NonFiniteUpdate        the update of a step contains NaN or infinity; it was not applied
-├── RetrievalUnavailable   the retriever failed; different from a search without results
-├── SearchRefused          the retriever answers other searches, but not this one
-├── SearchFailed           in the retriever process: its engine failed; different from a search without results
+├── RetrievalError         a search that has no results because of an error
+│   ├── RetrievalUnavailable   the retriever failed
+│   ├── SearchRefused      the retriever answers other searches, but not this one
+│   └── SearchFailed       in the retriever process: its engine failed
 ├── EpisodeFailed          one episode cannot be played, because of its own data
 ├── MethodFailed           a selection method gave what is no selection, or no advantages, for its pool
 ├── NothingLearned         a run that cannot learn: all episodes of a pool failed, or no trajectory had an advantage
 ├── EngineDied             vLLM's engine process has ended unexpectedly
 ├── WriteFailed            a file of the run cannot be written: disk full, read-only, or the folder is gone
-├── WeightsUnavailable     a published weight version is missing or damaged
-├── WeightsMismatch        the engine computes other log-probabilities than the learner
+├── WeightsError           about a published weight version
+│   ├── WeightsUnavailable it is missing or damaged
+│   └── WeightsMismatch    the engine that loaded it computes other log-probabilities than the learner
 ├── ProcessDied            a process of the run has ended unexpectedly
 ├── ReplayDiffers          a recorded step is not what it would be now
 ├── StudyIncomplete        a study has runs that are to do, or that failed
@@ -53,11 +56,15 @@ class RunInUse(CusearchError):
     pass
 
 
-class BufferUnavailable(CusearchError):
+class RunBufferError(CusearchError):
     pass
 
 
-class BufferLost(CusearchError):
+class BufferUnavailable(RunBufferError):
+    pass
+
+
+class BufferLost(RunBufferError):
     pass
 
 
@@ -69,11 +76,11 @@ class RanksFailed(CusearchError):
     pass
 
 
-class Fenced(CusearchError):
+class Fenced(RunBufferError):
     pass
 
 
-class CorruptPayload(CusearchError):
+class CorruptPayload(RunBufferError):
     pass
 
 
@@ -85,15 +92,19 @@ class NonFiniteUpdate(CusearchError):
     pass
 
 
-class RetrievalUnavailable(CusearchError):
+class RetrievalError(CusearchError):
     pass
 
 
-class SearchRefused(CusearchError):
+class RetrievalUnavailable(RetrievalError):
     pass
 
 
-class SearchFailed(CusearchError):
+class SearchRefused(RetrievalError):
+    pass
+
+
+class SearchFailed(RetrievalError):
     """`status` is the HTTP status that the retriever answers with."""
 
     def __init__(self, message: str, status: int = 502) -> None:
@@ -121,11 +132,15 @@ class WriteFailed(CusearchError):
     pass
 
 
-class WeightsUnavailable(CusearchError):
+class WeightsError(CusearchError):
     pass
 
 
-class WeightsMismatch(CusearchError):
+class WeightsUnavailable(WeightsError):
+    pass
+
+
+class WeightsMismatch(WeightsError):
     pass
 
 

@@ -8,6 +8,7 @@ versions int32 [S].
 from __future__ import annotations
 
 import zlib
+from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
@@ -19,28 +20,13 @@ _MAGIC = b"CUS" + bytes([PAYLOAD_SCHEMA])
 _HEADER = len(_MAGIC) + 4
 
 
-class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    ticket: int
-    rollout: int
-    environment: str
-    question_id: str
-    question: str
-    answers: tuple[str, ...]
-    prediction: str | None
-    token_ids: bytes
-    sampled: bytes
-    logprobs: bytes
-    versions: bytes
-    depth: int
-    retrieval_tokens: int
-    turns: int
-    reward: float
-    em: float
-    f1: float
-    format_valid: bool
-    worker: str
-    episode_s: float
-    search_s: float
+_ARRAYS = ("token_ids", "sampled", "logprobs", "versions")
+_Body: Any = msgspec.defstruct(
+    "_Body",
+    [(name, bytes if name in _ARRAYS else kind) for name, kind in get_type_hints(Trajectory).items()],
+    array_like=True,
+    forbid_unknown_fields=True,
+)
 
 
 _encoder = msgspec.msgpack.Encoder()
