@@ -13,10 +13,10 @@ Answer = TypeVar("Answer")
 class Batcher(Generic[Item, Answer]):
     """Calls that arrive while a batch is running form the next batch. A single call starts at once."""
 
-    def __init__(self, do: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], at_once: int) -> None:
+    def __init__(self, do: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], max_batch: int) -> None:
         """`do` returns one answer per item, in the same order. When it fails, all calls of the batch fail."""
         self._do = do
-        self._at_once = at_once
+        self._max_batch = max_batch
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
         self._doing: asyncio.Task[None] | None = None
 
@@ -30,7 +30,7 @@ class Batcher(Generic[Item, Answer]):
     async def _do_all(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting[: self._at_once], self._waiting[self._at_once :]
+                batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
                 wanted = [one for one in batch if not one[1].cancelled()]
                 if wanted:
                     await self._do_batch(wanted)

@@ -45,7 +45,7 @@ class ScriptedPolicy:
     def __init__(
         self, tokenizer: Any, turns: Sequence[str | list[int]], versions: Sequence[list[int]] | None = None
     ) -> None:
-        self._turns = [tokenizer(t, add_special_tokens=False)["input_ids"] if isinstance(t, str) else t for t in turns]
+        self._gpus = [tokenizer(t, add_special_tokens=False)["input_ids"] if isinstance(t, str) else t for t in turns]
         self._versions = versions
         self._sampled = 0
         self.requests: list[Request] = []
@@ -55,7 +55,7 @@ class ScriptedPolicy:
     ) -> FakeTurn:
         number = len(self.requests)
         self.requests.append(Request(list(prompt), max_tokens, temperature, seed, stops))
-        token_ids = self._turns[number]
+        token_ids = self._gpus[number]
         first, self._sampled = self._sampled, self._sampled + len(token_ids)
         logprobs = -(np.arange(first, self._sampled, dtype=np.float32) + 1) / 8
         versions = self._versions[number] if self._versions else [number] * len(token_ids)
@@ -69,8 +69,8 @@ class FakeSearch:
     found: dict[str, list[str] | Exception]
     asked: list[tuple[str, int]] = field(default_factory=list)
 
-    async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
-        self.asked.append((query, draw))
+    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
+        self.asked.append((query, seed))
         documents = self.found.get(query, [])
         if isinstance(documents, Exception):
             raise documents

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 SDGA, PHASE = (("algorithm/methods/sdga.py", tests) for tests in ("test_sdga.py", "test_methods.py"))
 AR3PO, VISITS = (("algorithm/methods/ar3po.py", tests) for tests in ("test_ar3po.py", "test_methods.py"))
 CONTROLS, STRATIFIED = ((f"algorithm/methods/{name}.py", "test_controls.py") for name in ("controls", "stratified"))
-RECORDING, REPLAYING = (("training/recording.py", "test_recording.py"), ("replay/selection.py", "test_recording.py"))
+RECORDING, REPLAYING = (("training/recorder.py", "test_recorder.py"), ("replay/selection.py", "test_recorder.py"))
 AGAIN = ("replay/update.py", "test_replayed_update.py")
 PROVENANCE = ("run/provenance.py", "test_history.py")
 STATISTICS, PROBING = ("study/statistics.py", "test_statistics.py"), ("evaluation/probing.py", "test_probing.py")
@@ -41,17 +41,17 @@ PLAN, UPDATE = (("learner/plan.py", "test_plan.py"), ("learner/update.py", "test
 MODEL, MATMUL = ("learner/model.py", "test_model.py"), ("learner/matmul.py", "test_matmul.py")
 SUITABLE, BESIDE = ("learner/suitability.py", "test_suitability.py"), ("study/plan.py", "test_report.py")
 ENGINE, RATE = (("learner/deepspeed_engine.py", "test_optimizer.py"), ("learner/learner.py", "test_optimizer.py"))
-ATTENTION, LEADING = ("learner/attention.py", "test_attention.py"), ("training/leading.py", "test_leading.py")
+ATTENTION, LEADING = ("learner/attention.py", "test_attention.py"), ("training/takeover.py", "test_takeover.py")
 BEAT, THREAD = (("training/heartbeat.py", "test_heartbeat.py"), ("training/in_thread.py", "test_heartbeat.py"))
-LOOP, PUBLISHING = (("training/loop.py", "test_train.py"), ("training/publishing.py", "test_train.py"))
+LOOP, PUBLISHING = (("training/loop.py", "test_train.py"), ("training/publisher.py", "test_train.py"))
 TENSORS, WEIGHTS = ("weights/tensor_file.py", "test_tensor_file.py"), ("weights/folder.py", "weights/test_folder.py")
-FRESHNESS, GPUS = ("rollout/freshness.py", "test_freshness.py"), ("lifecycle/gpus.py", "test_gpus.py")
-TURNS, CANARY = ("lifecycle/turns.py", "test_turns.py"), ("learner/canary.py", "test_canary.py")
+FRESHNESS, GPUS = ("rollout/staleness_check.py", "test_staleness_check.py"), ("lifecycle/gpus.py", "test_gpus.py")
+GPU_SHARE, CANARY = ("lifecycle/gpu_share.py", "test_gpu_share.py"), ("learner/canary.py", "test_canary.py")
 WAITING, HTTP = ("rollout/loop.py", "test_waiting.py"), ("weights/http.py", "weights/test_http.py")
 CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
-STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/leading.py", "test_leading.py")
-LOADING, ADAPTER = ("rollout/loading.py", "test_loading.py"), ("learner/adapter.py", "test_adapter_layers.py")
+STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/takeover.py", "test_takeover.py")
+LOADING, LORA = ("rollout/weight_loader.py", "test_weight_loader.py"), ("learner/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 SERVED = ("retrieval/client.py", "test_served.py")
 TERMS, SCOPES = ("run/identity.py", "test_identity.py"), ("config/scopes.py", "test_scopes.py")
@@ -259,7 +259,7 @@ MUTANTS = {
     "half a group is taken": (GPUS, "if all(_lock(gpu", "if any(_lock(gpu"),
     "the learner's GPUs are the engines'": (GPUS, "() if together else learner\n", "()\n"),
     "a worker joins a learner without a share": (GPUS, "shared if may_share(config) else ()", "shared"),
-    "the learner has the GPUs beside the engines": (TURNS, "fcntl.LOCK_EX if role", "fcntl.LOCK_SH if role"),
+    "the learner has the GPUs beside the engines": (GPU_SHARE, "fcntl.LOCK_EX if role", "fcntl.LOCK_SH if role"),
     "a requeued ticket wakes nobody": (lua("common"), "  tell()\nend", "end"),
     "announced weights wake nobody": (lua("announce"), "tell()\n", ""),
     "a learner that takes over wakes nobody": (lua("recover"), "tell()\n", ""),
@@ -308,7 +308,7 @@ MUTANTS = {
     "what is not read is wrong": (JUDGE, "if is_right is not None]", "if True]"),
     "a version is scored before it is there": (SCORING, "if following > state.published:", "if False:"),
     "a version is skipped in order": (SCORING, "(scored // every + 1) * every", "(scored // every + 2) * every"),
-    "equal queries differ": (LOCAL, "query.draw if self.stochastic else", "query.draw if True else"),
+    "equal queries differ": (LOCAL, "query.seed if self.stochastic else", "query.seed if True else"),
     "a run that lacks a step is done": (("study/tables.py", "test_running.py"), "if len(rows) != steps or", "if"),
     "a failed run is made again unasked": (RUNNING, '{"failed"} if retry_failed else set()', '{"failed"}'),
     "a launch begins beside the one before": (LAUNCHED, "    _wait_until_free(where)\n", ""),
@@ -343,10 +343,10 @@ MUTANTS = {
     "all depths have one list of draws": (SDGA, "order[members]", "order[: len(members)]"),
     "a turn has one version": (TURN, "completion.weight_versions or ()", "()"),
     "a version that is no number is the loaded one": (TURN, "else -1", "else 0"),
-    "the adapter stays off": (ADAPTER, "layer.enable_adapters(True)", "layer.enable_adapters(False)"),
-    "the reference has the adapter": (ADAPTER, "            layer.enable_adapters(False)\n", "            pass\n"),
+    "the adapter stays off": (LORA, "layer.enable_adapters(True)", "layer.enable_adapters(False)"),
+    "the reference has the adapter": (LORA, "            layer.enable_adapters(False)\n", "            pass\n"),
     "an adapter is merged upside down": (
-        ADAPTER,
+        LORA,
         'self.config["lora_alpha"] / self.config["r"]',
         'self.config["r"] / self.config["lora_alpha"]',
     ),
@@ -356,7 +356,7 @@ MUTANTS = {
         "ratio - difference - 1",
         "1 / ratio + difference - 1",
     ),
-    "sizes are kept for ever": (("training/selecting.py", "test_loop.py"), "if ticket >= first}", "if ticket >= 0}"),
+    "sizes are kept for ever": (("training/selector.py", "test_loop.py"), "if ticket >= first}", "if ticket >= 0}"),
     "no heartbeat while it ends": (THREAD, "await asyncio.to_thread(executor.shutdown)", "executor.shutdown()"),
     "an outage ends the heartbeat": (BEAT, 'log.debug("no heartbeat: %s", error)', "raise"),
     "a replaced learner keeps beating": (BEAT, "Fenced:\n                return", "Fenced:\n                pass"),
@@ -369,7 +369,7 @@ MUTANTS = {
     "a start's commit does not count": (STARTS, '"commit": start.commit or NOT_SET,\n', "\n"),
     "a start's packages do not count": (STARTS, '"package": start.versions, ', ""),
     "seeds are no part of a stream": (("streams.py", "test_streams.py"), "SeedSequence(seed,", "SeedSequence(0,"),
-    "a step is saved twice": (("training/publishing.py", "test_saver.py"), "        self._saved = state.step\n", ""),
+    "a step is saved twice": (("training/publisher.py", "test_saver.py"), "        self._saved = state.step\n", ""),
     "a version is damaged for ever": (LOADING, 'self._failed, self._idle_since = "", None', "self._idle_since = None"),
     "failures of another version count": (
         LOADING,
@@ -404,7 +404,7 @@ MUTANTS = {
     "those of the pool are no singletons": (STEP, "members[t.ticket] == 1", "members[t.ticket] >= 1"),
     "flat groups are usable": (ADVANTAGES, "len(self.values) - self.alone - self.flat", "len(self.values)"),
     "versions to be scored are deleted": (WEIGHTS, "if not self._keeps(version):", "if True:"),
-    "who sleeps keeps the GPUs": (TURNS, "                lock.give_back()\n", ""),
+    "who sleeps keeps the GPUs": (GPU_SHARE, "                lock.release()\n", ""),
 } | SCRIPTS  # fmt: skip
 
 

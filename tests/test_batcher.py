@@ -26,7 +26,7 @@ class Doubler:
 
 async def test_what_is_asked_at_once_is_done_at_once_and_each_gets_its_own_answer():
     double = Doubler()
-    batcher = Batcher(double, at_once=4)
+    batcher = Batcher(double, max_batch=4)
     assert await asyncio.gather(*(batcher(i) for i in range(10))) == [2 * i for i in range(10)]
     assert double.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert await batcher(5) == 10, "a later one starts it again"
@@ -35,7 +35,7 @@ async def test_what_is_asked_at_once_is_done_at_once_and_each_gets_its_own_answe
 async def test_while_one_batch_is_done_the_next_gathers():
     double = Doubler()
     double.go.clear()
-    batcher = Batcher(double, at_once=64)
+    batcher = Batcher(double, max_batch=64)
     first = asyncio.create_task(batcher(1))
     await asyncio.sleep(0)
     later = [asyncio.create_task(batcher(i)) for i in (2, 3)]
@@ -46,13 +46,13 @@ async def test_while_one_batch_is_done_the_next_gathers():
 
 
 async def test_a_failure_is_its_batchs_and_no_others():
-    batcher = Batcher(Doubler(), at_once=2)
+    batcher = Batcher(Doubler(), max_batch=2)
     found = await asyncio.gather(*(batcher(i) for i in (12, 13, 14, 15)), return_exceptions=True)
     assert [type(one) for one in found] == [ValueError, ValueError, int, int]
 
 
 async def test_one_that_is_cancelled_takes_no_other_with_it():
-    batcher = Batcher(Doubler(), at_once=64)
+    batcher = Batcher(Doubler(), max_batch=64)
     tasks = [asyncio.create_task(batcher(i)) for i in range(4)]
     await asyncio.sleep(0)
     tasks[0].cancel()
@@ -70,7 +70,7 @@ async def test_a_batch_that_is_cancelled_or_answered_short_hangs_nobody():
             raise outcome
         return list(outcome or [])
 
-    batcher = Batcher(do, at_once=4)
+    batcher = Batcher(do, max_batch=4)
     async with asyncio.timeout(5 * SLOW):
         with pytest.raises(asyncio.CancelledError):
             await asyncio.gather(batcher(1), batcher(2))
@@ -82,7 +82,7 @@ async def test_a_batch_that_is_cancelled_or_answered_short_hangs_nobody():
 async def test_what_nobody_waits_for_any_more_is_not_done():
     double = Doubler()
     double.go.clear()
-    batcher = Batcher(double, at_once=1)
+    batcher = Batcher(double, max_batch=1)
     tasks = [asyncio.create_task(batcher(i)) for i in range(3)]
     await asyncio.sleep(0)
     tasks[1].cancel()

@@ -130,7 +130,7 @@ def of(package: str, extra: str) -> str:
     return f"{package} is not installed: pip install 'cusearch-async[{extra}]'"
 
 
-VLLM = ("engine", "gathering", "staging")
+VLLM = ("engine", "turn_scheduler", "staging")
 MISSING = {
     "retrieval.bm25": of("bm25s", "retrieval"),
     "retrieval.dense": of("faiss", "retrieval"),

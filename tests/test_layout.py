@@ -118,7 +118,7 @@ def test_vllm_and_deepspeed_are_known_to_few_modules():
             for name in names:
                 if name.split(".")[0] in users:
                     users[name.split(".")[0]].add(str(path.relative_to(ROOT)))
-    worker = {f"rollout/{name}.py" for name in ("engine", "gathering", "staging")}
+    worker = {f"rollout/{name}.py" for name in ("engine", "turn_scheduler", "staging")}
     assert users == {"vllm": worker, "deepspeed": {"learner/deepspeed_engine.py"}}
 
 

@@ -31,9 +31,9 @@ class LocalSearch:
             distractors=settings.distractors, noise=settings.noise, stochastic=settings.stochastic, seed=seed
         )
 
-    async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
+    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
         found = self._index.search([query], self._topk)[0]
-        asked = Query(query, draw)
+        asked = Query(query, seed)
         disturbed = self._degradation.disturb(found, self._index.passages, self._topk, asked)
         return [passage["contents"] for passage, _ in disturbed]
 

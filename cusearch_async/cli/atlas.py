@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cusearch_async.atlas.questions import WORLDS, Chain, World, test_chains
 from cusearch_async.cli.parts.arguments import add_config
-from cusearch_async.cli.parts.playing import play_with
+from cusearch_async.cli.parts.passes import run_passes_with
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import STARTER, STARTERS, Config, RetrieverConfig, load_config
 from cusearch_async.errors import ConfigError
@@ -24,10 +24,10 @@ from cusearch_async.lifecycle.placement import configure_process
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from cusearch_async.evaluation.probing import Played
+    from cusearch_async.evaluation.probing import PassResult
     from cusearch_async.evaluation.scoring import Scores
 
-    Play = Callable[..., Coroutine[Any, Any, list[Played]]]
+    Play = Callable[..., Coroutine[Any, Any, list[PassResult]]]
 
 POOLS = 10
 """Pools of a run that `check` plays."""
@@ -75,7 +75,7 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
     warmstart.make_starter(folder, style, arguments.seed, str(STARTER), report)
 
 
-def check_policy(arguments: argparse.Namespace, overrides: list[str], play: Play = play_with) -> None:
+def check_policy(arguments: argparse.Namespace, overrides: list[str], play: Play = run_passes_with) -> None:
     """Raises: ConfigError."""
     config = searched_here(load_config(arguments.config, overrides))
     chains = held_out_chains(arguments.per_length, world_of(config))

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console = Console()
     started = time.monotonic()
     config = with_own_redis(config)
-    from cusearch_async.processes.playing import check_policy  # noqa: PLC0415  (transformers only where it is needed)
+    from cusearch_async.processes.engines import check_policy  # noqa: PLC0415  (transformers only where it is needed)
 
     check_policy(config, config.model.location)
     aside = run_folder.move_aside(config.folder)

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from cusearch_async.cli.parts import page
 from cusearch_async.cli.parts.arguments import add_config
-from cusearch_async.cli.parts.playing import play_with
+from cusearch_async.cli.parts.passes import run_passes_with
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError, JudgeFailed
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from cusearch_async.evaluation.findings import Paired, Samples
     from cusearch_async.evaluation.judge import Verdicts
-    from cusearch_async.evaluation.probing import Mode, Pass, Played
+    from cusearch_async.evaluation.probing import Mode, Pass, PassResult
     from cusearch_async.evaluation.scoring import Scores
     from cusearch_async.types import Question, Trajectory
 
-    Play = Callable[[str, Sequence[Pass]], Awaitable[list[Played]]]
+    Play = Callable[[str, Sequence[Pass]], Awaitable[list[PassResult]]]
 
 COLUMNS = {
     "em": "EM",
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     configure_process([])
     refuse_idle_cuda()
     model = arguments.checkpoint or config.model.location
-    from cusearch_async.processes.playing import check_policy  # noqa: PLC0415  (transformers only where it is needed)
+    from cusearch_async.processes.engines import check_policy  # noqa: PLC0415  (transformers only where it is needed)
 
     check_policy(config, model, "--checkpoint" if arguments.checkpoint else "model.path")
     if arguments.against:
@@ -179,7 +179,7 @@ async def scored(config: Config, model: str, arguments: argparse.Namespace) -> R
     async with SearchClient.open(config) as search:
         if config.uses_retriever:
             await search.wait_until_answering(config.run.wait_s)
-        return await evaluated(config, model, arguments, questions, partial(play_with, search, config))
+        return await evaluated(config, model, arguments, questions, partial(run_passes_with, search, config))
 
 
 async def evaluated(

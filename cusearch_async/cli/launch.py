@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         if not arguments.take_over:
             asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
     from cusearch_async.data.questions import load_eval_questions  # noqa: PLC0415
-    from cusearch_async.processes.playing import check_policy  # noqa: PLC0415  (transformers only where it is needed)
+    from cusearch_async.processes.engines import check_policy  # noqa: PLC0415  (transformers only where it is needed)
 
     check_policy(config, config.model.location)
     if config.eval.every:

@@ -24,7 +24,7 @@ VLLM_REFUSED = {
     "tokenizer": "use model.path",
     "dtype": "use model.dtype",
     "max_model_len": "it is the longest episode, from the keys of [episode]",
-    "max_num_seqs": "use rollout.max_sequences",
+    "max_num_seqs": "use rollout.max_num_seqs",
     "seed": "use run.seed",
     "logprobs_mode": _OWN_LOGPROBS,
     "generation_config": _OTHER_DISTRIBUTION,

@@ -13,7 +13,7 @@ class RolloutConfig(Section):
     """Rollout workers that `cusearch launch` starts, each with its own engine."""
     max_episodes: Free[int] = Field(192, ge=1)
     """Maximum number of episodes in flight per worker; finished ones that wait for room in the buffer do not count."""
-    max_sequences: Free[int] = Field(128, ge=1)
+    max_num_seqs: Free[int] = Field(128, ge=1)
     """Maximum number of sequences that the engine decodes at once."""
     recompute_kv: bool = True
     """After loading weights, recompute the KV cache of the turns in flight; otherwise they end on the older one: a

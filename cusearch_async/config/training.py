@@ -112,7 +112,7 @@ class LearnerConfig(Section):
     """Compile the layers with torch.compile: faster passes after one to two minutes of compiling, cached for later
     starts. Needs a C++ compiler on a CPU. Not with ZeRO stage 3, an adapter, gradient checkpointing or attention other
     than sdpa."""
-    logits_at_once: Free[int] = Field(1024, ge=1)
+    logits_chunk_tokens: Free[int] = Field(1024, ge=1)
     """Sampled tokens whose logits are held at a time: 8 bytes for each of them and each token of the vocabulary."""
     reference: Free[Literal["device", "cpu"]] = "device"
     """Where the reference policy waits for its forward pass: on the learner's GPU, or in host memory. ZeRO stage 3

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from cusearch_async.algorithm.methods import PlansRollouts
 from cusearch_async.config.episode import EnvironmentConfig, EpisodeConfig
 from cusearch_async.config.method import MethodConfig, PoolConfig
 from cusearch_async.config.redis import RedisConfig
@@ -73,12 +74,15 @@ class Config(Section):
     @cached_property
     def questions_per_step(self) -> int:
         """Groups that the method generates per step: N, or K / G."""
-        return self.method.make().questions(self.pool.questions, self.pool.rollouts)
+        method = self.method.make()
+        n, g = self.pool.questions, self.pool.rollouts
+        return method.questions(n, g) if isinstance(method, PlansRollouts) else n
 
     @cached_property
     def largest_group(self) -> int:
         """Largest group that the method makes, in rollouts."""
-        return self.method.make().largest_group(self.pool.rollouts)
+        method = self.method.make()
+        return method.largest_group(self.pool.rollouts) if isinstance(method, PlansRollouts) else self.pool.rollouts
 
     @property
     def buffer_limit(self) -> int:
@@ -141,12 +145,12 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _can_take_turns(self) -> Config:
+    def _can_colocate(self) -> Config:
         learner = self.learner
         has_reference = self.loss.kl_coef > 0 and not learner.lora.rank
         _refuse(
-            "run.take_turns",
-            self.run.take_turns,
+            "run.colocate",
+            self.run.colocate,
             (learner.nodes > 1, f"learner.nodes = 1, got {learner.nodes}: the GPUs are locked on one machine"),
             (
                 learner.zero_stage not in (1, 2),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cusearch_async.environments.base import (
-    ENDS,
+    DONE,
     Environment,
     EnvironmentSettings,
     Episode,
@@ -18,7 +18,7 @@ from cusearch_async.environments.templates import Quoted, Template, template_of,
 from cusearch_async.extensions import load, load_function
 
 __all__ = [
-    "ENDS",
+    "DONE",
     "ENVIRONMENTS",
     "Environment",
     "EnvironmentSettings",

@@ -1,7 +1,7 @@
 """The interface of environments, in which episodes are played.
 
 An environment writes the prompt, answers each turn of the policy, and scores the episode at its end. It works with
-text. The player converts text to tokens, keeps the policy's own tokens as they were sampled, and masks everything else.
+text. The runner converts text to tokens, keeps the policy's own tokens as they were sampled, and masks everything else.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ class Episode:
     """The policy's turns and the observations, in order, without the prompt."""
     depth: int = 0
     """Tool calls counted so far."""
-    draw: int = 0
+    seed: int = 0
     """The random number of the current turn, 32 bits, for random choices of the environment."""
     memory: Any = None
     """Data of the environment."""
 
 
-SILENCE = Quoted()
+EMPTY = Quoted()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """The environment's answer to a turn."""
 
-    said: Quoted = SILENCE
+    text: Quoted = EMPTY
     """Its text. If it is longer than episode.max_observation_tokens, the end of the quoted text is cut off."""
     author: str = "information"
     """The author of the segment: `information` for the result of a tool, `notice` for a correction, or your own
     name."""
     counts: bool = False
     """Whether the turn was a tool call that adds one to the episode's depth."""
-    ends: bool = False
-    """Whether the episode is over. Then `said` is not used."""
+    done: bool = False
+    """Whether the episode is over. Then `text` is not used."""
 
 
-ENDS = Observation(ends=True)
+DONE = Observation(done=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ raises, and a result that is no finite number, fails the episode, which is then 
 
 
 class Search(Protocol):
-    async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
+    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
         """Contents of the documents found, best first; empty when there are none.
 
         Raises: RetrievalUnavailable when the retriever fails, SearchRefused when it fails only this search."""
@@ -93,7 +93,7 @@ class Search(Protocol):
 class NoSearch:
     """The search of a process that plays no episodes."""
 
-    async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
+    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
         raise RuntimeError("this process has no retriever")
 
 
@@ -125,7 +125,7 @@ class Environment:
         return None
 
     @property
-    def frames(self) -> tuple[Quoted, ...]:
+    def fixed_texts(self) -> tuple[Quoted, ...]:
         """Its fixed text around observations, so that the length can be checked before any episode is played."""
         return ()
 
@@ -142,7 +142,7 @@ class Environment:
         """Score a finished episode. The reward must be finite."""
         raise NotImplementedError
 
-    async def judge(self, episode: Episode) -> Score:
+    async def final_score(self, episode: Episode) -> Score:
         """The score of an episode, with the reward of the config if it names one.
 
         Raises: EpisodeFailed when that reward raises anything, or is no finite number; it fails only this episode."""

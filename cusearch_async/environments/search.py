@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from cusearch_async.algorithm.answers import Metric, exact_match, f1_score
-from cusearch_async.environments.base import ENDS, Environment, EnvironmentSettings, Episode, Observation, Score
+from cusearch_async.environments.base import DONE, Environment, EnvironmentSettings, Episode, Observation, Score
 from cusearch_async.environments.templates import Quoted
 from cusearch_async.types import Segment
 
@@ -53,19 +53,19 @@ class SearchEnvironment(Environment):
     stops: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
 
     @property
-    def frames(self) -> tuple[Quoted, ...]:
+    def fixed_texts(self) -> tuple[Quoted, ...]:
         return (INFORMATION, Quoted(before=self.template.notice))
 
     async def step(self, episode: Episode, turn: str) -> Observation:
         action = parse_action(turn)
         if action.kind == "answer":
-            return ENDS
+            return DONE
         if action.kind == "malformed":
-            return Observation(said=Quoted(before=self.template.notice), author="notice")
+            return Observation(text=Quoted(before=self.template.notice), author="notice")
         documents = (
-            await self.search.search(action.text, episode.draw, episode.question, episode.ticket) if action.text else []
+            await self.search.search(action.text, episode.seed, episode.question, episode.ticket) if action.text else []
         )
-        return Observation(said=self.show(documents), counts=any(document.strip() for document in documents))
+        return Observation(text=self.show(documents), counts=any(document.strip() for document in documents))
 
     def show(self, documents: Sequence[str]) -> Quoted:
         """The information block of a search result."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from cusearch_async.algorithm.answers import Metric, normalize_answer
 from cusearch_async.errors import packages_of
-from cusearch_async.evaluation.probing import Played
+from cusearch_async.evaluation.probing import PassResult
 from cusearch_async.types import Question, Trajectory
 
 with packages_of("eval"):
@@ -104,10 +104,10 @@ def compare_paired(first: Sequence[float], second: Sequence[float]) -> Paired:
 
 def findings(
     questions: Sequence[Question],
-    full: Played,
-    closed: Played,
-    blocked: Played,
-    samples: Sequence[Played],
+    full: PassResult,
+    closed: PassResult,
+    blocked: PassResult,
+    samples: Sequence[PassResult],
     metric: Metric = "squad",
 ) -> list[str]:
     """What the probes say of a policy, in words. All are of the same questions.

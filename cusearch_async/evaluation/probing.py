@@ -8,7 +8,7 @@ from typing import Literal
 
 from cusearch_async.environments import Search
 from cusearch_async.evaluation.scoring import EVAL_TICKETS, evaluate
-from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.types import Question, Trajectory
 
 Mode = Literal["full", "blocked", "closed"]
@@ -29,7 +29,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PassResult:
     """What was played in a pass, in the order of the questions."""
 
     episodes: list[Trajectory]
@@ -51,10 +51,10 @@ class ProbedSearch:
     _found: dict[int, set[str]] = field(default_factory=dict)
     """Ticket -> evidence that its searches found."""
 
-    async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
+    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
         if self.mode == "closed":
             return []
-        passages = await self.search_engine.search(query, draw, question, ticket)
+        passages = await self.search_engine.search(query, seed, question, ticket)
         found = [evidence_in(passage, question.evidence or ()) for passage in passages]
         self._found.setdefault(ticket, set()).update(*found)
         if self.mode == "blocked":
@@ -89,11 +89,13 @@ def _with_and_without_title(text: str) -> tuple[str, str]:
     return whole, rest or whole
 
 
-async def play_passes(player: Player, search: ProbedSearch, passes: Sequence[Pass], at_once: int) -> list[Played]:
-    """What was played in each pass. `search` is the one that the player's environments use."""
+async def run_passes(
+    runner: EpisodeRunner, search: ProbedSearch, passes: Sequence[Pass], concurrency: int
+) -> list[PassResult]:
+    """What was played in each pass. `search` is the one that the runner's environments use."""
     played = []
     for rollout, one in enumerate(passes):
         search.mode = one.mode
-        episodes = await evaluate(player, one.questions, one.temperature, at_once, rollout)
-        played.append(Played(episodes, search.take_recall(one.questions)))
+        episodes = await evaluate(runner, one.questions, one.temperature, concurrency, rollout)
+        played.append(PassResult(episodes, search.take_recall(one.questions)))
     return played

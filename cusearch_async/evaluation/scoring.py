@@ -15,7 +15,7 @@ from cusearch_async.algorithm.answers import Metric, sub_exact_match
 from cusearch_async.config import Config
 from cusearch_async.errors import EpisodeFailed, InvalidTrajectory, SearchRefused
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
-from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.interface import RunState
 from cusearch_async.types import Question, Trajectory
@@ -37,20 +37,20 @@ found something. answered: the episode ended with an answer."""
 
 
 async def evaluate(
-    player: Player, questions: Sequence[Question], temperature: float, at_once: int, rollout: int = 0
+    runner: EpisodeRunner, questions: Sequence[Question], temperature: float, concurrency: int, rollout: int = 0
 ) -> list[Trajectory]:
     """One episode per question, in their order; `temperature` 0 is greedy. Each `rollout` has random numbers of its
     own.
 
     Raises: ConfigError before the first is played when a question does not fit."""
-    player.check(questions)
-    room = asyncio.Semaphore(at_once)
+    runner.check(questions)
+    room = asyncio.Semaphore(concurrency)
     done, said = 0, time.monotonic()
 
     async def one(number: int, question: Question) -> Trajectory:
         nonlocal done, said
         async with room:
-            trajectory = await player.play(question, EVAL_TICKETS + number, rollout, "evaluation", temperature)
+            trajectory = await runner.run(question, EVAL_TICKETS + number, rollout, "evaluation", temperature)
         done += 1
         if time.monotonic() - said > LOG_EVERY_S:
             log.info("played %d of %d episodes", done, len(questions))
@@ -122,13 +122,13 @@ def _score(members: Sequence[Trajectory], metric: Metric) -> dict[str, Any]:
     return scores
 
 
-async def play_all(
-    player: Player, questions: Sequence[Question], version: int, at_once: int
+async def score_all(
+    runner: EpisodeRunner, questions: Sequence[Question], version: int, concurrency: int
 ) -> list[Trajectory] | None:
     """A greedy episode per question by the loaded version; None when a question could not be played, because a mean
     over the other questions cannot be compared."""
     try:
-        return await evaluate(player, questions, 0.0, at_once)
+        return await evaluate(runner, questions, 0.0, concurrency)
     except* (SearchRefused, EpisodeFailed, InvalidTrajectory, TimeoutError) as failed:
         log.warning("version %d is not scored: %s", version, failed.exceptions[0])
     return None

@@ -76,7 +76,7 @@ class DeepSpeedLearner:
         self._adapter = Adapter.into(model, lora, config.model.location, config.run.seed) if lora.rank else None
         is_copied = has_reference and self._adapter is None and config.learner.zero_stage < 3
         copied = copy.deepcopy(model) if is_copied else None
-        self._module = SampledLogprobs(model, config.learner.logits_at_once, config.loss.entropy_coef > 0)
+        self._module = SampledLogprobs(model, config.learner.logits_chunk_tokens, config.loss.entropy_coef > 0)
         refuse_unsuitable_policy(self._module, config.model.location, config.learner.packing)
         if config.learner.gradient_checkpointing:
             recompute_layers(model)
@@ -99,7 +99,7 @@ class DeepSpeedLearner:
         reference = copied or load_causal_lm(model.location, model.dtype, settings.attention)
         if settings.compile:
             compile_layers(reference, model.location)
-        module = SampledLogprobs(reference, settings.logits_at_once).requires_grad_(False)
+        module = SampledLogprobs(reference, settings.logits_chunk_tokens).requires_grad_(False)
         if copied is None:
             return DividedReference(divided_forward(module, self._config))
         return WholeReference(module, self._device, settings.reference == "cpu")

@@ -58,16 +58,16 @@ class Head(nn.Linear):
     One call, because ZeRO-3 gathers the weight at each call, on all ranks together: ranks whose trajectories make
     different numbers of pieces would wait for each other without end."""
 
-    logits_at_once: int
+    logits_chunk_tokens: int
     entropy_has_gradient: bool
 
     @classmethod
-    def in_place_of(cls, head: nn.Linear, logits_at_once: int, entropy_has_gradient: bool) -> Head:
+    def in_place_of(cls, head: nn.Linear, logits_chunk_tokens: int, entropy_has_gradient: bool) -> Head:
         """A head with the very parameters of `head`, tied ones included."""
         with torch.device("meta"):
             own = cls(head.in_features, head.out_features, bias=head.bias is not None)
         own.weight, own.bias = head.weight, head.bias
-        own.logits_at_once, own.entropy_has_gradient = logits_at_once, entropy_has_gradient
+        own.logits_chunk_tokens, own.entropy_has_gradient = logits_chunk_tokens, entropy_has_gradient
         return own
 
     def forward(
@@ -81,16 +81,16 @@ class Head(nn.Linear):
         are not wanted are 0."""
         if targets is None:
             return super().forward(hidden)
-        arguments = (hidden, self.weight, self.bias, targets, temperature, self.logits_at_once)
+        arguments = (hidden, self.weight, self.bias, targets, temperature, self.logits_chunk_tokens)
         return SoftmaxInPieces.apply(*arguments, wants_entropy, self.entropy_has_gradient)  # type: ignore[no-untyped-call]
 
 
 class SoftmaxInPieces(torch.autograd.Function):
     """Log-probability of the targets and entropy of softmax(W h / temperature), both float32 [S].
 
-    Of `at_once` tokens the logits are held at a time, never those of all; the backward pass computes them again, as it
+    Of `chunk` tokens the logits are held at a time, never those of all; the backward pass computes them again, as it
     knows only then what each token weighs. Saved are the inputs and two numbers per token. At most two float32 tensors
-    of `at_once` x vocabulary exist at a time."""
+    of `chunk` x vocabulary exist at a time."""
 
     @staticmethod
     def forward(
@@ -100,17 +100,17 @@ class SoftmaxInPieces(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         temperature: float,
-        at_once: int,
+        chunk: int,
         wants_entropy: bool,
         entropy_has_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         chosen, entropy, normalizer = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
-        for piece in _pieces(len(hidden), at_once):
+        for piece in _pieces(len(hidden), chunk):
             logits = _scaled_logits(hidden[piece], weight, bias, temperature)
             chosen[piece], entropy[piece], normalizer[piece] = _softmax(logits, targets[piece], wants_entropy)
             del logits
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy if entropy_has_gradient else None)
-        ctx.temperature, ctx.at_once = temperature, at_once
+        ctx.temperature, ctx.chunk = temperature, chunk
         if not entropy_has_gradient:
             ctx.mark_non_differentiable(entropy)
         return chosen, entropy
@@ -124,7 +124,7 @@ class SoftmaxInPieces(torch.autograd.Function):
         of_weight = torch.zeros_like(weight) if needs_weight else None
         of_bias = torch.zeros_like(bias) if needs_bias else None
         of_chosen, of_entropy = of_chosen / ctx.temperature, of_entropy / ctx.temperature
-        for piece in _pieces(len(hidden), ctx.at_once):
+        for piece in _pieces(len(hidden), ctx.chunk):
             log_p = _scaled_logits(hidden[piece], weight, bias, ctx.temperature)
             log_p -= normalizer[piece, None]
             of_logits = (
@@ -144,8 +144,8 @@ class SoftmaxInPieces(torch.autograd.Function):
         return of_hidden, of_weight, of_bias, None, None, None, None, None
 
 
-def _pieces(count: int, at_once: int) -> list[slice]:
-    return [slice(start, start + at_once) for start in range(0, count, at_once)]
+def _pieces(count: int, chunk: int) -> list[slice]:
+    return [slice(start, start + chunk) for start in range(0, count, chunk)]
 
 
 def _scaled_logits(
@@ -204,11 +204,11 @@ class SampledLogprobs(nn.Module):
 
     Only positions that predict a sampled token go through the LM head."""
 
-    def __init__(self, model: Any, logits_at_once: int, entropy_has_gradient: bool = False) -> None:
+    def __init__(self, model: Any, logits_chunk_tokens: int, entropy_has_gradient: bool = False) -> None:
         """`entropy_has_gradient` is for an entropy bonus."""
         super().__init__()
         self.model = model
-        head = Head.in_place_of(model.get_output_embeddings(), logits_at_once, entropy_has_gradient)
+        head = Head.in_place_of(model.get_output_embeddings(), logits_chunk_tokens, entropy_has_gradient)
         model.set_output_embeddings(head)
 
     def forward(

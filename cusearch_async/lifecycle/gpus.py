@@ -74,7 +74,7 @@ def list_gpus() -> Gpus:
 
 def may_share(config: Config) -> bool:
     """Whether learner and engines may have the same GPU: in turn, or with a share of it that the config states."""
-    return config.run.take_turns or config.rollout.vllm.gpu_memory_utilization is not None
+    return config.run.colocate or config.rollout.vllm.gpu_memory_utilization is not None
 
 
 # --- all processes of a run on one machine ------------------------------------------------------------

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
 from cusearch_async.evaluation.scores import Done, record
-from cusearch_async.evaluation.scoring import due_version, play_all, summarize
+from cusearch_async.evaluation.scoring import due_version, score_all, summarize
 from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
-from cusearch_async.processes.playing import ask_retriever, check_policy, open_player, take_gpus
+from cusearch_async.processes.engines import ask_retriever, check_policy, open_runner, take_gpus
 from cusearch_async.retrieval.client import SearchClient
-from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.finish import Finish
-from cusearch_async.rollout.loading import PatientLoader, wait_until_announced
+from cusearch_async.rollout.weight_loader import PatientLoader, wait_until_announced
 from cusearch_async.run.identity import identity_of
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import RunState, WorkerBuffer
@@ -53,16 +53,16 @@ async def run(config: Config) -> None:
             lock = await take_gpus(config, stop)
             if stop.is_set():
                 return
-            with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
+            with open_runner(config, config.model.location, tokenizer, search, lock) as (engine, runner):
                 log.info("ready")
-                await score_versions(buffer, engine, source, player, questions, config, stop)
+                await score_versions(buffer, engine, source, runner, questions, config, stop)
 
 
 async def score_versions(
     buffer: WorkerBuffer,
     engine: Engine,
     source: WeightSource,
-    player: Player,
+    runner: EpisodeRunner,
     questions: Sequence[Question],
     config: Config,
     stop: asyncio.Event,
@@ -84,7 +84,7 @@ async def score_versions(
             await asyncio.sleep(POLL_S)
             continue
         started = time.monotonic()
-        scoring = asyncio.ensure_future(_score(engine, player, questions, version, config))
+        scoring = asyncio.ensure_future(_score(engine, runner, questions, version, config))
         if not await unless_stopped(scoring, stop):
             break
         done.version, played = version, scoring.result()
@@ -96,10 +96,10 @@ async def score_versions(
 
 
 async def _score(
-    engine: Engine, player: Player, questions: Sequence[Question], version: int, config: Config
+    engine: Engine, runner: EpisodeRunner, questions: Sequence[Question], version: int, config: Config
 ) -> list[Trajectory] | None:
-    async with engine.awake():
-        return await play_all(player, questions, version, config.eval.at_once)
+    async with engine.active():
+        return await score_all(runner, questions, version, config.eval.concurrency)
 
 
 async def load_due(

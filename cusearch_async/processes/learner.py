@@ -12,14 +12,14 @@ from cusearch_async.data.questions import load_run_questions
 from cusearch_async.learner.learner import DeepSpeedLearner
 from cusearch_async.learner.ranks import Ranks
 from cusearch_async.lifecycle.children import die_with_parent
+from cusearch_async.lifecycle.gpu_share import GpuLock, gpu_lock
 from cusearch_async.lifecycle.signals import stop_signals
-from cusearch_async.lifecycle.turns import GpuLock, gpu_lock
 from cusearch_async.models import check_model
-from cusearch_async.processes.playing import ask_retriever
+from cusearch_async.processes.engines import ask_retriever
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import Identity, identity_of
-from cusearch_async.training.leading import lead
+from cusearch_async.training.takeover import lead
 from cusearch_async.transport.buffer import open_buffer
 
 

@@ -72,7 +72,7 @@ def own_backend(name: str, options: dict[str, Any]) -> Backend:
         backend: Backend = make(**options)
     except TypeError as error:
         raise ConfigError(f"retriever.options {options} do not fit {name}: {error}") from error
-    needed = ("deterministic", "accepts_draw", "search", "figures", "close")
+    needed = ("deterministic", "accepts_seed", "search", "figures", "close")
     missing = [member for member in needed if not hasattr(backend, member)]
     if missing:
         raise ConfigError(

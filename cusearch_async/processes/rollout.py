@@ -12,12 +12,12 @@ from cusearch_async.environments import NoSearch
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import ending_at_once, stop_on_signals
 from cusearch_async.models import check_model, vocab_size
-from cusearch_async.processes.playing import ask_retriever, open_player, take_gpus
+from cusearch_async.processes.engines import ask_retriever, open_runner, take_gpus
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.finish import Finish
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.prompting import check_lengths
-from cusearch_async.rollout.starting import Starting
+from cusearch_async.rollout.start_report import Starting
 from cusearch_async.run.identity import identity_of
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.weights.transports import transport_of
@@ -60,11 +60,11 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
                 if stop.is_set():
                     return
                 starting.does("loading vLLM")
-                with open_player(config, config.model.location, tokenizer, search, lock) as (engine, player):
+                with open_runner(config, config.model.location, tokenizer, search, lock) as (engine, runner):
                     os.sched_setaffinity(0, cores)
                     log.info("ready")
                     starting.does("waiting for the first weights")
-                    loop = RolloutLoop(name, config, buffer, engine, source, player, search, questions, finish)
+                    loop = RolloutLoop(name, config, buffer, engine, source, runner, search, questions, finish)
                     await loop.run(stop, starting.is_ready)
     if loop.has_finished:
         log.info(FINISHED, config.run.name)

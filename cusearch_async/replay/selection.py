@@ -16,8 +16,8 @@ from cusearch_async.errors import ConfigError, CorruptPayload, InvalidTrajectory
 from cusearch_async.run.folder import refuse_no_run
 from cusearch_async.run.history import Start, epochs_and_steps, read_starts
 from cusearch_async.training.checkpoint import Checkpoints
-from cusearch_async.training.recording import Record, read_record
-from cusearch_async.training.selecting import advantages_of, select
+from cusearch_async.training.recorder import Record, read_record
+from cusearch_async.training.selector import advantages_of, select
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.types import Pool, Trajectory
 
@@ -76,10 +76,8 @@ class RecordedStep:
             )
         method, recorded = config.method.make(), self.config.method.make()
         try:
-            memory = method.decode(self.record.memory if method.Memory is recorded.Memory else "")
-            refusal = method.refusal(memory, config.episode.s_max)
-            if refusal:
-                raise ConfigError(f"episode.s_max = {config.episode.s_max}, but step {self.record.step} {refusal}")
+            text = self.record.memory if method.Memory is recorded.Memory else ""
+            memory = method.decode(text, config.episode.s_max)
             selection = select(self.pool, method, memory, config)
             return Choice(selection.indices, advantages_of(selection.indices, self.pool, method, config).values)
         except ValueError as error:

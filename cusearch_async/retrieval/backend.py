@@ -26,19 +26,19 @@ class Context:
 @dataclass(frozen=True, slots=True)
 class Query:
     text: str
-    draw: int
-    """The random number of this search: equal draws give equal noise."""
+    seed: int
+    """The random number of this search: equal seeds give equal noise."""
     context: Context | None = None
 
 
 class Backend(Protocol):
     @property
     def deterministic(self) -> bool:
-        """Whether equal queries get equal documents, for every client and draw."""
+        """Whether equal queries get equal documents, for every client and seed."""
 
     @property
-    def accepts_draw(self) -> bool:
-        """Whether the draw changes the documents or the latency, so that only a search with a draw is repeatable."""
+    def accepts_seed(self) -> bool:
+        """Whether the seed changes the documents or the latency, so that only a search with a seed is repeatable."""
 
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         """For each query at most `topk` documents, best first; none when nothing is found. Raises: SearchFailed."""

@@ -64,7 +64,7 @@ class SearchClient:
         """`questions_per_step` (N) turns a ticket into the learner step that trains on it, for ZeroSearch's noise."""
         self._session, self._settings, self._episode = session, settings, episode
         self._questions_per_step = questions_per_step
-        self._behaviour = self._default_behaviour = protocol.Behaviour(settings.deterministic, accepts_draw=False)
+        self._behaviour = self._default_behaviour = protocol.Behaviour(settings.deterministic, accepts_seed=False)
         """The default is that of a retriever that does not report it."""
         self._is_behaviour_known = False
         self.serves: str | None = None
@@ -119,14 +119,14 @@ class SearchClient:
         """Ask the retriever how it behaves, and for a first search. Raises: as `search`, after `timeout_s`."""
         await self._search_until_answered(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
 
-    async def search(self, query: str, draw: int, question: Question, ticket: int) -> list[str]:
-        """Contents of the documents found, best first; empty when there are none. `draw` is the search's own random
+    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
+        """Contents of the documents found, best first; empty when there are none. `seed` is the search's own random
         number; `question` and `ticket` identify the trajectory that searches.
 
         Raises: RetrievalUnavailable when the retriever gives no valid answer for `outage_s`; SearchRefused when it
         answers only other searches, refuses this search as invalid, or its answer is too long; ConfigError when its
         first documents have another form than the protocol's."""
-        asked = Query(without_surrogates(query), draw, self._context(question, ticket))
+        asked = Query(without_surrogates(query), seed, self._context(question, ticket))
         if self._behaviour.deterministic:
             key = asked.text, asked.context
             is_shared = key in self._searches
@@ -224,8 +224,8 @@ class SearchClient:
         """One attempt. Raises whatever went wrong; SearchRefused is final."""
         if not self._is_behaviour_known:
             await self._health.share("/health", self._ask_behaviour)
-        draws = [query.draw] if self._behaviour.accepts_draw else None
-        request = protocol.Request([query.text], self._settings.topk, True, draws, [query.context])
+        seeds = [query.seed] if self._behaviour.accepts_seed else None
+        request = protocol.Request([query.text], self._settings.topk, True, seeds, [query.context])
         asked, url = f"the search for {query.text!r:.200}", self._settings.url
         body = protocol.encode_request(request)
         async with self._session.post(f"{url}/retrieve", json=body, allow_redirects=False) as response:

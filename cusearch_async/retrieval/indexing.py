@@ -55,22 +55,22 @@ class Degradation:
         return bool(self.noise or self.distractors)
 
     def disturb(self, found: list[Scored], passages: Sequence[Passage], topk: int, query: Query) -> list[Scored]:
-        """The result of one search, with what its draw does to it."""
+        """The result of one search, with what its seed does to it."""
         if not self.disturbs:
             return found
-        draw = query.draw if self.stochastic else xxhash.xxh32_intdigest(query.text.encode())
-        rng = stream(Stream.DISTRACTORS, self.seed, draw)
+        seed = query.seed if self.stochastic else xxhash.xxh32_intdigest(query.text.encode())
+        rng = stream(Stream.DISTRACTORS, self.seed, seed)
         if rng.random() < self.noise:
             return [(passages[i], 0.0) for i in rng.integers(len(passages), size=topk).tolist()]
         kept = found[: max(1, len(found) - self.distractors)]
         return kept + [(passages[i], 0.0) for i in rng.integers(len(passages), size=len(found) - len(kept)).tolist()]
 
-    def latency_s(self, draw: int) -> float:
+    def latency_s(self, seed: int) -> float:
         """Log-normal waiting time with the given median and 99th percentile."""
         if not self.latency_median_s:
             return 0.0
         sigma = math.log(self.latency_p99_s / self.latency_median_s) / 2.3263
-        normal = stream(Stream.LATENCY, self.seed, draw).standard_normal()
+        normal = stream(Stream.LATENCY, self.seed, seed).standard_normal()
         return self.latency_median_s * math.exp(sigma * normal)
 
 
@@ -89,7 +89,7 @@ class IndexBackend:
     async def search(self, queries: Sequence[Query], topk: int) -> list[list[Scored]]:
         degradation = self._degradation
         found = await asyncio.gather(*(self._together((query.text, topk)) for query in queries))
-        await asyncio.sleep(max((degradation.latency_s(query.draw) for query in queries), default=0.0))
+        await asyncio.sleep(max((degradation.latency_s(query.seed) for query in queries), default=0.0))
         return [
             degradation.disturb(result, self.passages, topk, query)
             for result, query in zip(found, queries, strict=True)
@@ -97,11 +97,11 @@ class IndexBackend:
 
     @property
     def deterministic(self) -> bool:
-        """An index and a reranker always are; what noise and distractors do may depend on the draw."""
+        """An index and a reranker always are; what noise and distractors do may depend on the seed."""
         return not (self._degradation.disturbs and self._degradation.stochastic)
 
     @property
-    def accepts_draw(self) -> bool:
+    def accepts_seed(self) -> bool:
         return not self.deterministic or bool(self._degradation.latency_median_s)
 
     def figures(self) -> dict[str, str | int | float]:

@@ -4,10 +4,10 @@
     -> {"result": [[{"document": {"id": "7", "contents": "..."}, "score": 11.2}, ...]]}
 
 With "return_scores": false each inner list holds the documents alone. Two fields of ours may be added, each with one
-entry per query: "draws", integers which make simulated noise and latency reproducible; "contexts", {"question",
+entry per query: "seeds", integers which make simulated noise and latency reproducible; "contexts", {"question",
 "answers", "step"} for a simulated engine.
 
-    GET /health -> {"status": "ok", "deterministic": true, "accepts_draw": false, "serves": "bm25 over ...", ...}
+    GET /health -> {"status": "ok", "deterministic": true, "accepts_seed": false, "serves": "bm25 over ...", ...}
 
 What is served is in the header X-Retriever-Serves of every answer, too. Servers of others may lack all this.
 """
@@ -39,7 +39,7 @@ class Request:
     texts: Sequence[str]
     topk: int
     return_scores: bool
-    draws: Sequence[int] | None
+    seeds: Sequence[int] | None
     """One per query; None leaves them to the retriever."""
     contexts: Sequence[Context | None]
     """One per query."""
@@ -54,17 +54,17 @@ class Behaviour:
     """What a retriever says of the engine that serves; see `Backend` for the meaning."""
 
     deterministic: bool
-    accepts_draw: bool
+    accepts_seed: bool
     serves: str | None = None
     """What it serves, in words with a checksum; None when it does not say."""
 
 
 def encode_request(request: Request) -> dict[str, Any]:
     """The body of a request. Fields of ours are only in it where they say something: others may refuse them."""
-    queries, draws = list(request.texts), request.draws
+    queries, seeds = list(request.texts), request.seeds
     body: dict[str, Any] = {"queries": queries, "topk": request.topk, "return_scores": request.return_scores}
-    if draws is not None:
-        body["draws"] = list(draws)
+    if seeds is not None:
+        body["seeds"] = list(seeds)
     if any(request.contexts):
         body["contexts"] = [None if context is None else asdict(context) for context in request.contexts]
     return body
@@ -88,11 +88,11 @@ def decode_request(body: Any, default_topk: int) -> Request:
     scores = body.get("return_scores", False)
     if not isinstance(scores, bool):
         raise ValueError(f"return_scores must be true or false, got {scores!r:.200}")
-    draws = _one_per_query(body, "draws", queries)
-    if draws is not None and not all(type(d) is int and d >= 0 for d in draws):
-        raise ValueError("draws must hold one non-negative integer per query")
+    seeds = _one_per_query(body, "seeds", queries)
+    if seeds is not None and not all(type(d) is int and d >= 0 for d in seeds):
+        raise ValueError("seeds must hold one non-negative integer per query")
     contexts = _one_per_query(body, "contexts", queries) or [None] * len(queries)
-    return Request(queries, topk, scores, draws, [None if c is None else _decode_context(c) for c in contexts])
+    return Request(queries, topk, scores, seeds, [None if c is None else _decode_context(c) for c in contexts])
 
 
 def encode_answer(found: Sequence[Sequence[Scored]], return_scores: bool) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _fields(value: Any) -> str:
 
 def encode_health(behaviour: Behaviour, served: int, figures: dict[str, str | int | float]) -> dict[str, Any]:
     """The body of a /health answer; `served` counts queries, `figures` are the backend's."""
-    said = {"deterministic": behaviour.deterministic, "accepts_draw": behaviour.accepts_draw}
+    said = {"deterministic": behaviour.deterministic, "accepts_seed": behaviour.accepts_seed}
     serves = {"serves": behaviour.serves} if behaviour.serves else {}
     return {"status": "ok", "queries": served, **said, **serves, **figures}
 
@@ -163,10 +163,10 @@ def decode_health(body: bytes) -> Behaviour | None:
     try:
         said = json.loads(body)
         serves = said.get("serves")
-        behaviour = Behaviour(said["deterministic"], said["accepts_draw"], serves if isinstance(serves, str) else None)
+        behaviour = Behaviour(said["deterministic"], said["accepts_seed"], serves if isinstance(serves, str) else None)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    is_said = isinstance(behaviour.deterministic, bool) and isinstance(behaviour.accepts_draw, bool)
+    is_said = isinstance(behaviour.deterministic, bool) and isinstance(behaviour.accepts_seed, bool)
     return behaviour if is_said else None
 
 

@@ -68,7 +68,7 @@ class Retriever:
         return web.json_response(answer, status=status, headers={protocol.SERVES: self._serves} if self._serves else {})
 
     async def health(self, _: web.Request) -> web.Response:
-        behaviour = protocol.Behaviour(self._backend.deterministic, self._backend.accepts_draw, self._serves)
+        behaviour = protocol.Behaviour(self._backend.deterministic, self._backend.accepts_seed, self._serves)
         return web.json_response(protocol.encode_health(behaviour, self._served, self._backend.figures()))
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -86,10 +86,10 @@ class Retriever:
             return 400, {"error": "the body is not compressed as its Content-Encoding says"}
         except ValueError as error:
             return 400, {"error": str(error)}
-        draws = request.draws or range(self._served, self._served + len(request.texts))
+        seeds = request.seeds or range(self._served, self._served + len(request.texts))
         self._served += len(request.texts)
         self._queries.inc(len(request.texts))
-        queries = [Query(*one) for one in zip(request.texts, draws, request.contexts, strict=True)]
+        queries = [Query(*one) for one in zip(request.texts, seeds, request.contexts, strict=True)]
         try:
             found = await self._backend.search(queries, request.topk)
         except SearchFailed as error:

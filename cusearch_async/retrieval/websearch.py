@@ -154,7 +154,7 @@ class WebSearch:
         return False
 
     @property
-    def accepts_draw(self) -> bool:
+    def accepts_seed(self) -> bool:
         return False
 
     def figures(self) -> dict[str, str | int | float]:

@@ -126,11 +126,11 @@ class ZeroSearch:
 
     @property
     def deterministic(self) -> bool:
-        """The draw decides about noise, and the language model samples."""
+        """The seed decides about noise, and the language model samples."""
         return False
 
     @property
-    def accepts_draw(self) -> bool:
+    def accepts_seed(self) -> bool:
         return True
 
     def figures(self) -> dict[str, str | int | float]:
@@ -141,7 +141,7 @@ class ZeroSearch:
             await self._session.close()
 
     def is_noisy(self, query: Query, step: int) -> bool:
-        draw = stream(Stream.NOISE, self._seed, query.draw).random()
+        draw = stream(Stream.NOISE, self._seed, query.seed).random()
         return bool(draw < noise_probability(step, self._settings, self._steps))
 
     async def _search(self, query: Query, topk: int) -> list[Scored]:
@@ -153,14 +153,14 @@ class ZeroSearch:
         is_noisy = self.is_noisy(query, query.context.step)
         prompt = build_prompt(query.text, query.context, is_noisy, topk, self._settings.mode)
         try:
-            text = await self._complete(prompt, query.draw)
+            text = await self._complete(prompt, query.seed)
         except SearchFailed:
             self._failures += 1
             raise
         self._noisy += is_noisy
         self._useful += not is_noisy
         documents = parse_documents(text, topk)
-        return [({"id": f"{query.draw}-{rank}", "contents": text}, 1 / rank) for rank, text in enumerate(documents, 1)]
+        return [({"id": f"{query.seed}-{rank}", "contents": text}, 1 / rank) for rank, text in enumerate(documents, 1)]
 
     async def _complete(self, prompt: str, seed: int) -> str:
         settings = self._settings

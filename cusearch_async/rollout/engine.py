@@ -33,10 +33,10 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from cusearch_async.config import Config, refuse_unknown
 from cusearch_async.errors import ConfigError, EngineDied, WeightsMismatch, WeightsUnavailable, first_line
+from cusearch_async.lifecycle.gpu_share import GpuLock, GpuShare
 from cusearch_async.lifecycle.progress import log_waiting
-from cusearch_async.lifecycle.turns import GpuLock, Turns
 from cusearch_async.rollout.engine_output import EngineOutput
-from cusearch_async.rollout.freshness import Loaded, digests_of, stale_tensors
+from cusearch_async.rollout.staleness_check import Loaded, digests_of, stale_tensors
 from cusearch_async.rollout.turn import Turn, turn_of
 from cusearch_async.weights.interface import Manifest, OpenedVersion, WeightSource
 
@@ -46,7 +46,7 @@ CPU_BATCH_TOKENS = 4096
 """Maximum number of tokens of one engine step on CPU; prompts that do not fit wait for the next step."""
 
 STAGING = "cusearch_async.rollout.staging.StagesWeights"
-GATHERING = "cusearch_async.rollout.gathering.GathersOutputs"
+GATHERING = "cusearch_async.rollout.turn_scheduler.GathersOutputs"
 STAGED_POLL_S = 0.01
 
 ADAPTER = "policy", 1
@@ -104,12 +104,12 @@ class Engine:
         self._is_paused = False
         self._checked: Loaded | None = None
         """The engine at the last check of its weights."""
-        self._turns = Turns(lock, self._wake_up, self._sleep)
+        self._gpus = GpuShare(lock, self._wake_up, self._sleep)
 
     @classmethod
     def start(cls, model: str, tokenizer: Any, config: Config, lock: GpuLock | None = None) -> Engine:
         """Load `model` (a local folder or a Hub id) into a new engine. Takes seconds to minutes. With a `lock`, which
-        is taken, the engine sleeps and gives the GPUs back whenever nobody needs it `awake`.
+        is taken, the engine sleeps and gives the GPUs back whenever nobody needs it `active`.
 
         Raises: ConfigError for an option that vLLM does not know; EngineDied with the engine's last error."""
         arguments = AsyncEngineArgs(**engine_arguments(model, config, current_platform.is_cpu()))
@@ -136,9 +136,9 @@ class Engine:
             return 0.0
         return time.monotonic() - max(self._pulse.at, self._busy_since)
 
-    def awake(self) -> AbstractAsyncContextManager[None]:
+    def active(self) -> AbstractAsyncContextManager[None]:
         """For all that needs the engine: it does not sleep inside. Raises: Stalled when the learner keeps the GPUs."""
-        return self._turns.awake()
+        return self._gpus.active()
 
     async def _sleep(self) -> None:
         """Its weights wait in the host's memory, the KV cache is dropped. Raises: EngineDied."""
@@ -198,7 +198,7 @@ class Engine:
         Raises: WeightsUnavailable (nothing has changed); WeightsMismatch (the engine must not be used any more);
         EngineDied."""
         version = await source.open(name)
-        async with self.awake():
+        async with self.active():
             await self._unless_dead(self._take(version))
             self.version, self.loaded = version.manifest.version, name
             if check:
@@ -357,11 +357,11 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
             "model": model,
             "dtype": config.model.dtype,
             "max_model_len": config.episode.max_tokens,
-            "max_num_seqs": config.rollout.max_sequences,
+            "max_num_seqs": config.rollout.max_num_seqs,
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
             "disable_log_stats": True,
-            "enable_sleep_mode": config.run.take_turns and not is_cpu,  # a CPU engine sleeps too, and frees nothing
+            "enable_sleep_mode": config.run.colocate and not is_cpu,  # a CPU engine sleeps too, and frees nothing
         }
     )
 

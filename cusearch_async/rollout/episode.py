@@ -64,7 +64,7 @@ class _Tape:
         self.segments.append(Segment(author, text))
 
 
-class Player:
+class EpisodeRunner:
     """Plays episodes with one policy and one tokenizer, in the environments that the questions name by label."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Player:
             prompting.check_frames(environment, tokenizer, settings)
         self._generation_prompt = prompting.generation_prompt(tokenizer, template_arguments)
 
-    async def play(
+    async def run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
     ) -> Trajectory:
         """Play one episode. `temperature` None is the configured temperature, 0 is greedy.
@@ -115,8 +115,8 @@ class Player:
             segments=tape.segments,
         )
         for turn_number in range(settings.s_max + 1):
-            episode.draw = draw_number(Stream.TURN, self._seed, ticket, rollout, turn_number)
-            seed = episode.draw if temperature > 0 else None
+            episode.seed = draw_number(Stream.TURN, self._seed, ticket, rollout, turn_number)
+            seed = episode.seed if temperature > 0 else None
             turn = await self._policy.generate(
                 tape.token_ids, settings.max_turn_tokens, temperature, seed, environment.stops
             )
@@ -130,11 +130,11 @@ class Player:
             if observation.counts:
                 episode.depth += 1
                 counted_tokens += len(turn.token_ids)
-            if observation.ends:
+            if observation.done:
                 break
-            ids = prompting.build_observation(self._tokenizer, observation.said, settings)
+            ids = prompting.build_observation(self._tokenizer, observation.text, settings)
             tape.add_environment(observation.author, self._tokenizer.decode(ids, skip_special_tokens=False), ids)
-        score = await environment.judge(episode)
+        score = await environment.final_score(episode)
         return Trajectory(
             ticket=ticket,
             rollout=rollout,

@@ -30,10 +30,10 @@ from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFaile
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.retrieval.client import SearchClient
-from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.failures import Failures
 from cusearch_async.rollout.finish import Finish
-from cusearch_async.rollout.loading import IDLE_S, PatientLoader, wait_until_announced
+from cusearch_async.rollout.weight_loader import IDLE_S, PatientLoader, wait_until_announced
 from cusearch_async.transport.interface import RolloutSlot, WorkerBuffer, WorkerStatus
 from cusearch_async.types import Trajectory
 from cusearch_async.weights.interface import WeightSource
@@ -81,7 +81,7 @@ class RolloutLoop:
         buffer: WorkerBuffer,
         engine: Engine,
         source: WeightSource,
-        player: Player,
+        runner: EpisodeRunner,
         search: SearchClient,
         questions: RunQuestions,
         finish: Finish | None = None,
@@ -91,7 +91,7 @@ class RolloutLoop:
         self._buffer = buffer
         self._engine = engine
         self._loader = PatientLoader(engine, source, config.redis.outage_s)
-        self._player = player
+        self._runner = runner
         self._search = search
         self._questions = questions
         self._grants: dict[int, _Grant] = {}
@@ -244,8 +244,8 @@ class RolloutLoop:
     async def _play(self, slot: RolloutSlot, grant: _Grant) -> None:
         question = self._questions.of(slot.ticket)
         try:
-            async with self._engine.awake(), asyncio.timeout(self._config.episode.timeout_s):
-                trajectory = await self._player.play(question, slot.ticket, slot.rollout, self._name)
+            async with self._engine.active(), asyncio.timeout(self._config.episode.timeout_s):
+                trajectory = await self._runner.run(question, slot.ticket, slot.rollout, self._name)
             await self._put(trajectory)
         except tuple(_FAILED) as error:
             grant.has_failed = True

@@ -154,7 +154,7 @@ def build_observation(tokenizer: Any, said: Quoted, settings: EpisodeConfig) -> 
 
 def check_frames(environment: Environment, tokenizer: Any, settings: EpisodeConfig) -> None:
     """Raises: ConfigError when the environment's text around observations does not fit."""
-    for frame in environment.frames:
+    for frame in environment.fixed_texts:
         length = len(encode_own(tokenizer, frame.before)) + len(encode_own(tokenizer, frame.after))
         if length > settings.max_observation_tokens:
             raise ConfigError(

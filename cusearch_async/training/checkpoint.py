@@ -257,15 +257,12 @@ def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None
         )
     method = config.method.make()
     try:
-        memory = method.decode(saved.method.memory)
+        method.decode(saved.method.memory, config.episode.s_max)
     except ValueError as error:
         raise ConfigError(
             f"{folder} holds the memory of another method, which {config.method.name} cannot read ({error}); change "
             "method.name back, or `cusearch reset` the run"
         ) from error
-    refusal = method.refusal(memory, config.episode.s_max)
-    if refusal:
-        raise ConfigError(f"episode.s_max = {config.episode.s_max}, but {folder} {refusal}")
     if config.run.steps < saved.step:
         raise ConfigError(
             f"run.steps = {config.run.steps}, but {saved.step} steps are done ({folder}); set it to at least that"

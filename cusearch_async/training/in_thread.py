@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.learner.interface import Learner, Lent
-from cusearch_async.lifecycle.turns import GpuLock, Turns
+from cusearch_async.lifecycle.gpu_share import GpuLock, GpuShare
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.types import Trajectory
 from cusearch_async.weights.interface import Canary
@@ -27,12 +27,12 @@ class InThread:
     def __init__(self, learner: Learner, executor: ThreadPoolExecutor, lock: GpuLock | None) -> None:
         self._learner = learner
         self._executor = executor
-        self._turns = Turns(lock, lambda: self._call(learner.reload), lambda: self._call(learner.offload))
+        self._gpus = GpuShare(lock, lambda: self._call(learner.reload), lambda: self._call(learner.offload))
 
-    def awake(self) -> AbstractAsyncContextManager[None]:
+    def active(self) -> AbstractAsyncContextManager[None]:
         """For all other calls, where learner and engines take turns: the learner has the GPUs inside. Raises: Stalled
         when the engines keep them."""
-        return self._turns.awake()
+        return self._gpus.active()
 
     def update(
         self, selected: Sequence[Trajectory], advantages: NDArray[np.float64], step: int

@@ -15,10 +15,10 @@ from cusearch_async.training.background import Background
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.in_thread import InThread
-from cusearch_async.training.publishing import Publisher, Saver
-from cusearch_async.training.recording import Recorder
+from cusearch_async.training.publisher import Publisher, Saver
+from cusearch_async.training.recorder import Recorder
 from cusearch_async.training.report import StepReport
-from cusearch_async.training.selecting import Selector
+from cusearch_async.training.selector import Selector
 from cusearch_async.training.watchdog import Watchdog
 from cusearch_async.transport.interface import LearnerBuffer
 from cusearch_async.types import Pool
@@ -66,7 +66,7 @@ async def train(
             pool = await wait_for_pool(buffer, step, watchdog, stop, selector.question_of, meanwhile)
             if pool is None:
                 break
-            async with learner.awake():
+            async with learner.active():
                 report.done("wait")
                 chosen = selector.choose(pool)
                 has_learned |= bool(chosen.advantages.values.any())

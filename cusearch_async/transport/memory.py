@@ -177,7 +177,7 @@ class MemoryBuffer:
                 pool.trained = None
                 for id_ in pool.ids:
                     run.entries[id_].state = "claimed"
-        run.play_again(step, everything=is_changed)
+        run.generate_again(step, everything=is_changed)
         run.memory = method.memory
         run.sizes = {t: size for t, size in method.sizes.items() if t >= run.state.next_ticket} | run.sizes
         run.state = replace(

@@ -134,7 +134,7 @@ class MemoryRun:
             self.close_group(ticket)
             self._mark_incomplete(ticket, len(self.missing(ticket)))
 
-    def play_again(self, step: int, everything: bool) -> None:
+    def generate_again(self, step: int, everything: bool) -> None:
         """At the start of a learner: requeue the groups from `step` on in which no episode has succeeded, or
         `everything` that was played, with a new count of attempts."""
         emptied = [s for s, pool in self.pools.items() if s >= step and (everything or not pool.ids)]

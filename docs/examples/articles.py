@@ -18,7 +18,7 @@ class Articles:
     """Finds the articles whose title a query names. `path` is a JSON object of title -> text."""
 
     deterministic = True
-    accepts_draw = False
+    accepts_seed = False
 
     def __init__(self, path: str) -> None:
         self._articles: dict[str, str] = json.loads(Path(path).read_text(encoding="utf-8"))

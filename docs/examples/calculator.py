@@ -38,8 +38,8 @@ class Calculator(SearchEnvironment):
     stops = (*SearchEnvironment.stops, "</calculate>")
 
     @property
-    def frames(self) -> tuple[Quoted, ...]:
-        return (*super().frames, RESULT)
+    def fixed_texts(self) -> tuple[Quoted, ...]:
+        return (*super().fixed_texts, RESULT)
 
     @classmethod
     def questions(cls) -> Sequence[Question]:
@@ -69,7 +69,7 @@ class Calculator(SearchEnvironment):
             return await super().step(episode, turn)
         result = calculate(call[1])
         shown = "cannot be calculated" if result is None else f"{result:.10g}"
-        return Observation(said=replace(RESULT, text=shown), author="result", counts=result is not None)
+        return Observation(text=replace(RESULT, text=shown), author="result", counts=result is not None)
 
     async def score(self, episode: Episode) -> Score:
         prediction = last_answer(episode.segments)

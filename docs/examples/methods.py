@@ -37,7 +37,6 @@ class FrontierDepth(Method[Frontier]):
     Settings = FrontierSettings
     settings: FrontierSettings
     Memory = Frontier
-    visible = ("frontier",)
 
     def select(self, pool: Candidates, memory: Frontier, rng: np.random.Generator) -> Selection[Frontier]:
         distance = np.abs(pool.depths - memory.frontier)

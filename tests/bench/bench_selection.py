@@ -53,7 +53,7 @@ def loop_over_trajectories(depths: list[int], budget: int) -> list[int]:
 
 
 def select(method: Method[Any], pool: Candidates) -> object:
-    return method.select(pool, method.decode(""), np.random.default_rng(0))
+    return method.select(pool, method.decode("", 5), np.random.default_rng(0))
 
 
 def milliseconds(work: Callable[[], object], times: int) -> float:

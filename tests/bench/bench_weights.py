@@ -88,7 +88,7 @@ async def measure_learner(config: Config) -> dict[str, Any]:
     from cusearch_async.learner.learner import DeepSpeedLearner
     from cusearch_async.learner.ranks import Ranks
     from cusearch_async.training.in_thread import in_thread
-    from cusearch_async.training.publishing import Publisher
+    from cusearch_async.training.publisher import Publisher
     from cusearch_async.transport.limits import limits_of
     from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
     from cusearch_async.weights.folder import WeightStore

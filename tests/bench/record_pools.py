@@ -42,7 +42,7 @@ def write_pool(path: Path, selected: Sequence[Trajectory], advantages: NDArray[n
 def record(config: Config, folder: Path, steps: Sequence[int]) -> None:
     from cusearch_async.cli.parts.fleet import Fleet
     from cusearch_async.processes import learner
-    from cusearch_async.training.selecting import advantages_of
+    from cusearch_async.training.selector import advantages_of
     from cusearch_async.transport.buffer import RedisBuffer
 
     commit = RedisBuffer.commit

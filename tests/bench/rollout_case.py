@@ -1,7 +1,7 @@
 """One side of `make bench-rollout`, a process of its own: python rollout_case.py SIDE CASE.json
 
 SIDE `worker` is the rollout worker of the cusearch_async that PYTHONPATH names, of this or an earlier commit: its loop,
-player, engine, search client and Redis buffer. `raw` is `LLM.generate` of vLLM with the turns that a worker has
+runner, engine, search client and Redis buffer. `raw` is `LLM.generate` of vLLM with the turns that a worker has
 sampled, its engine in a process of its own as vLLM has it by default; in `raw-one-process` it is in the same. For each
 line on its input it samples once, and prints what that took.
 """
@@ -51,17 +51,17 @@ class Clock:
         return spent | {"tokens": tokens}
 
 
-class CountingPlayer:
+class CountingRunner:
     """Says when the first pool's episodes have ended, and when those of all have."""
 
-    def __init__(self, player: Any, pool: int) -> None:
-        self._player = player
+    def __init__(self, runner: Any, pool: int) -> None:
+        self._runner = runner
         self._pool = pool
         self._ended = 0
         self.is_warm, self.is_done = asyncio.Event(), asyncio.Event()
 
-    async def play(self, *what: Any) -> Any:
-        trajectory = await self._player.play(*what)
+    async def run(self, *what: Any) -> Any:
+        trajectory = await self._runner.run(*what)
         self._ended += 1
         if self._ended == self._pool:
             self.is_warm.set()
@@ -76,7 +76,7 @@ def answer(spent: Any) -> None:
 
 async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None:
     from cusearch_async.data.questions import load_run_questions
-    from cusearch_async.processes.playing import open_player
+    from cusearch_async.processes.engines import open_runner
     from cusearch_async.retrieval.client import SearchClient
     from cusearch_async.rollout.loop import RolloutLoop
     from cusearch_async.run.identity import identity_of
@@ -86,7 +86,7 @@ async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None
     identity = identity_of(config, questions.all, tokenizer)
     async with SearchClient.open(config) as search:
         await search.wait_until_answering(60)
-        with open_player(config, config.model.location, tokenizer, search) as (engine, player):
+        with open_runner(config, config.model.location, tokenizer, search) as (engine, runner):
             recorded = recording(engine, 6 * pool)  # about as many turns as are measured
             print("ready", file=ANSWERS, flush=True)
             for number, _ in enumerate(sys.stdin):
@@ -98,7 +98,7 @@ async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None
                     await engine._llm.update_weight_version("0")
                     await engine._llm.reset_prefix_cache()
                     engine.version, engine.loaded = 0, "v000000-e1"
-                    counting, stop = CountingPlayer(player, pool), asyncio.Event()
+                    counting, stop = CountingRunner(runner, pool), asyncio.Event()
                     loop = RolloutLoop("w", of_round, buffer, engine, None, counting, search, questions)
                     working = asyncio.create_task(loop.run(stop))
                     await counting.is_warm.wait()

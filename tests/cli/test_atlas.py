@@ -10,7 +10,7 @@ from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.atlas import POOLS, check_policy, held_out_chains, searched_here
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
-from cusearch_async.evaluation.probing import Played
+from cusearch_async.evaluation.probing import PassResult
 from tests.strategies import make_trajectory
 
 
@@ -23,7 +23,9 @@ class Playing:
     async def __call__(self, search, config, model, passes):
         self.passes = passes
         return [
-            Played([self.episode(i, one.temperature) for i in range(len(one.questions))], [None] * len(one.questions))
+            PassResult(
+                [self.episode(i, one.temperature) for i in range(len(one.questions))], [None] * len(one.questions)
+            )
             for one in passes
         ]
 

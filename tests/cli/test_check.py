@@ -124,8 +124,8 @@ def test_every_method_has_a_config_that_differs_in_the_method_alone(name):
     assert config.method.name == name
     assert config.run.name.endswith(name)
     assert without_method(config) == without_method(load_config(BASE))
-    trains_on_all = name in ("grpo_full", "dapo", "ar3po", "stratified_grpo")
-    assert config.method.budget == (192 if trains_on_all else 96)
+    uses_whole_pool = name in ("grpo_full", "dapo", "ar3po", "stratified_grpo")
+    assert config.method.budget == (192 if uses_whole_pool else 96)
 
 
 def test_no_config_stands_for_a_method_that_does_not_exist():

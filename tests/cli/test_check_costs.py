@@ -31,7 +31,7 @@ def test_a_kv_cache_of_a_given_size_must_fit_into_the_engines_share(mib, status)
 
 
 def test_where_learner_and_engine_take_turns_each_has_the_whole_gpu():
-    turns = ("--run.take_turns", "true", "--learner.reference", "cpu", "--learner.deepspeed.zero_optimization", "{}")
+    turns = ("--run.colocate", "true", "--learner.reference", "cpu", "--learner.deepspeed.zero_optimization", "{}")
     found = findings(*turns, path=CONFIGS / "one-gpu-48gb.toml", gib=48)
     assert "0 in turn" in found["GPUs"].text
     assert found["learner memory"].status == "ok"

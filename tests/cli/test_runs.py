@@ -25,8 +25,8 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import read_starts, record_start, record_stop
 from cusearch_async.run.identity import DATA, Identity
 from cusearch_async.run.provenance import computing
-from cusearch_async.training.recording import Recorder
-from cusearch_async.training.selecting import Selector, initial_method_state
+from cusearch_async.training.recorder import Recorder
+from cusearch_async.training.selector import Selector, initial_method_state
 from cusearch_async.types import Pool
 from tests.conftest import SLOW
 from tests.fakes import STARTER

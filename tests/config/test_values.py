@@ -371,8 +371,8 @@ def test_the_password_comes_from_the_environment_and_is_not_saved(write, tmp_pat
     ],
 )
 def test_who_takes_turns_must_be_able_to_leave_the_gpu(atlas_config, overrides, needed):
-    with pytest.raises(ConfigError, match=f"run.take_turns needs {needed}"):
-        load_config(atlas_config, ["--run.take_turns", "true", *overrides])
+    with pytest.raises(ConfigError, match=f"run.colocate needs {needed}"):
+        load_config(atlas_config, ["--run.colocate", "true", *overrides])
 
 
 WITH_HTTP = ("--weights.transport", "http", "--weights.url", "http://10.0.0.5:29400")
@@ -412,7 +412,7 @@ def test_gradients_in_float32_need_an_optimizer_whose_checkpoints_can_be_continu
 
 
 def test_an_adapter_needs_no_reference_in_the_hosts_memory_to_take_turns(atlas_config):
-    assert load_config(atlas_config, ["--run.take_turns", "true", "--learner.lora.rank", "8"]).run.take_turns
+    assert load_config(atlas_config, ["--run.colocate", "true", "--learner.lora.rank", "8"]).run.colocate
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_an_engine_starts_on_a_gpu_as_it_is_meant_to(started, name):
     if config.model.dtype == "bfloat16":
         assert found["batched_tokens"] == 8192, "vLLM's own 2048 would make each update four times as many steps"
     assert found["tensor_parallel"] == config.rollout.vllm.tensor_parallel_size
-    assert found["max_sequences"] == config.rollout.max_sequences
+    assert found["max_num_seqs"] == config.rollout.max_num_seqs
     assert found["max_model_len"] == config.episode.max_tokens
     assert found["logprobs"] == "processed_logprobs"
     assert found["extension"] == ("" if config.learner.lora.rank else "cusearch_async.rollout.staging.StagesWeights")

@@ -111,7 +111,7 @@ def summary(vllm_config: Any) -> dict[str, Any]:
         "chunked_prefill": bool(vllm_config.scheduler_config.enable_chunked_prefill),
         "async_scheduling": bool(vllm_config.scheduler_config.async_scheduling),
         "prefix_caching": bool(vllm_config.cache_config.enable_prefix_caching),
-        "max_sequences": vllm_config.scheduler_config.max_num_seqs,
+        "max_num_seqs": vllm_config.scheduler_config.max_num_seqs,
         "max_model_len": model.max_model_len,
         "logprobs": model.logprobs_mode,
         "dtype": str(model.dtype).removeprefix("torch."),

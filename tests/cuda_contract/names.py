@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROLLOUT = Path(__file__).parents[2] / "cusearch_async" / "rollout"
-MODULES = [ROLLOUT / name for name in ("engine.py", "staging.py", "gathering.py")]
+MODULES = [ROLLOUT / name for name in ("engine.py", "staging.py", "turn_scheduler.py")]
 """Those that import vLLM: in a worker, and in its engine's process."""
 
 CONTRACT: dict[str, set[str]] = {
@@ -51,7 +51,7 @@ CONTRACT: dict[str, set[str]] = {
     "v1/engine/async_llm.py:AsyncLLM.sleep": {"level"},
     "v1/engine/async_llm.py:AsyncLLM.pause_generation": {"mode", "clear_cache"},
     "v1/engine/async_llm.py:AsyncLLM.collective_rpc": {"method", "kwargs"},
-    # what gathering.py changes
+    # what turn_scheduler.py changes
     "v1/core/sched/scheduler.py:Scheduler": {"update_from_output", "has_requests", "pause_state", "requests"},
     "v1/core/sched/interface.py:PauseState": {"UNPAUSED"},
     "v1/core/sched/output.py:SchedulerOutput": set(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cusearch_async.environments import ENDS, Environment, Observation, Quoted, Score
+from cusearch_async.environments import DONE, Environment, Observation, Quoted, Score
 
 
 class Echo(Environment):
@@ -11,8 +11,8 @@ class Echo(Environment):
     async def step(self, episode, turn):
         episode.memory = (episode.memory or 0) + 1
         if turn == "end":
-            return ENDS
-        return Observation(said=Quoted("<", turn, ">"), author="echo", counts=turn == "tool", ends=turn == "last tool")
+            return DONE
+        return Observation(text=Quoted("<", turn, ">"), author="echo", counts=turn == "tool", done=turn == "last tool")
 
     async def score(self, episode):
         return Score(reward=-float(episode.memory), prediction="x")

@@ -14,7 +14,7 @@ from cusearch_async.config import EnvironmentConfig, EpisodeConfig, load_config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
 from cusearch_async.environments import NoSearch, Observation, Quoted
 from cusearch_async.errors import ConfigError, EpisodeFailed, InvalidTrajectory
-from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.types import Question
 from docs.examples.calculator import Calculator, calculate
 from tests.environments.echo import Echo
@@ -25,18 +25,18 @@ EPISODE = EpisodeConfig(s_max=3, max_prompt_tokens=400, max_observation_tokens=2
 CALCULATOR = "docs.examples.calculator:Calculator"
 
 
-def player_of(turns, environments, **settings):
+def runner_of(turns, environments, **settings):
     policy = ScriptedPolicy(TOKENIZER, turns)
-    return Player(policy, environments, TOKENIZER, EPISODE.model_copy(update=settings), 0), policy
+    return EpisodeRunner(policy, environments, TOKENIZER, EPISODE.model_copy(update=settings), 0), policy
 
 
 def question(environment="e", answers=("5",)):
     return Question(id="q", text="How much?", answers=answers, category="x", environment=environment)
 
 
-async def play(turns, environment, **settings):
-    player, _ = player_of(turns, {"e": environment}, **settings)
-    return await player.play(question(), 3, 1, "w")
+async def roll_out(turns, environment, **settings):
+    runner, _ = runner_of(turns, {"e": environment}, **settings)
+    return await runner.run(question(), 3, 1, "w")
 
 
 def said(trajectory):
@@ -55,8 +55,8 @@ async def test_two_tools_of_one_environment_both_count_for_depth():
         "<calculate>nine</calculate>",
         "<answer>5</answer>",
     ]
-    player, policy = player_of(turns, {"e": calculator})
-    trajectory = await player.play(question(), 3, 1, "w")
+    runner, policy = runner_of(turns, {"e": calculator})
+    trajectory = await runner.run(question(), 3, 1, "w")
     assert (trajectory.depth, trajectory.turns, trajectory.environment) == (2, 4, "e")
     assert (trajectory.reward, trajectory.prediction) == (1.0, "5")
     counted = TOKENIZER(turns[:2], add_special_tokens=False)["input_ids"]
@@ -104,14 +104,14 @@ def echo(reward=None):
 
 
 async def test_an_environment_needs_no_search_and_may_give_negative_rewards():
-    trajectory = await play(["tool", "no", "end"], echo())
+    trajectory = await roll_out(["tool", "no", "end"], echo())
     assert (trajectory.depth, trajectory.turns, trajectory.reward) == (1, 3, -3.0)
     assert said(trajectory) == "How much?<tool><no>"
     assert not Echo.uses_retriever
 
 
 async def test_it_is_not_asked_after_the_last_turn():
-    trajectory = await play(["tool"] * 4, echo())
+    trajectory = await roll_out(["tool"] * 4, echo())
     assert (trajectory.depth, trajectory.turns, trajectory.reward) == (3, 4, -3.0)
 
 
@@ -120,7 +120,7 @@ async def test_a_reward_of_ones_own_takes_the_place_of_the_environments_and_no_o
         assert [segment.author for segment in episode.segments] == ["model", "echo", "model"]
         return 0.25 + episode.depth
 
-    trajectory = await play(["tool", "end"], echo(reward))
+    trajectory = await roll_out(["tool", "end"], echo(reward))
     assert (trajectory.reward, trajectory.prediction, trajectory.em) == (1.25, "x", 0.0)
 
 
@@ -129,7 +129,7 @@ async def test_a_reward_may_be_asynchronous():
         await asyncio.sleep(0)
         return 0.5
 
-    assert (await play(["end"], echo(judge))).reward == 0.5
+    assert (await roll_out(["end"], echo(judge))).reward == 0.5
 
 
 def gives(value):
@@ -185,12 +185,12 @@ async def judged(episode, score):
 async def test_whatever_a_users_reward_does_fails_its_episode_and_names_it(reward, why):
     """Before, a TypeError or a RecursionError ended the worker, and a launch with it."""
     with pytest.raises(EpisodeFailed, match=rf"^the reward tests\.environments\.test_own:.* {why}"):
-        await play(["end"], echo(reward))
+        await roll_out(["end"], echo(reward))
 
 
 async def test_a_reward_may_fail_its_episode_in_its_own_words():
     with pytest.raises(EpisodeFailed, match=r"^the judge has no opinion$"):
-        await play(["end"], echo(raises(EpisodeFailed("the judge has no opinion"))))
+        await roll_out(["end"], echo(raises(EpisodeFailed("the judge has no opinion"))))
 
 
 async def test_a_cancelled_reward_is_cancelled():
@@ -200,7 +200,7 @@ async def test_a_cancelled_reward_is_cancelled():
         started.set()
         await asyncio.Event().wait()
 
-    playing = asyncio.create_task(play(["end"], echo(slow)))
+    playing = asyncio.create_task(roll_out(["end"], echo(slow)))
     await started.wait()
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -212,11 +212,11 @@ async def test_a_judge_that_fails_one_episode_makes_no_trajectory():
         raise EpisodeFailed("the judge has no opinion")
 
     with pytest.raises(EpisodeFailed, match="no opinion"):
-        await play(["end"], echo(judge))
+        await roll_out(["end"], echo(judge))
 
 
 async def test_a_long_observation_is_cut_and_its_frame_kept():
-    trajectory = await play(["many words " * 60, "end"], echo(), max_observation_tokens=20)
+    trajectory = await roll_out(["many words " * 60, "end"], echo(), max_observation_tokens=20)
     assert (~trajectory.sampled).sum() == len(TOKENIZER("How much?")["input_ids"]) + 20
     assert said(trajectory).endswith(">")
 
@@ -224,17 +224,17 @@ async def test_a_long_observation_is_cut_and_its_frame_kept():
 async def test_a_frame_that_leaves_no_room_fails_the_episode():
     class Wordy(Echo):
         async def step(self, episode, turn):
-            return Observation(said=Quoted("many words " * 100, "x", ""))
+            return Observation(text=Quoted("many words " * 100, "x", ""))
 
     wordy = Wordy(Wordy.Settings(), EnvironmentConfig(template="{question}").prompt, NoSearch())
     with pytest.raises(EpisodeFailed, match=r"takes \d+ tokens, more than episode.max_observation_tokens \(20\)"):
-        await play(["a", "end"], wordy, max_observation_tokens=20)
+        await roll_out(["a", "end"], wordy, max_observation_tokens=20)
 
 
 async def test_episodes_of_one_environment_do_not_share_their_memory():
     environment = echo()
-    players = [player_of(["a"] * n + ["end"], {"e": environment})[0] for n in (0, 1, 2)]
-    found = await asyncio.gather(*(player.play(question(), 0, i, "w") for i, player in enumerate(players)))
+    runners = [runner_of(["a"] * n + ["end"], {"e": environment})[0] for n in (0, 1, 2)]
+    found = await asyncio.gather(*(runner.run(question(), 0, i, "w") for i, runner in enumerate(runners)))
     assert [t.reward for t in found] == [-1, -2, -3]
 
 

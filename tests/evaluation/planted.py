@@ -58,20 +58,20 @@ def is_confused(passages, question, rng):
     return "Atlantis" if passages else question.answers[0]
 
 
-class PlantedPlayer:
+class PlantedRunner:
     """Plays episodes of one search each, with a planted policy."""
 
     def __init__(self, answer, search) -> None:
         self._answer = answer
         self._search = search
-        self.played: list[tuple[int, float]] = []
+        self.done: list[tuple[int, float]] = []
         """(rollout, temperature) of each episode."""
 
     def check(self, questions):
         pass
 
-    async def play(self, question, ticket, rollout, worker, temperature):
-        self.played.append((rollout, temperature))
+    async def run(self, question, ticket, rollout, worker, temperature):
+        self.done.append((rollout, temperature))
         passages = await self._search.search("?", 0, question, ticket)
         rng = random.Random(f"{question.id} {rollout}")
         prediction = self._answer(passages, question, rng)

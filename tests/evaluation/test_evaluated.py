@@ -11,9 +11,9 @@ from cusearch_async.cli import eval as evaluate
 from cusearch_async.cli.eval import evaluated
 from cusearch_async.config import load_config
 from cusearch_async.errors import JudgeFailed
-from cusearch_async.evaluation.probing import ProbedSearch, play_passes
+from cusearch_async.evaluation.probing import ProbedSearch, run_passes
 from tests.evaluation import planted
-from tests.evaluation.planted import QUESTIONS, Engine, PlantedPlayer
+from tests.evaluation.planted import QUESTIONS, Engine, PlantedRunner
 from tests.evaluation.test_judge import NO_MODEL, judging, reply
 from tests.evaluation.test_scoring import Letters
 
@@ -31,7 +31,7 @@ class Playing:
     async def __call__(self, model, passes):
         self.asked.append((model, [(one.mode, one.temperature) for one in passes]))
         probed = ProbedSearch(self._engine)
-        return await play_passes(PlantedPlayer(POLICIES[model], probed), probed, passes, 8)
+        return await run_passes(PlantedRunner(POLICIES[model], probed), probed, passes, 8)
 
 
 def asked_for(**changes):

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from cusearch_async.evaluation.findings import Samples, compare_paired, findings, summarize_samples
-from cusearch_async.evaluation.probing import Pass, Played, ProbedSearch, play_passes
+from cusearch_async.evaluation.probing import Pass, PassResult, ProbedSearch, run_passes
 from cusearch_async.types import Question
 from tests.evaluation import planted
-from tests.evaluation.planted import QUESTIONS, Engine, PlantedPlayer
+from tests.evaluation.planted import QUESTIONS, Engine, PlantedRunner
 from tests.strategies import make_trajectory
 
 NEEDS_NONE, UNKNOWN = (
@@ -26,7 +26,7 @@ async def said_of(answer, engine=None, questions=QUESTIONS):
     """What is found out of a planted policy."""
     probed = ProbedSearch(engine or Engine())
     passes = [Pass(questions, 0.0, mode) for mode in ("full", "closed", "blocked")] + [Pass(questions, 1.0)] * 4
-    full, closed, blocked, *samples = await play_passes(PlantedPlayer(answer, probed), probed, passes, 8)
+    full, closed, blocked, *samples = await run_passes(PlantedRunner(answer, probed), probed, passes, 8)
     return findings(questions, full, closed, blocked, samples)
 
 
@@ -34,7 +34,7 @@ def played(em, predictions=None, recall=1.0):
     """A pass of the EM and predictions by question."""
     given = predictions or ["x"] * len(em)
     episodes = [make_trajectory(i, 0, em=e, prediction=p) for i, (e, p) in enumerate(zip(em, given, strict=True))]
-    return Played(episodes, [recall] * len(em))
+    return PassResult(episodes, [recall] * len(em))
 
 
 def said(questions, full, closed, blocked=None, recall=1.0, samples=None):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cusearch_async.evaluation.probing import Pass, ProbedSearch, evidence_in, play_passes
+from cusearch_async.evaluation.probing import Pass, ProbedSearch, evidence_in, run_passes
 from cusearch_async.evaluation.scoring import EVAL_TICKETS
 from cusearch_async.types import Question
-from tests.evaluation.planted import QUESTIONS, Engine, PlantedPlayer, reads
+from tests.evaluation.planted import QUESTIONS, Engine, PlantedRunner, reads
 
 
 def question_of(*evidence):
@@ -83,9 +83,9 @@ def test_other_passages_are_no_evidence(passage, evidence):
 
 async def test_passes_are_played_in_order_each_in_its_mode_and_with_random_numbers_of_its_own():
     probed = ProbedSearch(Engine())
-    player, some = PlantedPlayer(reads, probed), QUESTIONS[:3]
+    runner, some = PlantedRunner(reads, probed), QUESTIONS[:3]
     passes = [Pass(some, 0.0), Pass(some, 0.0, "closed"), Pass(some, 0.0, "blocked"), Pass(some, 0.7)]
-    played = await play_passes(player, probed, passes, at_once=2)
+    played = await run_passes(runner, probed, passes, concurrency=2)
     assert [one.em for one in played] == [[1.0] * 3, [0.0] * 3, [0.0] * 3, [1.0] * 3]
     assert [one.recall for one in played] == [[1.0] * 3, [0.0] * 3, [1.0] * 3, [1.0] * 3]
-    assert sorted(set(player.played)) == [(0, 0.0), (1, 0.0), (2, 0.0), (3, 0.7)]
+    assert sorted(set(runner.done)) == [(0, 0.0), (1, 0.0), (2, 0.0), (3, 0.7)]

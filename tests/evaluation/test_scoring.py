@@ -14,7 +14,7 @@ from cusearch_async.cli.parts import page
 from cusearch_async.config import load_config
 from cusearch_async.errors import SearchRefused, WriteFailed
 from cusearch_async.evaluation.scores import Done, record
-from cusearch_async.evaluation.scoring import FIGURES, bootstrap, due_version, play_all, summarize
+from cusearch_async.evaluation.scoring import FIGURES, bootstrap, due_version, score_all, summarize
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.transport.interface import RunState
@@ -288,19 +288,19 @@ def test_an_evaluator_on_a_full_disk_ends_with_one_line(tmp_path):
         record(tmp_path, 4, "v000004-e1", 1.0, {})
 
 
-class FakePlayer:
+class FakeRunner:
     def check(self, questions):
         pass
 
-    async def play(self, question, ticket, rollout, worker, temperature):
+    async def run(self, question, ticket, rollout, worker, temperature):
         return make_trajectory(ticket, rollout)
 
 
 async def test_a_version_whose_search_is_refused_is_not_scored_and_the_next_one_is(caplog):
-    class Refused(FakePlayer):
-        async def play(self, *args):
+    class Refused(FakeRunner):
+        async def run(self, *args):
             raise SearchRefused("the retriever refuses the search for 'x' (422)")
 
-    assert await play_all(Refused(), QUESTIONS, 7, 2) is None
+    assert await score_all(Refused(), QUESTIONS, 7, 2) is None
     assert "version 7 is not scored: the retriever refuses the search for 'x' (422)" in caplog.text
-    assert len(await play_all(FakePlayer(), QUESTIONS, 8, 2)) == len(QUESTIONS)
+    assert len(await score_all(FakeRunner(), QUESTIONS, 8, 2)) == len(QUESTIONS)

@@ -39,17 +39,17 @@ def method_of(atlas_config):
 def test_a_method_without_memory_selects_its_budget(method_of):
     method = method_of("ShortestFirst")
     pool = pool_of([3, 0, 1, 5, 0, 1, 4, 2], [True] * 8)
-    selection = method.select(pool, method.decode(""), np.random.default_rng(0))
+    selection = method.select(pool, method.decode("", 5), np.random.default_rng(0))
     assert sorted(pool.depths[selection.indices]) == [0, 0, 1, 1]
 
 
 def test_a_method_with_memory_remembers_in_a_text_and_shows_what_it_wants(method_of):
     method = method_of("FrontierDepth", "--method.step_size", "0.5")
-    memory = method.decode("")
+    memory = method.decode("", 5)
     for _ in range(2):
         memory = method.select(pool_of([1, 1, 2, 2, 3, 3], [True] * 6), memory, np.random.default_rng(0)).memory
     assert memory == Frontier(2.0)
-    assert method.decode(method.encode(memory)) == memory
+    assert method.decode(method.encode(memory), 5) == memory
     assert method.fields(memory) == {"frontier": 2.0}
     stays = method.select(pool_of([1, 1, 2, 2], [False] * 4), memory, np.random.default_rng(0)).memory
     assert stays == memory

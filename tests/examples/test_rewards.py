@@ -35,7 +35,7 @@ async def judge_of(answer, monkeypatch):
     app.router.add_post("/", judge)
     async with TestServer(app) as server:
         monkeypatch.setenv("JUDGE_URL", str(server.make_url("/")))
-        return (await Judged({}, Template("{question}", ""), NoSearch(), judged).judge(EPISODE)).reward, asked
+        return (await Judged({}, Template("{question}", ""), NoSearch(), judged).final_score(EPISODE)).reward, asked
 
 
 async def test_a_judge_gives_the_reward(monkeypatch):
@@ -82,4 +82,4 @@ async def test_a_judge_that_says_no_number_fails_the_episode_alone(monkeypatch, 
 async def test_a_judge_without_an_address_fails_the_episode(monkeypatch):
     monkeypatch.delenv("JUDGE_URL", raising=False)
     with pytest.raises(EpisodeFailed, match=r"judged failed: KeyError: 'JUDGE_URL'"):
-        await Judged({}, Template("{question}", ""), NoSearch(), judged).judge(EPISODE)
+        await Judged({}, Template("{question}", ""), NoSearch(), judged).final_score(EPISODE)

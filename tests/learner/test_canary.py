@@ -12,7 +12,7 @@ from cusearch_async.config.run import STARTERS
 from cusearch_async.learner.canary import canary_ids, canary_tolerance
 from cusearch_async.learner.model import load_causal_lm
 from cusearch_async.models import load_tokenizer
-from cusearch_async.rollout.freshness import Loaded, stale_tensors
+from cusearch_async.rollout.staleness_check import Loaded, stale_tensors
 from cusearch_async.weights.tensor_file import TensorRecord
 
 pytestmark = pytest.mark.system  # it loads models

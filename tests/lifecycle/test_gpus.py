@@ -16,7 +16,7 @@ from cusearch_async.lifecycle import gpus
 from cusearch_async.lifecycle.gpus import divide, list_gpus, take_for_evaluator, take_for_learner, take_for_worker
 
 EIGHT = tuple(map(str, range(8)))
-TURNS = ("--run.take_turns", "true", "--learner.reference", "cpu")
+TURNS = ("--run.colocate", "true", "--learner.reference", "cpu")
 SHARE = ("--rollout.vllm.gpu_memory_utilization", "0.4")
 PAIRS = ("--rollout.vllm.tensor_parallel_size", "2")
 

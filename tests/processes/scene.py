@@ -17,7 +17,7 @@ import pytest
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.models import load_tokenizer
-from cusearch_async.rollout import starting
+from cusearch_async.rollout import start_report
 from cusearch_async.run.identity import NOBODY, Identity, identity_of
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
@@ -88,13 +88,13 @@ class Scene:
         self.identity = identity.with_retriever(self.serves) if config.uses_retriever else identity
         stand_in = SimpleNamespace(Engine=SimpleNamespace(start=self._start_engine))
         monkeypatch.setitem(sys.modules, "cusearch_async.rollout.engine", stand_in)
-        self.playing, *others = (_load(name, monkeypatch) for name in ("playing", "rollout", "evaluator"))
+        self.engines, *others = (_load(name, monkeypatch) for name in ("engines", "rollout", "evaluator"))
         self.rollout, self.evaluator = others
         for module in others:
             monkeypatch.setattr(module, "open_buffer", self._open_buffer)
             monkeypatch.setattr(module, "SearchClient", SimpleNamespace(open=self._open_search))
             monkeypatch.setattr(module, "stop_on_signals", lambda: self.stop)
-        monkeypatch.setattr(starting, "open_buffer", self._open_elsewhere)
+        monkeypatch.setattr(start_report, "open_buffer", self._open_elsewhere)
 
     async def process(self, name: str) -> None:
         """The process from start to end, which must come in time."""

@@ -13,7 +13,7 @@ from cusearch_async.processes import retriever
 class FakeBackend:
     """Finds one document, whatever is asked for."""
 
-    deterministic, accepts_draw, is_closed = True, False, False
+    deterministic, accepts_seed, is_closed = True, False, False
 
     async def search(self, queries, topk):
         return [[({"id": "1", "contents": f"{query.text} {topk}"}, 1.0)] for query in queries]

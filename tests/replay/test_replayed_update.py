@@ -14,8 +14,8 @@ from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.replay.update import replay_update
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start
-from cusearch_async.training.recording import Recorder
-from cusearch_async.training.selecting import Selector, initial_method_state
+from cusearch_async.training.recorder import Recorder
+from cusearch_async.training.selector import Selector, initial_method_state
 from cusearch_async.types import Pool
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.interface import Canary

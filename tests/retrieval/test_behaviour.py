@@ -20,10 +20,10 @@ from cusearch_async.retrieval.server import Retriever
 from tests.http_service import Service, hangs, hangs_up, says
 from tests.retrieval.retrievers import QUESTION, client_of, finds, waits_for_more
 
-REPEATS = {"deterministic": True, "accepts_draw": False}
-REPEATS_SLOWLY = {"deterministic": True, "accepts_draw": True}
-DRAWS = {"deterministic": False, "accepts_draw": True}
-CHANGES = {"deterministic": False, "accepts_draw": False}
+REPEATS = {"deterministic": True, "accepts_seed": False}
+REPEATS_SLOWLY = {"deterministic": True, "accepts_seed": True}
+DRAWS = {"deterministic": False, "accepts_seed": True}
+CHANGES = {"deterministic": False, "accepts_seed": False}
 
 LATENCY = ("--retriever.latency_median_s", "0.001", "--retriever.latency_p99_s", "0.002")
 KINDS = [
@@ -85,7 +85,7 @@ async def test_every_backend_says_how_it_behaves(atlas_config, corpus, monkeypat
 @pytest.mark.parametrize(("overrides", "behaviour"), KINDS[:4])
 async def test_what_a_backend_says_is_true(atlas_config, corpus, overrides, behaviour):
     async with retriever_of(atlas_config, corpus, *overrides) as http:
-        body = {"queries": ["the capital of Peru"] * 20, "draws": list(range(20)), "topk": 5}
+        body = {"queries": ["the capital of Peru"] * 20, "seeds": list(range(20)), "topk": 5}
         async with http.post("/retrieve", json=body) as response:
             found = {str(documents) for documents in (await response.json())["result"]}
     assert (len(found) == 1) == behaviour["deterministic"]
@@ -112,7 +112,7 @@ async def test_the_draw_is_sent_to_those_who_accept_it(behaviour):
     service = Service(finds("Lima"))
     async with client_of(service, Service(says(behaviour))) as client:
         await client.search("capital of Peru", 5, QUESTION, 0)
-    assert service.bodies[0].get("draws") == ([5] if behaviour["accepts_draw"] else None)
+    assert service.bodies[0].get("seeds") == ([5] if behaviour["accepts_seed"] else None)
 
 
 async def test_health_is_asked_once_by_searches_that_come_together():
@@ -145,7 +145,7 @@ FOREIGN = [
     says("[" * 100_000),
     says({"status": "healthy"}),
     says({"deterministic": True}),
-    says({"deterministic": "yes", "accepts_draw": 1}),
+    says({"deterministic": "yes", "accepts_seed": 1}),
 ]
 
 
@@ -185,7 +185,7 @@ async def test_after_an_outage_the_retriever_is_asked_again():
     async with client_of(service, health, outage_s=60) as client:
         for draw in (3, 4):
             await client.search("capital of Peru", draw, QUESTION, 0)
-    assert [body.get("draws") for body in service.bodies] == [[3], [4], None]
+    assert [body.get("seeds") for body in service.bodies] == [[3], [4], None]
 
 
 async def test_searches_that_shared_a_request_part_when_the_retriever_comes_back_as_one_that_draws():
@@ -194,5 +194,5 @@ async def test_searches_that_shared_a_request_part_when_the_retriever_comes_back
         await client.wait_until_answering(60)
         assert await search_together(client, 3) == [["Lima"]] * 3
         assert client.shared == 0
-    assert [body.get("draws") for body in service.bodies[:2]] == [None, None]
-    assert sorted(body["draws"] for body in service.bodies[2:]) == [[0], [1], [2]]
+    assert [body.get("seeds") for body in service.bodies[:2]] == [None, None]
+    assert sorted(body["seeds"] for body in service.bodies[2:]) == [[0], [1], [2]]

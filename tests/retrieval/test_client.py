@@ -241,9 +241,9 @@ async def test_equal_searches_in_flight_are_asked_once_of_a_deterministic_engine
 
 async def test_an_engine_that_draws_is_asked_every_time():
     service = Service(waits_for_more(5))
-    async with client_of(service, Service(says({"deterministic": False, "accepts_draw": True}))) as client:
+    async with client_of(service, Service(says({"deterministic": False, "accepts_seed": True}))) as client:
         await asyncio.gather(*(client.search("capital of Peru", draw, QUESTION, 0) for draw in range(5)))
-    assert sorted(body["draws"][0] for body in service.bodies) == list(range(5))
+    assert sorted(body["seeds"][0] for body in service.bodies) == list(range(5))
 
 
 async def test_an_episode_that_is_cancelled_takes_no_others_search_with_it():

@@ -22,7 +22,7 @@ from cusearch_async.retrieval.client import SearchClient
 from tests.conftest import SLOW, free_port
 from tests.http_service import Service, says
 from tests.retrieval.retrievers import QUESTION, client_of, finds
-from tests.rollout.retrievers import play
+from tests.rollout.retrievers import roll_out
 
 # What an answer may hold.
 
@@ -32,7 +32,7 @@ async def test_half_a_surrogate_pair_in_a_passage_or_a_query_becomes_a_question_
     service = Service(says(body))
     async with client_of(service) as client:
         assert await client.search("capital \ud83d", 0, QUESTION, 0) == ['"Peru"\nLima ? 😀']
-        assert (await play(client)).depth == 1
+        assert (await roll_out(client)).depth == 1
     assert service.bodies[0]["queries"] == ["capital ?"]
 
 
@@ -106,7 +106,7 @@ async def test_passages_of_ten_megabytes_cost_neither_the_loop_nor_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with client_of(Service(says(huge)), timeout_s=60) as client:
         beating = asyncio.create_task(beat())
-        played = await asyncio.gather(*(play(client) for _ in range(12)))
+        played = await asyncio.gather(*(roll_out(client) for _ in range(12)))
         found = await client.search("capital of Peru", 0, QUESTION, 0)
         beating.cancel()
     assert [trajectory.depth for trajectory in played] == [1] * 12
@@ -126,9 +126,9 @@ async def test_a_server_that_knows_no_field_of_ours_is_not_sent_one():
 
 async def test_a_retriever_that_draws_is_sent_the_draw():
     service = Service(finds("Lima"))
-    async with client_of(service, Service(says({"deterministic": False, "accepts_draw": True}))) as client:
+    async with client_of(service, Service(says({"deterministic": False, "accepts_seed": True}))) as client:
         await client.search("capital of Peru", 5, QUESTION, 0)
-    assert service.bodies[0]["draws"] == [5]
+    assert service.bodies[0]["seeds"] == [5]
 
 
 # What is said while the retriever is down, and what is left at the end.

@@ -52,7 +52,7 @@ async def test_a_backend_of_ones_own_answers_searches_and_says_what_it_is(config
         (
             "collections:Counter",
             "{}",
-            "is not a .*Backend, it has no deterministic, accepts_draw, search, figures, close",
+            "is not a .*Backend, it has no deterministic, accepts_seed, search, figures, close",
         ),
     ],
 )

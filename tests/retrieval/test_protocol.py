@@ -46,9 +46,9 @@ def test_the_contents_of_an_answer_are_those_of_its_documents_in_their_order(fou
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("accepts_draw", [True, False])
-def test_health_says_how_the_engine_behaves(deterministic, accepts_draw):
-    behaviour = Behaviour(deterministic, accepts_draw)
+@pytest.mark.parametrize("accepts_seed", [True, False])
+def test_health_says_how_the_engine_behaves(deterministic, accepts_seed):
+    behaviour = Behaviour(deterministic, accepts_seed)
     body = protocol.encode_health(behaviour, 7, {"passages": 3})
     assert (body["queries"], body["passages"]) == (7, 3)
     assert protocol.decode_health(json.dumps(body).encode()) == behaviour

@@ -97,7 +97,7 @@ async def test_the_retriever_says_it_in_its_health_and_with_every_answer(atlas_c
     assert said == answer.headers["X-Retriever-Serves"] == what_is_served(config, passages)
 
 
-HEALTH = {"deterministic": True, "accepts_draw": False}
+HEALTH = {"deterministic": True, "accepts_seed": False}
 OURS, THEIRS = "bm25 over 2 passages (1)", "bm25 over 9 passages (2)"
 OTHER = r"serves bm25 over 9 passages \(2\) now, and before it served bm25 over 2 passages \(1\); .*--accept-changes"
 

@@ -22,7 +22,7 @@ PASSAGES = [{"id": str(i), "contents": f'"City {i}"\nThe number of city{i} is n{
 PERU = {"id": "peru", "contents": '"Peru"\nThe capital of Peru is Lima.'}
 LODZ = {"id": "łódź", "contents": '"Łódź"\nThe country of Łódź is Poland.'}
 INDEX = Bm25Index.in_memory([*PASSAGES, PERU, LODZ])
-PLAIN = {"deterministic": True, "accepts_draw": False}
+PLAIN = {"deterministic": True, "accepts_seed": False}
 """What /health says of an engine without noise."""
 
 
@@ -131,12 +131,12 @@ async def test_topk_beyond_the_corpus_gives_what_there_is(serve):
         ({"queries": ["Peru"], "topk": True}, "got True"),
         ({"queries": ["Peru"], "return_scores": 1}, "return_scores must be true or false, got 1"),
         ({"queries": ["Peru"], "return_scores": None}, "return_scores must be true or false, got None"),
-        ({"queries": ["Peru"], "draws": 3}, "draws"),
-        ({"queries": ["Peru"], "draws": []}, "draws"),
-        ({"queries": ["Peru"], "draws": [1, 2]}, "draws"),
-        ({"queries": ["Peru"], "draws": [-1]}, "draws"),
-        ({"queries": ["Peru"], "draws": [1.5]}, "draws"),
-        ({"queries": ["Peru"], "draws": [True]}, "draws"),
+        ({"queries": ["Peru"], "seeds": 3}, "seeds"),
+        ({"queries": ["Peru"], "seeds": []}, "seeds"),
+        ({"queries": ["Peru"], "seeds": [1, 2]}, "seeds"),
+        ({"queries": ["Peru"], "seeds": [-1]}, "seeds"),
+        ({"queries": ["Peru"], "seeds": [1.5]}, "seeds"),
+        ({"queries": ["Peru"], "seeds": [True]}, "seeds"),
     ],
 )
 async def test_a_wrong_field_is_refused_by_its_name(serve, body, named):
@@ -213,15 +213,15 @@ async def test_health_counts_passages_and_queries(serve):
 
 async def test_the_same_draw_brings_the_same_noise_and_another_draw_other_noise(serve):
     client = await serve(noise=1.0)
-    one = await found(client, queries=["Peru", "Peru", "Peru"], draws=[5, 6, 5], topk=5)
-    again = await found(client, queries=["Łódź", "Peru"], draws=[6, 5], topk=5)
+    one = await found(client, queries=["Peru", "Peru", "Peru"], seeds=[5, 6, 5], topk=5)
+    again = await found(client, queries=["Łódź", "Peru"], seeds=[6, 5], topk=5)
     assert one[0] == one[2] == again[1]
     assert one[1] == again[0]
     assert one[0] != one[1]
 
 
 async def test_two_servers_with_one_seed_agree_and_with_another_they_do_not(serve):
-    body = {"queries": ["Peru"] * 4, "draws": [0, 1, 2, 3], "topk": 5}
+    body = {"queries": ["Peru"] * 4, "seeds": [0, 1, 2, 3], "topk": 5}
     servers = [await serve(noise=0.5, seed=seed) for seed in (1, 1, 2)]
     one, same, other = [await found(client, **body) for client in servers]
     assert one == same
@@ -236,13 +236,13 @@ async def test_without_draws_every_search_is_drawn_again(serve):
 
 async def test_without_noise_a_draw_changes_nothing(serve):
     client = await serve()
-    results = await found(client, queries=["city7 number"] * 3, draws=[0, 1, 2**70], topk=5)
+    results = await found(client, queries=["city7 number"] * 3, seeds=[0, 1, 2**70], topk=5)
     assert results[0] == results[1] == results[2]
     assert results[0][0] == "7"
 
 
 async def test_full_noise_returns_random_documents_only(serve):
-    results = await found(await serve(noise=1.0), queries=["Peru"] * 50, draws=list(range(50)), topk=3)
+    results = await found(await serve(noise=1.0), queries=["Peru"] * 50, seeds=list(range(50)), topk=3)
     assert all(len(result) == 3 for result in results)
     assert sum("peru" in result for result in results) <= 5  # by chance 150 / 202
     assert len({number for result in results for number in result}) > 80
@@ -251,9 +251,9 @@ async def test_full_noise_returns_random_documents_only(serve):
 async def test_noise_may_be_the_querys_and_not_the_searchs(serve):
     """Equal queries are then equally lost, and in other words the same may be found; as many are lost."""
     client = await serve(noise=0.4, stochastic=False)
-    again = await found(client, queries=["Peru zz"] * 20, draws=list(range(20)), topk=2)
+    again = await found(client, queries=["Peru zz"] * 20, seeds=list(range(20)), topk=2)
     assert len(set(map(tuple, again))) == 1
-    results = await found(client, queries=[f"Peru zz{number}" for number in range(400)], draws=[0] * 400, topk=1)
+    results = await found(client, queries=[f"Peru zz{number}" for number in range(400)], seeds=[0] * 400, topk=1)
     assert sum(result != ["peru"] for result in results) / 400 == pytest.approx(0.4, abs=0.08)
     async with client.get("/health") as response:
         assert (await response.json())["deterministic"] is True
@@ -261,15 +261,15 @@ async def test_noise_may_be_the_querys_and_not_the_searchs(serve):
 
 async def test_noise_is_as_frequent_as_it_is_set(serve):
     draws = list(range(1000))
-    results = await found(await serve(noise=0.3), queries=["Peru"] * 1000, draws=draws, topk=1)
+    results = await found(await serve(noise=0.3), queries=["Peru"] * 1000, seeds=draws, topk=1)
     assert sum(result != ["peru"] for result in results) / 1000 == pytest.approx(0.3, abs=0.07)
 
 
 async def test_distractors_replace_all_but_the_best(serve):
     query, draws = "city7 number of", list(range(20))
     plain = await found(await serve(), queries=[query], topk=4)
-    some = await found(await serve(distractors=2), queries=[query] * 20, draws=draws, topk=4)
-    many = await found(await serve(distractors=9), queries=[query] * 20, draws=draws, topk=4)
+    some = await found(await serve(distractors=2), queries=[query] * 20, seeds=draws, topk=4)
+    many = await found(await serve(distractors=9), queries=[query] * 20, seeds=draws, topk=4)
     assert all(result[:2] == plain[0][:2] and len(result) == 4 for result in some)
     assert all(result[0] == "7" and len(result) == 4 for result in many)
     assert len({tuple(result[2:]) for result in some}) > 15
@@ -304,7 +304,7 @@ def test_no_latency_is_none_and_a_flat_one_is_constant():
 
 
 class Failing:
-    deterministic, accepts_draw = True, False
+    deterministic, accepts_seed = True, False
 
     def __init__(self, error):
         self.error = error

@@ -289,8 +289,8 @@ async def simulated_atlas(**settings):
         await engine.close()
 
 
-async def ask(client, draw=5, query="currency of Belarus"):
-    body = {"queries": [query], "topk": 2, "draws": [draw], "contexts": [MINSK]}
+async def ask(client, seed=5, query="currency of Belarus"):
+    body = {"queries": [query], "topk": 2, "seeds": [seed], "contexts": [MINSK]}
     async with client.post("/retrieve", json=body) as response:
         assert response.status == 200, await response.text()
         ((*documents,),) = (await response.json())["result"]
@@ -307,7 +307,7 @@ async def test_useful_documents_of_the_atlas_answer_the_query(mode):
 
 async def test_noisy_documents_of_the_atlas_are_others_and_depend_on_the_draw():
     async with simulated_atlas(p_start=1.0, p_end=1.0) as client:
-        found, again, other = await ask(client), await ask(client), await ask(client, draw=6)
+        found, again, other = await ask(client), await ask(client), await ask(client, seed=6)
     assert found == again != other
     assert "The currency of Belarus is Belarusian ruble." not in found
 

@@ -7,7 +7,7 @@ import pytest
 from cusearch_async.config import load_config
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
-from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldPlayer
+from tests.rollout.workers import QUESTIONS, SMALL, FakeEngine, FakeSearch, HeldRunner
 from tests.transport.conftest import make_limits
 
 
@@ -26,6 +26,6 @@ def most() -> int:
 def parts(atlas_config, buffer_class, most):
     config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", "--rollout.max_episodes", str(most)])
     run = MemoryRun()
-    buffer, player = buffer_class(run, make_limits(max_staleness=1)), HeldPlayer()
-    loop = RolloutLoop("w", config, buffer, FakeEngine(), None, player, FakeSearch(), QUESTIONS)
-    return run, buffer, player, loop
+    buffer, runner = buffer_class(run, make_limits(max_staleness=1)), HeldRunner()
+    loop = RolloutLoop("w", config, buffer, FakeEngine(), None, runner, FakeSearch(), QUESTIONS)
+    return run, buffer, runner, loop

@@ -7,12 +7,12 @@ import pytest
 from cusearch_async.errors import RetrievalUnavailable
 from tests.http_service import Service, hangs, hangs_up, says
 from tests.retrieval.retrievers import SEARCH_R1, client_of, closes_early
-from tests.rollout.retrievers import TOKENIZER, play
+from tests.rollout.retrievers import TOKENIZER, roll_out
 
 
 async def test_an_episode_on_search_r1s_exact_answer_counts_the_search():
     async with client_of(Service(says(SEARCH_R1))) as client:
-        trajectory = await play(client)
+        trajectory = await roll_out(client)
     assert (trajectory.depth, trajectory.em) == (1, 1.0)
     assert "The capital of Peru is Lima." in TOKENIZER.decode(trajectory.token_ids[~trajectory.sampled].tolist())
 
@@ -22,7 +22,7 @@ async def test_an_episode_on_search_r1s_exact_answer_counts_the_search():
 )
 async def test_an_episode_waits_for_a_failure_to_pass_and_then_goes_on_as_if_nothing_had_been(failure):
     async with client_of(Service(failure, says(SEARCH_R1)), timeout_s=0.3, outage_s=60) as client:
-        trajectory = await play(client)
+        trajectory = await roll_out(client)
         assert client.failures.total() == 1
     assert (trajectory.depth, trajectory.em) == (1, 1.0)
 
@@ -33,4 +33,4 @@ async def test_an_episode_waits_for_a_failure_to_pass_and_then_goes_on_as_if_not
 async def test_an_episode_whose_retriever_stays_broken_makes_no_trajectory(failure):
     async with client_of(Service(failure), timeout_s=0.1) as client:
         with pytest.raises(RetrievalUnavailable, match="has given no valid answer"):
-            await play(client)
+            await roll_out(client)

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from cusearch_async.config import EpisodeConfig
 from cusearch_async.environments import NoSearch, Quoted
 from cusearch_async.errors import ConfigError, EpisodeFailed
-from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.prompting import build_prompt, check_lengths, check_template, generation_prompt
 from cusearch_async.types import Question
 from tests.fakes import STARTER, FakeSearch, ScriptedPolicy, searching
@@ -65,7 +65,7 @@ def test_a_template_that_drops_the_question_or_the_instructions_is_refused_at_th
     for check in (
         lambda: check_template(environments, tokenizer),
         lambda: check_lengths([QUESTION], environments, tokenizer, EpisodeConfig()),
-        lambda: Player(ScriptedPolicy(tokenizer, []), environments, tokenizer, EpisodeConfig(), 0),
+        lambda: EpisodeRunner(ScriptedPolicy(tokenizer, []), environments, tokenizer, EpisodeConfig(), 0),
     ):
         with pytest.raises(ConfigError, match=rf"the chat template of '{STARTER}' drops the question, or a part of"):
             check()
@@ -122,10 +122,10 @@ def test_a_raw_prompt_begins_with_what_the_tokenizer_puts_first():
 async def format_of(turns: list[str], template: str | None, prompt: str = "atlas", **arguments: Any) -> bool:
     tokenizer = tokenizer_with(template)
     search = FakeSearch({"x": ["Lima is in Peru."]})
-    player = Player(
+    runner = EpisodeRunner(
         ScriptedPolicy(tokenizer, turns), searching(search, prompt), tokenizer, EpisodeConfig(), 0, arguments
     )
-    return (await player.play(QUESTION, ticket=0, rollout=0, worker="w")).format_valid
+    return (await runner.run(QUESTION, ticket=0, rollout=0, worker="w")).format_valid
 
 
 FIRST, NEXT = "I look.</think><search>x</search>", "<think>Found.</think><answer>Lima</answer>"

@@ -14,7 +14,7 @@ from cusearch_async.config import EnvironmentConfig, EpisodeConfig
 from cusearch_async.environments import NoSearch, SearchEnvironment
 from cusearch_async.environments.templates import ATLAS
 from cusearch_async.errors import ConfigError, EpisodeFailed, RetrievalUnavailable
-from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.prompting import build_observation
 from cusearch_async.types import Question
 from tests.fakes import STARTER, FakeSearch, ScriptedPolicy, searching
@@ -45,10 +45,10 @@ class Episode:
         self.policy = ScriptedPolicy(TOKENIZER, turns, versions)
         self.search = FakeSearch({"capital of Peru": PERU} if found is None else found)
         settings = EPISODE.model_copy(update=changes)
-        self.player = Player(self.policy, searching(self.search), TOKENIZER, settings, seed)
+        self.runner = EpisodeRunner(self.policy, searching(self.search), TOKENIZER, settings, seed)
 
-    async def play(self, ticket=3, rollout=1, temperature=None):
-        return await self.player.play(QUESTION, ticket, rollout, "w", temperature)
+    async def run(self, ticket=3, rollout=1, temperature=None):
+        return await self.runner.run(QUESTION, ticket, rollout, "w", temperature)
 
 
 def observation(documents, template="atlas", document_template="{text}\n", tokenizer=TOKENIZER, **changes):
@@ -67,7 +67,7 @@ def environment_text(trajectory):
 
 
 async def test_prompt_turns_and_passages_are_laid_end_to_end_and_only_turns_are_sampled():
-    trajectory = await Episode([SEARCH, ANSWER]).play()
+    trajectory = await Episode([SEARCH, ANSWER]).run()
     prompt = tokens("Question: What is the capital of Peru?\n")
     information = tokens("\n\n<information>") + tokens("The capital of Peru is Lima.\n") + tokens("</information>\n\n")
     parts = [(prompt, False), (tokens(SEARCH), True), (information, False), (tokens(ANSWER), True)]
@@ -78,7 +78,7 @@ async def test_prompt_turns_and_passages_are_laid_end_to_end_and_only_turns_are_
 async def test_log_probabilities_and_versions_stay_with_their_tokens():
     search, answer = len(tokens(SEARCH)), len(tokens(ANSWER))
     versions = [[4] * 3 + [5] * (search - 3), [6] * (answer - 1) + [9]]
-    trajectory = await Episode([SEARCH, ANSWER], versions=versions).play()
+    trajectory = await Episode([SEARCH, ANSWER], versions=versions).run()
     assert trajectory.versions.tolist() == versions[0] + versions[1]
     assert trajectory.oldest_version == 4
     np.testing.assert_array_equal(trajectory.logprobs, -(np.arange(search + answer, dtype=np.float32) + 1) / 8)
@@ -90,7 +90,7 @@ async def test_tokens_are_kept_as_they_were_sampled_and_never_tokenised_again():
     turn = [*tokens("<think>"), *tokens("</think>"), *tokens("<search>"), *letters, *tokens("</search>")]
     assert tokens(TOKENIZER.decode(turn)) != turn
     episode = Episode([turn, ANSWER])
-    trajectory = await episode.play()
+    trajectory = await episode.run()
     assert trajectory.token_ids[trajectory.sampled].tolist() == turn + tokens(ANSWER)
     assert episode.search.asked[0][0] == "capital of Peru"
     assert trajectory.depth == 1
@@ -98,7 +98,7 @@ async def test_tokens_are_kept_as_they_were_sampled_and_never_tokenised_again():
 
 async def test_each_turn_is_asked_for_with_everything_before_it():
     episode = Episode([SEARCH, ANSWER])
-    trajectory = await episode.play()
+    trajectory = await episode.run()
     first, second = episode.policy.requests
     assert first.prompt == trajectory.token_ids[: len(first.prompt)].tolist() == tokens(f"Question: {QUESTION.text}\n")
     assert second.prompt == trajectory.token_ids[: -len(tokens(ANSWER))].tolist()
@@ -107,7 +107,7 @@ async def test_each_turn_is_asked_for_with_everything_before_it():
 
 
 async def test_a_trajectory_says_where_it_comes_from():
-    trajectory = await Episode([SEARCH, ANSWER]).play(ticket=12, rollout=2)
+    trajectory = await Episode([SEARCH, ANSWER]).run(ticket=12, rollout=2)
     assert (trajectory.id, trajectory.worker, trajectory.question_id) == ("12:2", "w", "q")
     assert (trajectory.prediction, trajectory.reward, trajectory.em) == ("Lima", 1.0, 1.0)
     assert trajectory.format_valid
@@ -119,7 +119,7 @@ async def test_a_trajectory_says_where_it_comes_from():
 
 
 async def test_a_search_that_finds_something_adds_one_and_its_tokens():
-    trajectory = await Episode([SEARCH, SEARCH, ANSWER]).play()
+    trajectory = await Episode([SEARCH, SEARCH, ANSWER]).run()
     assert trajectory.depth == 2, "a repeated query counts"
     assert trajectory.retrieval_tokens == 2 * len(tokens(SEARCH))
 
@@ -137,30 +137,30 @@ async def test_a_search_that_finds_something_adds_one_and_its_tokens():
     ],
 )
 async def test_a_turn_that_brings_nothing_adds_no_depth(turn, found):
-    trajectory = await Episode([turn, ANSWER], found).play()
+    trajectory = await Episode([turn, ANSWER], found).run()
     assert (trajectory.depth, trajectory.retrieval_tokens, trajectory.turns) == (0, 0, 2)
 
 
 async def test_one_document_among_blank_ones_counts():
-    assert (await Episode([SEARCH, ANSWER], {"capital of Peru": ["", *PERU]}).play()).depth == 1
+    assert (await Episode([SEARCH, ANSWER], {"capital of Peru": ["", *PERU]}).run()).depth == 1
 
 
 async def test_only_the_turns_that_found_something_count_towards_retrieval_tokens():
     longer = "<think>something else</think><search>capital of Chile</search>"
-    trajectory = await Episode([longer, SEARCH, NOTHING, ANSWER]).play()
+    trajectory = await Episode([longer, SEARCH, NOTHING, ANSWER]).run()
     assert (trajectory.depth, trajectory.retrieval_tokens) == (1, len(tokens(SEARCH)))
 
 
 async def test_an_empty_query_is_not_searched_for():
     episode = Episode(["<think>a</think><search> </search>", ANSWER])
-    trajectory = await episode.play()
+    trajectory = await episode.run()
     assert episode.search.asked == []
     assert "<information></information>" in environment_text(trajectory)
 
 
 async def test_a_search_in_the_final_turn_is_not_executed():
     episode = Episode([SEARCH] * 4)
-    trajectory = await episode.play()
+    trajectory = await episode.run()
     assert len(episode.search.asked) == EPISODE.s_max
     assert (trajectory.depth, trajectory.turns) == (3, 4)
     assert trajectory.sampled[-1]
@@ -171,7 +171,7 @@ async def test_a_search_in_the_final_turn_is_not_executed():
 @given(st.lists(st.sampled_from([SEARCH, NOTHING, ANSWER, "<search></search>"]), min_size=5, max_size=5))
 async def test_an_episode_has_at_most_s_max_searches_and_one_more_turn(turns):
     episode = Episode(turns, s_max=4)
-    trajectory = await episode.play()
+    trajectory = await episode.run()
     ends = turns.index(ANSWER) + 1 if ANSWER in turns else 5
     assert trajectory.turns == len(episode.policy.requests) == ends
     assert trajectory.depth == len(episode.search.asked) == turns[: min(ends, 4)].count(SEARCH)
@@ -184,7 +184,7 @@ async def test_an_episode_has_at_most_s_max_searches_and_one_more_turn(turns):
 
 
 async def test_a_malformed_turn_gets_a_notice_and_the_next_turn_goes_on():
-    trajectory = await Episode([NOTHING, ANSWER], max_observation_tokens=500).play()
+    trajectory = await Episode([NOTHING, ANSWER], max_observation_tokens=500).run()
     prompt = f"Question: {QUESTION.text}\n"
     assert environment_text(trajectory) == prompt + ATLAS.notice
     assert (trajectory.prediction, trajectory.turns, trajectory.format_valid) == ("Lima", 2, False)
@@ -197,7 +197,7 @@ def test_a_notice_that_does_not_fit_is_refused_before_anything_is_played():
 
 
 async def test_a_malformed_final_turn_ends_the_episode_without_a_notice():
-    trajectory = await Episode([NOTHING] * 4, max_observation_tokens=500).play()
+    trajectory = await Episode([NOTHING] * 4, max_observation_tokens=500).run()
     assert environment_text(trajectory).count(ATLAS.notice) == 3
     assert trajectory.sampled[-1]
     assert (trajectory.prediction, trajectory.depth, trajectory.reward) == (None, 0, 0.0)
@@ -205,7 +205,7 @@ async def test_a_malformed_final_turn_ends_the_episode_without_a_notice():
 
 async def test_a_result_is_cut_to_the_limit_inside_its_tags():
     found = {"capital of Peru": ["t\n" + "many words " * 200]}
-    trajectory = await Episode([SEARCH, ANSWER], found, max_observation_tokens=40).play()
+    trajectory = await Episode([SEARCH, ANSWER], found, max_observation_tokens=40).run()
     information = environment_text(trajectory).removeprefix(f"Question: {QUESTION.text}\n")
     assert (~trajectory.sampled).sum() == len(tokens(f"Question: {QUESTION.text}\n")) + 40
     assert information.startswith("\n\n<information>many words many")
@@ -253,14 +253,14 @@ async def test_a_result_or_a_question_that_holds_an_answer_is_not_the_models_ans
     found = {"capital of Peru": ["t\n<answer>Lima</answer>"]}
     episode = Episode([SEARCH, "<think>b</think><answer>Rome</answer>"], found)
     question = dataclasses.replace(QUESTION, text="<answer>Lima</answer>?")
-    trajectory = await episode.player.play(question, 0, 0, "w")
+    trajectory = await episode.runner.run(question, 0, 0, "w")
     assert environment_text(trajectory).count("<answer>Lima</answer>") == 2
     assert (trajectory.prediction, trajectory.em, trajectory.f1) == ("Rome", 0.0, 0.0)
 
 
 async def test_the_prompt_and_the_results_alone_score_nothing():
     found = {"capital of Peru": ["t\n<answer>Lima</answer>"]}
-    trajectory = await Episode([SEARCH] * 4, found).play()
+    trajectory = await Episode([SEARCH] * 4, found).run()
     assert (trajectory.prediction, trajectory.reward) == (None, 0.0)
 
 
@@ -270,7 +270,7 @@ async def test_the_prompt_and_the_results_alone_score_nothing():
 async def test_a_retriever_that_fails_ends_the_episode_by_name_and_makes_no_trajectory():
     episode = Episode([SEARCH, ANSWER], {"capital of Peru": RetrievalUnavailable("down")})
     with pytest.raises(RetrievalUnavailable, match="down"):
-        await episode.play()
+        await episode.run()
     assert len(episode.policy.requests) == 1, "the policy is not asked to go on without its result"
 
 
@@ -278,14 +278,14 @@ async def test_a_question_that_does_not_fit_fails_its_episode_with_its_length_an
     episode = Episode([ANSWER], max_prompt_tokens=5)
     length = len(tokens(f"Question: {QUESTION.text}\n"))
     with pytest.raises(EpisodeFailed, match=rf"'q' makes a prompt of {length} tokens, .*max_prompt_tokens \(5\)"):
-        await episode.play()
+        await episode.run()
     assert episode.policy.requests == []
 
 
 async def test_greedy_episodes_have_no_seed_and_sampled_ones_one_per_turn():
     greedy, sampled = Episode([SEARCH, ANSWER]), Episode([SEARCH, ANSWER])
-    await greedy.play(temperature=0)
-    await sampled.play()
+    await greedy.run(temperature=0)
+    await sampled.run()
     assert [(r.temperature, r.seed) for r in greedy.policy.requests] == [(0, None)] * 2
     seeds = [r.seed for r in sampled.policy.requests]
     assert len(set(seeds)) == 2
@@ -295,7 +295,7 @@ async def test_greedy_episodes_have_no_seed_and_sampled_ones_one_per_turn():
 async def test_draws_are_a_function_of_seed_ticket_rollout_and_turn():
     async def draws(ticket, rollout, seed):
         episode = Episode([SEARCH, SEARCH, ANSWER], seed=seed)
-        await episode.play(ticket, rollout)
+        await episode.run(ticket, rollout)
         return tuple(draw for _, draw in episode.search.asked)
 
     places = [(ticket, rollout, seed) for ticket in range(3) for rollout in range(3) for seed in range(2)]

@@ -17,10 +17,10 @@ from tests.rollout.workers import (
     QUESTIONS,
     SMALL,
     BeatingBuffer,
-    FailingPlayer,
+    FailingRunner,
     FakeEngine,
     FakeSearch,
-    HeldPlayer,
+    HeldRunner,
     running,
     until,
 )
@@ -31,9 +31,9 @@ from tests.transport.filling import start
 
 @pytest.fixture
 def make_loop(atlas_config):
-    def make(buffer, player, *options: str, engine: FakeEngine | None = None) -> RolloutLoop:
+    def make(buffer, runner, *options: str, engine: FakeEngine | None = None) -> RolloutLoop:
         config = load_config(atlas_config, [*SMALL, "--pool.max_staleness", "1", *options])
-        return RolloutLoop("w", config, buffer, engine or FakeEngine(), None, player, FakeSearch(), QUESTIONS)
+        return RolloutLoop("w", config, buffer, engine or FakeEngine(), None, runner, FakeSearch(), QUESTIONS)
 
     return make
 
@@ -42,7 +42,7 @@ class CountingEngine(FakeEngine):
     users = 0
 
     @contextlib.asynccontextmanager
-    async def awake(self):
+    async def active(self):
         self.users += 1
         try:
             yield
@@ -50,16 +50,16 @@ class CountingEngine(FakeEngine):
             self.users -= 1
 
 
-class RefusedAtFirst(HeldPlayer):
+class RefusedAtFirst(HeldRunner):
     """In the first round every search of ticket 0 is refused, one after the other; the second round succeeds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.played: set[int] = set()
 
-    async def play(self, question, ticket, rollout, worker):
+    async def run(self, question, ticket, rollout, worker):
         if ticket:
-            return await super().play(question, ticket, rollout, worker)
+            return await super().run(question, ticket, rollout, worker)
         if rollout not in self.played:
             self.played.add(rollout)
             await asyncio.sleep(0.15 * rollout)
@@ -82,30 +82,30 @@ async def test_a_round_in_which_every_episode_fails_is_one_failed_attempt(make_l
 
 async def test_the_siblings_of_a_failed_episode_are_played_to_their_end_and_count(make_loop):
     run = MemoryRun()
-    buffer, player = MemoryBuffer(run, make_limits(rollouts=3)), FailingPlayer(p0_1=SearchRefused("422"))
-    loop = make_loop(buffer, player)
+    buffer, runner = MemoryBuffer(run, make_limits(rollouts=3)), FailingRunner(p0_1=SearchRefused("422"))
+    loop = make_loop(buffer, runner)
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 23)
-        player.playing[0, 0].set()
+        await until(lambda: len(runner.running) == 23)
+        runner.running[0, 0].set()
         await until(lambda: "0:0" in run.entries)
         await asyncio.sleep(0.2)
         assert 0 in run.leases
         assert not run.attempts
-        player.playing[0, 2].set()
-        await until(lambda: (0, 1) in player.playing and run.attempts == {0: 1})
+        runner.running[0, 2].set()
+        await until(lambda: (0, 1) in runner.running and run.attempts == {0: 1})
         assert {"0:0", "0:2"} <= set(run.entries)
-        player.playing[0, 1].set()
+        runner.running[0, 1].set()
         await until(lambda: 0 in run.ready)
 
 
 async def test_a_failed_episode_of_a_worker_that_is_stopped_is_a_failed_attempt(make_loop):
     run = MemoryRun()
-    buffer, player = MemoryBuffer(run, make_limits()), FailingPlayer(p0_1=SearchRefused("422"))
-    loop = make_loop(buffer, player)
+    buffer, runner = MemoryBuffer(run, make_limits()), FailingRunner(p0_1=SearchRefused("422"))
+    loop = make_loop(buffer, runner)
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 15)
+        await until(lambda: len(runner.running) == 15)
     assert run.attempts == {0: 1}
     assert run.requeue == set(range(8))
 
@@ -119,22 +119,22 @@ class LapsingBuffer(MemoryBuffer):
 
 async def test_an_episode_of_a_lease_that_ran_out_fails_no_later_grant_of_its_ticket(make_loop):
     run, fails, is_first = MemoryRun(), asyncio.Event(), [True]
-    buffer, player = LapsingBuffer(run, make_limits(rollouts=1)), HeldPlayer()
-    loop, play = make_loop(buffer, player), player.play
+    buffer, runner = LapsingBuffer(run, make_limits(rollouts=1)), HeldRunner()
+    loop, original = make_loop(buffer, runner), runner.run
 
     async def play_or_fail(question, ticket, rollout, worker):
         if ticket == 0 and is_first:
             is_first.clear()
             await fails.wait()
             raise SearchRefused("422")
-        return await play(question, ticket, rollout, worker)
+        return await original(question, ticket, rollout, worker)
 
-    player.play = play_or_fail
+    runner.run = play_or_fail
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 7)
+        await until(lambda: len(runner.running) == 7)
         run.leases[0] = ("w", run.now)
-        await until(lambda: run.attempts == {0: 1} and (0, 0) in player.playing)
+        await until(lambda: run.attempts == {0: 1} and (0, 0) in runner.running)
         fails.set()
         await until(lambda: loop._activity.failures.by_kind.total() == 1)
         await asyncio.sleep(0.2)
@@ -145,8 +145,8 @@ async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_on
     """Version 2 opens tickets below 16; the learner goes back to step 1, whose weights open 12."""
     monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
     run, go_on, asked = MemoryRun(), asyncio.Event(), asyncio.Event()
-    buffer, player = BeatingBuffer(run, make_limits(rollouts=1)), FailingPlayer(p12_0=SearchRefused("422"))
-    loop, release = make_loop(buffer, player), buffer.release
+    buffer, runner = BeatingBuffer(run, make_limits(rollouts=1)), FailingRunner(p12_0=SearchRefused("422"))
+    loop, release = make_loop(buffer, runner), buffer.release
 
     async def release_late(worker, tickets, failed):
         if failed and not asked.is_set():
@@ -163,13 +163,13 @@ async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_on
         learner = MemoryBuffer(run, make_limits(rollouts=1))
         await learner.recover(1)
         await learner.announce(1, "v000001-e2")
-        await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 12)))
+        await until(lambda: {ticket for ticket, _ in runner.running} == set(range(8, 12)))
         go_on.set()
         await until(lambda: run.requeue == {12, 13, 14, 15})
         assert loop._status().in_flight == 4
         await learner.announce(2, "v000002-e2")
-        await until(lambda: (12, 0) in player.playing)
-        player.playing[12, 0].set()
+        await until(lambda: (12, 0) in runner.running)
+        runner.running[12, 0].set()
         await until(lambda: set(buffer.tickets) == {8, 9, 10, 11, 13, 14, 15})
         assert loop._status().in_flight == 7
 
@@ -178,18 +178,18 @@ async def test_a_worker_whose_episodes_all_wait_for_room_plays_what_a_dead_one_h
     """Or the buffer stays full: its oldest pool lacks the dead worker's ticket."""
     run = MemoryRun()
     limits = make_limits(limit=6)
-    buffer, dead, player = MemoryBuffer(run, limits), MemoryBuffer(run, limits), HeldPlayer()
-    loop = make_loop(buffer, player, "--rollout.max_episodes", "4")
+    buffer, dead, runner = MemoryBuffer(run, limits), MemoryBuffer(run, limits), HeldRunner()
+    loop = make_loop(buffer, runner, "--rollout.max_episodes", "4")
     await start(buffer)
     assert len(await dead.admit("dead", 0, 2)) == 2
 
     def let_go():
-        for go in list(player.playing.values()):
+        for go in list(runner.running.values()):
             go.set()
 
     async with running(loop):
         await until(lambda: let_go() or run.ready == {1, 2, 3})
-        await until(lambda: let_go() or (5 in run.leases and not player.playing))
+        await until(lambda: let_go() or (5 in run.leases and not runner.running))
         await asyncio.sleep(0.1)
         assert run.ready == {1, 2, 3}
         assert loop._status().in_flight >= 4, "the buffer is full"
@@ -201,19 +201,19 @@ async def test_the_engine_is_awake_while_episodes_are_played_and_not_while_they_
     """Or a learner that takes turns with it would wait for room in the buffer, which only the learner makes."""
     run = MemoryRun()
     limits = make_limits(limit=6)
-    buffer, dead, player = MemoryBuffer(run, limits), MemoryBuffer(run, limits), HeldPlayer()
+    buffer, dead, runner = MemoryBuffer(run, limits), MemoryBuffer(run, limits), HeldRunner()
     engine = CountingEngine()
-    loop = make_loop(buffer, player, "--rollout.max_episodes", "4", engine=engine)
+    loop = make_loop(buffer, runner, "--rollout.max_episodes", "4", engine=engine)
     await start(buffer)
     assert len(await dead.admit("dead", 0, 2)) == 2
 
     def let_go():
-        for go in list(player.playing.values()):
+        for go in list(runner.running.values()):
             go.set()
 
     async with running(loop):
-        await until(lambda: len(player.playing) == 4)
+        await until(lambda: len(runner.running) == 4)
         assert engine.users == 4
-        await until(lambda: let_go() or (5 in run.leases and not player.playing))
+        await until(lambda: let_go() or (5 in run.leases and not runner.running))
         await until(lambda: not engine.users)
         assert loop._status().in_flight >= 4, "the buffer is full"

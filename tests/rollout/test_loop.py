@@ -17,41 +17,41 @@ from tests.transport.filling import start
 
 async def test_episodes_beyond_the_bound_of_restored_weights_are_given_back(parts):
     """Version 2 opens tickets below 16; the learner dies and goes on from step 1, whose weights open 12."""
-    run, buffer, player, loop = parts
+    run, buffer, runner, loop = parts
     await buffer.recover(2)
     await buffer.announce(2, "v000002-e1")
     async with running(loop):
-        await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 16)))
+        await until(lambda: {ticket for ticket, _ in runner.running} == set(range(8, 16)))
         restarted = MemoryBuffer(run, make_limits(max_staleness=1))
         run.state = run.state.__class__(epoch=1, step=1, next_ticket=16, published=2, weights="v000002-e1")
         await restarted.recover(1)
         await restarted.announce(1, "v000001-e2")
-        await until(lambda: {ticket for ticket, _ in player.playing} == set(range(8, 12)))
+        await until(lambda: {ticket for ticket, _ in runner.running} == set(range(8, 12)))
         await until(lambda: run.requeue == {12, 13, 14, 15})
         assert not run.attempts, "giving back is no failed attempt"
-        for go in list(player.playing.values()):
+        for go in list(runner.running.values()):
             go.set()
         await until(lambda: run.ready == {8, 9, 10, 11})
     assert not run.leases
 
 
 async def test_a_worker_that_is_stopped_gives_everything_back(parts):
-    run, buffer, player, loop = parts
+    run, buffer, runner, loop = parts
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 16)
-        player.playing[0, 0].set()
+        await until(lambda: len(runner.running) == 16)
+        runner.running[0, 0].set()
         await until(lambda: "0:0" in run.entries)
     assert run.requeue == set(range(8))
-    assert not player.playing
+    assert not runner.running
 
 
 async def test_a_worker_ends_though_its_engine_swallows_the_cancellation(parts):
-    run, buffer, player, loop = parts
+    run, buffer, runner, loop = parts
     await start(buffer)
     stop = asyncio.Event()
     working = asyncio.create_task(loop.run(stop))
-    await until(lambda: len(player.playing) == 16)
+    await until(lambda: len(runner.running) == 16)
     loading = asyncio.Event()
 
     async def load(store, name, check):
@@ -69,7 +69,7 @@ async def test_a_worker_ends_though_its_engine_swallows_the_cancellation(parts):
 
 async def test_a_grant_that_comes_after_the_weights_went_back_is_released(parts):
     """Asked with version 6, answered when version 0 is loaded: its bound is 8."""
-    run, buffer, player, loop = parts
+    run, buffer, runner, loop = parts
     admit, held = buffer.admit, asyncio.Event()
     asked = asyncio.Event()
 
@@ -92,13 +92,13 @@ async def test_a_grant_that_comes_after_the_weights_went_back_is_released(parts)
         await until(lambda: loop._engine.version == 0)
         held.set()
         await until(lambda: run.requeue == set(range(24, 32)))
-        assert all(ticket < 8 for ticket, _ in player.playing)
+        assert all(ticket < 8 for ticket, _ in runner.running)
         assert not run.attempts
 
 
 async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts, monkeypatch, caplog):
     monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
-    run, _, player, loop = parts
+    run, _, runner, loop = parts
     loop._buffer = buffer = BeatingBuffer(run, make_limits(max_staleness=1))
     await start(buffer)
     async with running(loop):
@@ -110,13 +110,13 @@ async def test_the_leases_of_a_hung_engine_are_not_renewed_and_it_says_so(parts,
         assert caplog.text.count("the engine has produced no token for 61 s") == 1
         loop._engine.last_token_age_s = 0.5
         await until(lambda: set(buffer.tickets) == set(range(8)))
-        assert len(player.playing) == 16, "the episodes go on"
+        assert len(runner.running) == 16, "the episodes go on"
 
 
 async def test_a_worker_that_waits_for_its_first_weights_says_so(parts, monkeypatch, caplog):
     monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
     caplog.set_level("INFO")
-    _, buffer, player, loop = parts
+    _, buffer, runner, loop = parts
     load, let = loop._engine.load, asyncio.Event()
 
     async def load_slowly(store, name, check):
@@ -129,7 +129,7 @@ async def test_a_worker_that_waits_for_its_first_weights_says_so(parts, monkeypa
         await start(buffer)
         await until(lambda: "waiting for the first weights to be loaded: 0 s" in caplog.messages)
         let.set()
-        await until(lambda: player.playing)
+        await until(lambda: runner.running)
         said = len(caplog.messages)
         await asyncio.sleep(0.2)
         assert len(caplog.messages) == said, "a worker that plays waits for nothing"

@@ -13,7 +13,7 @@ from cusearch_async.lifecycle import signals
 from cusearch_async.rollout import loop as rollout_loop
 from cusearch_async.rollout.loop import RolloutLoop
 from tests.conftest import SLOW
-from tests.rollout.workers import QUESTIONS, FailingPlayer, FakeEngine, FakeSearch, running, until
+from tests.rollout.workers import QUESTIONS, FailingRunner, FakeEngine, FakeSearch, running, until
 from tests.transport.conftest import RedisBackend
 from tests.transport.filling import start
 
@@ -32,12 +32,12 @@ def bug() -> TypeError:
 )
 async def test_a_fault_in_the_data_fails_one_episode_is_named_and_counted(parts, caplog, error, kind):
     run, buffer, _, loop = parts
-    loop._player = player = FailingPlayer(p3_1=error)
+    loop._runner = runner = FailingRunner(p3_1=error)
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 15 and not player.failures)
-        player.playing[3, 0].set()
-        await until(lambda: (3, 1) in player.playing and run.attempts == {3: 1})
+        await until(lambda: len(runner.running) == 15 and not runner.failures)
+        runner.running[3, 0].set()
+        await until(lambda: (3, 1) in runner.running and run.attempts == {3: 1})
         status = loop._status()
         assert (status.failed_episodes, status.failed_episodes_by_kind) == (1, f"{kind}:1")
         assert (
@@ -47,7 +47,7 @@ async def test_a_fault_in_the_data_fails_one_episode_is_named_and_counted(parts,
 
 
 async def test_a_trajectory_that_the_buffer_refuses_fails_its_episode(parts):
-    run, buffer, player, loop = parts
+    run, buffer, runner, loop = parts
     put = buffer.put
 
     async def refuse(trajectory):
@@ -58,9 +58,9 @@ async def test_a_trajectory_that_the_buffer_refuses_fails_its_episode(parts):
     buffer.put = refuse
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 16)
+        await until(lambda: len(runner.running) == 16)
         for place in ((0, 0), (0, 1)):
-            player.playing[place].set()
+            runner.running[place].set()
         await until(lambda: run.attempts == {0: 1})
         assert loop._status().failed_episodes_by_kind == "trajectory:1"
 
@@ -68,7 +68,7 @@ async def test_a_trajectory_that_the_buffer_refuses_fails_its_episode(parts):
 async def test_an_error_in_the_program_ends_the_worker_with_itself_as_the_last_line_and_its_ticket_has_failed(parts):
     """Or the same ticket would end one worker after another for ever."""
     run, buffer, _, loop = parts
-    loop._player = FailingPlayer(p5_0=bug())
+    loop._runner = FailingRunner(p5_0=bug())
     await start(buffer)
     with pytest.raises(TypeError) as caught:
         await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
@@ -81,7 +81,7 @@ async def test_an_error_in_the_program_ends_the_worker_with_itself_as_the_last_l
 
 async def test_an_outage_that_was_waited_for_in_vain_costs_its_tickets_no_attempt(parts):
     run, buffer, _, loop = parts
-    loop._player = FailingPlayer(p5_0=RetrievalUnavailable("down"))
+    loop._runner = FailingRunner(p5_0=RetrievalUnavailable("down"))
     await start(buffer)
     with pytest.raises(RetrievalUnavailable, match="down"):
         await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
@@ -95,7 +95,7 @@ async def test_a_worker_on_redis_whose_episodes_all_fail_at_once_ends(parts, red
     """The first failure cancels a loop in the midst of a Redis command, which may swallow the cancellation."""
 
     class Failing:
-        async def play(self, question, ticket, rollout, worker):
+        async def run(self, question, ticket, rollout, worker):
             raise error
 
     _, _, _, loop = parts
@@ -113,14 +113,14 @@ async def test_a_worker_on_redis_whose_episodes_all_fail_at_once_ends(parts, red
         await backend.close()
 
 
-@pytest.mark.parametrize("swallows", ["admit", "state", "heartbeat", "play"])
+@pytest.mark.parametrize("swallows", ["admit", "state", "heartbeat", "run"])
 async def test_a_worker_ends_whatever_swallows_the_one_cancellation(parts, monkeypatch, swallows):
     monkeypatch.setattr(signals, "CANCEL_AGAIN_S", 0.05)
     monkeypatch.setattr(rollout_loop, "HEARTBEAT_S", 0.02)
-    _, buffer, player, loop = parts
+    _, buffer, runner, loop = parts
     playing, inside, swallowed, fails = (asyncio.Event() for _ in range(4))
-    owner = player if swallows == "play" else buffer
-    call, play = getattr(owner, swallows), player.play
+    owner = runner if swallows == "run" else buffer
+    call, original = getattr(owner, swallows), runner.run
 
     async def swallow(*args):
         if playing.is_set() and not inside.is_set():
@@ -134,11 +134,11 @@ async def test_a_worker_ends_whatever_swallows_the_one_cancellation(parts, monke
         if (ticket, rollout) == (0, 0):
             await fails.wait()
             raise bug()
-        return await (swallow if swallows == "play" else play)(question, ticket, rollout, worker)
+        return await (swallow if swallows == "run" else original)(question, ticket, rollout, worker)
 
     setattr(owner, swallows, swallow)
-    player.play = fail
-    if swallows == "play":
+    runner.run = fail
+    if swallows == "run":
         playing.set()
     await start(buffer)
     working = asyncio.create_task(loop.run(asyncio.Event()))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.rollout import loading
+from cusearch_async.rollout import weight_loader
 from tests.conftest import SLOW
 from tests.rollout.workers import FakeEngine, running, until
 from tests.transport.filling import start
@@ -30,45 +30,45 @@ class TornStore:
 
 
 async def test_a_torn_version_is_passed_over_and_the_next_one_taken(parts, caplog):
-    _, buffer, player, loop = parts
+    _, buffer, runner, loop = parts
     torn = TornStore(loop._engine, "v000001-e1")
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 16)
+        await until(lambda: len(runner.running) == 16)
         await buffer.announce(1, "v000001-e1")
         await until(lambda: torn.tried.count("v000001-e1") >= 2)
-        assert (loop._engine.loaded, len(player.playing)) == ("v000000-e1", 16)
+        assert (loop._engine.loaded, len(runner.running)) == ("v000000-e1", 16)
         assert "v000001-e1 is missing or damaged; continuing with v000000-e1" in caplog.text
         await buffer.announce(2, "v000002-e1")
         await until(lambda: loop._engine.loaded == "v000002-e1")
 
 
 async def test_a_version_that_a_shared_disk_shows_late_is_loaded_when_it_is_there(parts):
-    _, buffer, player, loop = parts
+    _, buffer, runner, loop = parts
     torn = TornStore(loop._engine, "v000000-e1")
     await start(buffer)
     async with running(loop):
         await until(lambda: len(torn.tried) >= 2)
         torn.torn.clear()
-        await until(lambda: len(player.playing) == 16)
+        await until(lambda: len(runner.running) == 16)
 
 
 async def test_a_worker_with_nothing_to_do_gives_torn_weights_up_after_a_while(parts, monkeypatch):
     _, buffer, _, loop = parts
     TornStore(loop._engine, "v000000-e1")
-    loop._loader = loading.PatientLoader(loop._engine, None, 0.3)
+    loop._loader = weight_loader.PatientLoader(loop._engine, None, 0.3)
     await start(buffer)
     with pytest.raises(WeightsUnavailable, match=r"v000000-e1 is missing or damaged; no other version .* for 0\.3 s"):
         await asyncio.wait_for(loop.run(asyncio.Event()), 5 * SLOW)
 
 
 async def test_a_worker_with_episodes_to_play_never_gives_torn_weights_up(parts):
-    _, buffer, player, loop = parts
+    _, buffer, runner, loop = parts
     torn = TornStore(loop._engine, "v000001-e1")
-    loop._loader = loading.PatientLoader(loop._engine, None, 0.05)
+    loop._loader = weight_loader.PatientLoader(loop._engine, None, 0.05)
     await start(buffer)
     async with running(loop) as working:
-        await until(lambda: len(player.playing) == 16)
+        await until(lambda: len(runner.running) == 16)
         await buffer.announce(1, "v000001-e1")
         await until(lambda: torn.tried.count("v000001-e1") >= 3)
         assert not working.done()

@@ -50,13 +50,13 @@ async def quiet(buffer: CountingBuffer) -> Counter[str]:
 
 
 async def test_a_worker_without_tickets_asks_for_none_until_there_is_news(parts):
-    run, buffer, player, loop = parts
+    run, buffer, runner, loop = parts
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 16)
+        await until(lambda: len(runner.running) == 16)
         before = await quiet(buffer)
         for place in [(0, 0), (0, 1), (1, 0)]:
-            player.playing[place].set()
+            runner.running[place].set()
         await until(lambda: len(run.entries) == 3)
         assert await quiet(buffer) == before, "the bound allows no ticket: room changes nothing"
         await MemoryBuffer(run, make_limits(max_staleness=1)).release("w", [7], failed=True)
@@ -64,37 +64,37 @@ async def test_a_worker_without_tickets_asks_for_none_until_there_is_news(parts)
 
 
 async def test_announced_weights_are_loaded_and_their_tickets_played_at_once(parts):
-    _, buffer, player, loop = parts
+    _, buffer, runner, loop = parts
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 16)
+        await until(lambda: len(runner.running) == 16)
         await quiet(buffer)
         await buffer.announce(1, "v000001-e1")
-        await until(lambda: len(player.playing) == 24)
+        await until(lambda: len(runner.running) == 24)
 
 
 @pytest.mark.parametrize("most", [4])
 async def test_room_of_an_ended_episode_is_used_at_once(parts):
-    _, buffer, player, loop = parts
+    _, buffer, runner, loop = parts
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 4)
+        await until(lambda: len(runner.running) == 4)
         await quiet(buffer)
-        for place in list(player.playing)[:2]:
-            player.playing[place].set()
-        await until(lambda: {ticket for ticket, _ in player.playing} == {1, 2})
+        for place in list(runner.running)[:2]:
+            runner.running[place].set()
+        await until(lambda: {ticket for ticket, _ in runner.running} == {1, 2})
 
 
 async def test_a_failed_ticket_is_released_at_once(parts):
-    run, buffer, player, loop = parts
+    run, buffer, runner, loop = parts
     await start(buffer)
     async with running(loop):
-        await until(lambda: len(player.playing) == 16)
+        await until(lambda: len(runner.running) == 16)
         await quiet(buffer)
         tasks = [task for task, grant in loop._episodes.items() if grant.ticket == 3]
         for task in tasks:
             task.cancel()
-        await until(lambda: buffer.asked["admit"] > 1 and 3 in run.leases and len(player.playing) == 16)
+        await until(lambda: buffer.asked["admit"] > 1 and 3 in run.leases and len(runner.running) == 16)
 
 
 async def test_a_worker_that_waits_for_news_ends_at_once_when_it_is_stopped(parts):

@@ -1,4 +1,4 @@
-"""What a worker's loop is given in tests: an engine and players that do what they are told."""
+"""What a worker's loop is given in tests: an engine and runners that do what they are told."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ class FakeEngine:
     async def load(self, store: object, name: str, check: bool) -> None:
         self.loaded, self.version = name, int(name[1:].split("-", maxsplit=1)[0])
 
-    def awake(self):
+    def active(self):
         return contextlib.nullcontext()
 
 
-class HeldPlayer:
+class HeldRunner:
     """Episodes end when they are let go."""
 
     def __init__(self) -> None:
-        self.playing: dict[tuple[int, int], asyncio.Event] = {}
+        self.running: dict[tuple[int, int], asyncio.Event] = {}
 
-    async def play(self, question: Question, ticket: int, rollout: int, worker: str):
-        go = self.playing[ticket, rollout] = asyncio.Event()
+    async def run(self, question: Question, ticket: int, rollout: int, worker: str):
+        go = self.running[ticket, rollout] = asyncio.Event()
         try:
             await go.wait()
         finally:
-            self.playing.pop((ticket, rollout), None)
+            self.running.pop((ticket, rollout), None)
         return make_trajectory(ticket, rollout)
 
 
-class FailingPlayer(HeldPlayer):
+class FailingRunner(HeldRunner):
     """Fails the given places, once; the others end when they are let go."""
 
     def __init__(self, **failures) -> None:
         super().__init__()
         self.failures = {tuple(map(int, place.strip("p").split("_"))): error for place, error in failures.items()}
 
-    async def play(self, question, ticket, rollout, worker):
+    async def run(self, question, ticket, rollout, worker):
         error = self.failures.pop((ticket, rollout), None)
         if error is not None:
             raise error
-        return await super().play(question, ticket, rollout, worker)
+        return await super().run(question, ticket, rollout, worker)
 
 
 class FakeSearch:

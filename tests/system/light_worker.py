@@ -50,7 +50,7 @@ class Engine:
     def start(cls, model: str, tokenizer: Any, config: Config, lock: object) -> Engine:
         return cls(tokenizer)
 
-    def awake(self) -> AbstractAsyncContextManager[None]:
+    def active(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
     async def generate(

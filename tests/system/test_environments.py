@@ -50,7 +50,7 @@ def make_llama(folder: Path) -> None:
 def test_each_architecture_goes_through_the_whole_loop_on_policy(
     run: Run, tmp_path: Path, name: str, dtype: str, of: str, bound: float
 ):
-    """Played, put, trained, published, and loaded again: with max_staleness = 0 the engine computes what the learner
+    """Generated, put, trained, published, and loaded again: with max_staleness = 0 the engine computes what the learner
     computes. The second generates only what it trains on (GRPO-Half)."""
     if name == "llama":
         make_llama(tmp_path / "model")

@@ -218,7 +218,7 @@ def test_ranks_with_different_numbers_of_pieces_of_logits_agree_under_zero_3(tmp
     assert max(loads) > 4096 >= min(loads)
     settings = ("--loss.minibatch", str(LONG[0]), "--method.budget", str(LONG[0]), "--learner.zero_stage", "3")
     settings += ("--learner.gradient_checkpointing", checkpointing, "--model.path", wide)
-    settings += ("--learner.micro_batch_tokens", "16384", "--learner.logits_at_once", "4096", *VARLEN)
+    settings += ("--learner.micro_batch_tokens", "16384", "--learner.logits_chunk_tokens", "4096", *VARLEN)
     arguments = ("--to-step", "1", "--trajectories", *map(str, LONG))
     one = train(tmp_path, "one", *arguments, settings=settings)
     two = train(tmp_path, "two", *arguments, ranks=2, settings=settings)

@@ -89,16 +89,16 @@ class Recorded(MemoryBuffer):
         pool = await super().claim(step, question_of)
         if pool is None and self.gpus:
             await self.gpus.take()
-            self.events.append("play")
-            await self.play()
-            self.gpus.give_back()
+            self.events.append("generate")
+            await self.generate()
+            self.gpus.release()
         elif pool is None:
-            await self.play()
+            await self.generate()
         else:
             self.events.append(f"claim {step}")
         return pool
 
-    async def play(self):
+    async def generate(self):
         version = (await self.state()).published
         for slot in await self.admit("w", version, 4):
             versions = np.full(4, version, np.int32)

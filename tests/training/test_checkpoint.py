@@ -11,7 +11,7 @@ import xxhash
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, WriteFailed
-from cusearch_async.training import checkpoint, publishing
+from cusearch_async.training import checkpoint, publisher
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState, check_same_run
 from cusearch_async.transport.interface import MethodState, RunState
 
@@ -255,7 +255,7 @@ def refused(atlas_config, tmp_path):
 
     def check(was: tuple[str, ...], now: tuple[str, ...]) -> str:
         method = MethodState(memory='{"phase": 3}')
-        saved = publishing.state_at(10, method, load_config(atlas_config, [*STEPS, *was]))
+        saved = publisher.state_at(10, method, load_config(atlas_config, [*STEPS, *was]))
         check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS, *was]))
         with pytest.raises(ConfigError) as error:
             check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS, *was, *now]))
@@ -293,7 +293,7 @@ def test_what_a_checkpoint_cannot_be_loaded_with_is_refused_also_where_changes_a
     ("now", "said"),
     [
         (("--run.steps", "5"), "run.steps = 5, but 10 steps are done (X); set it to at least that"),
-        (("--episode.s_max", "3"), "episode.s_max = 3, but X has reached phase 3; set it to 4 or more"),
+        (("--episode.s_max", "3"), "episode.s_max = 3, but the run has reached phase 3; set it to 4 or more"),
     ],
 )
 def test_settings_that_the_checkpoint_is_past_are_refused(refused, tmp_path, now, said):
@@ -302,7 +302,7 @@ def test_settings_that_the_checkpoint_is_past_are_refused(refused, tmp_path, now
 
 @pytest.mark.parametrize("changes", [("--learner.ranks", "2"), ("--learner.zero_stage", "3")])
 def test_other_ranks_and_another_zero_stage_go_on_and_are_logged(atlas_config, tmp_path, caplog, changes):
-    saved = publishing.state_at(10, MethodState(memory='{"phase": 3}'), load_config(atlas_config, [*STEPS]))
+    saved = publisher.state_at(10, MethodState(memory='{"phase": 3}'), load_config(atlas_config, [*STEPS]))
     caplog.set_level("INFO")
     check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS]))
     assert not caplog.records

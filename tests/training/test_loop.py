@@ -16,8 +16,8 @@ from cusearch_async.algorithm.tickets import RunQuestions, question_index
 from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory, MethodFailed
 from cusearch_async.training.in_thread import in_thread
-from cusearch_async.training.publishing import Publisher
-from cusearch_async.training.selecting import Selector, advantages_of, initial_method_state, plan_groups, select
+from cusearch_async.training.publisher import Publisher
+from cusearch_async.training.selector import Selector, advantages_of, initial_method_state, plan_groups, select
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.types import Pool, Question
 from cusearch_async.weights.folder import WeightStore
@@ -39,7 +39,7 @@ def pool_of(depths, step=0, **changes):
 
 def selected(pool, config, memory=None):
     method = config.method.make()
-    return select(pool, method, memory or method.decode(""), config)
+    return select(pool, method, memory or method.decode("", 5), config)
 
 
 def advantages(indices, pool, config):
@@ -49,7 +49,7 @@ def advantages(indices, pool, config):
 def planned(step, config, memory=None):
     method = config.method.make()
     return plan_groups(
-        step, method, memory or method.decode(""), RunQuestions([(1, QUESTIONS)], config.run.seed).id_of, config
+        step, method, memory or method.decode("", 5), RunQuestions([(1, QUESTIONS)], config.run.seed).id_of, config
     )
 
 

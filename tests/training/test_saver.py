@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cusearch_async.config import load_config
-from cusearch_async.training.publishing import Saver
+from cusearch_async.training.publisher import Saver
 from cusearch_async.transport.interface import NOTHING
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from tests.transport.conftest import make_limits
@@ -22,7 +22,7 @@ class Parts:
         self.written: list[int] = []
 
     @asynccontextmanager
-    async def awake(self):
+    async def active(self):
         yield
 
     async def capture(self, folder):

@@ -13,15 +13,15 @@ import pytest
 from cusearch_async.algorithm.methods.sdga import SdgaMemory
 from cusearch_async.config import load_config
 from cusearch_async.errors import Fenced, NonFiniteUpdate, NothingLearned, WriteFailed
-from cusearch_async.lifecycle.turns import gpu_lock
+from cusearch_async.lifecycle.gpu_share import gpu_lock
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import watchdog
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
-from cusearch_async.training.publishing import state_at
-from cusearch_async.training.selecting import initial_method_state, method_state, select
+from cusearch_async.training.publisher import state_at
+from cusearch_async.training.selector import initial_method_state, method_state, select
 from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
@@ -127,14 +127,16 @@ async def test_a_step_is_claimed_trained_on_committed_published_and_only_then_sa
 async def test_where_it_takes_turns_the_learner_has_the_gpus_from_an_update_until_its_weights_are_written(
     setting, staleness
 ):
-    s = setting("--run.take_turns", "true", "--learner.reference", "cpu", "--pool.max_staleness", staleness)
+    s = setting("--run.colocate", "true", "--learner.reference", "cpu", "--pool.max_staleness", staleness)
     await start(s)
-    whole = ("update", "announce", "capture", "play", "offload", "reload")
+    whole = ("update", "announce", "capture", "generate", "offload", "reload")
     turns = " ".join(event.split()[0] for event in s.events if event.startswith(whole)).split("offload")
     at_first, *steps, at_last = [turn.split() for turn in turns]
     assert at_first == ["announce"], "it is awake when it starts"
-    assert all(turn.count("play") >= 1 and turn.index("play") == 0 for turn in steps[: 2 - int(staleness)]), turns
-    learners = [[event for event in turn if event != "play"] for turn in steps]
+    assert all(turn.count("generate") >= 1 and turn.index("generate") == 0 for turn in steps[: 2 - int(staleness)]), (
+        turns
+    )
+    learners = [[event for event in turn if event != "generate"] for turn in steps]
     assert [turn[:2] for turn in learners] == [*[["reload", "update"]] * 3, ["reload", "capture"]]
     after_updates = [sorted(turn[2:]) for turn in learners]  # a version is announced beside a checkpoint's capture
     assert after_updates == [["announce"], ["announce", "capture"], ["announce"], []]
@@ -220,7 +222,7 @@ async def test_what_is_trained_on_is_the_methods_selection_with_its_advantages(s
     assert trained == {t.id for t in s.learner.selected}
     assert len(s.learner.advantages) == 2
     method, everyone = s.config.method.make(), [s.run.entries[id_].trajectory for id_ in pool.ids]
-    again = select(Pool(0, tuple(everyone)), method, method.decode(""), s.config)
+    again = select(Pool(0, tuple(everyone)), method, method.decode("", 5), s.config)
     assert [everyone[i].id for i in again.indices] == [t.id for t in s.learner.selected]
 
 
@@ -305,7 +307,7 @@ WHY = "20 x the reward mine:reward failed: KeyError: 'X'"
 class Failing(Recorded):
     """Its worker fails every episode, and tells why with its next heartbeat."""
 
-    async def play(self):
+    async def generate(self):
         for _ in range(self._limits.max_attempts):
             slots = await self.admit("w", 0, 100)
             await self.release("w", sorted({slot.ticket for slot in slots}), failed=True)

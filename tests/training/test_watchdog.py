@@ -11,8 +11,8 @@ import pytest
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import Stalled
-from cusearch_async.rollout import starting as starting_module
-from cusearch_async.rollout.starting import Starting
+from cusearch_async.rollout import start_report
+from cusearch_async.rollout.start_report import Starting
 from cusearch_async.run.identity import Identity
 from cusearch_async.run.provenance import COMMAND
 from cusearch_async.training import watchdog as watchdog_module
@@ -67,7 +67,7 @@ async def test_workers_a_dead_retriever_and_a_pause_are_named(config):
 
 
 async def test_a_worker_that_loads_its_engine_is_named_and_not_missed(config, monkeypatch):
-    monkeypatch.setattr(starting_module, "BEAT_S", 0.05)
+    monkeypatch.setattr(start_report, "BEAT_S", 0.05)
     identity = Identity({"run.seed": "0"})
     async with open_buffer(config, identity=identity) as buffer:
         with Starting(config, "w1", identity).reporting() as starting:  # as a worker that is there before the learner

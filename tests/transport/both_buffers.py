@@ -53,7 +53,7 @@ class BothBuffers(RuleBasedStateMachine):
         self.bounds: dict[int, int] = {}  # step -> the largest staleness bound under which its pool was claimed
         self.old_learners: list[list[Any]] = []
         self.learners: list[Any] = []
-        self.playing: dict[str, dict[RolloutSlot, int]] = {worker: {} for worker in WORKERS}
+        self.running: dict[str, dict[RolloutSlot, int]] = {worker: {} for worker in WORKERS}
         """What each has begun, and with which version."""
         self.granted: dict[tuple[str, int], list[RolloutSlot]] = {}  # by worker and number of its admission
         self.sent: list[tuple[str, list[Any], tuple[Any, ...]]] = []  # commands that may come again
@@ -96,7 +96,7 @@ class BothBuffers(RuleBasedStateMachine):
         return answers[0]
 
     def trajectory(self, worker: str, slot: RolloutSlot, depth: int) -> Trajectory:
-        version = self.playing[worker][slot]
+        version = self.running[worker][slot]
         versions = np.full(4, version, np.int32)
         return make_trajectory(slot.ticket, slot.rollout, depth=depth, worker=worker, versions=versions)
 

@@ -66,7 +66,7 @@ class Run(BothBuffers):
         assert len(granted) <= room
         limit = (self.staleness + self.loaded[worker] + 1) * N
         assert all(slot.ticket < limit for slot in granted), "the staleness bound"
-        self.playing[worker] |= dict.fromkeys(granted, self.loaded[worker])
+        self.running[worker] |= dict.fromkeys(granted, self.loaded[worker])
         self.granted[worker, 1000 * self.admissions] = granted
 
     @precondition(lambda self: self.admissions)
@@ -106,28 +106,28 @@ class Run(BothBuffers):
         epoch, recover = data.draw(st.sampled_from(self.recoveries))
         assert self.do(recover()) == epoch
 
-    @precondition(lambda self: any(self.playing.values()))
+    @precondition(lambda self: any(self.running.values()))
     @rule(data=st.data(), depth=st.integers(0, S_MAX), again=st.booleans())
     def put(self, data: Any, depth: int, again: bool) -> None:
-        worker = data.draw(st.sampled_from([w for w in WORKERS if self.playing[w]]))
-        slot = data.draw(st.sampled_from(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))))
+        worker = data.draw(st.sampled_from([w for w in WORKERS if self.running[w]]))
+        slot = data.draw(st.sampled_from(sorted(self.running[worker], key=lambda p: (p.ticket, p.rollout))))
         trajectory = self.trajectory(worker, slot, depth)
         outcome = self.both("put", trajectory, by=self.workers[worker])
         assert (outcome == REFUSED) == (not self.fits(worker))
         if again:
             assert self.both("put", trajectory, by=self.workers[worker]) == outcome
         if outcome != "full":
-            del self.playing[worker][slot]
+            del self.running[worker][slot]
 
     @rule(worker=st.sampled_from(WORKERS), left=st.sets(st.integers(0, 7), max_size=2), depth=st.integers(0, S_MAX))
     def play(self, worker: str, left: set[int], depth: int) -> None:
         """Admit as much as there is and finish it, but for a few."""
         self.admit(worker, 4 * G)
-        for number, slot in enumerate(sorted(self.playing[worker], key=lambda p: (p.ticket, p.rollout))):
+        for number, slot in enumerate(sorted(self.running[worker], key=lambda p: (p.ticket, p.rollout))):
             if number not in left:
                 outcome = self.both("put", self.trajectory(worker, slot, depth), by=self.workers[worker])
                 if outcome != "full":
-                    del self.playing[worker][slot]
+                    del self.running[worker][slot]
 
     @rule(share=st.floats(0, 1), deeper=st.booleans(), size=st.integers(1, 2 * G), worker=st.sampled_from(WORKERS))
     def learn(self, share: float, deeper: bool, size: int, worker: str) -> None:
@@ -158,7 +158,7 @@ class Run(BothBuffers):
 
     @rule(worker=st.sampled_from(WORKERS))
     def beat(self, worker: str) -> None:
-        tickets = sorted({p.ticket for p in self.playing[worker]})
+        tickets = sorted({p.ticket for p in self.running[worker]})
         answer = self.both("heartbeat", worker, tickets, WorkerStatus(), by=self.workers[worker])
         assert answer == (None if self.fits(worker) else REFUSED)
 
@@ -168,17 +168,17 @@ class Run(BothBuffers):
         assert answer == (True if self.fits(worker) else REFUSED)
 
     @rule(worker=st.sampled_from(WORKERS), failed=st.booleans())
-    def give_back(self, worker: str, failed: bool) -> None:
-        self.both("release", worker, sorted({p.ticket for p in self.playing[worker]})[:1], failed)
+    def release(self, worker: str, failed: bool) -> None:
+        self.both("release", worker, sorted({p.ticket for p in self.running[worker]})[:1], failed)
 
     @rule(worker=st.sampled_from(WORKERS), times=st.integers(1, ATTEMPTS))
     def fail(self, worker: str, times: int) -> None:
         """An episode that cannot be played, by whoever tries it."""
         for _ in range(times):
             self.admit(worker, G)
-            tickets = sorted({p.ticket for p in self.playing[worker]})[:1]
+            tickets = sorted({p.ticket for p in self.running[worker]})[:1]
             self.both("release", worker, tickets, True)
-            self.playing[worker] = {p: v for p, v in self.playing[worker].items() if p.ticket not in tickets}
+            self.running[worker] = {p: v for p, v in self.running[worker].items() if p.ticket not in tickets}
 
     @rule(worker=st.sampled_from(WORKERS), heir=st.sampled_from(WORKERS))
     def die_and_be_followed(self, worker: str, heir: str) -> None:
@@ -190,12 +190,12 @@ class Run(BothBuffers):
 
     @rule(worker=st.sampled_from(WORKERS))
     def leave(self, worker: str) -> None:
-        self.both("leave", worker, sorted({p.ticket for p in self.playing[worker]}))
-        self.playing[worker] = {}
+        self.both("leave", worker, sorted({p.ticket for p in self.running[worker]}))
+        self.running[worker] = {}
 
     @rule(worker=st.sampled_from(WORKERS))
     def worker_is_killed(self, worker: str) -> None:
-        self.playing[worker] = {}
+        self.running[worker] = {}
 
     @rule()
     def every_lease_runs_out(self) -> None:

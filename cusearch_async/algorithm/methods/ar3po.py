@@ -18,7 +18,7 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 
-from cusearch_async.algorithm.methods.base import Candidates, Method, Selection
+from cusearch_async.algorithm.methods.base import Candidates, PlansRollouts, Selection
 
 WINDOW = 4
 """Visits to a question that its pass rate is taken over."""
@@ -61,11 +61,11 @@ class Ar3poMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Question id -> its last visits."""
 
 
-class Ar3po(Method[Ar3poMemory]):
+class Ar3po(PlansRollouts[Ar3poMemory]):
     """AR3PO: train on everything, remember how each question fared, and spend the next budget by it."""
 
     Memory = Ar3poMemory
-    trains_on_all = True
+    uses_whole_pool = True
 
     def select(self, pool: Candidates, memory: Ar3poMemory, rng: np.random.Generator) -> Selection[Ar3poMemory]:
         visits = dict(memory.visits)

@@ -95,23 +95,14 @@ class Method(Generic[M]):
 
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     Memory: ClassVar[type[Any]] = NoMemory
-    """A msgspec Struct or dataclass; all fields have defaults, which are what is remembered before step 0."""
-    visible: ClassVar[tuple[str, ...]] = ()
-    """Number fields of Memory that stand in Redis' `state`, to be looked at."""
-    trains_on_all: ClassVar[bool] = False
+    """A msgspec Struct or dataclass; all fields have defaults, which are its values before step 0. Those that are
+    numbers are shown in Redis' `state`."""
+    uses_whole_pool: ClassVar[bool] = False
     """Whether it trains on groups as they are: then `method.budget` chooses nothing."""
 
     def __init__(self, settings: Any, budget: int) -> None:
         self.settings = settings
         self.budget = budget
-
-    def questions(self, questions: int, rollouts: int) -> int:
-        """Groups to generate per step, for N and G."""
-        return questions
-
-    def largest_group(self, rollouts: int) -> int:
-        """Most rollouts that a question can get, for G."""
-        return rollouts
 
     def select(self, pool: Candidates, memory: M, rng: np.random.Generator) -> Selection[M]:
         """Which of the pool to train on, and what to remember."""
@@ -126,26 +117,34 @@ class Method(Generic[M]):
             pool.rewards[selected], pool.tickets[selected], pool.rewards, pool.tickets, singleton, divide_by_std
         )
 
-    def group_sizes(self, memory: M, questions: Sequence[str], rollouts: int) -> list[int] | None:
-        """Rollouts of each question (id) of a coming pool, by what is remembered; None for G each."""
-        return None
-
     def encode(self, memory: M) -> str:
         """The memory as text, for the checkpoint and for Redis."""
         return msgspec.json.encode(memory).decode()
 
-    def decode(self, text: str) -> M:
-        """What `encode` made text of; what is remembered before step 0 for an empty one.
+    def decode(self, text: str, s_max: int) -> M:
+        """The memory that `encode` wrote; the one before step 0 for an empty text.
 
-        Raises: ValueError for the memory of another method."""
+        Raises: ValueError for the memory of another method; ConfigError for one that episode.s_max does not fit."""
         memory: M = msgspec.json.decode(text, type=self.Memory) if text else self.Memory()
         return memory
 
-    def refusal(self, memory: M, s_max: int) -> str | None:
-        """Why episode.s_max = `s_max` does not fit what a checkpoint remembers, and what would ("has reached ...; set
-        it to ..."); None if it fits."""
-        return None
-
     def fields(self, memory: M) -> dict[str, float]:
-        """What is to be seen of the memory."""
-        return {name: getattr(memory, name) for name in self.visible}
+        """The numbers among the memory's fields."""
+        found = {name: getattr(memory, name) for name in self.Memory.__annotations__}
+        return {name: value for name, value in found.items() if type(value) in (int, float)}
+
+
+class PlansRollouts(Method[M]):
+    """A method that decides how many rollouts are generated; without it they are N groups of G."""
+
+    def questions(self, questions: int, rollouts: int) -> int:
+        """Groups to generate per step, for N and G."""
+        return questions
+
+    def largest_group(self, rollouts: int) -> int:
+        """Most rollouts that a question can get, for G."""
+        return rollouts
+
+    def group_sizes(self, memory: M, questions: Sequence[str], rollouts: int) -> list[int] | None:
+        """Rollouts of each question (id) of a coming pool, by the memory; None for G each."""
+        return None

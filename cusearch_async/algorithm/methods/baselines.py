@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cusearch_async.algorithm.advantages import EQUAL
-from cusearch_async.algorithm.methods.base import Candidates, Method, NoMemory, Selection
+from cusearch_async.algorithm.methods.base import Candidates, Method, NoMemory, PlansRollouts, Selection
 
 
 class Random(Method[NoMemory]):
@@ -28,13 +28,13 @@ class TopKReward(Method[NoMemory]):
 class GrpoFull(Method[NoMemory]):
     """GRPO on all N G trajectories."""
 
-    trains_on_all = True
+    uses_whole_pool = True
 
     def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
         return Selection(indices=np.arange(len(pool.depths)), memory=memory)
 
 
-class GrpoHalf(GrpoFull):
+class GrpoHalf(GrpoFull, PlansRollouts[NoMemory]):
     """GRPO on K trajectories: only what will be trained on is generated, K / G groups."""
 
     def questions(self, questions: int, rollouts: int) -> int:
@@ -44,7 +44,7 @@ class GrpoHalf(GrpoFull):
 class Dapo(Method[NoMemory]):
     """Groups whose rewards are not all equal (DAPO's dynamic sampling, without refill)."""
 
-    trains_on_all = True
+    uses_whole_pool = True
 
     def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
         _, first, group = np.unique(pool.tickets, return_index=True, return_inverse=True)

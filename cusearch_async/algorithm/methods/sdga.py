@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from cusearch_async.algorithm.methods.base import Candidates, Method, MethodSettings, NoMemory, Selection
+from cusearch_async.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,6 @@ class SdgaPhase(Method[SdgaMemory]):
 
     Settings = SdgaSettings
     Memory = SdgaMemory
-    visible = ("phase",)
 
     def select(self, pool: Candidates, memory: SdgaMemory, rng: np.random.Generator) -> Selection[SdgaMemory]:
         reserve, budget = self.settings.phase_reserve, self.budget
@@ -175,9 +175,12 @@ class SdgaPhase(Method[SdgaMemory]):
             warnings=(warning,) if trapped else (),
         )
 
-    def refusal(self, memory: SdgaMemory, s_max: int) -> str | None:
-        needed = memory.phase + 1
-        return f"has reached phase {memory.phase}; set it to {needed} or more" if s_max < needed else None
+    def decode(self, text: str, s_max: int) -> SdgaMemory:
+        memory = super().decode(text, s_max)
+        if memory.phase >= s_max:
+            reached = f"the run has reached phase {memory.phase}; set it to {memory.phase + 1} or more"
+            raise ConfigError(f"episode.s_max = {s_max}, but {reached}")
+        return memory
 
 
 class SdgaAuto(Method[NoMemory]):

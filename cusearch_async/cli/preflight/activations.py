@@ -36,10 +36,10 @@ class Passes:
 
 @functools.cache
 def passes(
-    shape: ModelShape, dtype: str, tokens: int, checkpointing: bool, logits_at_once: int, bonus: bool = False
+    shape: ModelShape, dtype: str, tokens: int, checkpointing: bool, logits_chunk_tokens: int, bonus: bool = False
 ) -> Passes:
     """Of `tokens` in a forward pass, all of which may be sampled. `bonus`: the entropy has a gradient."""
-    settings = (dtype, tokens, checkpointing, logits_at_once, bonus)
+    settings = (dtype, tokens, checkpointing, logits_chunk_tokens, bonus)
     few, more = (_cut(shape.config, layers) for layers in (FEW, FEW + 1))
     if shape.layers <= FEW + 1 or not _are_alike(shape.config):
         return _count(shape.config, *settings)
@@ -78,11 +78,11 @@ def _cut(config: Any, layers: int) -> Any:
     return cut
 
 
-def _count(config: Any, dtype: str, tokens: int, checkpointing: bool, logits_at_once: int, bonus: bool) -> Passes:
+def _count(config: Any, dtype: str, tokens: int, checkpointing: bool, logits_chunk_tokens: int, bonus: bool) -> Passes:
     model = on_meta(_with_fixed_rope(config), dtype=getattr(torch, dtype), attn_implementation=COUNTED).eval()
     if checkpointing:
         recompute_layers(model)
-    module = SampledLogprobs(model, logits_at_once, bonus)
+    module = SampledLogprobs(model, logits_chunk_tokens, bonus)
     for parameter in module.parameters():
         parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
     token_ids = torch.zeros(ROWS, -(-tokens // ROWS), dtype=torch.long, device="meta")

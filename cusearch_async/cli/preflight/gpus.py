@@ -69,7 +69,7 @@ def named_gpus(config: Config) -> Finding:
         text = f"{_listed(twice)} more than once in {both}; give each process its own GPU"
         return Finding("error", "GPUs", text)
     share = config.rollout.vllm.gpu_memory_utilization
-    if shared and not config.run.take_turns and share is None:
+    if shared and not config.run.colocate and share is None:
         text = (
             f"{_listed(shared)} twice in {both}; set rollout.vllm.gpu_memory_utilization to the share of "
             "the GPU that the engine may take, or give each process its own GPU"
@@ -87,7 +87,7 @@ def named_gpus(config: Config) -> Finding:
     owners = {"learner": learner, "rollout": rollout} | ({"evaluator": evaluator} if config.eval.every else {})
     text = ", ".join(f"{name} {list(gpus) or 'some of those that the others leave'}" for name, gpus in owners.items())
     if shared:
-        how = "in turn" if config.run.take_turns else f"shared, {share:.0%} for the engine"
+        how = "in turn" if config.run.colocate else f"shared, {share:.0%} for the engine"
         text += f"; {_listed(shared)} {how}"
     return Finding("ok", "GPUs", text)
 

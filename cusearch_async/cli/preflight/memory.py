@@ -62,7 +62,7 @@ def _memory(config: Config, shape: ModelShape, stage: int | None = None) -> Lear
 
 def learner_room(config: Config, gpu_bytes: int) -> int:
     """What an engine on the same GPU leaves to the learner."""
-    if config.run.take_turns:
+    if config.run.colocate:
         return gpu_bytes - ASLEEP
     share = config.rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
     return gpu_bytes - int(share * gpu_bytes) if shared_gpus(config) else gpu_bytes
@@ -76,8 +76,8 @@ def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding
         f"ZeRO-{stage} on {_ranks(config.learner.ranks)} needs {memory.peak / GIB:.1f} of {room / GIB:.4g} GiB per "
         f"GPU, {memory.held / GIB:.1f} GiB of it permanently"
     )
-    if config.run.take_turns:
-        text += f"; a sleeping engine is assumed to keep {ASLEEP / GIB:.1f} GiB (run.take_turns)"
+    if config.run.colocate:
+        text += f"; a sleeping engine is assumed to keep {ASLEEP / GIB:.1f} GiB (run.colocate)"
     elif room < gpu_bytes:
         text += f"; an engine has the other {(gpu_bytes - room) / GIB:.1f} GiB (rollout.vllm.gpu_memory_utilization)"
     if memory.peak <= TIGHT * room:
@@ -129,7 +129,7 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     room = sizing.kv_room(shape, dtype, gpu_bytes, share, split)
     if rollout.vllm.kv_cache_memory_bytes is not None:
         room = rollout.vllm.kv_cache_memory_bytes
-        is_shared = bool(shared_gpus(config)) and not config.run.take_turns
+        is_shared = bool(shared_gpus(config)) and not config.run.colocate
         whole, beside = (int(share * gpu_bytes), sizing.ENGINE_ALLOWANCE) if is_shared else (gpu_bytes, 0)
         if weights + room + beside > whole:  # vLLM takes what it is told, whatever its share is
             more = f", and {beside / GIB:g} GiB beside," if beside else ""
@@ -141,7 +141,7 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
             return Finding("error" if weights + room > whole else "warning", "KV cache", text)
     per_token = sizing.kv_bytes_per_token(shape, dtype, split)
     fitting = max(0, room) // (per_token * longest)
-    at_once = min(rollout.max_sequences, rollout.max_episodes)
+    at_once = min(rollout.max_num_seqs, rollout.max_episodes)
     text = (
         f"{max(0, room) / GIB:.1f} GiB beside {weights / GIB:.1f} GiB of weights hold {fitting} episodes of {longest} "
         f"tokens ({per_token} bytes per token); {at_once} are decoded at once"
@@ -149,7 +149,7 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     if not fitting:
         return Finding("error", "KV cache", f"{text}; vLLM does not start without room for one")
     if fitting < MEAN_LENGTH * at_once:
-        return Finding("warning", "KV cache", f"{text}; vLLM will evict and recompute: lower rollout.max_sequences")
+        return Finding("warning", "KV cache", f"{text}; vLLM will evict and recompute: lower rollout.max_num_seqs")
     return Finding("ok", "KV cache", text)
 
 
@@ -226,7 +226,7 @@ def step_time(config: Config, shape: ModelShape) -> Iterator[Finding]:
     if config.model.dtype != "bfloat16":
         return
     trained = config.questions_per_step * config.pool.rollouts
-    trained = trained if config.method.make().trains_on_all else config.method.budget
+    trained = trained if config.method.make().uses_whole_pool else config.method.budget
     mean = MEAN_LENGTH * config.episode.max_tokens
     flops = sizing.step_flops(shape, config, mean, trained)
     seconds = flops / (config.learner.ranks * PEAK_SHARE * PEAK_FLOPS)

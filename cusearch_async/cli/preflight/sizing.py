@@ -117,7 +117,7 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
     reference = weights if config.loss.kl_coef > 0 and not lora.rank else 0
     waits = learner.reference == "cpu" and reference > 0
     of = passes(
-        shape, dtype, tokens, learner.gradient_checkpointing, learner.logits_at_once, config.loss.entropy_coef > 0
+        shape, dtype, tokens, learner.gradient_checkpointing, learner.logits_chunk_tokens, config.loss.entropy_coef > 0
     )
     return LearnerMemory(
         weights=beside + (0 if rests_on_host else weights),
@@ -163,7 +163,7 @@ def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
     share = -(-shape.parameters // config.learner.ranks) + shape.largest_layer
     elements = ranks * (share if stage == 3 else shape.parameters)
     held = ranks * memory.host
-    if config.run.take_turns:
+    if config.run.colocate:
         held += ranks * memory.held + config.rollout.workers * shape.parameters * DTYPE_BYTES[dtype]
     collected = version_bytes(shape, dtype) if stage == 3 else 0  # a version is published at the same time
     return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, dtype) + collected

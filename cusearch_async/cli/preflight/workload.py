@@ -103,7 +103,7 @@ def batch(config: Config) -> Iterator[Finding]:
     """How many of the generated trajectories are trained on, in how many updates, and how many are singletons."""
     settings, minibatch = config.method, config.loss.minibatch
     generated = _generated(config)
-    takes_all = settings.make().trains_on_all
+    takes_all = settings.make().uses_whole_pool
     trained = generated if takes_all else settings.budget
     text = (
         f"{settings.name} trains on {'up to ' if takes_all else 'K = '}{trained} of {generated} trajectories per step "

@@ -102,7 +102,7 @@ if not is_counted then  -- the ledger has disappeared: count what is kept
   count('quarantined', redis.call('HLEN', key('quarantine')))
 end
 local to_requeue = {}
-local function play_again(ticket)
+local function generate_again(ticket)
   redis.call('HDEL', key('attempts'), ticket)
   to_requeue[ticket] = true
 end
@@ -133,7 +133,7 @@ for s, pool in pairs(pools) do
     redis.call('UNLINK', pool_key(s), pool_info_key(s))
     for _, ticket in ipairs(pool.tickets) do
       somewhere[ticket] = true
-      play_again(ticket)
+      generate_again(ticket)
     end
   else
     for _, ticket in ipairs(pool.tickets) do somewhere[ticket] = true end
@@ -171,7 +171,7 @@ if another_contract then
 end
 for ticket in pairs(somewhere) do
   local has_nothing = tonumber(redis.call('HGET', key('incomplete'), ticket)) == group_size(ticket)
-  if another_contract or (has_nothing and redis.call('ZSCORE', key('ready'), ticket)) then play_again(ticket) end
+  if another_contract or (has_nothing and redis.call('ZSCORE', key('ready'), ticket)) then generate_again(ticket) end
 end
 
 save_method_state(method)

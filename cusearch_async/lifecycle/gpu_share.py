@@ -61,7 +61,7 @@ class GpuLock:
             return False
         return True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
@@ -69,14 +69,14 @@ def gpu_lock(config: Config, role: Literal["learner", "engine"]) -> GpuLock | No
     """The lock of a run whose processes take turns; None where each has GPUs, or a share of them, for itself.
 
     Raises: ConfigError when the run's folder is another's, or cannot be written."""
-    if not config.run.take_turns:
+    if not config.run.colocate:
         return None
     run_folder.mark(config.folder, config.run.name)
     return GpuLock(config.folder, role, config.run.stall_s)
 
 
-class Turns:
-    """Has the GPUs, and is awake on them, while anybody is inside `awake`. Without a lock it always is."""
+class GpuShare:
+    """Has the GPUs, and is awake on them, while anybody is inside `active`. Without a lock it always is."""
 
     def __init__(
         self, lock: GpuLock | None, wake_up: Callable[[], Awaitable[None]], sleep: Callable[[], Awaitable[None]]
@@ -92,7 +92,7 @@ class Turns:
             self._changing(lock)
 
     @asynccontextmanager
-    async def awake(self) -> AsyncIterator[None]:
+    async def active(self) -> AsyncIterator[None]:
         """Waits for the GPUs. Raises: Stalled; what waking up or falling asleep has failed with."""
         if self._lock is None:
             yield
@@ -128,4 +128,4 @@ class Turns:
             else:
                 self._is_awake = False
                 await self._sleep()
-                lock.give_back()
+                lock.release()

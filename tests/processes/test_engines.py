@@ -93,11 +93,11 @@ def test_an_engine_for_which_no_player_can_be_made_is_closed(scene, monkeypatch)
     def refuse(*arguments):
         raise ConfigError("the frames do not fit")
 
-    monkeypatch.setattr(scene.playing, "Player", refuse)
+    monkeypatch.setattr(scene.engines, "EpisodeRunner", refuse)
     location = scene.config.model.location
     with (
         pytest.raises(ConfigError, match="the frames do not fit"),
-        scene.playing.open_player(scene.config, location, load_tokenizer(location), scene),
+        scene.engines.open_runner(scene.config, location, load_tokenizer(location), scene),
     ):
         pass
     assert scene.events == [STARTED, CLOSED]

@@ -19,11 +19,11 @@ from cusearch_async.errors import ConfigError, ContractMismatch, Fenced, NonFini
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import read_starts, record_start
 from cusearch_async.run.identity import DATA, NOBODY, Identity
-from cusearch_async.training import leading
+from cusearch_async.training import takeover
 from cusearch_async.training.checkpoint import checkpoints_of
-from cusearch_async.training.leading import explain, lead, take_over
-from cusearch_async.training.publishing import state_at
-from cusearch_async.training.selecting import initial_method_state
+from cusearch_async.training.publisher import state_at
+from cusearch_async.training.selector import initial_method_state
+from cusearch_async.training.takeover import explain, lead, take_over
 from cusearch_async.transport.interface import LearnerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
@@ -245,7 +245,7 @@ def test_a_learner_that_was_replaced_says_by_whom(scene):
 
 
 async def test_a_successor_that_does_not_say_who_it_is_is_not_named(scene, monkeypatch):
-    monkeypatch.setattr(leading, "BEAT_S", 0.1)
+    monkeypatch.setattr(takeover, "BEAT_S", 0.1)
     s = scene()
     await s.buffer.recover(0)
     await s.buffer.learner_heartbeat(LearnerStatus(epoch=1, host="here", pid=1, step=0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cusearch_async.rollout.freshness import Loaded, digests_of, stale_tensors
+from cusearch_async.rollout.staleness_check import Loaded, digests_of, stale_tensors
 from cusearch_async.weights.tensor_file import TensorRecord
 
 EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"

@@ -12,13 +12,13 @@ from contextlib import suppress
 import pytest
 
 from cusearch_async.errors import EngineDied, Stalled
-from cusearch_async.lifecycle.turns import GpuLock, Turns
+from cusearch_async.lifecycle.gpu_share import GpuLock, GpuShare
 from tests.conftest import SLOW
 
 HOLD = """
 import asyncio, sys, time
 from pathlib import Path
-from cusearch_async.lifecycle.turns import GpuLock
+from cusearch_async.lifecycle.gpu_share import GpuLock
 lock = GpuLock(Path(sys.argv[1]), sys.argv[2], 60)
 asyncio.run(lock.take())
 print("taken", flush=True)
@@ -42,7 +42,7 @@ class Sleeper:
     async def start(self):
         await self.lock.take()
         self.on_gpus.add(self.name)
-        self.turns = Turns(self.lock, self._wake_up, self._sleep)
+        self.turns = GpuShare(self.lock, self._wake_up, self._sleep)
         return self
 
     async def _wake_up(self):
@@ -74,10 +74,10 @@ async def test_the_learner_excludes_engines_and_engines_do_not_exclude_each_othe
     await two.take()
     with pytest.raises(Stalled, match=r"the engines have not given back the GPUs for 0.05 s \(run.stall_s\)"):
         await learner.take()
-    one.give_back()
+    one.release()
     with pytest.raises(Stalled, match=str(tmp_path / "gpus.lock")):
         await learner.take()
-    two.give_back()
+    two.release()
     await learner.take()
     with pytest.raises(Stalled, match="the learner has not given back the GPUs"):
         await one.take()
@@ -103,9 +103,9 @@ async def test_it_sleeps_when_it_is_not_needed_and_wakes_up_for_the_first(tmp_pa
     engine = await Sleeper("engine", "engine", tmp_path, on_gpus).start()
     await settle()
     assert engine.calls == ["sleep"]
-    async with engine.turns.awake():
+    async with engine.turns.active():
         assert on_gpus == {"engine"}
-        async with engine.turns.awake():
+        async with engine.turns.active():
             pass
         await settle()
         assert on_gpus == {"engine"}, "the other one still needs it"
@@ -118,8 +118,8 @@ async def test_without_a_lock_it_never_sleeps(tmp_path):
     async def never():
         raise AssertionError
 
-    turns = Turns(None, never, never)
-    async with turns.awake():
+    turns = GpuShare(None, never, never)
+    async with turns.active():
         await settle()
     await settle()
 
@@ -127,17 +127,17 @@ async def test_without_a_lock_it_never_sleeps(tmp_path):
 async def test_who_is_cancelled_while_it_waits_leaves_the_others_their_turn(tmp_path, on_gpus):
     learner = await Sleeper("learner", "learner", tmp_path, on_gpus).start()
     engine = Sleeper("engine", "engine", tmp_path, on_gpus)
-    async with learner.turns.awake():
+    async with learner.turns.active():
         starting = asyncio.create_task(engine.start())
     await starting
     await settle()
 
-    async def play():
-        async with engine.turns.awake():
+    async def generate():
+        async with engine.turns.active():
             assert on_gpus == {"engine"}
 
-    async with learner.turns.awake():
-        first, second = asyncio.create_task(play()), asyncio.create_task(play())
+    async with learner.turns.active():
+        first, second = asyncio.create_task(generate()), asyncio.create_task(generate())
         await settle()
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -151,7 +151,7 @@ async def test_a_failure_to_wake_up_is_everybodys(tmp_path, on_gpus):
     engine.fails_at = "wake up"
     for _ in range(2):
         with pytest.raises(EngineDied, match="no memory"):
-            async with engine.turns.awake():
+            async with engine.turns.active():
                 raise AssertionError
     assert engine.calls == ["sleep", "wake up"], "it is not tried again"
 
@@ -168,7 +168,7 @@ async def test_learner_and_engines_are_never_on_the_gpus_together(tmp_path, on_g
     used = []
 
     async def use(who, pauses):
-        async with who.turns.awake():
+        async with who.turns.active():
             for _ in range(pauses):
                 assert who.name in on_gpus
                 assert on_gpus == {"learner"} or "learner" not in on_gpus

@@ -13,9 +13,9 @@ from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced, WriteFailed, first_line
 from cusearch_async.learner.interface import Learner, is_sealed
+from cusearch_async.lifecycle.gpu_share import GpuLock
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import stop_on_signals
-from cusearch_async.lifecycle.turns import GpuLock
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import (
     changes_since_last_start,
@@ -29,8 +29,8 @@ from cusearch_async.training.checkpoint import Checkpoint, Checkpoints, Checkpoi
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
 from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
-from cusearch_async.training.publishing import state_at
-from cusearch_async.training.selecting import initial_method_state
+from cusearch_async.training.publisher import state_at
+from cusearch_async.training.selector import initial_method_state
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.transports import transport_of

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.algorithm.advantages import Advantages
-from cusearch_async.algorithm.methods import Candidates, Method, Selection
+from cusearch_async.algorithm.methods import Candidates, Method, PlansRollouts, Selection
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, MethodFailed
@@ -49,7 +49,7 @@ class Selector:
     def __init__(self, config: Config, questions: RunQuestions, start: MethodState) -> None:
         self._config = config
         self._method = config.method.make()
-        self._memory = self._method.decode(start.memory)
+        self._memory = self._method.decode(start.memory, config.episode.s_max)
         self._sizes = start.sizes
         self.question_of = questions.id_of
 
@@ -115,6 +115,8 @@ def plan_groups(
 ) -> dict[int, int]:
     """Rollouts of the tickets that the version after `step` opens, step + 1 + max_staleness pools from the start;
     none where the method leaves them at G."""
+    if not isinstance(method, PlansRollouts):
+        return {}
     count = config.questions_per_step
     block = step + 1 + config.pool.max_staleness
     opened = range(block * count, (block + 1) * count)
@@ -131,6 +133,6 @@ def initial_method_state(config: Config) -> MethodState:
     """What the method remembers when a run begins. Raises: ConfigError for a method that shows what it must not."""
     method = config.method.make()
     try:
-        return method_state(method, method.decode(""), {})
+        return method_state(method, method.decode("", config.episode.s_max), {})
     except ValueError as error:
         raise ConfigError(f"method.name {config.method.name}: {error}") from error

@@ -41,7 +41,7 @@ class Publisher(Background):
         is finished first. Raises: what that one failed with."""
         await self.finish()
         began = time.monotonic()
-        async with self._learner.awake():
+        async with self._learner.active():
             lent = await self._learner.lend()
             self.start(self._publish(version, lent, self._learner.canary(), began))  # the next update comes behind both
 
@@ -59,7 +59,7 @@ class Publisher(Background):
             await self.publish(version)
 
     async def _publish(self, version: int, lent: Lent, canary: asyncio.Future[Canary], began: float) -> None:
-        async with self._learner.awake():
+        async with self._learner.active():
             try:
                 computed = await canary
             except BaseException:
@@ -96,7 +96,7 @@ class Saver(Background):
         await self.finish()
         if step != self._saved:
             folder = self._checkpoints.begin_write(step)
-            async with self._learner.awake():
+            async with self._learner.active():
                 write = await self._learner.capture(folder)
             self.start(self._save(state_at(step, method, self._config), write))
 

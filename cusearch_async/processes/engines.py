@@ -1,4 +1,4 @@
-"""Opens the engine and the player of episodes, for rollout workers, the evaluator and `cusearch eval`."""
+"""Opens the engine and the runner of episodes, for rollout workers, the evaluator and `cusearch eval`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from cusearch_async.config import Config
 from cusearch_async.environments import NoSearch, Search
+from cusearch_async.lifecycle.gpu_share import GpuLock, gpu_lock
 from cusearch_async.lifecycle.signals import ending_at_once, unless_stopped
-from cusearch_async.lifecycle.turns import GpuLock, gpu_lock
 from cusearch_async.models import check_model
 from cusearch_async.retrieval.client import SearchClient
-from cusearch_async.rollout.episode import Player
+from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.prompting import check_template
 from cusearch_async.run.identity import Identity
 
@@ -58,10 +58,10 @@ async def take_gpus(config: Config, stop: asyncio.Event) -> GpuLock | None:
 
 
 @contextmanager
-def open_player(
+def open_runner(
     config: Config, model: str, tokenizer: Any, search: Search, lock: GpuLock | None = None
-) -> Iterator[tuple[Engine, Player]]:
-    """An engine that has loaded `model`, and a player that uses it in the config's environments. `lock` is taken, if
+) -> Iterator[tuple[Engine, EpisodeRunner]]:
+    """An engine that has loaded `model`, and a runner that uses it in the config's environments. `lock` is taken, if
     the engine takes turns. Raises: EngineDied."""
     # vLLM takes seconds to import; a process that may not join, or waits for a service, says so before that.
     with ending_at_once("vLLM was being loaded"):
@@ -72,7 +72,7 @@ def open_player(
         environments = config.environments(search)
         yield (
             engine,
-            Player(engine, environments, tokenizer, config.episode, config.run.seed, config.model.chat_template),
+            EpisodeRunner(engine, environments, tokenizer, config.episode, config.run.seed, config.model.chat_template),
         )
     finally:
         engine.close()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from cusearch_async.config import STARTER, load_config
-from cusearch_async.lifecycle.turns import GpuLock
+from cusearch_async.lifecycle.gpu_share import GpuLock
 from cusearch_async.run import folder as run_folder
 from tests.conftest import wait_until
 from tests.system.conftest import Run, finish
@@ -51,7 +51,7 @@ async def test_an_engine_sleeps_until_it_is_needed_and_the_gpus_are_free(tmp_pat
     from cusearch_async.rollout.engine import Engine
 
     path = Path(__file__).parents[2] / "configs" / "atlas.toml"
-    config = load_config(path, ["--rollout.max_sequences", "4", "--run.folder", str(tmp_path)])
+    config = load_config(path, ["--rollout.max_num_seqs", "4", "--run.folder", str(tmp_path)])
     tokenizer = AutoTokenizer.from_pretrained(STARTER)
     prompt = tokenizer("Which river", add_special_tokens=False)["input_ids"]
     lock, learner = GpuLock(tmp_path, "engine", 60), GpuLock(tmp_path, "learner", 60)
@@ -60,19 +60,19 @@ async def test_an_engine_sleeps_until_it_is_needed_and_the_gpus_are_free(tmp_pat
         engine = Engine.start(str(STARTER), tokenizer, config, lock)
     try:
 
-        async def play():
-            async with engine.awake():
+        async def generate():
+            async with engine.active():
                 return await engine.generate(prompt, 8, 1.0, 5, ["</answer>"])
 
-        first = await play()
+        first = await generate()
         await learner.take()
         assert await engine._llm.is_sleeping()
-        playing = asyncio.create_task(play())
+        playing = asyncio.create_task(generate())
         for _ in range(20):
             await asyncio.sleep(0)
         assert await engine._llm.is_sleeping(), "the learner has the GPUs"
         assert not playing.done()
-        learner.give_back()
+        learner.release()
         again = await playing
         assert (again.token_ids, again.logprobs.tolist()) == (first.token_ids, first.logprobs.tolist())
         await learner.take()
@@ -86,7 +86,7 @@ def test_a_run_takes_turns_from_its_start_to_its_end(run: Run):
     run_folder.mark(run.folder, "atlas")
     learner = GpuLock(run.folder, "learner", 60)
     asyncio.run(learner.take())
-    settings = {"run__take_turns": "true", "learner__reference": "cpu", "pool__max_staleness": 1, "eval__every": 3}
+    settings = {"run__colocate": "true", "learner__reference": "cpu", "pool__max_staleness": 1, "eval__every": 3}
     launched = run.cusearch("launch", run__steps=3, **settings)
     for process, others in (("rollout-0", "the learner"), ("learner", "the engines")):
         waits = f"waiting for {others} to give back the GPUs: 5 s"
@@ -94,7 +94,7 @@ def test_a_run_takes_turns_from_its_start_to_its_end(run: Run):
         assert launched.poll() is None, finish(launched)
     assert "waiting for vLLM" not in run.log("rollout-0")
     assert "to be loaded" not in run.log("learner")
-    learner.give_back()
+    learner.release()
     status, output = finish(launched)
     assert status == 0, output
     assert [row["step"] for row in run.metrics()] == [0, 1, 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cusearch_async.errors import WeightsUnavailable
-from cusearch_async.rollout import loading
+from cusearch_async.rollout import weight_loader
 
 
 class Engine:
@@ -19,9 +19,9 @@ class Engine:
 
 async def test_failures_are_counted_for_each_version_and_forgotten_after_a_success(monkeypatch):
     counts = []
-    monkeypatch.setattr(loading, "doubling_pause_s", lambda failures, *_: counts.append(failures) or 0.0)
+    monkeypatch.setattr(weight_loader, "doubling_pause_s", lambda failures, *_: counts.append(failures) or 0.0)
     engine = Engine("a", "b")
-    loader = loading.PatientLoader(engine, None, 1e9)
+    loader = weight_loader.PatientLoader(engine, None, 1e9)
     for name, is_loaded in (("a", False), ("a", False), ("b", False), ("c", True)):
         assert await loader.load(name, check=False, idle=False) is is_loaded
         assert loader.is_failing is not is_loaded
