@@ -41,7 +41,7 @@ class RunConfig(Section):
     Otherwise each needs its own GPUs, or a share of them (rollout.vllm.gpu_memory_utilization)."""
     gpu_gib: Free[float | None] = Field(None, gt=0, allow_inf_nan=False)
     """Memory of one GPU in GiB, for `cusearch check` on a machine without GPUs; None: 80."""
-    max_records_mib: Free[int] = Field(512, ge=0)
+    records_mib: Free[int] = Field(512, ge=0)
     """Maximum size of the step records for `cusearch replay` and `trace`; the oldest are deleted. 0: none."""
     wait_s: Free[float] = Field(60.0, gt=0)
     """How long a process waits for Redis and the retriever at its start."""
@@ -104,7 +104,7 @@ class JudgeConfig(Section):
     """OpenAI-compatible server, like http://127.0.0.1:8001/v1, its key in CUSEARCH_JUDGE_KEY; None: no judge."""
     model: Free[str] = ""
     """Model name in the request; a server with one model ignores it."""
-    concurrency: Free[int] = Field(8, ge=1)
+    at_once: Free[int] = Field(8, ge=1)
     """Concurrent requests for verdicts."""
     timeout_s: Free[float] = Field(60.0, gt=0)
     """Longest wait for a verdict, which is then requested again, three times."""
@@ -135,7 +135,7 @@ class EvalConfig(Section):
     in_order: Free[bool] = False
     """Score every version that is a multiple of `every`, however late; the learner keeps their weights. Otherwise a
     slow evaluator takes the newest version and skips some."""
-    concurrency: Free[int] = Field(16, ge=1)
+    at_once: Free[int] = Field(16, ge=1)
     """Concurrent episodes of the evaluator, which shares the run's retriever."""
     cores: Free[Numbers] = ()
     """CPU cores of the evaluator; empty: all."""

@@ -53,7 +53,7 @@ async def try_judge(settings: JudgeConfig) -> None:
 
 async def judge(settings: JudgeConfig, episodes: Sequence[Trajectory]) -> Verdicts:
     """Ask for a verdict on each episode. Raises: JudgeFailed when the server fails, or no verdict can be read."""
-    room = asyncio.Semaphore(settings.concurrency)
+    room = asyncio.Semaphore(settings.at_once)
     async with _client(settings) as client:
 
         async def one(episode: Trajectory) -> bool | None:

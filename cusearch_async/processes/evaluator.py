@@ -99,7 +99,7 @@ async def _score(
     engine: Engine, runner: EpisodeRunner, questions: Sequence[Question], version: int, config: Config
 ) -> list[Trajectory] | None:
     async with engine.active():
-        return await score_all(runner, questions, version, config.eval.concurrency)
+        return await score_all(runner, questions, version, config.eval.at_once)
 
 
 async def load_due(

@@ -3,7 +3,7 @@
     <run folder>/records/000012-e1.zz   a `Record` of step 12 by epoch 1: msgpack, compressed with zlib
 
 `cusearch replay` recomputes a step from it, `cusearch trace` shows it. Records are written behind the training loop,
-which goes on without one that cannot be written; the oldest are deleted once they take more than run.max_records_mib.
+which goes on without one that cannot be written; the oldest are deleted once they take more than run.records_mib.
 When a learner goes back to step 8, the records of later steps by earlier learners do not count any more.
 """
 
@@ -66,7 +66,7 @@ class Recorder(Background):
     def __init__(self, config: Config, epoch: int) -> None:
         super().__init__()
         self._folder = config.folder / FOLDER
-        self._most_bytes = config.run.max_records_mib * MIB
+        self._most_bytes = config.run.records_mib * MIB
         self._epoch = epoch
 
     def write(self, chosen: Chosen) -> None:

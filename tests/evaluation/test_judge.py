@@ -49,7 +49,7 @@ async def judging(*answers):
     app.router.add_post("/v1/chat/completions", service.handle)
     async with TestServer(app) as server:
         url = f"http://127.0.0.1:{server.port}/v1"
-        yield JudgeConfig(url=url, model="a-judge", concurrency=1, timeout_s=5), service
+        yield JudgeConfig(url=url, model="a-judge", at_once=1, timeout_s=5), service
 
 
 async def ask(*answers, episodes=EPISODES):

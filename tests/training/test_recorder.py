@@ -110,7 +110,7 @@ async def test_records_take_no_more_than_is_allowed_and_the_oldest_go(config_of,
     await record_all(config)
     size = max(path.stat().st_size for path in recorded(config.folder).values())
     monkeypatch.setattr(recorder, "MIB", size + 16)  # room for two
-    await record_all(config_of("--run.max_records_mib", "2"), epoch=4)
+    await record_all(config_of("--run.records_mib", "2"), epoch=4)
     assert {path.name for path in (config.folder / "records").iterdir()} == {"000001-e4.zz", "000002-e4.zz"}
 
 
@@ -133,7 +133,7 @@ async def test_a_record_that_another_learner_has_deleted_meanwhile_is_no_error(c
 
 
 async def test_nothing_is_recorded_where_there_is_no_room_for_records(config_of):
-    config = config_of("--run.max_records_mib", "0")
+    config = config_of("--run.records_mib", "0")
     await record_all(config)
     assert recorded(config.folder) == {}
 
@@ -195,7 +195,7 @@ async def test_a_full_disk_costs_records_and_not_the_run(config_of, caplog, monk
 
 async def test_a_folder_that_takes_no_record_is_named(config_of, caplog):
     config = config_of()
-    [chosen] = await record_all(config_of("--run.max_records_mib", "0"), steps=1)
+    [chosen] = await record_all(config_of("--run.records_mib", "0"), steps=1)
     (config.folder / "records").write_text("in the way")
     async with Recorder(config, 5) as own:
         own.write(chosen)
