@@ -258,7 +258,7 @@ MUTANTS = {
     "who does not come back is waited for": (HTTP, "self._needing[client] = time.monotonic()", "pass"),
     "half a group is taken": (GPUS, "if all(_lock(gpu", "if any(_lock(gpu"),
     "the learner's GPUs are the engines'": (GPUS, "() if together else learner\n", "()\n"),
-    "a worker joins a learner without a share": (GPUS, "shared if may_share(config) else ()", "shared"),
+    "a worker joins a learner without a share": (GPUS, "if shared and gpu not in free", "if gpu not in free"),
     "the learner has the GPUs beside the engines": (GPU_SHARE, "fcntl.LOCK_EX if role", "fcntl.LOCK_SH if role"),
     "a requeued ticket wakes nobody": (lua("common"), "  tell()\nend", "end"),
     "announced weights wake nobody": (lua("announce"), "tell()\n", ""),

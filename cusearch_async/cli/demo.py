@@ -19,7 +19,7 @@ from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import read_ledger, refuse_if_alive
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import BufferUnavailable, ConfigError, ProcessDied
-from cusearch_async.lifecycle.ports import free_port
+from cusearch_async.lifecycle.children import free_port
 from cusearch_async.run import folder as run_folder
 from cusearch_async.training.checkpoint import Checkpoint
 from cusearch_async.transport.server import is_listening

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,8 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from cusearch_async.lifecycle.ports import free_port
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +30,7 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start a process that does not outlive this one, not even after kill -9. It gets no signals from the terminal.
 
-    With `log_file` its output is appended to that file; otherwise it goes to the output of this process. It gets the
-    file handles `inherited`."""
+    Its output is appended to `log_file`, or goes to this process's output. It gets the file handles `inherited`."""
     output = log_file.open("ab") if log_file else None
     try:
         return subprocess.Popen(
@@ -59,7 +57,7 @@ def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
 def other_ranks(module: str, count: int) -> Iterator[int]:
     """Run as rank 0 of `count` with the other ranks as children, or as the rank in RANK; yields the rank.
 
-    When another rank fails, this process ends too, because it would wait for that rank in a collective."""
+    When another rank fails, this process ends too: it would wait for that rank in a collective."""
     if "RANK" in os.environ or count == 1:
         yield int(os.environ.get("RANK", "0"))
         return
@@ -78,6 +76,13 @@ def other_ranks(module: str, count: int) -> Iterator[int]:
         ending.set()
         for child in children:
             child.kill()
+
+
+def free_port() -> int:
+    """A free TCP port on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait_for_other_ranks(children: Sequence[subprocess.Popen[bytes]]) -> None:

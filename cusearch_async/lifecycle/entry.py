@@ -21,20 +21,17 @@ from cusearch_async.errors import CusearchError
 from cusearch_async.paths import at_home
 
 _OVERRIDE = re.compile(r"--(steps|\w+\.[\w.-]+)(=|$)")
-INTERRUPTED = 130
-"""Exit status after ctrl-C: 128 + SIGINT, as shells have it."""
+INTERRUPTED, NO_READER = 130, 141
+"""Exit statuses of shells: after ctrl-C (128 + SIGINT), and after `| head` (128 + SIGPIPE)."""
 _SIMILARITY = 0.7
 """Similarity from which a word counts as a misspelling of a choice."""
-NO_READER = 141
-"""Exit status when nobody reads the output any more, as after `| head`: 128 + SIGPIPE."""
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Why a device takes no more."""
 
 
 def own_modules_last() -> None:
-    """Look for modules in the current folder last, where `python -m` has it first: a user's redis.py must not be taken
-    for the package. Call it before any package is imported."""
+    """Look for modules in the current folder last, not first as `python -m` does: a user's redis.py must not hide the
+    package. Call it before any package is imported."""
     try:
         is_here = Path(sys.path[0]).absolute() == Path.cwd()
     except FileNotFoundError:  # somebody has deleted the current folder, so it holds no module
@@ -103,8 +100,7 @@ def _given(overrides: Sequence[str]) -> dict[str, list[str]]:
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(the command's own arguments, overrides). Overrides are `--section.key value`, `--section.key=value`, `--steps
-    n`."""
+    """(the command's own arguments, overrides): `--section.key value`, `--section.key=value`, `--steps n`."""
     own: list[str] = []
     overrides: list[str] = []
     rest = list(arguments)
@@ -123,15 +119,13 @@ def log_to_stderr(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S", force=True)
     for noisy in ("httpx", "httpx2", "openai", "aiohttp.access", "vllm", "transformers", "DeepSpeed", "torch", "faiss"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # The Hub's library warns at each retry; we report the final failure. It sets its level when it is imported, which
-    # may be later.
+    # The Hub's library warns at each retry, and sets its level when it is imported; we report the final failure.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
 @contextmanager
 def quick_to_interrupt() -> Iterator[None]:
-    """While libraries are imported, ctrl-C ends the process at once: an exception would be printed with the traceback
-    of whatever was just imported, or be turned into an error of a library's own."""
+    """While libraries are imported, ctrl-C ends the process at once: a library may turn the exception into another."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # not ignored, as in the background of a script
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
@@ -145,8 +139,7 @@ def quick_to_interrupt() -> Iterator[None]:
 def exit_with_one_line(name: str) -> Iterator[None]:
     """Wraps an entry point: a known error ends the process with one line and status 1.
 
-    Known are the errors in `errors`, system errors that name a file or folder, and an output that takes no more. When
-    nobody reads the output, or after ctrl-C, it says nothing. Anything else is a bug and keeps its traceback."""
+    It prints nothing when nobody reads the output, or after ctrl-C. Any other error keeps its traceback."""
     try:
         try:
             yield
@@ -169,7 +162,7 @@ def exit_with_one_line(name: str) -> Iterator[None]:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether an error came of ctrl-C: libraries turn it into errors of their own while they are imported."""
+    """Whether an error came of ctrl-C: libraries turn it into other errors while they are imported."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -177,9 +170,9 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 def _has_no_reader() -> bool:
     """Whether stdout is a pipe that nobody reads any more."""
-    asked = select.poll()
-    asked.register(1, 0)
-    return any(event & select.POLLERR for _, event in asked.poll(0))
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _give_up_output() -> None:

@@ -1,10 +1,10 @@
-"""Learner and engines that have the same GPUs in turn.
+"""Colocation: learner and engines use the same GPUs in turn.
 
 A file in the run's folder is locked by whoever has the GPUs: the learner alone, or any number of engines together. The
 kernel releases the lock when its process ends for any reason, so a killed process keeps nobody waiting.
 
-Every turn ends: engines have nothing to play any more once the staleness bound is reached or the buffer is full, and
-the learner gives the GPUs back after every step.
+Every turn ends: engines idle once the staleness bound is reached or the buffer is full, and the learner gives the GPUs
+back after every step.
 """
 
 from __future__ import annotations
@@ -34,27 +34,25 @@ class GpuLock:
         self._path = folder / run_folder.GPUS
         self._file = self._path.open("a")
         self._kind = fcntl.LOCK_EX if role == "learner" else fcntl.LOCK_SH
-        self._others = ("the engines", "have") if role == "learner" else ("the learner", "has")
+        self._others = "the engines" if role == "learner" else "the learner"
         self._patience_s = patience_s
 
     async def take(self) -> None:
         """Wait for the others to give the GPUs back. Raises: Stalled when they do not."""
-        if self._is_taken():
+        if self._try_to_take():
             return
-        others, have = self._others
-        with log_waiting(log, f"waiting for {others} to give back the GPUs"):
+        with log_waiting(log, f"waiting for {self._others} to give back the GPUs"):
             try:
                 async with asyncio.timeout(self._patience_s):
-                    while not self._is_taken():
+                    while not self._try_to_take():
                         await asyncio.sleep(POLL_S)
             except TimeoutError:
                 raise Stalled(
-                    f"{others} {have} not given back the GPUs for {self._patience_s:g} s (run.stall_s); whoever "
-                    f"has {self._path} open has them (lsof, fuser)"
+                    f"{self._others} did not give back the GPUs for {self._patience_s:g} s (run.stall_s); whoever has "
+                    f"{self._path} open has them (lsof, fuser)"
                 ) from None
 
-    def _is_taken(self) -> bool:
-        """Whether the lock is ours now."""
+    def _try_to_take(self) -> bool:
         try:
             fcntl.flock(self._file, self._kind | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -66,7 +64,7 @@ class GpuLock:
 
 
 def gpu_lock(config: Config, role: Literal["learner", "engine"]) -> GpuLock | None:
-    """The lock of a run whose processes take turns; None where each has GPUs, or a share of them, for itself.
+    """The lock of a colocated run; None where each process has GPUs, or a share of them, for itself.
 
     Raises: ConfigError when the run's folder is another's, or cannot be written."""
     if not config.run.colocate:
@@ -81,7 +79,7 @@ class GpuShare:
     def __init__(
         self, lock: GpuLock | None, wake_up: Callable[[], Awaitable[None]], sleep: Callable[[], Awaitable[None]]
     ) -> None:
-        """With a lock, which is taken: to be made in an event loop. It falls asleep unless somebody needs it."""
+        """With a lock, which is taken, it must be made in an event loop. It sleeps unless somebody needs it."""
         self._lock = lock
         self._wake_up = wake_up
         self._sleep = sleep
@@ -111,11 +109,11 @@ class GpuShare:
         return self._change is not None and not self._change.done()
 
     def _changing(self, lock: GpuLock) -> asyncio.Task[None]:
-        """The task that wakes up and falls asleep as is needed: a new one, unless one runs or has failed."""
+        """The task that wakes up and falls asleep as needed: a new one, unless one runs or has failed."""
         change = self._change
         if change is None or (change.done() and not change.cancelled() and not change.exception()):
             change = self._change = asyncio.create_task(self._follow_users(lock))
-            # an error that nobody waits for any more, because the process ends for another, is not logged by asyncio
+            # asyncio logs no error that nobody awaits, because the process ends for another reason
             change.add_done_callback(lambda change: change.cancelled() or change.exception())
         return change
 

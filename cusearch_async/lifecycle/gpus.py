@@ -1,9 +1,9 @@
 """Which GPUs of this machine a process takes.
 
-`cusearch launch` starts all processes of a run on one machine, so it divides the machine's GPUs among them and tells
-each its own. A process that is started without it may be the only one on its machine, so nothing is kept for others:
-the learner takes the last GPUs that it sees, an engine the first that nobody has. Who has a GPU is known by file locks,
-which the kernel releases when their process ends for any reason. No two workers of one user have the same GPU."""
+`cusearch launch` divides the machine's GPUs among the processes that it starts. A process that is started without it
+may be the only one on its machine: the learner takes the last GPUs that it sees, an engine the first that nobody has.
+File locks hold who has a GPU; the kernel releases them when their process ends for any reason. No two workers of one
+user have the same GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
@@ -43,26 +43,9 @@ class Division:
     """One group for each of rollout.workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Users:
-    """Who has a GPU, in words; each is empty for nobody."""
-
-    worker: str
-    learner: str
-    evaluator: str
-
-    @property
-    def any(self) -> str:
-        return self.worker or self.learner or self.evaluator
-
-    @property
-    def engine(self) -> str:
-        return self.worker or self.evaluator
-
-
 def list_gpus() -> Gpus:
     """The GPUs that this process may use: those of CUDA_VISIBLE_DEVICES if it is set, else all of the machine. None
-    where no driver is loaded: DeepSpeed's launcher sets the variable there too."""
+    without a driver: DeepSpeed's launcher sets the variable there too."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not has_card():
         return ()
@@ -72,34 +55,36 @@ def list_gpus() -> Gpus:
     return tuple(map(str, range(len(cards))))  # CUDA counts from 0, also in a container that has nvidia3 alone
 
 
-def may_share(config: Config) -> bool:
-    """Whether learner and engines may have the same GPU: in turn, or with a share of it that the config states."""
+def _may_share(config: Config) -> bool:
+    """Whether learner and engines may have the same GPU: colocated, or with a share of it that the config states."""
     return config.run.colocate or config.rollout.vllm.gpu_memory_utilization is not None
-
-
-# --- all processes of a run on one machine ------------------------------------------------------------
 
 
 def divide(config: Config) -> Division:
     """What each process of `cusearch launch` takes of the GPUs that nobody has. What the config names is obeyed; else
-    the learner takes the last ones, the evaluator those before, the workers the first. Where there are too few for
-    that, engines have the learner's too, if they `may_share`.
+    the learner takes the last ones, the evaluator those before, the workers the first. If there are too few, engines
+    have the learner's too, where they may share.
 
     Raises: ConfigError when there are too few."""
-    there, named, workers = list_gpus(), _names(config.rollout.gpus), config.rollout.workers
-    users = _users_now((*there, *named))
-    groups = _groups(config, (gpu for gpu in named if not users[gpu].worker))[:workers]
+    there, named = list_gpus(), _names(config.rollout.gpus)
+    workers, size = config.rollout.workers, config.rollout.vllm.tensor_parallel_size
+    users, of_workers = _users((*there, *named)), _users(named, "worker")
+    groups = _groups(size, (gpu for gpu in named if not of_workers[gpu]))[:workers]
     if named and len(groups) < workers:
-        raise ConfigError(_too_few_named(config, [users[gpu].worker for gpu in named]))
+        raise ConfigError(
+            f"rollout.gpus {list(config.rollout.gpus)} must name at least {workers * size} that are free, to start "
+            f"rollout.workers ({workers}) on this machine with rollout.vllm.tensor_parallel_size ({size}) each"
+            + "".join(f"; {user}" for user in of_workers.values() if user)
+        )
     if not there:
         own = _names(config.learner.gpus), _names(config.eval.gpus)
         return Division(learner=own[0], evaluator=own[1], workers=groups or [()] * workers)
-    free = [gpu for gpu in there if not users[gpu].any]
-    for together in (False, True) if may_share(config) else (False,):
+    free = [gpu for gpu in there if not users[gpu]]
+    for together in (False, True) if _may_share(config) else (False,):
         division = _divide(config, free, groups, together)
         if division is not None:
             return division
-    raise ConfigError(_too_few(config, there, [users[gpu].any for gpu in there]))
+    raise ConfigError(_too_few(config, there, [users[gpu] for gpu in there]))
 
 
 def _divide(config: Config, free: Sequence[str], named: list[Gpus], together: bool) -> Division | None:
@@ -107,16 +92,36 @@ def _divide(config: Config, free: Sequence[str], named: list[Gpus], together: bo
     `together`: engines may have the learner's."""
     learner, evaluator = _names(config.learner.gpus), _names(config.eval.gpus)
     of_workers, ranks = [gpu for group in named for gpu in group], config.learner.ranks_per_node
+    size, workers = config.rollout.vllm.tensor_parallel_size, config.rollout.workers
     if not learner:
         learner = _without(free, () if together else (*of_workers, *evaluator))[-ranks:]
     of_learner = () if together else learner
     if config.eval.every and not evaluator:
-        groups = _groups(config, reversed(_without(free, (*of_learner, *of_workers))))
+        groups = _groups(size, reversed(_without(free, (*of_learner, *of_workers))))
         evaluator = groups[0][::-1] if groups else ()
-    workers = named or _groups(config, _without(free, (*of_learner, *evaluator)))[: config.rollout.workers]
-    if len(learner) < ranks or len(workers) < config.rollout.workers or (config.eval.every and not evaluator):
+    named = named or _groups(size, _without(free, (*of_learner, *evaluator)))[:workers]
+    if len(learner) < ranks or len(named) < workers or (config.eval.every and not evaluator):
         return None
-    return Division(learner=learner, evaluator=evaluator, workers=workers)
+    return Division(learner=learner, evaluator=evaluator, workers=named)
+
+
+def _too_few(config: Config, there: Gpus, users: Sequence[str]) -> str:
+    workers, evaluates = config.rollout.workers, config.eval.every > 0
+    if _may_share(config):
+        fewer = ["lower rollout.workers"] if workers > 1 else []
+        fewer += ["set eval.every to 0 and score checkpoints with cusearch eval"] if evaluates else []
+        advice = ", ".join(fewer) or "lower learner.ranks"
+    else:
+        advice = (
+            "set rollout.vllm.gpu_memory_utilization, the share of a GPU that an engine may take, and it can have the "
+            "learner's"
+        )
+    return (
+        f"this machine has {len(there)} GPUs ({', '.join(there)}), too few for {config.learner.ranks_per_node} of the "
+        f"learner and {config.rollout.vllm.tensor_parallel_size} for each engine ({workers} for rollout.workers"
+        f"{', 1 for the evaluator' if evaluates else ''}); {''.join(f'{user}; ' for user in users if user)}{advice}, "
+        "or name GPUs in learner.gpus, rollout.gpus and eval.gpus"
+    )
 
 
 # --- one process that is started without the others ---------------------------------------------------
@@ -137,63 +142,57 @@ def take_for_learner(config: Config, given: Gpus = ()) -> Gpus:
             f"({', '.join(gpus)}); lower learner.ranks, or let it have more (learner.gpus, --gpu, CUDA_VISIBLE_DEVICES)"
         )
     with _alone():
-        found = {} if chosen else _users(gpus)
-        # what has "the learner of this run" is a rank of it, or the learner that it replaces
-        others = [user.learner for user in found.values() if not user.learner.endswith(_says("learner", config))]
-        engines = [] if may_share(config) else [user.engine for user in found.values()]
-        taken = [user for user in (*others, *engines) if user]
-        if taken:
-            raise ConfigError(f"{'; '.join(taken)}; stop it, or name other GPUs in learner.gpus or with --gpu")
-        _share(gpus, "learner", config)
+        found = () if chosen else gpus
+        # a learner of this run is a rank of this one, or the learner that it replaces
+        own = _described("learner", config.run.name)
+        taken = [user for gpu in found if not (user := _user(gpu, "learner")).endswith(own)]
+        taken += [] if _may_share(config) else [_user(gpu, "worker", "evaluator") for gpu in found]
+        if any(taken):
+            raise ConfigError(
+                f"{'; '.join(filter(None, taken))}; stop it, or name other GPUs in learner.gpus or with --gpu"
+            )
+        with ExitStack() as locks:
+            for gpu in gpus:
+                _lock(gpu, "learner", config.run.name, locks)
+            _held.append(locks.pop_all())
     return gpus
 
 
-def take_for_worker(config: Config, given: Gpus = ()) -> Gpus:
-    """A group of rollout.vllm.tensor_parallel_size GPUs for a worker's engine: those `given`, or the first group that
-    no other worker has, of those that the config names or of those that are there. Empty where there are none.
+def take_for_engine(role: Literal["worker", "evaluator"], config: Config, given: Gpus = ()) -> Gpus:
+    """A group of rollout.vllm.tensor_parallel_size GPUs for the engine of a worker or the evaluator: those `given`,
+    those that the config names, or the first group that nobody has. No two workers take the same. Empty where there
+    are none.
 
-    Raises: ConfigError that says who has each GPU."""
-    chosen, there = given or _names(config.rollout.gpus), list_gpus()
-    if not (chosen or there):
+    Raises: ConfigError that names who has each GPU."""
+    key, named = ("rollout.gpus", config.rollout.gpus) if role == "worker" else ("eval.gpus", config.eval.gpus)
+    chosen, there = given or _names(named), list_gpus()
+    size, seen = config.rollout.vllm.tensor_parallel_size, chosen or there
+    if not seen:
         return ()
     with _alone():
-        for group in _groups(config, chosen or _preferred(config, there)):
+        for group in _groups(size, chosen or _preferred(there, _may_share(config))):
             with ExitStack() as locks:
-                if all(_lock(gpu, "worker", config, locks) for gpu in group):
+                if all(_lock(gpu, role, config.run.name, locks) for gpu in group):
                     _held.append(locks.pop_all())
                     return group
-        users = _users(chosen or there)
-    taken = [user.worker if chosen else user.any for user in users.values()]
-    raise ConfigError(_none_free("rollout.gpus", config, users, taken))
+        users = [_user(gpu, *(("worker",) if chosen else ROLES)) for gpu in seen]
+    needed = "no GPU" if size == 1 else f"no group of {size} GPUs (rollout.vllm.tensor_parallel_size)"
+    taken = "; ".join(filter(None, users)) or f"there are {len(seen)} ({', '.join(seen)})"
+    raise ConfigError(f"{needed} of {key} is free: {taken}; stop one of them, or name more GPUs in {key} or with --gpu")
 
 
-def take_for_evaluator(config: Config, given: Gpus = ()) -> Gpus:
-    """The evaluator's GPUs: those `given`, those that the config names, or the first that nobody has. Empty where there
-    are none. Raises: ConfigError that says who has each GPU."""
-    chosen, there = given or _names(config.eval.gpus), list_gpus()
-    if not (chosen or there):
-        return ()
-    with _alone():
-        groups = _groups(config, chosen or _preferred(config, there))
-        if not groups:
-            users = _users(chosen or there)
-            raise ConfigError(_none_free("eval.gpus", config, users, [user.any for user in users.values()]))
-        _share(groups[0], "evaluator", config)
-    return groups[0]
-
-
-def _preferred(config: Config, there: Gpus) -> Gpus:
-    """What an engine may take of GPUs that were not named, best first: those that nobody has, then, if they `may_share`
-    one, those that no worker has."""
-    users = _users(there)
-    free = [gpu for gpu in there if not users[gpu].any]
-    shared = [gpu for gpu in there if users[gpu].any and not users[gpu].worker]
-    return (*free, *(shared if may_share(config) else ()))
+def _preferred(there: Gpus, shared: bool) -> Gpus:
+    """What an engine may take of GPUs that were not named, best first: those that nobody has, then, if they may be
+    `shared`, those that no worker has."""
+    free = [gpu for gpu in there if not _user(gpu)]
+    return (*free, *(gpu for gpu in there if shared and gpu not in free and not _user(gpu, "worker")))
 
 
 # --- locks --------------------------------------------------------------------------------------------
 # A GPU has a file for each role: a worker locks its own alone; ranks of a learner, or evaluators, lock theirs together.
 # A config may give one GPU to all three.
+
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @contextmanager
@@ -202,14 +201,6 @@ def _alone() -> Iterator[None]:
     with (_folder() / "looking").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _users_now(gpus: Gpus) -> dict[str, Users]:
-    """`_users`, for who takes none of them itself."""
-    if not gpus:
-        return {}
-    with _alone():
-        return _users(gpus)
 
 
 def _folder() -> Path:
@@ -222,92 +213,46 @@ def _file(gpu: str, role: Role) -> Path:
     return _folder() / f"{re.sub(r'[^A-Za-z0-9-]', '_', gpu)}.{role}"
 
 
-def _lock(gpu: str, role: Role, config: Config, locks: ExitStack) -> bool:
-    """Lock a GPU until `locks` are closed; False when another process has it."""
+def _lock(gpu: str, role: Role, run: str, locks: ExitStack) -> bool:
+    """Lock a GPU until `locks` are closed; False when another worker has it."""
     file = locks.enter_context(_file(gpu, role).open("a+", encoding="utf-8"))
     try:
         fcntl.flock(file, (fcntl.LOCK_EX if role == "worker" else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     file.truncate(0)
-    file.write(f"process {os.getpid()}{_says(role, config)}")
+    file.write(f"process {os.getpid()}{_described(role, run)}")
     file.flush()
     return True
 
 
-def _share(gpus: Gpus, role: Role, config: Config) -> None:
-    """Let others see, until this process ends, that it uses `gpus`."""
-    locks = ExitStack()
-    for gpu in gpus:
-        _lock(gpu, role, config, locks)
-    _held.append(locks)
+def _described(role: Role, run: str) -> str:
+    return f"{'' if role == 'worker' else f', the {role}'} of run {run}"
 
 
-def _says(role: Role, config: Config) -> str:
-    return f"{'' if role == 'worker' else f', the {role}'} of run {config.run.name}"
+def _users(gpus: Gpus, *roles: Role) -> dict[str, str]:
+    """GPU -> `_user`, for a process that takes none of them itself."""
+    if not gpus:
+        return {}
+    with _alone():
+        return {gpu: _user(gpu, *roles) for gpu in gpus}
 
 
-def _users(gpus: Iterable[str]) -> dict[str, Users]:
-    return {gpu: Users(_user(gpu, "worker"), _user(gpu, "learner"), _user(gpu, "evaluator")) for gpu in gpus}
-
-
-def _user(gpu: str, role: Role) -> str:
-    path = _file(gpu, role)
-    if not path.exists():
-        return ""
-    with path.open(encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return f"GPU {gpu} is taken by {file.read() or 'another process'}"
+def _user(gpu: str, *roles: Role) -> str:
+    """Who has a GPU in one of these roles (in any, if none is named), in words; empty for nobody."""
+    for path in (_file(gpu, role) for role in roles or ROLES):
+        if path.exists():
+            with path.open(encoding="utf-8") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return f"GPU {gpu} is taken by {file.read() or 'another process'}"
     return ""
 
 
-# --- words --------------------------------------------------------------------------------------------
-
-
-def _none_free(key: str, config: Config, seen: Iterable[str], users: Sequence[str]) -> str:
-    """That an engine finds no group among the GPUs `seen`, and who has them."""
-    size, names = config.rollout.vllm.tensor_parallel_size, list(seen)
-    taken = "; ".join(user for user in users if user) or f"there are {len(names)} ({', '.join(names)})"
-    needed = "no GPU" if size == 1 else f"no group of {size} GPUs (rollout.vllm.tensor_parallel_size)"
-    return f"{needed} of {key} is free: {taken}; stop one of them, or name more GPUs in {key} or with --gpu"
-
-
-def _too_few_named(config: Config, users: Sequence[str]) -> str:
-    workers, size = config.rollout.workers, config.rollout.vllm.tensor_parallel_size
-    taken = "".join(f"; {user}" for user in users if user)
-    return (
-        f"rollout.gpus {list(config.rollout.gpus)} must name at least {workers * size} that are free, to start "
-        f"rollout.workers ({workers}) on this machine with rollout.vllm.tensor_parallel_size ({size}) each{taken}"
-    )
-
-
-def _too_few(config: Config, there: Gpus, users: Sequence[str]) -> str:
-    size = config.rollout.vllm.tensor_parallel_size
-    engines = f"{config.rollout.workers} for rollout.workers" + (", 1 for the evaluator" if config.eval.every else "")
-    taken = "".join(f"{user}; " for user in users if user)
-    return (
-        f"this machine has {len(there)} GPUs ({', '.join(there)}), too few for {config.learner.ranks_per_node} of the "
-        f"learner and {size} for each engine ({engines}); {taken}{_advice(config)}, or name GPUs in learner.gpus, "
-        "rollout.gpus and eval.gpus"
-    )
-
-
-def _advice(config: Config) -> str:
-    if not may_share(config):
-        return (
-            "set rollout.vllm.gpu_memory_utilization, the share of a GPU that an engine may take, and it can have the "
-            "learner's"
-        )
-    fewer = ["lower rollout.workers"] if config.rollout.workers > 1 else []
-    later = ["set eval.every to 0 and score checkpoints with cusearch eval"] if config.eval.every else []
-    return ", ".join((*fewer, *later)) or "lower learner.ranks"
-
-
-def _groups(config: Config, gpus: Iterable[str]) -> list[Gpus]:
-    """`gpus` in groups of rollout.vllm.tensor_parallel_size; those that are left over are in none."""
-    size, names = config.rollout.vllm.tensor_parallel_size, tuple(gpus)
+def _groups(size: int, gpus: Iterable[str]) -> list[Gpus]:
+    """`gpus` in groups of `size`; those that are left over are in none."""
+    names = tuple(gpus)
     return [names[i : i + size] for i in range(0, len(names) - size + 1, size)]
 
 

@@ -1,4 +1,4 @@
-"""What a launcher (torchrun, DeepSpeed's, a wrapper of srun) says of the learner's ranks, in the environment."""
+"""The learner's ranks, as a launcher (torchrun, DeepSpeed's, a wrapper of srun) states them in the environment."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def launched_ranks(given: LearnerConfig, env: Mapping[str, str] = os.environ) ->
     """Overrides for the learner's ranks and nodes as a launcher started them: WORLD_SIZE is learner.ranks, and divided
     by LOCAL_WORLD_SIZE it is learner.nodes. None without a launcher.
 
-    Raises: ConfigError when `given` states other numbers, when the nodes have different numbers of ranks, and when a
-    learner on several nodes has no launcher."""
+    Raises: ConfigError when `given` states other numbers, or the nodes have different numbers of ranks."""
     if "WORLD_SIZE" not in env:
         if given.nodes > 1:
             raise ConfigError(

@@ -21,27 +21,29 @@ _NICENESS = 10
 
 def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: int = 1) -> None:
     """Restrict this process to `cores` and `gpus` (empty: all), with one thread per core, and let waiting threads
-    sleep. A process without `cores` of its own has a thread for its share of the machine: `sharers` such processes run
-    on it.
+    sleep: threads of OpenMP that spin would starve the run's other processes. A process without `cores` has a thread
+    for its share of the machine: `sharers` such processes run on it.
 
-    On a small machine, OpenMP threads that spin while they wait starve the other processes of the run. The libraries
-    read these variables when they are loaded, so this must run before torch is imported. Cores that this machine does
-    not have are ignored; if none is left, all are used."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("KMP_BLOCKTIME", "0")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    The libraries read these variables when they are loaded, so this must run before torch is imported. Cores that this
+    machine does not have are ignored; if none is left, all are used."""
+    defaults = {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "GOMP_SPINCOUNT": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would choose the cores itself
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on CPU: the model lives in the engine's process
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked engine outlives its worker
+        # on a GPU, loading and compiling take minutes, and vLLM logs its progress; on a CPU, seconds
+        "VLLM_LOGGING_LEVEL": "INFO" if cuda.has_cuda_vllm() else "ERROR",
+        "PYTHONSAFEPATH": "1",  # vLLM's processes find no package in the current folder either
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "PYTHONWARNINGS": "ignore::FutureWarning",  # libraries warn about each other
+    }
     if os.environ.get("MASTER_ADDR", LOOPBACK[0]) in LOOPBACK:  # the default is the address of the host's name
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # vLLM would choose the cores itself
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # on CPU: the model lives in the engine's process
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a forked engine outlives its worker
-    # On a GPU, loading and compiling take minutes, and vLLM says how far it is; on a CPU, seconds.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if cuda.has_cuda_vllm() else "ERROR")
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # what vLLM starts finds no package in the current folder either
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # libraries warn about each other
+        defaults |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
     warnings.simplefilter("ignore", FutureWarning)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -56,7 +58,7 @@ def configure_process(cores: Sequence[int], gpus: Sequence[str] = (), sharers: i
 
 
 def count_sharers(config: Config) -> int:
-    """Processes that `cusearch launch` starts on this machine without cores of their own; at least 1."""
+    """Processes that `cusearch launch` starts on this machine without separate cores; at least 1."""
     processes = (
         (config.learner.cores, config.learner.ranks_per_node),
         (config.rollout.cores, config.rollout.workers),
@@ -74,8 +76,7 @@ def share_of(cores: Sequence[int], index: int, count: int) -> list[int]:
 def require_gpus(key: str, gpus: Sequence[str]) -> None:
     """Check that CUDA finds `gpus`. Call it after `configure_process`, which hides all other GPUs.
 
-    Raises: ConfigError when CUDA does not find them, or when none is named and the packages are made for GPUs: torch
-    would silently use the CPU."""
+    Raises: ConfigError when CUDA does not find them; as `cuda.refuse_idle_cuda` when none is named."""
     if not gpus:
         cuda.refuse_idle_cuda()
         return
@@ -100,8 +101,8 @@ def require_device(key: str, device: str) -> None:
 def lower_priority() -> None:
     """Use the time that the run's other processes leave free, and about a tenth of busy cores.
 
-    With autogroup, Linux divides the cores among sessions first, so the niceness of a process in its own session has no
-    effect. Then the niceness of the session is set too, if this process leads it."""
+    With autogroup, Linux divides the cores among sessions first, so the niceness of the session is set too, if this
+    process leads it."""
     os.nice(_NICENESS)
     session = Path("/proc/self/autogroup")
     if session.exists() and os.getsid(0) == os.getpid():

@@ -14,15 +14,15 @@ LOG_EVERY_S = 5.0
 
 @contextmanager
 def log_waiting(log: logging.Logger, what: str) -> Iterator[None]:
-    """Wraps an operation that may take long: every LOG_EVERY_S a thread logs `what` and the seconds so far. Works for
-    blocking operations too."""
+    """Wraps an operation that may take long, also one that blocks: every LOG_EVERY_S a thread logs `what` and the
+    seconds so far."""
     began, ended = time.monotonic(), threading.Event()
 
-    def say() -> None:
+    def report() -> None:
         while not ended.wait(LOG_EVERY_S):
             log.info("%s: %.0f s", what, time.monotonic() - began)
 
-    thread = threading.Thread(target=say, name="log_waiting", daemon=True)
+    thread = threading.Thread(target=report, name="log_waiting", daemon=True)
     thread.start()
     try:
         yield

@@ -35,9 +35,9 @@ def stop_on_signals() -> asyncio.Event:
 
 @contextmanager
 def ending_at_once(what: str) -> Iterator[None]:
-    """For a long call that keeps the loop from running, like that which loads an engine: a signal that asks to stop
-    ends this process, and those that it has spawned, with the status that shells give it. Nothing may be held yet that
-    must be given back. Signals that nobody handles keep their effect."""
+    """For a long call that blocks the event loop, like loading an engine: a signal that asks to stop ends this process,
+    and those that it has spawned, with the status that shells give it. Nothing may be held yet that must be given back.
+    Signals that nobody handles keep their effect."""
 
     def end(number: int, _: object) -> None:
         log.info("stopped while %s", what)

@@ -13,9 +13,9 @@ def die_with_worker() -> None:
     """In a spawned process: let the kernel kill this process when the worker ends for any reason. In other processes
     this does nothing.
 
-    SIGTERM would not end an engine that still waits for the first message of its dead worker. SIGHUP is ignored: the
-    worker first releases its tickets, and then ends its engine. Not covered: a worker that ends before its engine has
-    reached this call (a fraction of a second); vLLM then gives up after five minutes."""
+    SIGTERM would not end an engine that waits for the first message of its dead worker. SIGHUP is ignored: the worker
+    first releases its tickets, and then ends its engine. Not covered: a worker that ends in the fraction of a second
+    before this call; vLLM then gives up after five minutes."""
     main = sys.modules["__main__"]
     if sys.modules.get("__mp_main__", main) is not main:  # multiprocessing also uses it as an alias of `__main__`
         from cusearch_async.lifecycle.children import die_with_parent  # noqa: PLC0415  (`--help` does not need it)

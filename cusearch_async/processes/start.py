@@ -15,7 +15,7 @@ import uvloop
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.children import other_ranks
-from cusearch_async.lifecycle.gpus import Gpus, take_for_evaluator, take_for_learner, take_for_worker
+from cusearch_async.lifecycle.gpus import Gpus, take_for_engine, take_for_learner
 from cusearch_async.lifecycle.placement import (
     configure_process,
     count_sharers,
@@ -49,7 +49,7 @@ def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> Non
 def rollout(config: Config, gpu: Gpus = ()) -> None:
     """Plays episodes with the newest weights, and puts the trajectories into the buffer."""
     index = int(os.environ.get("CUSEARCH_WORKER_INDEX", "0"))
-    gpus = take_for_worker(config, gpu)
+    gpus = take_for_engine("worker", config, gpu)
     every_core = os.sched_getaffinity(0)
     configure_process(share_of(config.rollout.cores, index, config.rollout.workers), gpus, count_sharers(config))
     require_gpus("rollout.gpus", gpus)
@@ -68,7 +68,7 @@ def evaluator(config: Config, gpu: Gpus = ()) -> None:
     if not config.eval.every:
         raise ConfigError("eval.every is 0, so no version is scored during the run; set it to a number of steps")
     lower_priority()
-    gpus = take_for_evaluator(config, gpu)
+    gpus = take_for_engine("evaluator", config, gpu)
     configure_process(config.eval.cores, gpus, count_sharers(config))
     require_gpus("eval.gpus", gpus)
     from cusearch_async.processes import evaluator  # noqa: PLC0415  (libraries read the settings above when loaded)

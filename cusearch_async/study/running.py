@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cusearch_async.errors import ConfigError, RunInUse
-from cusearch_async.lifecycle.children import start_child
-from cusearch_async.lifecycle.ports import free_port
+from cusearch_async.lifecycle.children import free_port, start_child
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.run.folder import refuse_if_held
 from cusearch_async.study.plan import Plan, PlannedRun

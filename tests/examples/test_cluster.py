@@ -107,7 +107,7 @@ def take_gpus(monkeypatch, tmp_path, host: str, visible: str, options: tuple[str
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(gpus, "_held", held := [])
     config = load_config(CLUSTER / "cluster.toml", list(options))
-    taken = [gpu for _ in range(count) for gpu in gpus.take_for_worker(config)]
+    taken = [gpu for _ in range(count) for gpu in gpus.take_for_engine("worker", config)]
     for locks in held:
         locks.close()
     return taken

@@ -67,7 +67,7 @@ def test_a_run_on_the_cpu_that_is_meant_is_none_of_an_error(machine, parts):
 def test_a_cuda_build_that_can_use_no_gpu_is_refused(machine, parts):
     machine(built_for="13.0", **parts)
     driver = "driver is 535.104.05" if parts.get("card") else "no NVIDIA driver is loaded"
-    with pytest.raises(ConfigError, match=rf"no GPU can be used.*{driver}.*CUDA 13\.0, .* 580 or newer") as error:
+    with pytest.raises(ConfigError, match=rf"no usable GPU.*{driver}.*CUDA 13\.0, .* 580 or newer") as error:
         require_gpus("rollout.gpus", ())
     said = str(error.value)
     assert "torch says: The NVIDIA driver on your system is too old (found version 12020).;" in said

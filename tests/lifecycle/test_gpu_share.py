@@ -72,14 +72,14 @@ async def test_the_learner_excludes_engines_and_engines_do_not_exclude_each_othe
     learner, one, two = (lock(tmp_path, role, 0.05) for role in ("learner", "engine", "engine"))
     await one.take()
     await two.take()
-    with pytest.raises(Stalled, match=r"the engines have not given back the GPUs for 0.05 s \(run.stall_s\)"):
+    with pytest.raises(Stalled, match=r"the engines did not give back the GPUs for 0.05 s \(run.stall_s\)"):
         await learner.take()
     one.release()
     with pytest.raises(Stalled, match=str(tmp_path / "gpus.lock")):
         await learner.take()
     two.release()
     await learner.take()
-    with pytest.raises(Stalled, match="the learner has not given back the GPUs"):
+    with pytest.raises(Stalled, match="the learner did not give back the GPUs"):
         await one.take()
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ import pytest
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle import gpus
-from cusearch_async.lifecycle.gpus import divide, list_gpus, take_for_evaluator, take_for_learner, take_for_worker
+from cusearch_async.lifecycle.gpus import divide, list_gpus, take_for_engine, take_for_learner
 
 EIGHT = tuple(map(str, range(8)))
 TURNS = ("--run.colocate", "true", "--learner.reference", "cpu")
 SHARE = ("--rollout.vllm.gpu_memory_utilization", "0.4")
 PAIRS = ("--rollout.vllm.tensor_parallel_size", "2")
+take_for_worker, take_for_evaluator = (partial(take_for_engine, role) for role in ("worker", "evaluator"))
 
 
 @pytest.fixture
@@ -271,12 +273,13 @@ def test_a_container_with_one_of_the_machines_cards_has_cudas_first(monkeypatch,
 
 TAKE = """
 import sys
+from functools import partial
 from pathlib import Path
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle import gpus
 gpus.has_card = lambda: True
 config = load_config(Path(sys.argv[1]), sys.argv[2:])
-print("+".join(gpus.take_for_worker(config)), flush=True)
+print("+".join(gpus.take_for_engine("worker", config)), flush=True)
 sys.stdin.read()
 """
 
