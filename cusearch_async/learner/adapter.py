@@ -1,7 +1,7 @@
-"""LoRA: an adapter of low rank that is trained in place of the model's own weights. The only module that imports peft.
+"""LoRA: an adapter of low rank that is trained in place of the model's weights. The only module that imports peft.
 
 Every adapted layer computes W x + (alpha / rank) B A x. A is drawn from run.seed and B is zero, so version 0 is the
-model itself. The layers are put into the model in place: it keeps its class, and its other parameters their names.
+model itself. The model keeps its class, and its other parameters their names.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Adapter:
         import peft  # noqa: PLC0415  (takes a second, and is needed only here)
         from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: PLC0415
 
-        lora = peft.LoraConfig(
-            r=settings.rank,
-            lora_alpha=settings.alpha,
-            lora_dropout=0.0,
-            target_modules=list(settings.names) or "all-linear",
-            task_type="CAUSAL_LM",
-        )
-        _refuse_unknown(settings, model)
+        linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+        for name in settings.names:  # peft wants only one of them to be there
+            if name not in linear:
+                known = ", ".join(sorted(linear - {"lm_head"}))
+                raise ConfigError(f"learner.lora.targets: the model has no linear layer {name!r}; it has {known}")
+        targets = list(settings.names) or "all-linear"
+        shared: dict[str, Any] = {"r": settings.rank, "lora_alpha": settings.alpha, "lora_dropout": 0.0}
+        lora = peft.LoraConfig(target_modules=targets, task_type="CAUSAL_LM", **shared)
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -60,9 +60,7 @@ class Adapter:
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": base,
-            "r": settings.rank,
-            "lora_alpha": settings.alpha,
-            "lora_dropout": 0.0,
+            **shared,
             "bias": "none",
             "target_modules": sorted({name.rpartition(".")[2] for name in adapted}),
             "inference_mode": True,
@@ -71,7 +69,7 @@ class Adapter:
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
-        """The model is the one that it was before training."""
+        """Inside, the model is as it was before training."""
         for layer in self.layers:
             layer.enable_adapters(False)
         try:
@@ -115,12 +113,3 @@ def save_adapter(adapter: Adapter, tensors: Mapping[str, torch.Tensor], folder: 
     folder.mkdir(parents=True)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(adapter.config, indent=1), encoding="utf-8")
     write_tensors(folder / ADAPTER_TENSORS, adapter.by_peft_names(tensors))
-
-
-def _refuse_unknown(settings: LoraConfig, model: Any) -> None:
-    """Raises: ConfigError for a target that is no linear layer of the model; peft wants only one of them to be."""
-    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    for name in settings.names:
-        if name not in linear:
-            known = ", ".join(sorted(linear - {"lm_head"}))
-            raise ConfigError(f"learner.lora.targets: the model has no linear layer {name!r}; it has {known}")

@@ -1,7 +1,7 @@
-"""Attention of a packed row within each of its trajectories, without the flash-attn package.
+"""`learner.attention = "varlen"`: attention of a packed row within each of its trajectories, without flash-attn.
 
-`learner.attention = "varlen"`: on a GPU in bfloat16 torch's own kernel for sequences of varying length, elsewhere one
-call of torch's scaled_dot_product_attention per trajectory. Neither builds a mask over the whole row."""
+On a GPU in bfloat16 torch's kernel for sequences of varying length, elsewhere one scaled_dot_product_attention per
+trajectory. Neither builds a mask over the whole row."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def attend(
 
 
 def _has_kernel(query: torch.Tensor) -> bool:
-    """What the kernel is written for: 16-bit floats, heads of at most 256 numbers, and a GPU since 2020."""
+    """Whether the kernel computes it: 16-bit floats, heads of at most 256 numbers, and a GPU since 2020."""
     if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
         return False
     head = query.shape[-1]
@@ -78,19 +78,9 @@ def _by_kernel(
     if not _GROUPED and len(query) != len(key):
         key, value = (tensor.repeat_interleave(len(query) // len(tensor), dim=0) for tensor in (key, value))
     longest = max(packed.lengths)
-    attended = varlen.varlen_attn(
-        query.transpose(0, 1),
-        key.transpose(0, 1),
-        value.transpose(0, 1),
-        packed.bounds,
-        packed.bounds,
-        longest,
-        longest,
-        scale=scaling,
-        window_size=(-1, 0),
-        **_GROUPED,
-    )
-    return cast(torch.Tensor, attended)
+    query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+    bounds, options = packed.bounds, {"scale": scaling, "window_size": (-1, 0), **_GROUPED}
+    return cast(torch.Tensor, varlen.varlen_attn(query, key, value, bounds, bounds, longest, longest, **options))
 
 
 AttentionInterface.register(VARLEN, attend)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from cusearch_async.types import Trajectory
 
 COST_OF_A_PASS = 1 / 32
-"""A forward pass costs as much as this share of the token limit besides its tokens: layers are begun one by one,
-however little each has to do."""
+"""A forward pass costs this share of the token limit besides its tokens: layers are launched one by one."""
 
 
 def minibatches(tickets: Sequence[int], size: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
@@ -40,18 +39,18 @@ def distinct(trajectories: Sequence[Trajectory], rows: Sequence[int]) -> list[li
 
 
 def prefix_tree_tokens(trajectories: Sequence[Trajectory]) -> int:
-    """Tokens that are left where beginnings which several trajectories have in common are counted once: the nodes of
-    the prefix tree of their token ids. What tree attention would compute of them in one pass."""
-    # in big-endian bytes, numbers that are not negative have their own order
+    """Tokens with common prefixes counted once: the nodes of the prefix tree of the token ids, which tree attention
+    would compute in one pass."""
+
+    def common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+        """Tokens that both begin with."""
+        least = min(len(one), len(other))
+        differing = np.flatnonzero(one[:least] != other[:least])
+        return int(differing[0]) if differing.size else least
+
+    # big-endian bytes of numbers that are not negative sort as the numbers do
     ordered = sorted((t.token_ids for t in trajectories), key=lambda ids: ids.astype(">i4").tobytes())
-    return sum(map(len, ordered)) - sum(map(_common, ordered, ordered[1:]))
-
-
-def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """Tokens that both begin with."""
-    least = min(len(one), len(other))
-    differing = np.flatnonzero(one[:least] != other[:least])
-    return int(differing[0]) if differing.size else least
+    return sum(map(len, ordered)) - sum(map(common, ordered, ordered[1:]))
 
 
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
@@ -92,8 +91,8 @@ def _filled(lengths: Sequence[int], max_tokens: int) -> list[int]:
 
 
 def _least_padded(lengths: Sequence[int], max_tokens: int) -> list[int]:
-    """Where each group of these falling `lengths` ends at the least cost of all: padded tokens, and COST_OF_A_PASS for
-    each group. By dynamic programming: the best division of what comes after a group does not depend on it."""
+    """Where each group of these falling `lengths` ends at the least cost, of padded tokens and COST_OF_A_PASS for each
+    group. By dynamic programming: the best division of the rest after a group does not depend on it."""
     count = len(lengths)
     cost, end_of = [0.0] * (count + 1), [0] * count
     for start in range(count - 1, -1, -1):
@@ -137,18 +136,18 @@ class Inputs:
 def collate(trajectories: Sequence[Trajectory], packing: bool) -> Inputs:
     """One forward pass of the trajectories, on the CPU. Their sampled tokens in order are the concatenation of each
     one's."""
+    lengths = [len(t.token_ids) for t in trajectories]
     if packing:
         token_ids = np.concatenate([t.token_ids for t in trajectories], dtype=np.int64)[None]
         sampled = np.concatenate([t.sampled for t in trajectories])
-        return Inputs(torch.from_numpy(token_ids), _places(sampled), pack([len(t.token_ids) for t in trajectories]))
-    longest = max(len(t.token_ids) for t in trajectories)
-    token_ids = np.zeros((len(trajectories), longest), dtype=np.int64)
-    sampled = np.zeros((len(trajectories), longest), dtype=np.bool_)
-    for row, trajectory in enumerate(trajectories):
-        length = len(trajectory.token_ids)
-        token_ids[row, :length] = trajectory.token_ids
-        sampled[row, :length] = trajectory.sampled
-    return Inputs(torch.from_numpy(token_ids), _places(sampled), None)
+    else:
+        token_ids = np.zeros((len(trajectories), max(lengths)), dtype=np.int64)
+        sampled = np.zeros_like(token_ids, dtype=np.bool_)
+        for row, (trajectory, length) in enumerate(zip(trajectories, lengths, strict=True)):
+            token_ids[row, :length] = trajectory.token_ids
+            sampled[row, :length] = trajectory.sampled
+    places = np.flatnonzero(sampled)  # numbers: to select by a mask, the host waits for the device to count it
+    return Inputs(torch.from_numpy(token_ids), torch.from_numpy(places), pack(lengths) if packing else None)
 
 
 def pack(lengths: list[int]) -> Packed:
@@ -156,8 +155,3 @@ def pack(lengths: list[int]) -> Packed:
     positions = np.concatenate([np.arange(length) for length in lengths])[None]
     bounds = np.cumsum([0, *lengths], dtype=np.int32)
     return Packed(torch.from_numpy(positions), torch.from_numpy(bounds), tuple(lengths))
-
-
-def _places(sampled: NDArray[np.bool_]) -> torch.Tensor:
-    """Numbers, not a mask: to select by a mask, the host waits for the device to count it."""
-    return torch.from_numpy(np.flatnonzero(sampled))

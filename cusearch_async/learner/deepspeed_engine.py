@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from cusearch_async.config import Config, refuse_unknown
+from cusearch_async.config import LearnerConfig, refuse_unknown
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.learner.divided_state import KINDS, MASTER, MOMENTS, RANKS, UPDATES, Part, SavedState, file_of
 from cusearch_async.learner.interface import is_sealed
@@ -43,20 +43,18 @@ class _OneByOne(nn.Module):
 
 
 def divide(module: nn.Module, settings: dict[str, Any]) -> None:
-    """Divide the parameters among the ranks (ZeRO-3) one by one, so that no rank ever holds a whole model; DeepSpeed by
-    itself would move it to the device first."""
+    """Divide the parameters among the ranks (ZeRO-3) one by one, so that no rank ever holds a whole model."""
     deepspeed.zero.Init(module=_OneByOne(module), config_dict_or_path=settings)
 
 
-def divided_forward(module: nn.Module, config: Config) -> Callable[..., Any]:
+def divided_forward(module: nn.Module, learner: LearnerConfig, dtype: str) -> Callable[..., Any]:
     """The forward pass of a `module` that is divided and not trained. Its parameters are gathered layer by layer, from
     the host's memory if they wait there."""
-    zero = {
-        key: value for key, value in settings_of(config)["zero_optimization"].items() if not key.startswith("offload")
-    }
-    if config.learner.reference == "cpu":
+    settings = settings_of(learner, dtype)
+    del settings["optimizer"]
+    zero = {key: value for key, value in settings["zero_optimization"].items() if not key.startswith("offload")}
+    if learner.reference == "cpu":
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    settings = {key: value for key, value in settings_of(config).items() if key != "optimizer"}
     settings["zero_optimization"] = zero
     divide(module, settings)
     engine, *_ = deepspeed.initialize(model=module, config=settings)
@@ -66,19 +64,21 @@ def divided_forward(module: nn.Module, config: Config) -> Callable[..., Any]:
 class DeepSpeedEngine:
     """`module` with its optimizer. Every rank makes the same calls in the same order."""
 
-    def __init__(self, module: nn.Module, config: Config) -> None:
-        self._stage = config.learner.zero_stage
+    def __init__(self, module: nn.Module, learner: LearnerConfig, dtype: str) -> None:
+        """`dtype` is the model's."""
+        settings = settings_of(learner, dtype)
+        self._stage = learner.zero_stage
         self._is_sharded = self._stage == 3
         if self._is_sharded:
-            divide(module, settings_of(config))
+            divide(module, settings)
         self._trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self.deepspeed, *_ = deepspeed.initialize(
-            model=module, model_parameters=self._trained.values(), config=settings_of(config)
+            model=module, model_parameters=self._trained.values(), config=settings
         )
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        # DeepSpeed makes a group of its own, with the time-out that torch has by default
-        _set_pg_timeout(group_timeout(config.learner.collective_timeout_s), self.deepspeed.data_parallel_group)
+        # DeepSpeed makes a separate group, with torch's default time-out
+        _set_pg_timeout(group_timeout(learner.collective_timeout_s), self.deepspeed.data_parallel_group)
         self.device: torch.device = self.deepspeed.device
         self.gradient_square = torch.zeros((), device=self.device)
         """Finite as long as all gradients since the last optimizer step, and their norm, are."""
@@ -161,8 +161,8 @@ class DeepSpeedEngine:
         return part.of(part.masters if kind == MASTER else states[part.masters][kind])
 
     def capture(self, folder: Path) -> Callable[[], None]:
-        """Copies all that a checkpoint in `folder` needs of this rank. What is returned writes it, in any thread.
-        Raises, when it is called: OSError."""
+        """Copies all that a checkpoint in `folder` needs of this rank. The returned function writes it, in any thread,
+        and raises OSError."""
         if self._stage == 0 and self._rank:  # rank 0 has the same
             return lambda: None
         adam = next(iter(self.deepspeed.basic_optimizer.state.values()), {"step": 0.0})
@@ -190,15 +190,12 @@ class DeepSpeedEngine:
         try:
             self._take(SavedState(folder / "deepspeed", shapes))
         except SafetensorError as error:
-            raise ConfigError(
-                f"checkpoint {folder} holds data that a learner never writes: {first_line(error)}"
-            ) from error
+            raise ConfigError(f"checkpoint {folder} is no learner's, or damaged: {first_line(error)}") from error
         except OSError as error:
             if is_sealed(folder):
                 raise
             raise ConfigError(
-                f"checkpoint {folder} was deleted while it was read: another learner of this run is alive; start this "
-                "one again"
+                f"checkpoint {folder} was deleted meanwhile: another learner of this run is alive; start this one again"
             ) from error
 
     @torch.no_grad()
@@ -218,28 +215,26 @@ class DeepSpeedEngine:
                     parameter.copy_(saved.whole(name, MASTER))
 
 
-def settings_of(config: Config) -> dict[str, Any]:
+def settings_of(learner: LearnerConfig, dtype: str) -> dict[str, Any]:
     """DeepSpeed's config. Everything that it would otherwise default to something else is explicit.
 
     Raises: ConfigError for an option of learner.deepspeed that it does not know."""
-    settings, given = config.learner, config.learner.deepspeed
+    given, fields = learner.deepspeed, DeepSpeedZeroConfig.model_fields
+    known = [*fields, *(field.alias for field in fields.values() if field.alias)]
     refuse_unknown(
-        "learner.deepspeed.zero_optimization",
-        given.zero_optimization,
-        _zero_options(),
-        f"DeepSpeed {deepspeed.__version__}",
+        "learner.deepspeed.zero_optimization", given.zero_optimization, known, f"DeepSpeed {deepspeed.__version__}"
     )
     gradients = given.grad_accum_dtype
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
-        "gradient_clipping": settings.grad_clip,
+        "gradient_clipping": learner.grad_clip,
         "optimizer": {
             "type": "AdamW",
             "params": {
-                "lr": settings.lr,
-                "weight_decay": settings.weight_decay,
+                "lr": learner.lr,
+                "weight_decay": learner.weight_decay,
                 "betas": [0.9, 0.999],
                 "torch_adam": True,
                 # One pass over masters and moments: on a CPU a tenth of the time. Only there: its rounding is another.
@@ -247,16 +242,10 @@ def settings_of(config: Config) -> dict[str, Any]:
             },
         },
         "zero_force_ds_cpu_optimizer": False,  # its own Adam for offloading is compiled at the start
-        "bf16": {"enabled": config.model.dtype == "bfloat16"},
-        "zero_optimization": given.zero_optimization | {"stage": settings.zero_stage},
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "zero_optimization": given.zero_optimization | {"stage": learner.zero_stage},
         **({"data_types": {"grad_accum_dtype": gradients}} if gradients else {}),
         **({"communication_data_type": given.communication_data_type} if given.communication_data_type else {}),
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }
-
-
-def _zero_options() -> list[str]:
-    """Names of DeepSpeedZeroConfig in a config, where some go by an alias."""
-    fields = DeepSpeedZeroConfig.model_fields
-    return [*fields, *(field.alias for field in fields.values() if field.alias)]

@@ -1,8 +1,7 @@
 """The optimizer's state in a checkpoint: of every parameter its float32 master and Adam's two moments.
 
-Every rank writes what it holds, `rank0.safetensors` and so on: of each flat parameter some elements, which follow each
-other in the order of ranks. So nothing in a checkpoint depends on how ZeRO divides parameters, and any number of ranks
-reads it at any stage.
+Every rank writes its part, `rank0.safetensors` and so on: some elements of each flat parameter, in the order of ranks.
+So nothing in a checkpoint depends on how ZeRO divides parameters, and any number of ranks reads it at any stage.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from safetensors import safe_open
 
 MASTER, MOMENTS = "master", ("exp_avg", "exp_avg_sq")
 KINDS = (MASTER, *MOMENTS)
-"""What there is of every parameter; the moments with torch's names."""
+"""Of every parameter; the moments with torch's names."""
 RANKS, UPDATES = "ranks", "updates"
-"""Of every file: how many files there are, and how many updates Adam has made."""
+"""Of every file: the number of files, and of updates that Adam has made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What one rank holds of a parameter: `length` elements from `start` on of the flat parameter, which are those from
+    """One rank's part of a parameter: `length` elements from `start` on of the flat parameter, which are those from
     `offset` on of the float32 tensor `masters`."""
 
     start: int
@@ -33,7 +32,7 @@ class Part:
     offset: int
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
-        """This part of the masters, or of moments that lie as they do; not a copy."""
+        """This part of the masters, or of moments with the same layout; not a copy."""
         return values.view(-1)[self.offset : self.offset + self.length]
 
 
@@ -42,7 +41,7 @@ def file_of(folder: Path, rank: int) -> Path:
 
 
 class SavedState:
-    """What the ranks of a learner saved in `folder`. `shapes` are those of the model's parameters.
+    """The state that the ranks of a learner saved in `folder`. `shapes` are those of the model's parameters.
 
     Raises: OSError for a file that is missing; SafetensorError for one of another form."""
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from cusearch_async.weights.interface import Canary
 
 STATE_FILE = "state.json"
-"""Of a checkpoint's folder: the training loop writes it last, and deletes it first."""
+"""Of a checkpoint's folder: written last, and deleted first."""
 
 
 def is_sealed(checkpoint: Path) -> bool:
-    """Whether a checkpoint is whole: it has its state."""
+    """Whether a checkpoint is complete: it has its state."""
     return (checkpoint / STATE_FILE).exists()
 
 
@@ -39,7 +39,7 @@ class Lent:
 
 
 class Learner(Protocol):
-    """Made, loaded and stopped in one thread; in between all calls are made in another, first `enter_thread`."""
+    """Made, loaded and stopped in one thread; all other calls are made in another, first `enter_thread`."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -57,7 +57,7 @@ class Learner(Protocol):
     def canary(self) -> Canary: ...
 
     def capture(self, folder: Path) -> Callable[[], None]:
-        """Copies all that a checkpoint needs; what is returned writes it into `folder`, in any thread."""
+        """Copies all that a checkpoint needs; the returned function writes it into `folder`, in any thread."""
         ...
 
     def offload(self) -> None:

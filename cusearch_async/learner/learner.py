@@ -1,8 +1,6 @@
 """The learner: one `update` is one step of the policy.
 
-π_prox and π_ref for the selected trajectories, then mini-batches of M. The result does not depend on how a mini-batch
-is divided over ranks and micro-batches: every token's weight is fixed for the whole mini-batch, gradients are summed,
-and only then does the optimizer step.
+π_prox and π_ref for the selected trajectories, then mini-batches of M, each for one optimizer step.
 """
 
 from __future__ import annotations
@@ -10,6 +8,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ from cusearch_async.learner.model import (
 )
 from cusearch_async.learner.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.learner.ranks import Ranks
-from cusearch_async.learner.reference import AdapterOff, DividedReference, WholeReference
+from cusearch_async.learner.reference import Reference, whole_reference, without_adapter
 from cusearch_async.learner.suitability import refuse_unsuitable_policy
 from cusearch_async.learner.update import LogProbs, Update, surrogate_of, to_backward
 from cusearch_async.metrics.table import Metrics
@@ -83,26 +83,26 @@ class DeepSpeedLearner:
         if config.learner.compile:
             compile_layers(model, config.model.location)
         self._hf_config = model.config
-        self._engine = DeepSpeedEngine(self._module, config)
+        self._engine = DeepSpeedEngine(self._module, config.learner, config.model.dtype)
         self._device = self._engine.device
         self._lent = threading.Lock()
         """Held while the parameters are lent, and while an optimizer step changes them."""
         self._captures = 0
         self._reference = self._load_reference(copied) if has_reference else None
 
-    def _load_reference(self, copied: Any) -> WholeReference | DividedReference | AdapterOff:
-        """π_ref: the model without its adapter, `copied` from the policy, or loaded again to be divided among the
-        ranks."""
+    def _load_reference(self, copied: Any) -> Reference:
+        """The model without its adapter, `copied` from the policy, or loaded again and divided among the ranks."""
         if self._adapter is not None:
-            return AdapterOff(self._engine, self._adapter)
+            return partial(without_adapter, self._engine, self._adapter)
         settings, model = self._config.learner, self._config.model
         reference = copied or load_causal_lm(model.location, model.dtype, settings.attention)
         if settings.compile:
             compile_layers(reference, model.location)
         module = SampledLogprobs(reference, settings.logits_chunk_tokens).requires_grad_(False)
         if copied is None:
-            return DividedReference(divided_forward(module, self._config))
-        return WholeReference(module, self._device, settings.reference == "cpu")
+            forward = divided_forward(module, settings, model.dtype)
+            return lambda: nullcontext(forward)
+        return whole_reference(module, self._device, settings.reference == "cpu")
 
     # --- rank 0 ---------------------------------------------------------------------------------------
 
@@ -120,11 +120,10 @@ class DeepSpeedLearner:
             torch.cuda.set_device(self._device)
 
     def lend(self) -> Lent:
-        """The policy's tensors by the names of its files, or its adapter's by peft's, in the model's dtype. They are
-        its own, not copies, and the next optimizer step waits until they are given back.
+        """The policy's tensors by the names of its files, or its adapter's by peft's, in the model's dtype: no copies;
+        the next optimizer step waits until they are released.
 
-        A tied LM head goes by its own name as well: an engine that packs its weights keeps the old one
-        otherwise (vLLM on CPU does)."""
+        A tied LM head has both of its names: vLLM on a CPU, which packs its weights, keeps the old one otherwise."""
         self._tell(Command("lend"))
         tensors = self._published()
         self._lent.acquire()
@@ -136,8 +135,8 @@ class DeepSpeedLearner:
         return self._canary()
 
     def capture(self, folder: Path) -> Callable[[], None]:
-        """Copies optimizer, masters and the policy. What is returned writes them into `folder`, together with all other
-        ranks. Raises, when it is called: OSError, RuntimeError; WriteFailed, which names another rank."""
+        """Copies optimizer, masters and the policy; the returned function writes them into `folder` on all ranks.
+        It raises: OSError, RuntimeError; WriteFailed, which names another rank."""
         self._tell(Command("capture", folder=str(folder)))
         write = self._capture(folder)
         self._captures += 1
@@ -152,7 +151,7 @@ class DeepSpeedLearner:
         return write_on_all_ranks
 
     def offload(self) -> None:
-        """Move what is on the GPUs into the host's memory, on every rank: engines have the GPUs until `reload`."""
+        """Move everything from the GPUs into the host's memory on every rank: engines have the GPUs until `reload`."""
         self._tell(Command("offload"))
         self._offload()
 
@@ -176,34 +175,27 @@ class DeepSpeedLearner:
     # --- every rank -----------------------------------------------------------------------------------
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote. Called by every rank at the start.
-
-        Raises: ConfigError for a file that holds anything but tensors and plain values, or is deleted meanwhile."""
+        """Continue from what `capture` wrote. Called by every rank at the start. Raises: as `DeepSpeedEngine.load`."""
         self._engine.load(folder)
 
     def follow(self) -> None:
         """The loop of a rank other than 0: execute the commands of rank 0 until `stop`."""
-        while True:
-            command = msgspec.msgpack.decode(self._ranks.listen(), type=Command)
+        plain: dict[str, Callable[[], object]] = {
+            "lend": self._published,
+            "canary": self._canary,
+            "offload": self._offload,
+            "reload": self._engine.reload,
+        }
+        while (command := msgspec.msgpack.decode(self._ranks.listen(), type=Command)).do != "stop":
             if command.do == "update":
                 selected = [codec.decode(payload, self._config.episode.max_tokens) for payload in command.payloads]
                 self._update(selected, np.array(command.advantages), command.step)
-            elif command.do == "lend":
-                self._published()
-            elif command.do == "canary":
-                self._canary()
-            elif command.do == "offload":
-                self._offload()
-            elif command.do == "reload":
-                self._engine.reload()
             elif command.do == "capture":
                 self._captures += 1
-                writer = threading.Thread(
-                    target=self._write_and_answer, args=(self._capture(Path(command.folder)), self._captures)
-                )
-                writer.start()
+                written = self._capture(Path(command.folder)), self._captures
+                threading.Thread(target=self._write_and_answer, args=written).start()
             else:
-                return
+                plain[command.do]()
 
     def _offload(self) -> None:
         self._engine.offload()
@@ -223,10 +215,12 @@ class DeepSpeedLearner:
         if self._config.loss.proximal == "recomputed":
             update.set_proximal(self._score(self._engine, update.to_score))
         if self._reference is not None:
-            with self._reference.present() as reference:
+            with self._reference() as reference:
                 update.set_reference(self._score(reference, update.plan.micro_batches))
         report = UpdateReport(self._config.episode.s_max, self._device)
-        lr = self._learning_rate(step)
+        settings = self._config.learner
+        warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+        lr = settings.lr * warm
         norms = []
         for minibatch in update.plan.minibatches:
             self._accumulate(minibatch, update, report)
@@ -279,15 +273,10 @@ class DeepSpeedLearner:
         if faults:
             raise NonFiniteUpdate(
                 f"step {update.plan.step} is refused, not finite: {', '.join(faults)}; no update was made with its "
-                f"{update.made_of}, and their pool stays claimed. The learner would get the same pool again after a "
-                "restart: change a setting, or inspect the trajectory (`cusearch buffer peek CONFIG ID`) and take it "
-                "out of the pool (`cusearch buffer quarantine CONFIG ID`)"
+                f"{update.made_of}, and their pool stays claimed. A restarted learner gets the same pool: change a "
+                "setting, or inspect the trajectory (`cusearch buffer peek CONFIG ID`) and take it out of the pool "
+                "(`cusearch buffer quarantine CONFIG ID`)"
             )
-
-    def _learning_rate(self, step: int) -> float:
-        settings = self._config.learner
-        warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-        return settings.lr * warm
 
     def _published(self) -> dict[str, torch.Tensor]:
         """What workers load, on rank 0."""
@@ -310,7 +299,7 @@ class DeepSpeedLearner:
         return Canary(ids, logprobs.float().cpu().tolist(), tolerance)
 
     def _capture(self, folder: Path) -> Callable[[], None]:
-        """Copy this rank's part; what is returned writes it. Parameters that are not trained need no copy."""
+        """Copy this rank's part; the returned function writes it. Parameters that are not trained need no copy."""
         adapter = self._adapter
         held = self._engine.parameters(saved_tensors(self._module.model), keep=self._ranks.is_leader)
         tensors = {

@@ -1,12 +1,11 @@
 """Linear layers in float32 on processors of AMD, about twice as fast as torch's.
 
-torch multiplies float32 matrices with MKL, which uses no AVX-512 on processors of AMD: 114 GFLOP/s on a core of Zen 5,
-where oneDNN, which torch has too, reaches 249. torch gives oneDNN such products only where it may also round their
-factors to bfloat16. oneDNN does that only with Intel's AMX instructions, which AMD does not have, so that nothing is
-rounded; that is tried, and not believed.
+torch's MKL uses no AVX-512 on processors of AMD: 114 GFLOP/s on a core of Zen 5, where torch's oneDNN reaches 249.
+torch gives oneDNN float32 products only where it may round factors to bfloat16; oneDNN does that only with Intel's AMX
+instructions, so nothing is rounded on AMD, which `largest_error` checks.
 
-oneDNN compiles code for every new shape, which takes 0.7 ms and as many MB, and two micro-batches rarely have the same
-shape. So it multiplies PIECE rows at a time, and MKL the rest of them.
+oneDNN compiles code for every new shape (0.7 ms, as many MB), and micro-batches rarely have the same. So it multiplies
+PIECE rows at a time, and MKL the rest.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 PIECE = 256
-_SHAPES = ((PIECE, 128, 384), (PIECE, 384, 128), (PIECE, 1000, 33), (PIECE, 64, 512))
-"""Rows, inputs and outputs of the layers that are tried."""
+_SHAPES = ((128, 384), (384, 128), (1000, 33), (64, 512))
+"""Inputs and outputs of the layers that are tried."""
 _FLOAT32_ERROR = 1e-5
-"""Of a product, relative: float32 was seen to have 4e-7 at most, factors that are rounded to bfloat16 have 1e-3."""
+"""Of a product, relative: float32 has 4e-7 at most, factors that are rounded to bfloat16 have 1e-3."""
 
 
 def use_fastest(model: nn.Module) -> None:
-    """Let oneDNN compute the linear layers of a float32 `model` on the CPU, where it is faster and as exact. Parameters
-    stay the same ones, and keep their names."""
+    """Let oneDNN compute the linear layers of a float32 `model` on the CPU, where it is faster and as exact. Its
+    parameters stay."""
     if torch.cuda.is_available() or not _is_slow_with_mkl() or largest_error() > _FLOAT32_ERROR:
         return
     for module in model.modules():
@@ -112,10 +111,9 @@ def largest_error() -> float:
     """Largest relative error of `Product`, forward and backward, against float64."""
     generator = torch.Generator().manual_seed(0)
     errors = []
-    for count, size, out in _SHAPES:
-        rows, weight, slope = (
-            torch.randn(shape, generator=generator) for shape in ((count, size), (out, size), (count, out))
-        )
+    for size, out in _SHAPES:
+        shapes = (PIECE, size), (out, size), (PIECE, out)
+        rows, weight, slope = (torch.randn(shape, generator=generator) for shape in shapes)
         for found, one, other in (
             (_product(rows, weight.T), rows, weight.T),
             (_product(slope, weight), slope, weight),

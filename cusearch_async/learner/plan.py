@@ -1,8 +1,7 @@
-"""The plan of one learner step: its mini-batches, and of each this rank's micro-batches. Made once, before anything is
-computed.
+"""The plan of one learner step: its mini-batches, and of each this rank's micro-batches, before anything is computed.
 
 How a mini-batch is divided over ranks and micro-batches does not change what is learned: the weight of every token is
-fixed for the whole mini-batch before it is divided.
+fixed for the whole mini-batch before it is divided, gradients are summed, and only then does the optimizer step.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ MiniBatch = tuple[MicroBatch, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdatePlan:
-    """Step `step` on the `selected` trajectories, as one rank does it."""
+    """Step `step` on the `selected` trajectories, on one rank."""
 
     step: int
     selected: tuple[Trajectory, ...]
@@ -104,12 +103,16 @@ def plan_update(
     rng = stream(Stream.MINIBATCHES, config.run.seed, step)
     tickets = [trajectory.ticket for trajectory in selected]
     parts = [part.tolist() for part in batching.minibatches(tickets, config.loss.minibatch, rng)]
-    weights = _weights(parts, selected, config)
+    most_tokens = (config.episode.s_max + 1) * config.episode.max_turn_tokens
+    weights = np.zeros(len(selected))  # [K_eff] a_t for the tokens of each, by the whole mini-batch that it is in
+    for part in parts:
+        lengths = [selected[row].sampled_tokens for row in part]
+        weights[part] = losses.aggregation_weights(lengths, config.loss.aggregation, most_tokens)
     different = [batching.distinct(selected, part) for part in parts]
     minibatches = tuple(
         tuple(
             _micro_batch(share, selected, advantages, weights, config.learner.packing)
-            for share in _shares_of_rank(copies, selected, advantages, config, rank, ranks)
+            for share in _shares_of_rank(copies, selected, advantages, config.loss, config.learner, rank, ranks)
         )
         for copies in different
     )
@@ -122,22 +125,12 @@ def _prefix_share(different: list[list[list[int]]], selected: Sequence[Trajector
     return (tokens - sum(map(batching.prefix_tree_tokens, computed))) / max(tokens, 1)
 
 
-def _weights(parts: list[list[int]], selected: Sequence[Trajectory], config: Config) -> NDArray[np.float64]:
-    """a_t for the tokens of each selected trajectory [K_eff], by the whole mini-batch that it is in."""
-    most_tokens = (config.episode.s_max + 1) * config.episode.max_turn_tokens
-    weights = np.zeros(len(selected))
-    for part in parts:
-        lengths = [len(selected[row].logprobs) for row in part]
-        weights[part] = losses.aggregation_weights(lengths, config.loss.aggregation, most_tokens)
-    return weights
-
-
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one micro-batch is made of."""
+    """One micro-batch as rows of the selection."""
 
     copies: list[list[int]]
-    """Rows of the selection, those with the same tokens in one list."""
+    """Those with the same tokens in one list."""
     is_filler: bool
     has_gradient: bool
 
@@ -146,30 +139,28 @@ def _shares_of_rank(
     copies: list[list[int]],
     selected: Sequence[Trajectory],
     advantages: NDArray[np.float64],
-    config: Config,
+    loss: LossConfig,
+    learner: LearnerConfig,
     rank: int,
     ranks: int,
 ) -> Iterator[_Share]:
     """The micro-batches of one rank for a mini-batch, whose rows come as lists of `copies`: those with a gradient, and
     then those without. Fillers make them as many as the busiest rank has."""
     shortest = min(copies, key=lambda rows: len(selected[rows[0]].token_ids))
+    # a user's own objective may give a gradient to a token without an advantage
+    needs_advantage = loss.objective in losses.OBJECTIVES and not loss.kl_coef and not loss.entropy_coef
     divided: dict[bool, list[list[int]]] = {True: [], False: []}
     for rows in copies:
-        divided[not _needs_advantage(config.loss) or bool(np.any(advantages[rows]))].append(rows)
+        divided[not needs_advantage or bool(np.any(advantages[rows]))].append(rows)
     if not divided[True]:  # an optimizer step needs a gradient, if only of zeros
         divided[False].remove(shortest)
         divided[True].append(shortest)
     for has_gradient, some in divided.items():
-        own, most = _groups_of_rank(some, selected, config.learner, rank, ranks)
+        own, most = _groups_of_rank(some, selected, learner, rank, ranks)
         for group in own:
             yield _Share(group, False, has_gradient)
         for _ in range(most - len(own)):
             yield _Share([shortest[:1]], True, has_gradient)
-
-
-def _needs_advantage(loss: LossConfig) -> bool:
-    """Whether a token without an advantage has no gradient. A user's own objective may give it one."""
-    return loss.objective in losses.OBJECTIVES and not loss.kl_coef and not loss.entropy_coef
 
 
 def _groups_of_rank(
@@ -192,8 +183,14 @@ def _micro_batch(
     packing: bool,
 ) -> MicroBatch:
     rows = [row for copies in share.copies for row in copies]
-    chosen = [selected[row] for row in rows]
+    chosen, first = [selected[row] for row in rows], [selected[copies[0]] for copies in share.copies]
     lengths = [t.sampled_tokens for t in chosen]
+    ends = np.cumsum([t.sampled_tokens for t in first])
+    computed = [
+        np.arange(end - one.sampled_tokens, end)
+        for end, one, copies in zip(ends, first, share.copies, strict=True)
+        for _ in copies
+    ]
 
     def spread(values: Sequence[int] | NDArray[np.float32]) -> torch.Tensor:
         """One value per trajectory, at each of its tokens."""
@@ -203,9 +200,9 @@ def _micro_batch(
         rows=tuple(rows),
         is_filler=share.is_filler,
         has_gradient=share.has_gradient,
-        inputs=batching.collate([selected[copies[0]] for copies in share.copies], packing),
-        tokens=sum(len(selected[copies[0]].token_ids) for copies in share.copies),
-        computed=_computed(share.copies, selected),
+        inputs=batching.collate(first, packing),
+        tokens=sum(len(t.token_ids) for t in first),
+        computed=torch.from_numpy(np.concatenate(computed)),
         lengths=tuple(lengths),
         row=spread(rows),
         depth=spread([t.depth for t in chosen]),
@@ -214,13 +211,3 @@ def _micro_batch(
         advantages=spread(advantages[rows].astype(np.float32)),
         aggregation=spread(weights[rows].astype(np.float32)),
     )
-
-
-def _computed(copies: list[list[int]], selected: Sequence[Trajectory]) -> torch.Tensor:
-    """Of each sampled token of all rows, its number among those of the first of each list."""
-    numbers, start = [], 0
-    for rows in copies:
-        end = start + len(selected[rows[0]].logprobs)
-        numbers += [np.arange(start, end)] * len(rows)
-        start = end
-    return torch.from_numpy(np.concatenate(numbers))

@@ -1,14 +1,12 @@
 """The learner's ranks. Only rank 0 talks to Redis; it sends commands to the other ranks.
 
-The commands go through a key-value store that the other ranks poll, not through a collective: a collective that waits
-for trajectories longer than the group's timeout would end the run.
+Commands go through a key-value store that the other ranks poll, not through a collective, which would time out while
+rank 0 waits for trajectories.
 
-The store may outlive the ranks: torchrun starts them again (`--max-restarts`) on the store of the ranks before, where
-their messages still are, and counts its restarts per node. So the ranks first agree on a name of their life, which
-none of them has had before, and what they write afterwards stands under it.
+The store may outlive the ranks: torchrun restarts them (`--max-restarts`) on the same store, where their old messages
+still are. So the ranks first agree on a name of their life, under which they then write everything.
 
-The store has no password and listens at MASTER_ADDR only. Not covered: a process that reaches it can write what rank 0
-writes, and collectives are as open. So several ranks need a private network.
+The store has no password, and collectives are as open: several ranks need a private network.
 """
 
 from __future__ import annotations
@@ -44,10 +42,10 @@ _PIECE = 4 << 20
 """Bytes of a message in one value of the store, which takes at most 8 MiB."""
 _LONGEST = 512
 _ASK_S = 3.0
-"""How long a rank whose collective failed waits for the others to say the same."""
+"""How long a rank whose collective failed waits for the others to report the same."""
 _NAMING_S = 30.0
 _FAILED = ("gloo", "Timed out waiting", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
-"""What errors of collectives on gloo say; they have no type of their own."""
+"""Texts in errors of collectives on gloo, which have no type."""
 
 
 class Ranks:
@@ -63,13 +61,13 @@ class Ranks:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout_s = timeout_s
         store = _store(self.rank, self.size, timeout_s)
-        # a connection of its own: the group's may be busy waiting for a rank
+        # another connection: the group's may be busy waiting for a rank
         self._store: Store = store.clone()  # type: ignore[attr-defined]
         self._life = ""
         self._life = self._agree()
         self._count = 0
         self._told: deque[list[str]] = deque()
-        """Rank 0: the names of what the newest messages have written."""
+        """Rank 0: the names that the newest messages have written."""
         self._heard: dict[int, tuple[bytes, float]] = {}
         self._ended = threading.Event()
         self._reporter = threading.Thread(target=self._report, name="rank", daemon=True)
@@ -110,13 +108,13 @@ class Ranks:
         return message
 
     def _wait(self, name: str) -> bytes:
-        """What a rank writes under a name, as soon as it stands there."""
-        while (said := self._read(name)) is None:
+        """The value that a rank writes under a name, as soon as it is there."""
+        while (value := self._read(name)) is None:
             time.sleep(_POLL_S)
-        return said
+        return value
 
     def answer(self, name: str, text: str) -> None:
-        """Another rank than 0, from any thread: what `wait_for_answers` of this name waits for."""
+        """Another rank than 0, from any thread: the text for which `wait_for_answers` of this name waits."""
         self._write(f"{name}/{self.rank}", text.encode())
 
     def wait_for_answers(self, name: str, within_s: float = math.inf) -> list[str]:
@@ -124,22 +122,21 @@ class Ranks:
         `within_s` of those that have."""
         texts, deadline = [], time.monotonic() + within_s
         for rank in range(1, self.size):
-            while (said := self._read(f"{name}/{rank}")) is None and time.monotonic() < deadline:
+            while (text := self._read(f"{name}/{rank}")) is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-            if said is not None:
+            if text is not None:
                 self._store.delete_key(self._name(f"{name}/{rank}"))
-                texts.append(said.decode())
+                texts.append(text.decode())
         return texts
 
     def silent(self, after_s: float) -> list[int]:
-        """Rank 0, from any thread: the ranks that have shown no sign of life for `after_s` seconds, as far as calls of
-        this can tell. A thread of each rank reports every second; one that waits or works is not silent, one that is
-        stopped or gone is."""
+        """Rank 0, from any thread: the ranks that have not reported for `after_s` seconds, as far as calls of this can
+        tell. A thread of each rank reports every second, also while the rank waits or works."""
         now = time.monotonic()
         for rank in range(1, self.size):
-            said = self._read(f"report/{rank}") or b""
-            if rank not in self._heard or self._heard[rank][0] != said:
-                self._heard[rank] = said, now
+            report = self._read(f"report/{rank}") or b""
+            if rank not in self._heard or self._heard[rank][0] != report:
+                self._heard[rank] = report, now
         return [rank for rank, (_, since) in sorted(self._heard.items()) if now - since >= after_s]
 
     @contextmanager
@@ -153,8 +150,7 @@ class Ranks:
             raise RanksFailed(self._describe_failure(error)) from error
 
     def _describe_failure(self, error: RuntimeError) -> str:
-        """One line on who did not arrive. A rank that is busy is named only if none is dead: it may be waiting for the
-        dead one too, without having noticed."""
+        """One line on who did not arrive. A busy rank is named only if none is dead: it may wait for the dead one."""
         try:
             missing, dead = self._missing()
         except RuntimeError:  # rank 0, where the store was, is gone
@@ -193,10 +189,10 @@ class Ranks:
         return values
 
     def gather(self, text: str) -> list[str]:
-        """What every rank says, in the order of ranks, cut to `_LONGEST` bytes each."""
+        """The text of every rank, in the order of ranks, cut to `_LONGEST` bytes each."""
         rows = torch.zeros(self.size, _LONGEST, dtype=torch.uint8)
-        said = text.encode()[:_LONGEST]
-        rows[self.rank, : len(said)] = torch.tensor(list(said), dtype=torch.uint8)
+        own = text.encode()[:_LONGEST]
+        rows[self.rank, : len(own)] = torch.tensor(list(own), dtype=torch.uint8)
         return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in self.sum(rows)]
 
     def close(self) -> None:
@@ -213,9 +209,9 @@ class Ranks:
         self._reporter.join()
 
     def _agree(self) -> str:
-        """A name for this life of the ranks. Rank 0 invents it, and writes it down together with what it has heard the
-        others call themselves; a rank believes only what names it as it calls itself now, so nothing that remains of
-        an earlier life is believed. Raises: RanksFailed, naming the ranks that did not come."""
+        """A name for this life of the ranks. Rank 0 invents it, and writes it together with the names that the others
+        gave themselves; each accepts only a life that holds its present name, so nothing of an earlier life counts.
+        Raises: RanksFailed, naming the ranks that did not come."""
         own, deadline = secrets.token_hex(16), time.monotonic() + self._timeout_s
         others = range(1, self.size)
         if not self.is_leader:
@@ -237,9 +233,9 @@ class Ranks:
         raise _absent(absent, self.size, self._timeout_s)
 
     def _report(self) -> None:
-        """Every second, from a thread of its own: this process is alive."""
+        """Every second, in a thread: this process is alive."""
         reports = 0
-        with suppress(RuntimeError):  # rank 0, where the store was, is gone; who waits for it says so
+        with suppress(RuntimeError):  # rank 0, where the store was, is gone; whoever waits for it reports that
             while not self._ended.wait(_REPORT_S):
                 reports += 1
                 self._write(f"report/{self.rank}", b"%d" % reports)
@@ -248,7 +244,7 @@ class Ranks:
         self._store.set(self._name(name), value)  # type: ignore[arg-type]  # bytes are fine
 
     def _read(self, name: str) -> bytes | None:
-        """What a rank of this life wrote under a name; None where there is nothing."""
+        """The value that a rank of this life wrote under a name; None without one."""
         key = self._name(name)
         return bytes(self._store.get(key)) if self._store.check([key]) else None
 
@@ -271,8 +267,8 @@ def _absent(ranks: list[int], size: int, timeout_s: float) -> RanksFailed:
 
 
 def _store(rank: int, size: int, timeout_s: float) -> Store:
-    """Where the ranks meet: nothing that listens for one rank; else at MASTER_ADDR and MASTER_PORT, where rank 0
-    listens, or torchrun itself. Rank 0 does not wait in it for the others: `Ranks._agree` names those that are absent.
+    """Where the ranks meet: at MASTER_ADDR and MASTER_PORT, where rank 0 or torchrun listens; one rank needs no port.
+    Rank 0 does not wait in it for the others: `Ranks._agree` names those that are absent.
 
     Raises: RanksFailed when nobody listens there within `timeout_s`."""
     if size == 1:
@@ -294,10 +290,6 @@ def _store(rank: int, size: int, timeout_s: float) -> Store:
             f"rank 0 cannot listen at MASTER_ADDR {host}, MASTER_PORT {port} ({error.strerror}); use an address of "
             "this machine and a free port"
         ) from error
-    return TCPStore(  # it would listen on all interfaces by itself; the socket is the store's now
-        *(host, port, size),
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
+    shared = {"timeout": timeout, "wait_for_workers": False}
+    # without the socket, which is the store's now, it would listen on all interfaces
+    return TCPStore(host, port, size, is_master=True, master_listen_fd=listening.detach(), **shared)  # type: ignore[arg-type]

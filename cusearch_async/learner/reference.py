@@ -1,9 +1,9 @@
-"""π_ref, the policy that the run starts from. Whole on every rank, or divided among the ranks with ZeRO-3."""
+"""π_ref, the policy that the run starts from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -11,56 +11,36 @@ from torch import nn
 
 from cusearch_async.learner.adapter import Adapter
 
+Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
+"""Its forward pass, inside the context only."""
 
-class WholeReference:
-    """`module` on the device, or in the host's memory until it is `present`."""
 
-    def __init__(self, module: nn.Module, device: torch.device, waits_on_host: bool) -> None:
-        self._module = module.requires_grad_(False).eval()
-        self._device = device
-        if waits_on_host:
-            for buffer in module.buffers():
-                buffer.data = buffer.data.to(device)
-        else:
-            module.to(device)
-        self._waiting = [(p, _pinned(p.data)) for p in module.parameters()] if waits_on_host else []
+def whole_reference(module: nn.Module, device: torch.device, waits_on_host: bool) -> Reference:
+    """`module` on the device, or in the host's memory until it is used."""
+    module.requires_grad_(False).eval()
+    if waits_on_host:
+        for buffer in module.buffers():
+            buffer.data = buffer.data.to(device)
+    else:
+        module.to(device)
+    pins = torch.cuda.is_available()  # page-locked memory, from which a GPU copies directly
+    waiting = [(p, p.data.pin_memory() if pins else p.data) for p in module.parameters()] if waits_on_host else []
 
     @contextmanager
-    def present(self) -> Iterator[Callable[..., Any]]:
-        """Its forward pass, with all parameters on the device."""
-        for parameter, waiting in self._waiting:
-            parameter.data = waiting.to(self._device, non_blocking=True)
+    def present() -> Iterator[nn.Module]:
+        for parameter, on_host in waiting:
+            parameter.data = on_host.to(device, non_blocking=True)
         try:
-            yield self._module
+            yield module
         finally:
-            for parameter, waiting in self._waiting:
-                parameter.data = waiting
+            for parameter, on_host in waiting:
+                parameter.data = on_host
+
+    return present
 
 
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """In memory that a GPU can copy from directly, where there is one."""
-    return tensor.pin_memory() if torch.cuda.is_available() else tensor
-
-
-class DividedReference:
-    """A forward pass that gathers layer by layer."""
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
-
-    @contextmanager
-    def present(self) -> Iterator[Callable[..., Any]]:
-        yield self._forward
-
-
-class AdapterOff:
-    """`forward` of the policy, whose adapter is switched off meanwhile: no second model."""
-
-    def __init__(self, forward: Callable[..., Any], adapter: Adapter) -> None:
-        self._forward = forward
-        self._adapter = adapter
-
-    @contextmanager
-    def present(self) -> Iterator[Callable[..., Any]]:
-        with self._adapter.switched_off():
-            yield self._forward
+@contextmanager
+def without_adapter(forward: Callable[..., Any], adapter: Adapter) -> Iterator[Callable[..., Any]]:
+    """`forward` of the policy, whose adapter is off inside: no second model."""
+    with adapter.switched_off():
+        yield forward

@@ -1,8 +1,8 @@
-"""Whether the learner computes what a model would: asked of every model before it is trained.
+"""Whether the learner computes a model's log-probabilities: checked of every model before it is trained.
 
-The learner takes a model's hidden states through its LM head by itself, of the sampled tokens only, and may lay
-several trajectories into one row. Most models are used so; one that scales or caps its logits, or carries a state from
-token to token, is not, and would silently be trained on other log-probabilities than it samples with."""
+The learner applies the LM head itself, to the sampled tokens only, and may pack several trajectories into one row. A
+model that scales or caps its logits, or carries a state from token to token, would silently be trained on other
+log-probabilities than it samples with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOKENS = 8
 _APART = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """Nats by which log-probabilities may differ: the last bit of a logit of 16 to 32 is 0.1 in bfloat16."""
 _SEEN = {torch.float32: 1e-3, torch.bfloat16: 0.05}
-"""The same where all shapes are equal, but for the tokens that each expert gets."""
+"""The same where all shapes are equal."""
 
 
 @torch.no_grad()

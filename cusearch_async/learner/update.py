@@ -1,4 +1,4 @@
-"""One learner step on the device: what the loss needs of each micro-batch, and what turned out not to be finite.
+"""One learner step on the device: the loss's inputs for each micro-batch, and the values that are not finite.
 
 The host waits for the device in `faults` only, once per mini-batch.
 """
@@ -28,13 +28,13 @@ def surrogate_of(settings: LossConfig) -> losses.Surrogate:
 
 
 def to_backward(loss: torch.Tensor, log_policy: torch.Tensor, micro: MicroBatch, ranks: int) -> torch.Tensor:
-    """What a rank of `ranks` calls backward with, of a micro-batch. The weights in its loss count the mini-batch of all
-    ranks, and DeepSpeed averages gradients over ranks. A filler is no part of the mini-batch."""
+    """The value on which a rank calls backward for a micro-batch. The weights in its loss count the mini-batch of all
+    `ranks`, and DeepSpeed averages gradients over them. A filler is no part of the mini-batch."""
     return 0.0 * log_policy.sum() if micro.is_filler else loss * ranks
 
 
 class Update:
-    """What a step has found out so far about its `plan`, whose tensors are on `device`."""
+    """A step's results so far for its `plan`, whose tensors are on `device`."""
 
     def __init__(self, plan: UpdatePlan, settings: LossConfig, device: torch.device) -> None:
         self.plan = plan
@@ -53,22 +53,21 @@ class Update:
         return [micro for minibatch in self.plan.minibatches[1:] for micro in minibatch]
 
     def set_proximal(self, log_probs: LogProbs) -> None:
-        """Of all that are `to_score`."""
-        self._log_prox = log_probs
-        for micro, values in log_probs.items():
-            self._check(PROXIMAL, micro, values)
+        """Those of all micro-batches that are `to_score`."""
+        self._log_prox = self._checked(PROXIMAL, log_probs)
 
     def set_reference(self, log_probs: LogProbs) -> None:
-        self._log_reference = log_probs
-        for micro, values in log_probs.items():
-            self._check(REFERENCE, micro, values)
+        self._log_reference = self._checked(REFERENCE, log_probs)
 
     def tokens(self, micro: MicroBatch, log_policy: torch.Tensor) -> losses.Tokens:
-        """What the loss needs of a micro-batch, whose current log-probabilities are `log_policy` [T], float32, without
+        """The loss's inputs for a micro-batch, whose current log-probabilities are `log_policy` [T], float32, without
         gradient."""
-        self._check(POLICY, micro, log_policy)
-        log_prox = self._proximal(micro, log_policy)
+        self._checked(POLICY, {micro: log_policy})
         settings = self._settings
+        if self._log_prox is None:
+            log_prox = losses.loglinear_proximal(log_policy, micro.log_behaviour, micro.versions, self.plan.step)
+        else:
+            log_prox = log_policy if micro in self._first else self._log_prox[micro]
         weights = losses.correction_weights(
             log_prox,
             micro.log_behaviour,
@@ -87,18 +86,15 @@ class Update:
             aggregation=micro.aggregation,
         )
 
-    def _proximal(self, micro: MicroBatch, log_policy: torch.Tensor) -> torch.Tensor:
-        if self._log_prox is not None:
-            return log_policy if micro in self._first else self._log_prox[micro]
-        return losses.loglinear_proximal(log_policy, micro.log_behaviour, micro.versions, self.plan.step)
-
-    def _check(self, name: str, micro: MicroBatch, values: torch.Tensor) -> None:
-        """Note what of `values` [T] is not finite, without waiting for the device."""
-        self._bad[name].index_add_(0, micro.row, (~torch.isfinite(values)).to(torch.int32))
+    def _checked(self, name: str, log_probs: LogProbs) -> LogProbs:
+        """Counts what is not finite, without waiting for the device."""
+        for micro, values in log_probs.items():
+            self._bad[name].index_add_(0, micro.row, (~torch.isfinite(values)).to(torch.int32))
+        return log_probs
 
     def faults(self, gradient: torch.Tensor) -> str:
-        """What was not finite on this rank so far, in words; empty if all was. `gradient` is one number that is finite
-        as long as the gradient is. Waits for the device."""
+        """The values on this rank that were not finite, in words; empty if all were. `gradient` is one number that is
+        finite as long as the gradient is. Waits for the device."""
         names = [f"{name} of trajectory {t.id}" for name in CHECKED for t in self.plan.selected] + ["the gradient"]
         bad = torch.cat([*self._bad.values(), ~torch.isfinite(gradient).reshape(1)]).tolist()
         found = [name for name, is_bad in zip(names, bad, strict=True) if is_bad]

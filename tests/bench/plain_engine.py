@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cusearch_async.config import Config
+from cusearch_async.config import LearnerConfig
 
 REPLACED = "cusearch_async.learner.deepspeed_engine"
 
@@ -22,12 +22,12 @@ class PlainEngine:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    def __init__(self, module: nn.Module, config: Config) -> None:
+    def __init__(self, module: nn.Module, learner: LearnerConfig, _dtype: str) -> None:
         self._module = module.to(self.device)
         self._parameters = list(module.parameters())
         self._masters = [parameter.detach().float() for parameter in self._parameters]  # of float32: the same memory
-        self._optimizer = torch.optim.AdamW(self._masters, weight_decay=config.learner.weight_decay)
-        self._clip = config.learner.grad_clip
+        self._optimizer = torch.optim.AdamW(self._masters, weight_decay=learner.weight_decay)
+        self._clip = learner.grad_clip
         self.gradient_square = torch.zeros((), device=self.device)
         for parameter in self._parameters:
             parameter.register_hook(self._add_square)
@@ -67,7 +67,7 @@ def learner_module(with_deepspeed: bool) -> Any:
         stand_in.DeepSpeedEngine = PlainEngine
         stand_in.divided_forward = None  # of ZeRO-3, which it has not
         sys.modules.setdefault(REPLACED, stand_in)
-    from cusearch_async.training import learner
+    from cusearch_async.learner import learner
 
     if not with_deepspeed:
         learner.DeepSpeedEngine = PlainEngine

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from cusearch_async.learner.reference import WholeReference
+from cusearch_async.learner.reference import whole_reference
 
 
 def tied() -> torch.nn.Module:
@@ -21,8 +21,8 @@ def test_a_reference_is_the_same_after_its_pass_even_one_that_failed(waits):
     module, inputs = tied(), torch.ones(1, 3)
     wanted = module(inputs).detach()
     before = {name: parameter.data_ptr() for name, parameter in module.named_parameters()}
-    reference = WholeReference(module, torch.device("cpu"), waits)
-    with contextlib.suppress(KeyError), reference.present() as forward:
+    reference = whole_reference(module, torch.device("cpu"), waits)
+    with contextlib.suppress(KeyError), reference() as forward:
         assert torch.equal(forward(inputs), wanted)
         raise KeyError
     assert {name: parameter.data_ptr() for name, parameter in module.named_parameters()} == before
@@ -33,9 +33,9 @@ def test_a_reference_is_the_same_after_its_pass_even_one_that_failed(waits):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_reference_that_waits_is_on_the_gpu_for_its_pass_only():
     module = tied()
-    reference = WholeReference(module, torch.device("cuda"), waits_on_host=True)
+    reference = whole_reference(module, torch.device("cuda"), waits_on_host=True)
     assert {parameter.device.type for parameter in module.parameters()} == {"cpu"}
-    with reference.present() as forward:
+    with reference() as forward:
         assert {parameter.device.type for parameter in module.parameters()} == {"cuda"}
         assert module[0].weight is module[1].weight
         assert forward(torch.ones(1, 3, device="cuda")).device.type == "cuda"

@@ -24,7 +24,7 @@ def main() -> None:
 
     config = load_config(Path("atlas"), sys.argv[1:])
     ranks = Ranks(config.learner.collective_timeout_s)
-    engine = DeepSpeedEngine(torch.nn.Linear(4, 1), config)
+    engine = DeepSpeedEngine(torch.nn.Linear(4, 1), config.learner, config.model.dtype)
     if ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     began = time.monotonic()

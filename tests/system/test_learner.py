@@ -89,7 +89,7 @@ def test_a_checkpoint_is_loaded_without_running_what_is_in_it(tmp_path):
     made.unlink()
     output = train(tmp_path, "second", "--load", str(checkpoint), status=1)
     assert not made.exists()
-    assert f"checkpoint {checkpoint} holds data that a learner never writes" in output
+    assert f"checkpoint {checkpoint} is no learner's, or damaged" in output
 
 
 def test_a_checkpoint_that_another_learner_has_deleted_meanwhile_is_named(tmp_path):

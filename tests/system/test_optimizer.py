@@ -104,7 +104,8 @@ def test_only_an_offloaded_optimizer_is_fused(atlas_config):
     """Its rounding is another: what is trained on a CPU stays as it was."""
     from cusearch_async.learner.deepspeed_engine import settings_of
 
-    plain, offloaded = (settings_of(load_config(atlas_config, list(options))) for options in ((), OFFLOADED))
+    configs = (load_config(atlas_config, list(options)).learner for options in ((), OFFLOADED))
+    plain, offloaded = (settings_of(learner, "float32") for learner in configs)
     assert "fused" not in plain["optimizer"]["params"]
     assert offloaded["optimizer"]["params"]["fused"] is True
 
