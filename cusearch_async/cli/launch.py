@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     started = time.monotonic()
     run_folder.refuse_others(config.folder, config.run.name)
     done = checkpoints_of(config).latest()
-    if done is not None and is_complete(done.state.step, config) and not done.torn():
+    if done is not None and is_complete(done.state.step, config) and not done.damaged():
         console.print(
             f"run {config.run.name} is complete: {done.state.step} steps are done and run.steps is "
             f"{config.run.steps}. Nothing is left to do; to continue, add --steps N"

@@ -97,7 +97,7 @@ def _mean(values: np.ndarray[tuple[int], np.dtype[np.generic]]) -> str:
 def _update(step: RecordedStep, folder: Path) -> ReplayedUpdate:
     from cusearch_async.replay.selection import checkpoint_before  # noqa: PLC0415
 
-    checkpoint = checkpoint_before(folder, step.record.step, step.config)
+    checkpoint = checkpoint_before(folder, step.record.step, step.config.learner)
     configure_process(step.config.learner.cores, sharers=count_sharers(step.config))
     os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
     import torch  # noqa: PLC0415  (reads the settings above when it is loaded)

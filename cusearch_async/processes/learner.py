@@ -19,7 +19,7 @@ from cusearch_async.processes.engines import ask_retriever
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.identity import Identity, identity_of
-from cusearch_async.training.takeover import lead
+from cusearch_async.training.takeover import Leader
 from cusearch_async.transport.buffer import open_buffer
 
 
@@ -46,7 +46,7 @@ def _lead(config: Config, ranks: Ranks, lock: GpuLock | None, tokenizer: Any, ac
     identity = asyncio.run(_with_retriever(own, config, accept_changes))
     ranks.tell(b"begin")  # the others load nothing before, and wait in no collective, whose time is limited
     with run_folder.hold_as_learner(config.folder):
-        lead(DeepSpeedLearner, open_buffer, ranks, questions, identity, config, accept_changes, lock)
+        Leader(open_buffer, ranks, questions, identity, config, accept_changes, lock).lead(DeepSpeedLearner)
 
 
 async def _with_retriever(own: Identity, config: Config, accept_changes: bool) -> Identity:

@@ -1,7 +1,6 @@
-"""A recorded step once more: its selection and advantages, by its own method or another one.
+"""A recorded step replayed: its selection and advantages, by its own method or another one.
 
-Its update, which needs torch, is made again by `update_again`. Nothing here loads torch: how many threads it has is
-read when it is loaded."""
+Nothing here loads torch, which reads its number of threads when it is loaded; `replay.update` replays the update."""
 
 from __future__ import annotations
 
@@ -11,20 +10,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import Config, LearnerConfig, load_config
 from cusearch_async.errors import ConfigError, CorruptPayload, InvalidTrajectory
 from cusearch_async.run.folder import refuse_no_run
 from cusearch_async.run.history import Start, epochs_and_steps, read_starts
 from cusearch_async.training.checkpoint import Checkpoints
 from cusearch_async.training.recorder import Record, read_record
-from cusearch_async.training.selector import advantages_of, select
+from cusearch_async.training.selector import advantages_of, candidates_of, select
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.types import Pool, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a method takes of a pool."""
+    """A method's selection from a pool."""
 
     indices: NDArray[np.int64]  # [K_eff] into the pool
     advantages: NDArray[np.float64]  # [K_eff]
@@ -63,23 +62,23 @@ class RecordedStep:
         return Choice(np.array(self.record.selected, dtype=np.int64), np.array(self.record.advantages))
 
     def choose(self, config: Config) -> Choice:
-        """What the method of `config` takes of the recorded pool. It remembers what the recorded method did, if its
-        memory is of the same kind, else nothing: SDGA-Phase begins at phase 0.
+        """The choice of `config`'s method from the recorded pool, with the recorded method's memory if that is of the
+        same kind, else with none: SDGA-Phase begins at phase 0.
 
         Raises: ConfigError for a method that would have had another pool, or a record that it cannot choose from."""
         groups, recorded_groups = config.questions_per_step, self.config.questions_per_step
         if groups != recorded_groups:
             raise ConfigError(
-                f"{config.method.name} would have had {groups} groups, and the pool of step {self.record.step} has "
-                f"{recorded_groups}, for {self.config.method.name}: what it would have taken of another method's pool "
-                "is not known; compare the two by a run of each"
+                f"{config.method.name} cannot be replayed: it generates {groups} groups per step, and the pool of step "
+                f"{self.record.step} has {recorded_groups}, of {self.config.method.name}; run both methods instead"
             )
         method, recorded = config.method.make(), self.config.method.make()
         try:
             text = self.record.memory if method.Memory is recorded.Memory else ""
             memory = method.decode(text, config.episode.s_max)
-            selection = select(self.pool, method, memory, config)
-            return Choice(selection.indices, advantages_of(selection.indices, self.pool, method, config).values)
+            candidates = candidates_of(self.pool, config.episode.s_max)
+            selected = select(candidates, self.pool.step, method, memory, config.method, config.run.seed).indices
+            return Choice(selected, advantages_of(selected, candidates, self.pool.step, method, config.method).values)
         except ValueError as error:
             raise ConfigError(
                 f"{config.method.name} cannot choose from the record of step {self.record.step}: {error}; is it of "
@@ -90,16 +89,16 @@ class RecordedStep:
         return [self.pool.trajectories[i] for i in self.record.selected]
 
 
-def checkpoint_before(run_folder: Path, step: int, config: Config) -> Path | None:
-    """The checkpoint that a step's update can be made again from; None for the model of the config, at step 0.
+def checkpoint_before(run_folder: Path, step: int, learner: LearnerConfig) -> Path | None:
+    """The checkpoint from which a step's update can be replayed; None for the model of the config, at step 0.
 
-    Raises: ConfigError when it is not kept, or damaged, and for an update that several ranks have made."""
-    if config.learner.ranks > 1:
+    Raises: ConfigError when it is not kept, or damaged, and for an update of several ranks."""
+    if learner.ranks > 1:
         raise ConfigError(
-            f"the update of step {step} was made by learner.ranks = {config.learner.ranks}, which add up in another "
-            "order than one; replay makes updates of one rank only"
+            f"the update of step {step} was made by learner.ranks = {learner.ranks}, which add up in another order "
+            "than one; replay makes updates of one rank only"
         )
-    kept = Checkpoints(run_folder, config.learner.keep_checkpoints, epochs_and_steps(run_folder)).by_step()
+    kept = Checkpoints(run_folder, learner.keep_checkpoints, epochs_and_steps(run_folder)).by_step()
     if step == 0:
         return None
     if step not in kept:
@@ -108,7 +107,7 @@ def checkpoint_before(run_folder: Path, step: int, config: Config) -> Path | Non
             f"the update of step {step} needs the checkpoint of that step, and {run_folder} keeps {there}; a smaller "
             "learner.checkpoint_every and a larger learner.keep_checkpoints keep more"
         )
-    torn = kept[step].torn()
-    if torn:
-        raise ConfigError(f"checkpoint {kept[step].path} is damaged ({', '.join(torn[:3])})")
+    damaged = kept[step].damaged()
+    if damaged:
+        raise ConfigError(f"checkpoint {kept[step].path} is damaged ({', '.join(damaged[:3])})")
     return kept[step].path

@@ -1,4 +1,4 @@
-"""The update of a recorded step once more, compared bit for bit with what the run has kept of it."""
+"""The update of a recorded step replayed, and compared bit for bit with the run's metrics and weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReplayedUpdate:
     metrics: dict[str, tuple[Any, Any]]
     """Name -> as recorded in metrics.jsonl, and as computed again."""
     differing_tensors: list[str] | None
-    """Parameters that differ from the published version behind the step; None when that is not kept any more."""
+    """Parameters that differ from the version published after the step; None when that is not kept any more."""
 
     @property
     def is_same(self) -> bool:
@@ -30,9 +30,9 @@ class ReplayedUpdate:
 
 
 def replay_update(step: RecordedStep, run_folder: Path, checkpoint: Path | None, learner: Learner) -> ReplayedUpdate:
-    """Make the update of a recorded step again, with a new `learner`.
+    """Replay the update of a recorded step with a new `learner`.
 
-    Raises: ConfigError when the run keeps nothing that it could be compared with."""
+    Raises: ConfigError when the run keeps nothing to compare it with."""
     if checkpoint is not None:
         learner.load(checkpoint)
     record = step.record
@@ -44,15 +44,15 @@ def replay_update(step: RecordedStep, run_folder: Path, checkpoint: Path | None,
     differing = _differing(store, record.step + 1, record.epoch, learner)
     if not metrics and differing is None:
         raise ConfigError(
-            f"the update of step {record.step} can be compared with nothing: epoch {record.epoch} left no row of it in "
+            f"the update of step {record.step} cannot be verified: no metrics row from epoch {record.epoch} in "
             f"{run_folder / METRICS}, and version {record.step + 1} is not kept in {store.folder}; choose another step"
         )
     return ReplayedUpdate(metrics, differing)
 
 
 def _differing(store: WeightStore, version: int, epoch: int, learner: Learner) -> list[str] | None:
-    """Parameters of `learner` that differ from a version that was published by `epoch` or a later one, which goes on
-    from it; None when there is none."""
+    """Parameters of `learner` that differ from a version that `epoch`, or a later one that continues it, published;
+    None when there is none."""
     newest = newest_of(version, store.names())
     if newest is None or epoch_of(newest) < epoch:
         return None

@@ -1,4 +1,4 @@
-"""What goes on behind the training loop: a weight version is published, a checkpoint is written."""
+"""Work that runs concurrently with the training loop: publishing a weight version, writing a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cusearch_async.lifecycle.signals import end_tasks
 
 
 class Background:
-    """One piece of work at a time. An error of it is raised by whatever is called next. Work that is not finished at
-    the end of the context is cancelled; what it does in a thread is waited for when the event loop ends."""
+    """One piece of work at a time. Its error is raised by the next call. Work that is not finished at the end of the
+    context is cancelled; its threads are waited for when the event loop ends."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -24,7 +24,7 @@ class Background:
         if self._task is not None:
             await end_tasks([self._task])
             if not self._task.cancelled():
-                self._task.exception()  # what ends the context is said already; asyncio would add a stack trace
+                self._task.exception()  # else asyncio would log it with a stack trace
 
     @property
     def is_busy(self) -> bool:

@@ -3,12 +3,12 @@
     <run folder>/checkpoints/step000010-e3/deepspeed/   optimizer and masters
     <run folder>/checkpoints/step000010-e3/model/       the policy as a Hugging Face folder
     <run folder>/checkpoints/step000010-e3/adapter/     the adapter alone, as peft writes it, if one is trained
-    <run folder>/checkpoints/step000010-e3/state.json   step, what the method remembers, size and checksum of every file
+    <run folder>/checkpoints/step000010-e3/state.json   step, the method's memory, size and checksum of every file
 
 The name holds the learner's fencing epoch, so two learners never write to one folder. A checkpoint is written as
-`.unfinished-step000010-e3`, synced to disk, renamed when it is complete, and read back. A checkpoint whose files do not
-match its state.json is damaged; it is logged and skipped. When a learner goes back to step 8, later checkpoints of
-earlier learners are not used any more: they belong to another course of the run.
+`.unfinished-step000010-e3`, synced to disk, renamed when it is complete, and read back. One whose files do not match
+its state.json is damaged; it is logged and skipped. When a learner goes back to step 8, later checkpoints of earlier
+learners do not count any more: they belong to another course of the run.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class FileRecord(msgspec.Struct):
 
 
 class CheckpointState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What besides the weights a run continues from."""
+    """The part of a checkpoint besides the weights."""
 
     step: int
     """Learner steps done; the next step to run."""
     method: MethodState
-    """What the selection method remembers; its group sizes are those of the tickets from `step` on."""
+    """The selection method's memory; its group sizes are those of the tickets from `step` on."""
     ranks: int
     zero_stage: int
     """How the optimizer's state is divided."""
@@ -70,16 +70,16 @@ class _Saved(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that has a state; whether its files are whole, `torn` tells."""
+    """One that has a state; `damaged` checks its files."""
 
     path: Path
     epoch: int
     state: CheckpointState
     files: dict[str, FileRecord]
 
-    def torn(self) -> list[str]:
+    def damaged(self) -> list[str]:
         """The files that are not as they were written; reads all of them."""
-        return [name for name, record in self.files.items() if not _is_whole(self.path / name, record)]
+        return [name for name, record in self.files.items() if not _is_intact(self.path / name, record)]
 
 
 class Checkpoints:
@@ -93,42 +93,41 @@ class Checkpoints:
     # --- to resume ------------------------------------------------------------------------------------
 
     def newest(self, known: RunState) -> Checkpoint | None:
-        """The newest whole checkpoint that Redis can go on from, whose step is neither beyond what Redis has committed
-        nor before the pools that it holds; if there is none, the newest whole one. None when there are none at all.
+        """The newest intact checkpoint from which Redis can continue: its step is neither beyond the commits in Redis
+        nor before the pools there; if there is none, the newest intact one. None when there are none at all.
 
-        Raises: ConfigError when there are some, and none is whole: starting at step 0 would throw them away."""
+        Raises: ConfigError when there are some, and all are damaged: starting at step 0 would throw them away."""
         found = self._of_this_course()
         fitting = [c for c in found if not known.exists or known.checkpoint <= c.state.step <= known.step]
         for checkpoint in (*reversed(fitting), *(c for c in reversed(found) if c not in fitting)):
-            torn = checkpoint.torn()
-            if not torn:
+            damaged = checkpoint.damaged()
+            if not damaged:
                 return checkpoint
-            log.warning("checkpoint %s is damaged (%s); it is skipped", checkpoint.path, ", ".join(torn[:3]))
+            log.warning("checkpoint %s is damaged (%s); it is skipped", checkpoint.path, ", ".join(damaged[:3]))
         if any(self.folder.glob("step*")):
             raise ConfigError(
-                f"all checkpoints in {self.folder} are damaged, or cannot be read by this version; go on with the "
+                f"all checkpoints in {self.folder} are damaged, or cannot be read by this version; continue with the "
                 "version that wrote them, restore one, or `cusearch reset` the run"
             )
         return None
 
     def latest(self) -> Checkpoint | None:
-        """The newest of this course, by its state alone: whether its files are whole is not looked at."""
-        found = self._of_this_course()
-        return found[-1] if found else None
+        """The newest of this course, by its state alone: its files are not checked."""
+        return max(self._of_this_course(), key=_order, default=None)
 
     def by_step(self) -> dict[int, Checkpoint]:
         """Those of this course, by their states alone, oldest first."""
         return {checkpoint.state.step: checkpoint for checkpoint in self._of_this_course()}
 
     def highest_epoch(self) -> int:
-        """Of all learners that have started, or have left something here, whole or not."""
+        """Of all learners that have started, or have left something here."""
         left = (int(name[2]) for _, name in entries(self.folder, _NAME))
         return max((*left, *(epoch for epoch, _ in self._starts)), default=0)
 
     # --- to write -------------------------------------------------------------------------------------
 
     def begin(self, epoch: int, step: int) -> None:
-        """Write as the learner of `epoch`, which goes on from `step`; clear what earlier ones left half done."""
+        """Write as the learner of `epoch`, which continues from `step`; clear what earlier ones left half done."""
         self._starts.append((epoch, step))
         for path, name in entries(self.folder, _NAME):
             if is_half_done(path, STATE_FILE) and int(name[2]) < epoch:
@@ -160,25 +159,25 @@ class Checkpoints:
         target = self._path(step)
         put_in_place(target)
         try:
-            torn = _read(target).torn()
+            damaged = _read(target).damaged()
         except (OSError, ValueError) as error:
-            torn = [str(error)]
-        if torn:
+            damaged = [str(error)]
+        if damaged:
             remove(target)
-            raise WriteFailed(f"cannot write {target}: {', '.join(torn[:3])} cannot be read back")
+            raise WriteFailed(f"cannot write {target}: {', '.join(damaged[:3])} cannot be read back")
 
     def oldest_kept(self) -> int:
-        """Pools before this step may be forgotten: `keep` complete checkpoints have it behind them; else 0."""
+        """Pools before this step may be forgotten: there are `keep` checkpoints of it and later steps; else 0."""
         kept = self._kept()
         return kept[0].state.step if len(kept) == self._keep else 0
 
     def superfluous(self) -> list[Path]:
-        """What is older than the checkpoints to keep, or of another course; never what a later learner wrote."""
+        """Those older than the checkpoints to keep, or of another course; never a later learner's."""
         kept = [checkpoint.path for checkpoint in self._kept()]
         return [c.path for c in self._readable() if c.epoch <= self.epoch and c.path not in kept]
 
     def remove(self, superfluous: Sequence[Path]) -> None:
-        """Delete them; one that is half deleted has no state any more."""
+        """Delete them; their states first."""
         for path in superfluous:
             remove_sealed(path, STATE_FILE)
 
@@ -192,24 +191,28 @@ class Checkpoints:
         return list(self.by_step().values())[-self._keep :]
 
     def _of_this_course(self) -> list[Checkpoint]:
-        """What the run may go on from, oldest first: no later learner has gone back behind it."""
+        """Those from which the run may continue, oldest first: no later learner has gone back behind them."""
         return [
             c for c in self._readable() if all(c.state.step <= step for epoch, step in self._starts if epoch > c.epoch)
         ]
 
     def _readable(self) -> list[Checkpoint]:
-        """Checkpoints that have a state, in order of step and epoch; what cannot be read does not count."""
+        """Checkpoints that have a state, in order of step and epoch."""
         found = []
         for path in self.folder.glob("step*"):
             try:
                 found.append(_read(path))
             except (OSError, ValueError) as error:
                 log.warning("checkpoint %s has no state that can be read (%s); it is skipped", path, error)
-        return sorted(found, key=lambda c: (c.state.step, c.epoch))
+        return sorted(found, key=_order)
+
+
+def _order(checkpoint: Checkpoint) -> tuple[int, int]:
+    return checkpoint.state.step, checkpoint.epoch
 
 
 def _read(path: Path) -> Checkpoint:
-    """Raises: OSError, or ValueError saying what is wrong with its state."""
+    """Raises: OSError, or ValueError with the fault of its state."""
     name = _NAME.fullmatch(path.name)
     if name is None:
         raise ValueError("its name is not stepSTEP-eEPOCH")
@@ -230,7 +233,7 @@ def _list_files(folder: Path) -> dict[str, FileRecord]:
     return {str(path.relative_to(folder)): _record_of(path) for path in paths}
 
 
-def _is_whole(path: Path, record: FileRecord) -> bool:
+def _is_intact(path: Path, record: FileRecord) -> bool:
     return path.is_file() and path.stat().st_size == record.bytes and _record_of(path) == record
 
 
@@ -240,19 +243,27 @@ def _record_of(path: Path) -> FileRecord:
 
 
 def checkpoints_of(config: Config) -> Checkpoints:
-    """The checkpoints in the run's folder, as the starts so far tell which of them count."""
+    """The checkpoints in the run's folder; the starts so far decide which of them count."""
     return Checkpoints(config.folder, config.learner.keep_checkpoints, epochs_and_steps(config.folder))
 
 
+def state_at(step: int, method: MethodState, config: Config) -> CheckpointState:
+    """The state of a checkpoint after `step` steps."""
+    learner = config.learner
+    return CheckpointState(
+        step=step, method=method, ranks=learner.ranks, zero_stage=learner.zero_stage, fixed=fixed_terms(config)
+    )
+
+
 def check_same_run(folder: Path, saved: CheckpointState, config: Config) -> None:
-    """Raises: ContractMismatch when this run cannot load the checkpoint; ConfigError when it cannot go on from it."""
+    """Raises: ContractMismatch when this run cannot load the checkpoint; ConfigError when it must not continue."""
     found = differences(fixed_terms(config), saved.fixed)
     if found:
         raise not_this_run(config.run.name, found, f"{folder} was saved with these: `cusearch reset` to change them")
     now = config.learner.ranks, config.learner.zero_stage
     if (saved.ranks, saved.zero_stage) != now:
         log.info(
-            "%s was saved by %d ranks with ZeRO stage %d; its state is divided again, for %d ranks with stage %d",
+            "%s was saved by %d ranks, ZeRO-%d; resharding the optimizer state to %d ranks, ZeRO-%d",
             *(folder, saved.ranks, saved.zero_stage, *now),
         )
     method = config.method.make()

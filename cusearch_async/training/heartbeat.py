@@ -1,4 +1,4 @@
-"""The learner's heartbeat, and its watch over the other ranks, beside the training loop."""
+"""The learner's heartbeat, and its watch over the other ranks, concurrently with the training loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cusearch_async.config import Config
 from cusearch_async.errors import CusearchError, Fenced
 from cusearch_async.training.background import Background
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus
@@ -25,19 +24,20 @@ WARN_SILENT_EVERY_S = 30.0
 
 
 class Heartbeat(Background):
-    """Inside the context, tells the buffer every `BEAT_S` that this learner is alive, and at the end that it has ended.
-    The learner works in a thread, so an update does not delay it.
+    """Inside the context, reports to the buffer every `BEAT_S` that this learner is alive, and at the end that it has
+    ended. The learner works in a thread, so an update does not delay it.
 
     It also checks the other ranks, for which rank 0 may wait in a collective: if a rank is silent for run.stall_s or
     learner.collective_timeout_s, the process ends. `check` raises an error of the program in here."""
 
-    def __init__(self, buffer: LearnerBuffer, ranks: Ranks, config: Config) -> None:
+    def __init__(self, buffer: LearnerBuffer, ranks: Ranks, stall_s: float, collective_timeout_s: float) -> None:
         super().__init__()
         self.step = 0
         """Learner step that is waited for or trained."""
         self._buffer = buffer
         self._ranks = ranks
-        self._config = config
+        limits = ("run.stall_s", stall_s), ("learner.collective_timeout_s", collective_timeout_s)
+        self._limit = min(limits, key=lambda limit: limit[1])
         self._named_at = time.monotonic()
 
     async def __aenter__(self) -> Heartbeat:
@@ -67,9 +67,7 @@ class Heartbeat(Background):
             await asyncio.sleep(BEAT_S)
 
     def _watch_ranks(self) -> None:
-        limits = {"run.stall_s": self._config.run.stall_s}
-        limits["learner.collective_timeout_s"] = self._config.learner.collective_timeout_s
-        key, limit_s = min(limits.items(), key=lambda limit: limit[1])
+        key, limit_s = self._limit
         named_s = min(WARN_SILENT_EVERY_S, limit_s / 2)
         silent = self._ranks.silent(named_s)
         if not silent:

@@ -1,4 +1,4 @@
-"""A learner that works in a thread of its own, so that the event loop goes on while it trains."""
+"""A learner that works in a separate thread, so that the event loop keeps running while it trains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class InThread:
-    """The same learner with calls to await. They are made in the order of these calls, awaited or not."""
+    """The same learner with calls to await; they run in order, awaited or not."""
 
     def __init__(self, learner: Learner, executor: ThreadPoolExecutor, lock: GpuLock | None) -> None:
         self._learner = learner
@@ -30,8 +30,8 @@ class InThread:
         self._gpus = GpuShare(lock, lambda: self._call(learner.reload), lambda: self._call(learner.offload))
 
     def active(self) -> AbstractAsyncContextManager[None]:
-        """For all other calls, where learner and engines take turns: the learner has the GPUs inside. Raises: Stalled
-        when the engines keep them."""
+        """For all other calls of a colocated run: the learner has the GPUs inside. Raises: Stalled when the engines
+        keep them."""
         return self._gpus.active()
 
     def update(
@@ -54,7 +54,7 @@ class InThread:
 
 @asynccontextmanager
 async def in_thread(learner: Learner, lock: GpuLock | None = None) -> AsyncIterator[InThread]:
-    """`learner` in a new thread, which ends with the context. `lock` is taken, if the learner takes turns."""
+    """`learner` in a new thread, which ends with the context. `lock` is taken, if the run is colocated."""
     executor = ThreadPoolExecutor(1, "learner", learner.enter_thread)
     try:
         yield InThread(learner, executor, lock)

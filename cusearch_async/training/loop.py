@@ -44,15 +44,15 @@ async def train(
 ) -> int:
     """Consumes pools from `buffer`, produces weight versions in `store`; returns the steps that are done.
 
-    Waits for a complete pool; unblocked by the workers' `put`. Weights and checkpoints are written behind the next
+    Waits for a complete pool; unblocked by the workers' `put`. Weights and checkpoints are written during the next
     update. Ends after run.steps, or before the next step once `stop` is set, with a checkpoint of what is committed;
     after a failure the run resumes from its newest one. Raises: NothingLearned when none of its steps had an advantage,
-    or when all episodes of a pool have failed: the next start has them played again."""
+    or when all episodes of a pool have failed: the next start retries them."""
     selector = Selector(config, questions, start.method)
     async with (
-        Publisher(learner, buffer, store, config) as publisher,
-        Saver(learner, buffer, checkpoints, config, start.step) as saver,
-        Recorder(config, buffer.epoch) as recorder,
+        Publisher(learner, buffer, store, config.learner.publish_every, config.run.steps) as publisher,
+        Saver(learner, buffer, checkpoints, config.learner.checkpoint_every, start) as saver,
+        Recorder(config.folder, config.run.records_mib, buffer.epoch) as recorder,
     ):
         meanwhile = publisher, saver, heartbeat
         watchdog = Watchdog(buffer, config, publisher.republish)
@@ -79,7 +79,7 @@ async def train(
                 await publisher.publish_if_due(step)
                 report.done("publish")
                 await report.write(chosen, update, publisher.took_s)
-                await saver.save_if_due(step, remembered)  # behind the row, which a learner that dies now cannot redo
+                await saver.save_if_due(step, remembered)  # after the row: a resumed learner does not write it again
                 report.done("checkpoint")
         await publisher.finish()
         await saver.save(step, remembered)
@@ -90,9 +90,8 @@ async def train(
     report.close()
     if start.step == 0 < step == config.run.steps and not has_learned:
         raise NothingLearned(
-            f"no trajectory of the {step} steps had an advantage: within each group all rewards were "
-            "equal, so the policy is what it was before them; check the reward, and whether the questions are all too "
-            "hard or all too easy"
+            f"no trajectory of the {step} steps had an advantage: within each group all rewards were equal, so the "
+            "policy did not change; check the reward, and whether the questions are all too hard or all too easy"
         )
     log.info("%s at step %d; checkpoint saved", "finished" if step == config.run.steps else "stopped", step)
     return step
@@ -106,8 +105,8 @@ async def wait_for_pool(
     question_of: Callable[[int], str] | None = None,
     meanwhile: Sequence[Background] = (),
 ) -> Pool | None:
-    """The pool of `step` as soon as it is complete, of the questions that its tickets stand for; None once `stop` is
-    set. Raises: Stalled; NothingLearned for a pool without any trajectory; what went wrong `meanwhile`."""
+    """The pool of `step` as soon as it is complete; None once `stop` is set. Raises: Stalled; NothingLearned for a pool
+    without any trajectory; errors of the work `meanwhile`."""
     for attempt in itertools.count():
         for work in meanwhile:
             work.check()

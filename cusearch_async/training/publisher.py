@@ -1,7 +1,7 @@
-"""What leaves the learner: weight versions for the workers, checkpoints for its successor.
+"""The learner's output: weight versions for the workers, checkpoints for its successor.
 
-Both are written behind the training loop, while the next update runs. The loop stops only until what it is about to
-change has been copied: the parameters by the next optimizer step, the optimizer at once."""
+Both are written asynchronously, while the next update runs. The loop waits only until what it is about to change has
+been copied: the parameters before the next optimizer step, the optimizer at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from cusearch_async.config import Config
+import msgspec
+
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.learner.interface import Lent
-from cusearch_async.run.identity import fixed_terms
 from cusearch_async.training.background import Background
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.in_thread import InThread
@@ -25,28 +25,31 @@ log = logging.getLogger(__name__)
 
 
 class Publisher(Background):
-    """Weight versions, one every learner.publish_every steps and one after the last."""
+    """Weight versions, one every `every` steps and one after the `last`."""
 
-    def __init__(self, learner: InThread, buffer: LearnerBuffer, store: WeightStore, config: Config) -> None:
+    def __init__(
+        self, learner: InThread, buffer: LearnerBuffer, store: WeightStore, every: int = 1, last: int = 0
+    ) -> None:
         super().__init__()
         self._learner = learner
         self._buffer = buffer
         self._store = store
-        self._config = config
+        self._every = every
+        self._last = last
         self.took_s = 0.0
         """From the beginning of the newest publication to its announcement."""
 
     async def publish(self, version: int) -> None:
-        """Begin to publish the policy as weight version `version`: to write it, then to announce it. The version before
-        is finished first. Raises: what that one failed with."""
+        """Begin to write, then announce, the policy as weight version `version`. The version before is finished first.
+        Raises: the error of that one."""
         await self.finish()
         began = time.monotonic()
         async with self._learner.active():
             lent = await self._learner.lend()
-            self.start(self._publish(version, lent, self._learner.canary(), began))  # the next update comes behind both
+            self.start(self._publish(version, lent, self._learner.canary(), began))  # before the next update
 
     async def publish_if_due(self, version: int) -> None:
-        if version % self._config.learner.publish_every == 0 or version == self._config.run.steps:
+        if version % self._every == 0 or version == self._last:
             await self.publish(version)
 
     async def republish(self, version: int) -> None:
@@ -73,32 +76,33 @@ class Publisher(Background):
 
 
 class Saver(Background):
-    """Checkpoints, one every learner.checkpoint_every steps and one at the end."""
+    """Checkpoints, one every `every` steps and one at the end."""
 
     def __init__(
-        self, learner: InThread, buffer: LearnerBuffer, checkpoints: Checkpoints, config: Config, saved: int
+        self, learner: InThread, buffer: LearnerBuffer, checkpoints: Checkpoints, every: int, start: CheckpointState
     ) -> None:
-        """`saved` is the step that the run has gone on from."""
+        """`start` is the state from which the run has continued."""
         super().__init__()
         self._learner = learner
         self._buffer = buffer
         self._checkpoints = checkpoints
-        self._config = config
-        self._saved = saved
+        self._every = every
+        self._start = start
+        self._saved = start.step
 
     async def save_if_due(self, step: int, method: MethodState) -> None:
-        if step % self._config.learner.checkpoint_every == 0:
+        if step % self._every == 0:
             await self.save(step, method)
 
     async def save(self, step: int, method: MethodState) -> None:
-        """Begin to save, unless that is done; the checkpoint before is finished first. Raises: what that one failed
-        with."""
+        """Begin to save, unless that is done; the checkpoint before is finished first. Raises: the error of that
+        one."""
         await self.finish()
         if step != self._saved:
             folder = self._checkpoints.begin_write(step)
             async with self._learner.active():
                 write = await self._learner.capture(folder)
-            self.start(self._save(state_at(step, method, self._config), write))
+            self.start(self._save(msgspec.structs.replace(self._start, step=step, method=method), write))
 
     async def _save(self, state: CheckpointState, write: Callable[[], None]) -> None:
         """Write, then let Redis forget the pools that no kept checkpoint needs any more.
@@ -106,25 +110,15 @@ class Saver(Background):
         Just before each change on disk, `checkpoint(0)`, which forgets nothing, checks that no other learner has taken
         over. The old checkpoints are chosen before that check, so a new learner cannot need one of them."""
         checkpoints = self._checkpoints
-        await asyncio.to_thread(self._write, state, write)
+
+        def write_all() -> None:
+            with checkpoints.write(state):
+                write()
+
+        await asyncio.to_thread(write_all)
         await self._buffer.checkpoint(0)
         await asyncio.to_thread(checkpoints.finish, state.step)
         superfluous = checkpoints.superfluous()
         await self._buffer.checkpoint(checkpoints.oldest_kept())
         await asyncio.to_thread(checkpoints.remove, superfluous)
         self._saved = state.step
-
-    def _write(self, state: CheckpointState, write: Callable[[], None]) -> None:
-        with self._checkpoints.write(state):
-            write()
-
-
-def state_at(step: int, method: MethodState, config: Config) -> CheckpointState:
-    """What a checkpoint after `step` steps has to say besides the weights."""
-    return CheckpointState(
-        step=step,
-        method=method,
-        ranks=config.learner.ranks,
-        zero_stage=config.learner.zero_stage,
-        fixed=fixed_terms(config),
-    )

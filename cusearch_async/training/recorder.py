@@ -1,10 +1,10 @@
-"""The record of every step: what the learner was given, what it chose, and with which advantages.
+"""The record of every step: its pool, the selection, and the advantages.
 
     <run folder>/records/000012-e1.zz   a `Record` of step 12 by epoch 1: msgpack, compressed with zlib
 
-`cusearch replay` recomputes a step from it, `cusearch trace` shows it. Records are written behind the training loop,
-which goes on without one that cannot be written; the oldest are deleted once they take more than run.records_mib.
-When a learner goes back to step 8, the records of later steps by earlier learners do not count any more.
+`cusearch replay` recomputes a step from it, `cusearch trace` shows it. Records are written asynchronously; training
+continues without one that cannot be written; the oldest are deleted once they take more than run.records_mib. When
+a learner goes back to step 8, the records of later steps by earlier learners do not count any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError, WriteFailed
 from cusearch_async.files import entries, put_in_place, remove, writing
 from cusearch_async.run.history import epochs_and_steps
@@ -34,9 +33,9 @@ SCHEMA = 1
 _NAME = re.compile(r"(\d{6,})-e(\d+)\.zz")
 MOST_BYTES = 512 * MIB
 """Of a record before it is compressed: about 8,000 trajectories of 5,000 tokens. A larger one is neither written nor
-read: a few MiB from somebody else could otherwise fill the memory."""
+read: a small file could otherwise fill the memory."""
 _FAST = 1
-"""zlib's level; higher ones take several times as long for a few per cent."""
+"""zlib's level; higher ones take several times as long for a few percent."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """Fencing epoch of the learner, whose settings are starts/EPOCH.toml."""
     memory: str
-    """What the method remembered before the step; the phase of SDGA-Phase among it."""
+    """The method's memory before the step, such as the phase of SDGA-Phase."""
     pool: list[bytes]
     """Trajectories as `transport.codec` writes them, in order of (ticket, rollout)."""
     selected: list[int]
@@ -53,7 +52,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     advantages: list[float]
     """[K_eff]"""
     metrics: dict[str, float]
-    """What the method said of the selection."""
+    """The method's metrics of the selection."""
 
     def trajectories(self, max_tokens: int) -> Pool:
         """Raises: CorruptPayload."""
@@ -61,21 +60,21 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorder(Background):
-    """Writes the record of a step while the next one goes on."""
+    """Writes the record of a step during the next one."""
 
-    def __init__(self, config: Config, epoch: int) -> None:
+    def __init__(self, run_folder: Path, max_mib: int, epoch: int) -> None:
         super().__init__()
-        self._folder = config.folder / FOLDER
-        self._most_bytes = config.run.records_mib * MIB
+        self._folder = run_folder / FOLDER
+        self._most_bytes = max_mib * MIB
         self._epoch = epoch
 
     def write(self, chosen: Chosen) -> None:
-        """Begin to write the record of a step. A record that cannot be written, and one that comes while the one before
-        is still being written, is left out with a warning."""
+        """Begin to write the record of a step. One that cannot be written, or that comes while the previous one is
+        still being written, is left out with a warning."""
         if not self._most_bytes:
             return
         if self.is_busy:
-            log.warning("step %d is not recorded: the disk has not yet taken the step before it", chosen.pool.step)
+            log.warning("step %d is not recorded: the previous record is still being written", chosen.pool.step)
             return
         self.start(asyncio.to_thread(self._write_or_warn, chosen))
 
@@ -107,8 +106,7 @@ class Recorder(Background):
         self._remove_old(target)
 
     def _remove_old(self, newest: Path) -> None:
-        """Oldest first, and those of earlier learners before all others; the newest stays, however large. Another
-        learner may delete the same ones."""
+        """Oldest first, and those of earlier learners before all others; the newest stays, however large."""
         found = [(int(name[2]), int(name[1]), path) for path, name in entries(self._folder, _NAME)]
         kept = [path for *_, path in sorted(found) if path != newest]
         total = _size(newest) + sum(map(_size, kept))
@@ -120,7 +118,7 @@ class Recorder(Background):
 
 
 def _size(path: Path) -> int:
-    """0 of a file that is gone meanwhile."""
+    """0 of a file that another learner has deleted."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -128,21 +126,20 @@ def _size(path: Path) -> int:
 
 
 def recorded(run_folder: Path) -> dict[int, Path]:
-    """Step -> the record by the latest learner that made the step, in order of step, of what no later learner has gone
-    back behind."""
+    """Step -> its record by the latest learner, in order of step, of the steps behind which no later learner went
+    back."""
     found = entries(run_folder / FOLDER, _NAME)
     whole = [(int(name[1]), int(name[2]), path) for path, name in found if path.name == name[0]]
     starts = epochs_and_steps(run_folder)
     return {
         step: path
         for step, epoch, path in sorted(whole)
-        if all(later <= epoch or step < went_on_at for later, went_on_at in starts)
+        if all(later <= epoch or step < resumed_at for later, resumed_at in starts)
     }
 
 
 def read_record(run_folder: Path, step: int) -> Record:
-    """Raises: ConfigError when the step is not recorded, with those that are, or its record is damaged, or not one that
-    a learner writes."""
+    """Raises: ConfigError when the step is not recorded, with those that are, or when its record is damaged."""
     there = recorded(run_folder)
     if step not in there:
         known = f"it has steps {min(there)} to {max(there)}" if there else "it has none"
@@ -161,7 +158,7 @@ def read_record(run_folder: Path, step: int) -> Record:
 
 
 def _unpacked(path: Path) -> bytes:
-    """At most MOST_BYTES are unpacked. Raises: OSError; zlib.error or ValueError for what is not a record's file."""
+    """At most MOST_BYTES are unpacked. Raises: OSError; zlib.error or ValueError for another file."""
     unpacker = zlib.decompressobj()
     with path.open("rb") as file:
         content = unpacker.decompress(file.read(MOST_BYTES), MOST_BYTES)
@@ -173,7 +170,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _fault(record: Record, step: int) -> str | None:
-    """What no learner would have recorded of this step."""
+    """Why no learner wrote this record of the step; None if one could."""
     if record.step != step:
         return f"it is of step {record.step}"
     if len(record.selected) != len(record.advantages):

@@ -1,4 +1,4 @@
-"""What a step says of itself: its clock, and its row in the metrics."""
+"""The times of a step, and its row in the metrics."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class StepReport:
         self.restart()
 
     def restart(self) -> None:
-        """What has passed since the last part was done belongs to none."""
+        """The time since the last part was done belongs to none."""
         self._since = time.monotonic()
 
     def done(self, part: str) -> None:
-        """`part` (wait, update, publish or checkpoint) took the time since the last one was done. What comes after
-        `write` is of the next row."""
+        """`part` (wait, update, publish or checkpoint) took the time since the last one was done; after `write` it
+        counts for the next row."""
         now = time.monotonic()
         self._seconds[part] += now - self._since
         self._since = now
 
     async def begin(self) -> None:
-        """What workers have done before, under an earlier learner, is not of the first row."""
+        """The workers' totals under an earlier learner do not count for the first row."""
         self._rates.since_last(await self._buffer.workers())
 
     async def write(self, chosen: Chosen, update: Metrics, publishing_s: float) -> None:
-        """`publishing_s`: how long the newest weights took, beside the steps. Raises: WriteFailed."""
+        """`publishing_s`: the time that the newest weights took, concurrently with the steps. Raises: WriteFailed."""
         config, seconds = self._config, self._seconds
         tokens = sum(len(t.token_ids) for t in chosen.trajectories)
         row = update | describe_step(
@@ -51,9 +51,8 @@ class StepReport:
         row |= {f"selection/{name}": value for name, value in chosen.metrics.items()}
         row |= self._rates.since_last(await self._buffer.workers())
         row |= describe_ledger(await self._buffer.ledger())
-        row |= describe_times(
-            seconds["wait"], seconds["update"], seconds["publish"], seconds["checkpoint"], publishing_s, tokens
-        )
+        parts = {f"{part}_s": seconds[part] for part in ("wait", "update", "publish", "checkpoint")}
+        row |= describe_times(**parts, publishing_s=publishing_s, tokens=tokens)
         self._log.write(chosen.pool.step, row)
         seconds.clear()
         self.restart()

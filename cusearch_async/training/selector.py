@@ -1,4 +1,4 @@
-"""From a pool to what is trained on: selection, advantages, and what the method leaves to coming steps."""
+"""From a pool to the trajectories of an update: selection, advantages, and the method's memory for coming steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods import Candidates, Method, PlansRollouts, Selection
 from cusearch_async.algorithm.tickets import RunQuestions
-from cusearch_async.config import Config
+from cusearch_async.config import Config, MethodConfig, PoolConfig
 from cusearch_async.errors import ConfigError, MethodFailed
 from cusearch_async.streams import Stream, stream
 from cusearch_async.transport.interface import MethodState
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a step trains on."""
+    """The selection of a step."""
 
     pool: Pool
     memory: str
-    """What the method remembered before the step."""
+    """The method's memory before the step."""
     indices: NDArray[np.int64]
     """[K_eff] Places in the pool."""
     advantages: Advantages
     remembered: MethodState
-    """What the method remembers when the step is done."""
+    """The method's memory after the step."""
     metrics: Mapping[str, float]
-    """What the method says of the selection."""
+    """The method's metrics of the selection."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -55,48 +55,50 @@ class Selector:
 
     def choose(self, pool: Pool) -> Chosen:
         """Select from a pool, and update the method's memory. Called once per step."""
-        before = self._method.encode(self._memory)
-        selection = select(pool, self._method, self._memory, self._config)
-        self._memory = selection.memory
-        first = (pool.step + 1) * self._config.questions_per_step
-        self._sizes = {ticket: size for ticket, size in self._sizes.items() if ticket >= first}
-        self._sizes |= plan_groups(pool.step, self._method, self._memory, self.question_of, self._config)
-        remembered = method_state(self._method, self._memory, self._sizes)
-        advantages = advantages_of(selection.indices, pool, self._method, self._config)
+        config, method, step = self._config, self._method, pool.step
+        before, candidates = method.encode(self._memory), candidates_of(pool, config.episode.s_max)
+        selection = select(candidates, step, method, self._memory, config.method, config.run.seed)
+        self._memory, count = selection.memory, config.questions_per_step
+        self._sizes = {ticket: size for ticket, size in self._sizes.items() if ticket >= (step + 1) * count}
+        self._sizes |= plan_groups(step, method, self._memory, self.question_of, count, config.pool)
+        remembered = method_state(method, self._memory, self._sizes)
+        advantages = advantages_of(selection.indices, candidates, step, method, config.method)
         return Chosen(pool, before, selection.indices, advantages, remembered, selection.metrics)
 
 
-def select(pool: Pool, method: Method[Any], memory: Any, config: Config) -> Selection[Any]:
-    """The method's selection from a pool that is not empty, seeded by (run seed, step).
+def select(
+    pool: Candidates, step: int, method: Method[Any], memory: Any, settings: MethodConfig, seed: int
+) -> Selection[Any]:
+    """The method's selection from the pool of `step`, seeded by (run seed, step).
 
     Raises: MethodFailed for one that is not a selection from this pool."""
-    rng = stream(Stream.SELECTION, config.run.seed, pool.step)
-    selection = method.select(candidates_of(pool, config), memory, rng)
-    problem = selection.problem(len(pool))
+    selection = method.select(pool, memory, stream(Stream.SELECTION, seed, step))
+    problem = selection.problem(len(pool.depths))
     if problem:
-        raise MethodFailed(f"step {pool.step}: method.name {config.method.name}: select() gave {problem}")
+        raise MethodFailed(f"step {step}: method.name {settings.name}: select() gave {problem}")
     for warning in selection.warnings:
-        log.warning("step %d: %s", pool.step, warning)
+        log.warning("step %d: %s", step, warning)
     if len(selection.indices) == 0:
-        log.warning("step %d trains on nothing: method %s selected no trajectory", pool.step, config.method.name)
+        log.warning("step %d trains on nothing: method %s selected no trajectory", step, settings.name)
     return selection
 
 
-def advantages_of(indices: NDArray[np.int64], pool: Pool, method: Method[Any], config: Config) -> Advantages:
-    """The method's advantages of the selected `indices` [K_eff] of a pool.
+def advantages_of(
+    indices: NDArray[np.int64], pool: Candidates, step: int, method: Method[Any], settings: MethodConfig
+) -> Advantages:
+    """The method's advantages of the selected `indices` [K_eff] of the pool of `step`.
 
     Raises: MethodFailed unless there is a finite one for each."""
-    settings = config.method
-    found = method.advantages(candidates_of(pool, config), indices, settings.singleton, settings.advantage_std)
+    found = method.advantages(pool, indices, settings.singleton, settings.advantage_std)
     if np.shape(found.values) != np.shape(indices) or not np.isfinite(found.values).all():
         raise MethodFailed(
-            f"step {pool.step}: method.name {settings.name}: advantages() must give one finite number for each of the "
+            f"step {step}: method.name {settings.name}: advantages() must give one finite number for each of the "
             f"{len(indices)} selected trajectories, got {np.asarray(found.values).tolist()!r:.200}"
         )
     return found
 
 
-def candidates_of(pool: Pool, config: Config) -> Candidates:
+def candidates_of(pool: Pool, s_max: int) -> Candidates:
     """A pool with a trajectory or more, as its method sees it."""
     return Candidates(
         depths=np.array([t.depth for t in pool], dtype=np.int64),
@@ -106,33 +108,32 @@ def candidates_of(pool: Pool, config: Config) -> Candidates:
         rollouts=np.array([t.rollout for t in pool], dtype=np.int64),
         tokens=np.array([t.sampled_tokens for t in pool], dtype=np.int64),
         questions=[t.question_id for t in pool],
-        s_max=config.episode.s_max,
+        s_max=s_max,
     )
 
 
 def plan_groups(
-    step: int, method: Method[Any], memory: Any, question_of: Callable[[int], str], config: Config
+    step: int, method: Method[Any], memory: Any, question_of: Callable[[int], str], count: int, pool: PoolConfig
 ) -> dict[int, int]:
-    """Rollouts of the tickets that the version after `step` opens, step + 1 + max_staleness pools from the start;
-    none where the method leaves them at G."""
+    """Rollouts of the tickets that the version after `step` opens, step + 1 + max_staleness pools of `count` groups
+    from the start; none where the method leaves them at G."""
     if not isinstance(method, PlansRollouts):
         return {}
-    count = config.questions_per_step
-    block = step + 1 + config.pool.max_staleness
+    block = step + 1 + pool.max_staleness
     opened = range(block * count, (block + 1) * count)
-    sizes = method.group_sizes(memory, [question_of(ticket) for ticket in opened], config.pool.rollouts)
+    sizes = method.group_sizes(memory, [question_of(ticket) for ticket in opened], pool.rollouts)
     return {} if sizes is None else dict(zip(opened, sizes, strict=True))
 
 
 def method_state(method: Method[Any], memory: Any, sizes: dict[int, int]) -> MethodState:
-    """What the buffer and the checkpoint keep of a method."""
+    """A method's memory, as the buffer and the checkpoint keep it."""
     return MethodState(memory=method.encode(memory), fields=method.fields(memory), sizes=sizes)
 
 
-def initial_method_state(config: Config) -> MethodState:
-    """What the method remembers when a run begins. Raises: ConfigError for a method that shows what it must not."""
-    method = config.method.make()
+def initial_method_state(settings: MethodConfig, s_max: int) -> MethodState:
+    """The method's memory when a run begins. Raises: ConfigError for one whose fields the buffer does not show."""
+    method = settings.make()
     try:
-        return method_state(method, method.decode("", config.episode.s_max), {})
+        return method_state(method, method.decode("", s_max), {})
     except ValueError as error:
-        raise ConfigError(f"method.name {config.method.name}: {error}") from error
+        raise ConfigError(f"method.name {settings.name}: {error}") from error

@@ -1,4 +1,4 @@
-"""Reports what a waiting learner is waiting for, and detects a run without progress."""
+"""Reports why a learner is waiting, and detects a run without progress."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ REPUBLISH_S = 10.0
 
 
 class Watchdog:
-    """Logs what the learner waits for, and raises Stalled when no trajectory is finished for run.stall_s, unless the
-    run is paused."""
+    """Logs why the learner waits, and raises Stalled when no trajectory is finished for run.stall_s, unless the run is
+    paused."""
 
     def __init__(self, buffer: LearnerBuffer, config: Config, republish: Callable[[int], Awaitable[None]]) -> None:
         """`republish(step)` is called to check the announced weights when the run makes no progress."""
@@ -39,15 +39,13 @@ class Watchdog:
     async def look(self, step: int) -> None:
         """Called while the learner waits for the pool of `step`. Raises: Stalled, with the report."""
         now = time.monotonic()
-        if self._step not in (step, -1):  # a step was made: the run moves, and there is nothing to say
+        if self._step not in (step, -1):  # a step was made: the run moves
             self._logged_at = self._moved_at = now
             self._republish_at = REPUBLISH_S
         self._step = step
         if now - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now
-            log.info(
-                "waiting for the pool of step %d: %s", step, "; ".join(await explain(self._buffer, step, self._config))
-            )
+            log.info("waiting for the pool of step %d: %s", step, await self.explain(step))
         finished, state = (await self._buffer.ledger()).finished, await self._buffer.state()
         if finished != self._finished or state.paused:
             self._finished, self._moved_at, self._republish_at = finished, now, REPUBLISH_S
@@ -58,12 +56,12 @@ class Watchdog:
             await self._republish(step)
         if idle_s > self._config.run.stall_s:
             raise Stalled(
-                f"no trajectory was finished for {idle_s:.0f} s (run.stall_s) while step {step} waits for "
-                "its pool: " + "; ".join(await explain(self._buffer, step, self._config))
+                f"no trajectory was finished for {idle_s:.0f} s (run.stall_s) while step {step} waits for its pool: "
+                + await self.explain(step)
             )
 
     async def explain_empty_pool(self, step: int) -> str:
-        """Why the pool of `step` has no trajectory, as the workers tell it, at most WORKERS_TELL_S later."""
+        """Why the pool of `step` has no trajectory, as the workers report it, at most WORKERS_TELL_S later."""
         attempts, count = self._config.pool.max_attempts, self._config.questions_per_step
         what = f"step {step} has nothing to train on: all episodes of its {count} groups failed, {attempts} times each"
         deadline = time.monotonic() + WORKERS_TELL_S
@@ -76,33 +74,33 @@ class Watchdog:
                 return f"{what}, or are quarantined; see the logs of the workers, and `cusearch buffer quarantined`"
             await asyncio.sleep(POLL_S)
 
-
-async def explain(buffer: LearnerBuffer, step: int, config: Config) -> list[str]:
-    """The state of the run for a person, one finding per text."""
-    state, queues, workers = await buffer.state(), await buffer.queues(step), await buffer.workers()
-    found = [
-        f"{queues.ready_of_pool} of {config.questions_per_step} groups are ready, {queues.leased} tickets are leased, "
-        f"{queues.requeued} requeued"
-    ]
-    if state.paused:
-        found.append("the run is paused (`cusearch buffer resume`)")
-    alive = {name: status for name, status in workers.items() if status.is_alive}
-    if not alive:
-        gone = ", ".join(f"{name} {status.heartbeat_age_s:.1f} s ago" for name, status in workers.items())
-        if gone:
-            found.append(f"no worker is alive (last seen: {gone})")
-        elif launched_by():  # which ends when one of them does
-            found.append("this launch is starting its workers")
-        else:
-            found.append("no worker has joined yet; start one")
-    for name, status in alive.items():
-        if status.starting:
-            found.append(f"{name} is {status.starting} ({status.alive_s:.0f} s)")
-            continue
-        line = f"{name} has version {status.version} of {state.published} and {status.in_flight} episodes"
-        if status.retriever_down_s:
-            line += f", and its retriever has been down for {status.retriever_down_s:.0f} s"
-        elif status.last_token_age_s > config.redis.lease_s:
-            line += f", and its engine has produced no token for {status.last_token_age_s:.0f} s; restart it"
-        found.append(line)
-    return found
+    async def explain(self, step: int) -> str:
+        """The state of the run for a person."""
+        buffer, config = self._buffer, self._config
+        state, queues, workers = await buffer.state(), await buffer.queues(step), await buffer.workers()
+        found = [
+            f"{queues.ready_of_pool} of {config.questions_per_step} groups are ready, {queues.leased} tickets are "
+            f"leased, {queues.requeued} requeued"
+        ]
+        if state.paused:
+            found.append("the run is paused (`cusearch buffer resume`)")
+        alive = {name: status for name, status in workers.items() if status.is_alive}
+        if not alive:
+            gone = ", ".join(f"{name} {status.heartbeat_age_s:.1f} s ago" for name, status in workers.items())
+            if gone:
+                found.append(f"no worker is alive (last seen: {gone})")
+            elif launched_by():  # which ends when one of them does
+                found.append("this launch is starting its workers")
+            else:
+                found.append("no worker has joined yet; start one")
+        for name, status in alive.items():
+            if status.starting:
+                found.append(f"{name} is {status.starting} ({status.alive_s:.0f} s)")
+                continue
+            line = f"{name} has version {status.version} of {state.published} and {status.in_flight} episodes"
+            if status.retriever_down_s:
+                line += f", and its retriever has been down for {status.retriever_down_s:.0f} s"
+            elif status.last_token_age_s > config.redis.lease_s:
+                line += f", and its engine has produced no token for {status.last_token_age_s:.0f} s; restart it"
+            found.append(line)
+        return "; ".join(found)

@@ -100,7 +100,7 @@ async def measure_learner(config: Config) -> dict[str, Any]:
     buffer, store = MemoryBuffer(MemoryRun(), limits_of(config)), WeightStore(config.weights_folder)
     await buffer.recover(0)
     stops, updates, canaries, publications = [], [], [], []
-    async with in_thread(learner) as trainer, Publisher(trainer, buffer, store, config) as publisher:
+    async with in_thread(learner) as trainer, Publisher(trainer, buffer, store) as publisher:
         await trainer.update(selected, advantages, 0)
         for step in range(VERSIONS):
             lent.waited_s, began = 0.0, time.perf_counter()

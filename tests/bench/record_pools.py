@@ -42,7 +42,7 @@ def write_pool(path: Path, selected: Sequence[Trajectory], advantages: NDArray[n
 def record(config: Config, folder: Path, steps: Sequence[int]) -> None:
     from cusearch_async.cli.parts.fleet import Fleet
     from cusearch_async.processes import learner
-    from cusearch_async.training.selector import advantages_of
+    from cusearch_async.training.selector import advantages_of, candidates_of
     from cusearch_async.transport.buffer import RedisBuffer
 
     commit = RedisBuffer.commit
@@ -51,7 +51,8 @@ def record(config: Config, folder: Path, steps: Sequence[int]) -> None:
         if pool.step in steps:
             places = {t.id: place for place, t in enumerate(pool)}
             indices = np.array([places[t.id] for t in selected])
-            advantages = advantages_of(indices, pool, config.method.make(), config)
+            candidates = candidates_of(pool, config.episode.s_max)
+            advantages = advantages_of(indices, candidates, pool.step, config.method.make(), config.method)
             write_pool(folder / f"step{pool.step:02d}.npz", selected, advantages.values)
         await commit(self, pool, selected, *method)
 

@@ -29,8 +29,7 @@ from cusearch_async.lifecycle.children import start_child
 from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import record_start
 from cusearch_async.run.provenance import launched_by
-from cusearch_async.training.checkpoint import Checkpoints
-from cusearch_async.training.publisher import state_at
+from cusearch_async.training.checkpoint import Checkpoints, state_at
 from cusearch_async.transport.interface import MethodState
 from tests.conftest import SLOW, free_port, wait_until
 

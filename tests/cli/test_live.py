@@ -23,8 +23,7 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, ProcessDied, RunInUse
 from cusearch_async.run.history import record_start
 from cusearch_async.run.identity import Identity
-from cusearch_async.training.checkpoint import Checkpoints, checkpoints_of
-from cusearch_async.training.publisher import state_at
+from cusearch_async.training.checkpoint import Checkpoints, checkpoints_of, state_at
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import Audit, Ledger, MethodState, WorkerStatus
 from cusearch_async.transport.server import is_listening

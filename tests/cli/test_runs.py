@@ -265,8 +265,8 @@ async def record(config):
     """Step 0 of a run."""
     depths = [1, 3, 2, 1, 1, 5, 0, 1]
     pool = Pool(0, tuple(make_trajectory(i // 2, i % 2, depth=d, reward=i / 8) for i, d in enumerate(depths)))
-    selector = Selector(config, QUESTIONS, initial_method_state(config))
-    async with Recorder(config, 1) as recorder:
+    selector = Selector(config, QUESTIONS, initial_method_state(config.method, config.episode.s_max))
+    async with Recorder(config.folder, config.run.records_mib, 1) as recorder:
         recorder.write(selector.choose(pool))
         await recorder.finish()
 

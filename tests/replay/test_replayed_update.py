@@ -32,8 +32,10 @@ async def run(atlas_config, tmp_path):
     run_folder.mark(config.folder, config.run.name)
     record_start(config, 2, 0)
     pool = Pool(0, tuple(make_trajectory(i // 2, i % 2, depth=i, reward=i / 4) for i in range(4)))
-    async with Recorder(config, 2) as recorder:
-        recorder.write(Selector(config, QUESTIONS, initial_method_state(config)).choose(pool))
+    async with Recorder(config.folder, config.run.records_mib, 2) as recorder:
+        recorder.write(
+            Selector(config, QUESTIONS, initial_method_state(config.method, config.episode.s_max)).choose(pool)
+        )
         await recorder.finish()
     return config
 
@@ -53,13 +55,13 @@ async def test_metrics_and_weights_are_compared_bit_for_bit(run):
     assert (found.is_same, found.metrics, found.differing_tensors) == (True, {"train/loss": (0.5, 0.5)}, [])
 
 
-async def test_an_update_that_can_be_compared_with_nothing_is_refused(run):
+async def test_an_update_that_cannot_be_verified_is_refused(run):
     """Also where another learner, which the run did not go on from, has left a row and weights of that step."""
-    with pytest.raises(ConfigError, match=r"compared with nothing: epoch 2 left no row .* version 1 is not kept"):
+    with pytest.raises(ConfigError, match=r"cannot be verified: no metrics row from epoch 2 .* version 1 is not kept"):
         replay(run.folder)
     append_row(run.folder / "metrics.jsonl", {"step": 0, "epoch": 1, "train/loss": 0.5})
     publish(run.folder, 1, epoch=1)
-    with pytest.raises(ConfigError, match="can be compared with nothing"):
+    with pytest.raises(ConfigError, match="cannot be verified"):
         replay(run.folder)
 
 

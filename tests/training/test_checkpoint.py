@@ -11,7 +11,7 @@ import xxhash
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, WriteFailed
-from cusearch_async.training import checkpoint, publisher
+from cusearch_async.training import checkpoint
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState, check_same_run
 from cusearch_async.transport.interface import MethodState, RunState
 
@@ -67,7 +67,7 @@ def test_an_unfinished_checkpoint_does_not_count(tmp_path):
     assert checkpoints.newest(UNKNOWN).state.step == 2
 
 
-def test_a_checkpoint_with_a_torn_state_does_not_count(tmp_path):
+def test_a_checkpoint_with_an_incomplete_state_does_not_count(tmp_path):
     checkpoints = learner(tmp_path)
     save(checkpoints, 2)
     save(checkpoints, 4)
@@ -98,12 +98,12 @@ def test_a_changed_state_is_noticed(tmp_path, caplog, was, now):
         lambda file: (file.unlink(), file.mkdir()),
     ],
 )
-def test_a_torn_file_is_named_and_the_checkpoint_before_is_taken(tmp_path, caplog, damage):
+def test_an_incomplete_file_is_named_and_the_checkpoint_before_is_taken(tmp_path, caplog, damage):
     checkpoints = learner(tmp_path)
     save(checkpoints, 2)
     save(checkpoints, 4)
     newest = checkpoints.newest(UNKNOWN)
-    assert (newest.state.step, list(newest.files), newest.torn()) == (4, ["deepspeed/weights"], [])
+    assert (newest.state.step, list(newest.files), newest.damaged()) == (4, ["deepspeed/weights"], [])
     damage(newest.path / "deepspeed" / "weights")
     assert checkpoints.newest(UNKNOWN).state.step == 2
     assert "step000004-e1 is damaged (deepspeed/weights); it is skipped" in caplog.text
@@ -223,7 +223,7 @@ def test_a_checkpoint_that_does_not_read_back_does_not_count(tmp_path, monkeypat
     checkpoints = learner(tmp_path)
     save(checkpoints, 2)
     write(checkpoints, 4)
-    monkeypatch.setattr(checkpoint, "_is_whole", lambda path, facts: False)
+    monkeypatch.setattr(checkpoint, "_is_intact", lambda path, facts: False)
     with pytest.raises(WriteFailed, match=r"step000004-e1: deepspeed/weights cannot be read back"):
         checkpoints.finish(4)
     assert names(tmp_path) == ["step000002-e1"]
@@ -239,7 +239,7 @@ def test_what_an_earlier_version_remembered_is_not_taken_for_nothing(tmp_path, c
     parts = [json.dumps(saved[part], separators=(",", ":")) for part in ("state", "files")]
     checksum = xxhash.xxh3_64_hexdigest("".join(parts).encode())
     path.write_text(f'{{"state":{parts[0]},"files":{parts[1]},"xxh3":"{checksum}"}}')
-    with pytest.raises(ConfigError, match="go on with the version that wrote them"):
+    with pytest.raises(ConfigError, match="continue with the version that wrote them"):
         checkpoints.newest(UNKNOWN)
     assert "has no state that can be read (Object contains unknown field" in caplog.text
 
@@ -255,7 +255,7 @@ def refused(atlas_config, tmp_path):
 
     def check(was: tuple[str, ...], now: tuple[str, ...]) -> str:
         method = MethodState(memory='{"phase": 3}')
-        saved = publisher.state_at(10, method, load_config(atlas_config, [*STEPS, *was]))
+        saved = checkpoint.state_at(10, method, load_config(atlas_config, [*STEPS, *was]))
         check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS, *was]))
         with pytest.raises(ConfigError) as error:
             check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS, *was, *now]))
@@ -302,10 +302,10 @@ def test_settings_that_the_checkpoint_is_past_are_refused(refused, tmp_path, now
 
 @pytest.mark.parametrize("changes", [("--learner.ranks", "2"), ("--learner.zero_stage", "3")])
 def test_other_ranks_and_another_zero_stage_go_on_and_are_logged(atlas_config, tmp_path, caplog, changes):
-    saved = publisher.state_at(10, MethodState(memory='{"phase": 3}'), load_config(atlas_config, [*STEPS]))
+    saved = checkpoint.state_at(10, MethodState(memory='{"phase": 3}'), load_config(atlas_config, [*STEPS]))
     caplog.set_level("INFO")
     check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS]))
     assert not caplog.records
     check_same_run(tmp_path, saved, load_config(atlas_config, [*STEPS, *changes]))
     [record] = caplog.records
-    assert "was saved by 1 ranks with ZeRO stage 1; its state is divided again, for " in record.message
+    assert "was saved by 1 ranks, ZeRO-1; resharding the optimizer state to " in record.message

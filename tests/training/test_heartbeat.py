@@ -48,7 +48,7 @@ async def scene(atlas_config, monkeypatch):
 
 
 async def test_it_tells_the_step_and_at_the_end_that_the_learner_has_ended(scene):
-    async with Heartbeat(scene.buffer, NOBODY, scene.config) as heartbeat:
+    async with Heartbeat(scene.buffer, NOBODY, 60, 60) as heartbeat:
         heartbeat.step = 7
 
         async def told():
@@ -74,7 +74,7 @@ async def test_an_update_does_not_delay_it_nor_does_its_end_after_an_error(scene
             raise BufferUnavailable("Redis is gone")
 
     learner.at_update = work
-    async with Heartbeat(scene.buffer, NOBODY, scene.config):
+    async with Heartbeat(scene.buffer, NOBODY, 60, 60):
         with pytest.raises(BufferUnavailable):
             await fail()
     [(began, ended)] = took
@@ -91,7 +91,7 @@ async def test_an_outage_does_not_end_it_and_a_new_learner_does(scene):
         await beat(status)
 
     scene.buffer.learner_heartbeat = unsteady
-    async with Heartbeat(scene.buffer, NOBODY, scene.config) as heartbeat:
+    async with Heartbeat(scene.buffer, NOBODY, 60, 60) as heartbeat:
         await wait_until_async(scene.buffer.learner, 10)
         successor = Buffer(scene.buffer._run, scene.config)
         await successor.recover(0)
@@ -106,7 +106,7 @@ async def test_an_error_of_the_program_is_raised_by_the_next_look(scene):
     def silent(after_s):
         raise TypeError("a rank has no name")
 
-    async with Heartbeat(scene.buffer, SimpleNamespace(silent=silent), scene.config) as heartbeat:
+    async with Heartbeat(scene.buffer, SimpleNamespace(silent=silent), 60, 60) as heartbeat:
         await wait_until_async(lambda: ended(heartbeat), 10)
         with pytest.raises(TypeError, match="a rank has no name"):
             heartbeat.check()
@@ -114,5 +114,5 @@ async def test_an_error_of_the_program_is_raised_by_the_next_look(scene):
 
 async def test_a_buffer_that_does_not_answer_does_not_keep_the_learner(scene):
     scene.buffer.learner_leaves = lambda: asyncio.sleep(3600)
-    async with asyncio.timeout(10 * SLOW), Heartbeat(scene.buffer, NOBODY, scene.config):
+    async with asyncio.timeout(10 * SLOW), Heartbeat(scene.buffer, NOBODY, 60, 60):
         pass

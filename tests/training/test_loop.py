@@ -17,7 +17,14 @@ from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory, MethodFailed
 from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.publisher import Publisher
-from cusearch_async.training.selector import Selector, advantages_of, initial_method_state, plan_groups, select
+from cusearch_async.training.selector import (
+    Selector,
+    advantages_of,
+    candidates_of,
+    initial_method_state,
+    plan_groups,
+    select,
+)
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from cusearch_async.types import Pool, Question
 from cusearch_async.weights.folder import WeightStore
@@ -39,18 +46,18 @@ def pool_of(depths, step=0, **changes):
 
 def selected(pool, config, memory=None):
     method = config.method.make()
-    return select(pool, method, memory or method.decode("", 5), config)
+    candidates, memory = candidates_of(pool, 5), memory or method.decode("", 5)
+    return select(candidates, pool.step, method, memory, config.method, config.run.seed)
 
 
 def advantages(indices, pool, config):
-    return advantages_of(np.array(indices, dtype=np.int64), pool, config.method.make(), config)
+    return advantages_of(np.array(indices), candidates_of(pool, 5), pool.step, config.method.make(), config.method)
 
 
 def planned(step, config, memory=None):
-    method = config.method.make()
-    return plan_groups(
-        step, method, memory or method.decode("", 5), RunQuestions([(1, QUESTIONS)], config.run.seed).id_of, config
-    )
+    method, question_of = config.method.make(), RunQuestions([(1, QUESTIONS)], config.run.seed).id_of
+    memory = memory or method.decode("", 5)
+    return plan_groups(step, method, memory, question_of, config.questions_per_step, config.pool)
 
 
 def test_a_selection_is_seeded_by_run_and_step_and_by_nothing_else(config_of):
@@ -110,13 +117,15 @@ class Chooses(Method[NoMemory]):
 def test_what_is_no_selection_from_the_pool_is_refused(config_of, indices, problem):
     """Before: an index that came twice was trained on twice, and the ledger did not close."""
     with pytest.raises(MethodFailed, match=f"^step 3: method.name sdga_phase: select\\(\\) gave .*{problem}"):
-        select(pool_of([1] * 8, step=3), Chooses(indices), NoMemory(), config_of())
+        select(candidates_of(pool_of([1] * 8), 5), 3, Chooses(indices), NoMemory(), config_of().method, 0)
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, np.nan], [[1.0, 2.0]], [1.0, np.inf], []])
 def test_advantages_that_are_not_one_finite_number_each_are_refused(config_of, values):
     with pytest.raises(MethodFailed, match=r"^step 3: .* one finite number for each of the 2 selected"):
-        advantages_of(np.array([0, 5]), pool_of([1] * 8, step=3), Chooses(None, values), config_of())
+        advantages_of(
+            np.array([0, 5]), candidates_of(pool_of([1] * 8), 5), 3, Chooses(None, values), config_of().method
+        )
 
 
 def test_a_trajectory_deeper_than_the_environment_allows_is_named(config_of):
@@ -153,7 +162,9 @@ def test_every_pool_is_planned_once(config_of):
 def test_what_is_kept_of_planned_sizes_is_of_coming_pools(config_of):
     """Else the checkpoint and Redis would grow with the steps."""
     config = config_of("--method.name", "ar3po", "--pool.max_staleness", "1")
-    selector = Selector(config, RunQuestions([(1, QUESTIONS)], 0), initial_method_state(config))
+    selector = Selector(
+        config, RunQuestions([(1, QUESTIONS)], 0), initial_method_state(config.method, config.episode.s_max)
+    )
     for step in range(4):
         first = step * 4
         pool = Pool(step, tuple(make_trajectory(first + i // 2, i % 2) for i in range(8)))
@@ -205,7 +216,7 @@ async def test_announced_weights_that_are_torn_are_published_again_under_a_new_n
     buffer, store = MemoryBuffer(MemoryRun(), make_limits()), WeightStore(tmp_path)
     await buffer.recover(0)
     async with in_thread(Learner([])) as learner:
-        await check_republishing(Publisher(learner, buffer, store, config_of()), buffer, store)
+        await check_republishing(Publisher(learner, buffer, store), buffer, store)
 
 
 async def check_republishing(publisher, buffer, store):

@@ -55,9 +55,9 @@ def pool_of(step):
 
 async def record_all(config, epoch=3, steps=3):
     """What a learner chose of the pools, as it was recorded."""
-    selector = Selector(config, QUESTIONS, initial_method_state(config))
+    selector = Selector(config, QUESTIONS, initial_method_state(config.method, config.episode.s_max))
     chosen = [selector.choose(pool_of(step)) for step in range(steps)]
-    async with Recorder(config, epoch) as own:
+    async with Recorder(config.folder, config.run.records_mib, epoch) as own:
         for choice in chosen:
             own.write(choice)
             await own.finish()
@@ -160,13 +160,13 @@ async def test_a_slow_disk_costs_a_record_and_not_the_loop(config_of, caplog, mo
     is_full = threading.Event()
     write = Recorder._write
     monkeypatch.setattr(Recorder, "_write", lambda self, of: (is_full.wait(30), write(self, of)))
-    async with Recorder(config, 5) as own:
+    async with Recorder(config.folder, config.run.records_mib, 5) as own:
         with caplog.at_level(logging.WARNING):
             own.write(chosen[0])
             own.write(chosen[1])
         is_full.set()
         await own.finish()
-    assert "step 1 is not recorded: the disk has not yet taken the step before it" in caplog.text
+    assert "step 1 is not recorded: the previous record is still being written" in caplog.text
     assert {step: path.name for step, path in recorded(config.folder).items()} == {0: "000000-e5.zz"}
 
 
@@ -183,7 +183,7 @@ async def test_a_full_disk_costs_records_and_not_the_run(config_of, caplog, monk
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    async with Recorder(config, 5) as own:
+    async with Recorder(config.folder, config.run.records_mib, 5) as own:
         for choice in chosen[:2]:
             own.write(choice)
             await own.finish()
@@ -197,7 +197,7 @@ async def test_a_folder_that_takes_no_record_is_named(config_of, caplog):
     config = config_of()
     [chosen] = await record_all(config_of("--run.records_mib", "0"), steps=1)
     (config.folder / "records").write_text("in the way")
-    async with Recorder(config, 5) as own:
+    async with Recorder(config.folder, config.run.records_mib, 5) as own:
         own.write(chosen)
         await own.finish()
     assert "step 0 is not recorded: WriteFailed: cannot write" in caplog.text
@@ -287,7 +287,7 @@ async def test_a_record_is_unpacked_up_to_a_limit_and_none_beyond_it_is_written(
     with pytest.raises(ConfigError, match=r"000000-e3\.zz cannot be read: it holds more than"):
         read_record(config.folder, 0)
     record_start(config, 4, 0)
-    async with Recorder(config, 4) as own:
+    async with Recorder(config.folder, config.run.records_mib, 4) as own:
         own.write(chosen)
         await own.finish()
     assert "step 0 is not recorded: its pool takes" in caplog.text
@@ -318,7 +318,10 @@ async def test_a_method_with_another_number_of_groups_is_not_given_the_recorded_
     await record_all(config)
     step = RecordedStep.read(config.folder, 0)
     half = config_of("--method.name", "grpo_half")
-    with pytest.raises(ConfigError, match="grpo_half would have had 2 groups, and the pool of step 0 has 4, for sdga"):
+    with pytest.raises(
+        ConfigError,
+        match="grpo_half cannot be replayed: it generates 2 groups per step, and the pool of step 0 has 4, of sdga",
+    ):
         step.choose(half)
     assert len(step.choose(config_of("--method.name", "grpo_full")).indices) == 8
 
@@ -326,12 +329,12 @@ async def test_a_method_with_another_number_of_groups_is_not_given_the_recorded_
 async def test_an_update_of_several_ranks_is_not_made_again_by_one(config_of):
     config = config_of("--learner.ranks", "2")
     with pytest.raises(ConfigError, match=r"was made by learner.ranks = 2, which add up in another order than one"):
-        checkpoint_before(config.folder, 0, config)
+        checkpoint_before(config.folder, 0, config.learner)
 
 
 async def test_an_update_without_its_checkpoint_says_which_are_kept(config_of):
     config = config_of()
     await record_all(config)
-    assert checkpoint_before(config.folder, 0, config) is None
+    assert checkpoint_before(config.folder, 0, config.learner) is None
     with pytest.raises(ConfigError, match=r"the update of step 2 needs the checkpoint .* keeps none"):
-        checkpoint_before(config.folder, 2, config)
+        checkpoint_before(config.folder, 2, config.learner)

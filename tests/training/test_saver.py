@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cusearch_async.config import load_config
+from cusearch_async.training.checkpoint import state_at
 from cusearch_async.training.publisher import Saver
 from cusearch_async.transport.interface import NOTHING
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
@@ -55,8 +56,7 @@ async def saver(atlas_config):
     buffer = MemoryBuffer(MemoryRun(), make_limits())
     await buffer.recover(0)
     parts = Parts()
-    config = load_config(atlas_config, ["--learner.checkpoint_every", "3"])
-    return Saver(parts, buffer, parts, config, saved=3), parts
+    return Saver(parts, buffer, parts, 3, state_at(3, NOTHING, load_config(atlas_config))), parts
 
 
 async def test_a_step_is_saved_once_and_not_the_one_that_the_run_went_on_from(saver):

@@ -20,10 +20,9 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.run.history import read_starts, record_start
 from cusearch_async.run.identity import DATA, NOBODY, Identity
 from cusearch_async.training import takeover
-from cusearch_async.training.checkpoint import checkpoints_of
-from cusearch_async.training.publisher import state_at
+from cusearch_async.training.checkpoint import checkpoints_of, state_at
 from cusearch_async.training.selector import initial_method_state
-from cusearch_async.training.takeover import explain, lead, take_over
+from cusearch_async.training.takeover import Leader, explain
 from cusearch_async.transport.interface import LearnerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
@@ -89,7 +88,10 @@ class Scene:
 
     def lead(self, accept_changes=False):
         self.events.clear()
-        lead(self.make_learner, self.open_buffer, self.team, QUESTIONS, CONTRACT, self.config, accept_changes)
+        self.leader(accept_changes).lead(self.make_learner)
+
+    def leader(self, accept_changes=False):
+        return Leader(self.open_buffer, self.team, QUESTIONS, CONTRACT, self.config, accept_changes)
 
     def another(self):
         """A buffer of another process."""
@@ -267,10 +269,8 @@ async def test_a_write_that_failed_because_a_successor_cleared_up_is_told_as_tha
 
 
 async def taken_over(s: Scene) -> None:
-    start = state_at(0, initial_method_state(s.config), s.config)
-    await take_over(
-        s.buffer, WeightStore(s.config.folder / "weights"), checkpoints_of(s.config), start, CONTRACT, s.config, False
-    )
+    start = state_at(0, initial_method_state(s.config.method, s.config.episode.s_max), s.config)
+    await s.leader().take_over(s.buffer, WeightStore(s.config.folder / "weights"), start)
 
 
 async def test_a_learner_that_may_be_alive_is_named(scene, caplog):

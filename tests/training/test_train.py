@@ -16,12 +16,11 @@ from cusearch_async.errors import Fenced, NonFiniteUpdate, NothingLearned, Write
 from cusearch_async.lifecycle.gpu_share import gpu_lock
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import watchdog
-from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.training.checkpoint import Checkpoints, state_at
 from cusearch_async.training.heartbeat import Heartbeat
 from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
-from cusearch_async.training.publisher import state_at
-from cusearch_async.training.selector import initial_method_state, method_state, select
+from cusearch_async.training.selector import candidates_of, initial_method_state, method_state, select
 from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
@@ -58,7 +57,7 @@ def setting(atlas_config, tmp_path):
 async def start(s, step=0, method=None, buffer=Recorded):
     """The learner takes the run over at `step`, as `processes.learner` does, and trains."""
     s.loop = asyncio.get_running_loop()
-    method = method or initial_method_state(s.config)
+    method = method or initial_method_state(s.config.method, s.config.episode.s_max)
     s.buffer = buffer(s.run, s.config, s.events, s.depth_of)
     await s.buffer.recover(step, method)
     s.checkpoints.begin(s.buffer.epoch, step)
@@ -68,7 +67,7 @@ async def start(s, step=0, method=None, buffer=Recorded):
     if lock is not None:
         await lock.take()
         s.buffer.gpus = gpu_lock(s.config, "engine")
-    s.heartbeat = Heartbeat(s.buffer, s.ranks, s.config)
+    s.heartbeat = Heartbeat(s.buffer, s.ranks, 60, 60)
     async with s.heartbeat, in_thread(s.learner, lock) as learner:
         await train(learner, s.buffer, store, s.checkpoints, began, QUESTIONS, s.config, s.heartbeat, s.stop)
 
@@ -222,7 +221,8 @@ async def test_what_is_trained_on_is_the_methods_selection_with_its_advantages(s
     assert trained == {t.id for t in s.learner.selected}
     assert len(s.learner.advantages) == 2
     method, everyone = s.config.method.make(), [s.run.entries[id_].trajectory for id_ in pool.ids]
-    again = select(Pool(0, tuple(everyone)), method, method.decode("", 5), s.config)
+    candidates = candidates_of(Pool(0, tuple(everyone)), 5)
+    again = select(candidates, 0, method, method.decode("", 5), s.config.method, s.config.run.seed)
     assert [everyone[i].id for i in again.indices] == [t.id for t in s.learner.selected]
 
 
@@ -294,7 +294,7 @@ async def test_what_a_worker_did_before_the_learners_start_is_not_of_its_first_r
     """It outlives learners, and tells totals since its own start."""
     s = setting()
     worker = MemoryBuffer(s.run, limits_of(s.config))
-    await worker.recover(0, initial_method_state(s.config))
+    await worker.recover(0, initial_method_state(s.config.method, s.config.episode.s_max))
     await worker.heartbeat("old", [], WorkerStatus(version=0, alive_s=3600, searches=5000))
     await start(s)
     rows = read_metrics(s.config.folder / "metrics.jsonl")

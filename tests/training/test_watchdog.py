@@ -17,7 +17,7 @@ from cusearch_async.run.identity import Identity
 from cusearch_async.run.provenance import COMMAND
 from cusearch_async.training import watchdog as watchdog_module
 from cusearch_async.training.loop import wait_for_pool
-from cusearch_async.training.watchdog import Watchdog, explain
+from cusearch_async.training.watchdog import Watchdog
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import WorkerStatus
 from tests.conftest import SLOW
@@ -59,11 +59,11 @@ async def test_workers_a_dead_retriever_and_a_pause_are_named(config):
         await started(buffer)
         await buffer.heartbeat("w1", [], WorkerStatus(version=0, in_flight=7, retriever_down_s=42))
         await buffer.pause(True)
-        found = "; ".join(await explain(buffer, 0, config))
+        found = await Watchdog(buffer, config, no_republish).explain(0)
         assert "the run is paused (`cusearch buffer resume`)" in found
         assert "w1 has version 0 of 0 and 7 episodes, and its retriever has been down for 42 s" in found
         await buffer.connection.client.zadd(buffer.keys.workers, {"w1": 0})
-        assert "no worker is alive (last seen: w1 " in "; ".join(await explain(buffer, 0, config))
+        assert "no worker is alive (last seen: w1 " in await Watchdog(buffer, config, no_republish).explain(0)
 
 
 async def test_a_worker_that_loads_its_engine_is_named_and_not_missed(config, monkeypatch):
@@ -88,7 +88,7 @@ async def test_a_worker_that_loads_its_engine_is_named_and_not_missed(config, mo
 
 async def until_it_says(buffer, config, what):
     async with asyncio.timeout(5 * SLOW):
-        while not re.search(what, (await explain(buffer, 0, config))[-1]):
+        while not re.search(what, await Watchdog(buffer, config, no_republish).explain(0)):
             await asyncio.sleep(0.02)
 
 
@@ -173,6 +173,6 @@ async def test_a_worker_that_beats_and_finishes_nothing_is_named(config):
         lease_s = config.redis.lease_s
         await buffer.heartbeat("hung", [], WorkerStatus(version=0, in_flight=7, last_token_age_s=lease_s + 15))
         await buffer.heartbeat("busy", [], WorkerStatus(version=0, in_flight=7, last_token_age_s=3))
-        found = "; ".join(await explain(buffer, 0, config))
+        found = await Watchdog(buffer, config, no_republish).explain(0)
     assert "hung has version 0 of 0 and 7 episodes, and its engine has produced no token for 75 s" in found
     assert found.count("no token") == 1
