@@ -35,26 +35,22 @@ async def serve(application: web.Application, url: str, key: str) -> None:
 
 
 def _refuse_browsers(url: str) -> Middleware:
-    """Refuses requests that a web page makes a browser send: a foreign Host header (DNS rebinding), and a POST with a
-    content type that browsers send across origins without a preflight. Programs send our address and JSON."""
+    """Refuses requests that a web page makes a browser send: a foreign Host header (DNS rebinding), and a POST that
+    needs no preflight across origins. Programs send our address and JSON."""
     ours = {*LOOPBACK, urlsplit(url).hostname}
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if _name_of(request.host) not in ours:
-            said = f"this server is not {request.host!r}; use {url}, or a loopback address"
-            return web.json_response({"error": said}, status=421)
+        try:
+            host = urlsplit(f"//{request.host}").hostname  # without the port
+        except ValueError:
+            host = None
+        if host not in ours:
+            why = f"this server is not {request.host!r}; use {url}, or a loopback address"
+            return web.json_response({"error": why}, status=421)
         if request.method == "POST" and request.content_type != "application/json":
-            said = f"Content-Type must be application/json, got {request.content_type}"
-            return web.json_response({"error": said}, status=415)
+            why = f"Content-Type must be application/json, got {request.content_type}"
+            return web.json_response({"error": why}, status=415)
         return await handler(request)
 
     return check
-
-
-def _name_of(host: str) -> str | None:
-    """The name in a Host header, without the port."""
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None

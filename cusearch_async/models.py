@@ -1,4 +1,4 @@
-"""Checks of a model before its weights are loaded: what its files say, and whether learner and engines can use it."""
+"""Checks of a model's files, before its weights are loaded: whether learner and engines can use it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from transformers.utils import cached_file, logging
 from cusearch_async.errors import ConfigError, first_line
 
 QUANTISED_BY = ("quant_config.json", "quantize_config.json", "hf_quant_config.json")
-"""Files of AWQ, GPTQ and ModelOpt, next to a config.json that may say nothing of it."""
+"""Files of AWQ, GPTQ and ModelOpt, whose config.json may not mention the quantisation."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def load_tokenizer(path: str, key: str = "model.path") -> Any:
-    """The tokenizer of a model. Raises: ConfigError that names the setting `key`, the model and what is missing."""
+    """The tokenizer of a model. Raises: ConfigError that names the setting `key`, the model and the fault."""
     refuse_missing_folder(path, key)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -36,17 +36,13 @@ def load_tokenizer(path: str, key: str = "model.path") -> Any:
 
 
 def check_model(path: str, episode_tokens: int, key: str = "model.path") -> Any:
-    """Check a model before its weights are loaded; returns its tokenizer.
-
-    Raises: ConfigError as `check_context` and `check_files`."""
+    """Check that learner and engines can load, use and save a model; returns its tokenizer. Raises: ConfigError."""
     check_context(path, episode_tokens, key)
     return check_files(path, key)
 
 
 def check_files(path: str, key: str = "model.path") -> Any:
-    """Compare a model's files with each other; returns its tokenizer.
-
-    Raises: ConfigError when they are not those of one text model that learner and engines can load and save."""
+    """Compare a model's files with each other; returns its tokenizer. Raises: ConfigError."""
     read_config(path, key)
     tokenizer = load_tokenizer(path, key)
     refuse_longer_tokenizer(tokenizer, path, key)
@@ -73,9 +69,8 @@ def check_context(path: str, needed: int, key: str = "model.path") -> None:
 
 
 def refuse_two_ropes(config: Any, needed: int, path: str, key: str = "model.path") -> None:
-    """Raises: ConfigError for LongRoPE where episodes can be longer than the original context. Then vLLM takes the
-    factors for long texts always, transformers by the longest text of each batch: log-probabilities would depend on
-    what else is in the batch. Below that length both take the short ones."""
+    """Raises: ConfigError for LongRoPE where episodes can be longer than the original context: there vLLM always takes
+    the factors for long texts, transformers those for the longest text of each batch. Below, both take the short."""
     rope = getattr(config, "rope_parameters", None) or {}
     for layers in (rope, *rope.values()):  # one for all layers, or one for each kind of layer
         if not isinstance(layers, Mapping) or layers.get("rope_type") != "longrope":
@@ -83,15 +78,15 @@ def refuse_two_ropes(config: Any, needed: int, path: str, key: str = "model.path
         original = layers.get("original_max_position_embeddings") or config.max_position_embeddings
         if needed > original:
             raise ConfigError(
-                f"{key} {path!r} has LongRoPE, whose positions mean something else in texts of more than {original} "
-                f"tokens, and an episode can take {needed}: learner and engine would compute different "
-                f"log-probabilities; lower the lengths of [episode] to {original} tokens in all, or use another model"
+                f"{key} {path!r} has LongRoPE, whose positions change in texts of more than {original} tokens, and an "
+                f"episode can take {needed}: learner and engine would compute different log-probabilities; lower the "
+                f"lengths of [episode] to {original} tokens in all, or use another model"
             )
 
 
 def refuse_longer_tokenizer(tokenizer: Any, path: str, key: str = "model.path") -> None:
-    """Raises: ConfigError when the tokenizer has ids that the embedding has no row for. A placeholder of images or
-    sounds may have one (Gemma 3's has): no text makes it."""
+    """Raises: ConfigError when the tokenizer has ids beyond the embedding, except placeholders of images or sounds
+    (Gemma 3 has one)."""
     rows = vocab_size(path)
     media = {getattr(tokenizer, f"{kind}_token", None) for kind in ("image", "audio", "video")}
     beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= rows and token not in media}
@@ -110,41 +105,37 @@ def vocab_size(path: str) -> int:
 
 
 def read_config(path: str, key: str = "model.path") -> Any:
-    """A model's config.json. Raises: ConfigError when it cannot be read, or when the model is multimodal (such a model
-    has its text config inside another one), quantised or needs custom code, which learner and engines do not
-    support."""
+    """A model's config.json. Raises: ConfigError when it cannot be read, or when the model is multimodal, quantised or
+    needs custom code."""
     refuse_missing_folder(path, key)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, StrictDataclassError) as error:
         refuse_custom_code(error, False, path, key)
-        raise ConfigError(_unloadable(path, key, "config that can be read", error)) from error
+        raise ConfigError(_unloadable(path, key, "readable config.json", error)) from error
     if config.get_text_config() is not config:
         raise ConfigError(
-            f"{key} {path!r} is a {config.model_type}, which takes more than text; only text models are supported: "
-            "use a causal LM like Qwen/Qwen2.5-3B"
+            f"{key} {path!r} is multimodal ({config.model_type}); only text models are supported: use a causal LM like "
+            "Qwen/Qwen2.5-3B"
         )
     method = quantised_by(config, path)
     if method is not None:
-        raise ConfigError(
-            f"{key} {path!r} is quantised ({method}), and only weights as they were before that can be trained; give "
-            "the unquantised checkpoint"
-        )
+        raise ConfigError(f"{key} {path!r} is quantised ({method}), not trainable; give the unquantised checkpoint")
     return config
 
 
 def quantised_by(config: Any, path: str) -> str | None:
-    """How the weights are quantised, like `awq`; None if they are not."""
-    said = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None)
-    if said is not None:
-        said = said if isinstance(said, Mapping) else said.to_dict()
-        bits = next((f"bitsandbytes, {n} bit" for n in (4, 8) if said.get(f"load_in_{n}bit")), None)
-        return str(said.get("quant_method") or bits or "quantization_config")
+    """The quantisation of the weights, like `awq`; None without one."""
+    stated = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None)
+    if stated is not None:
+        stated = stated if isinstance(stated, Mapping) else stated.to_dict()
+        bits = next((f"bitsandbytes, {n} bit" for n in (4, 8) if stated.get(f"load_in_{n}bit")), None)
+        return str(stated.get("quant_method") or bits or "quantization_config")
     return next((name for name in QUANTISED_BY if file_of(path, name)), None)
 
 
 def refuse_custom_code(error: Exception, is_custom: bool, path: str, key: str) -> None:
-    """Raises: ConfigError when the model `is_custom`, or `error` says that it brings its own code."""
+    """Raises: ConfigError when the model `is_custom`, or `error` is about custom code."""
     if is_custom or "trust_remote_code" in str(error):
         raise ConfigError(
             f"{key} {path!r} needs custom code (trust_remote_code), which is not supported; use a model that "
@@ -153,8 +144,7 @@ def refuse_custom_code(error: Exception, is_custom: bool, path: str, key: str) -
 
 
 def generation_config(path: str, key: str = "model.path") -> GenerationConfig:
-    """A model's generation_config.json, or what its config.json says of it. Raises: ConfigError when the file cannot be
-    read."""
+    """A model's generation_config.json, or its part of config.json. Raises: ConfigError for an unreadable file."""
     if file_of(path, "generation_config.json") is None:
         return GenerationConfig.from_model_config(read_config(path, key))
     try:
@@ -176,17 +166,14 @@ def why_not_saved(settings: GenerationConfig) -> str | None:
 
 
 def ids_of(settings: GenerationConfig) -> GenerationConfig:
-    """Only which tokens begin, end and fill a text. Nothing else of it is used in a run: it samples as [episode]
-    says."""
+    """Only the tokens that begin, end and fill a text. Nothing else of it is used: [episode] has a run's sampling."""
     ids = {name: value for name, value in settings.to_dict().items() if name.endswith("_token_id")}
     return GenerationConfig(**{name: v for name, v in ids.items() if isinstance(v, list) or (v is not None and v >= 0)})
 
 
 def refuse_incomplete(path: str, key: str = "model.path") -> None:
-    """Compare the names and shapes of a model's safetensors files with what its config asks for, without reading a
-    weight. A model that is not on this machine yet is looked at when it is loaded.
-
-    Raises: ConfigError."""
+    """Compare names and shapes in a model's safetensors files with its config, without reading a weight. A model that
+    is not on this machine yet is checked when it is loaded. Raises: ConfigError."""
     import torch  # noqa: PLC0415  (takes seconds to import)
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # noqa: PLC0415  (imports torch)
 
@@ -212,8 +199,8 @@ def refuse_incomplete(path: str, key: str = "model.path") -> None:
 
 
 def refuse_other_weights(report: Mapping[str, Any], path: str, key: str = "model.path") -> None:
-    """`report` is transformers' loading info. Raises: ConfigError when weights are missing, which transformers would
-    draw at random, have another shape, or have no place in the model."""
+    """`report` is transformers' loading info. Raises: ConfigError when weights are missing, have another shape, or have
+    no place in the model."""
     if report["mismatched_keys"]:
         name, found, wanted = min(report["mismatched_keys"])
         raise ConfigError(
@@ -292,12 +279,12 @@ def config_bytes(path: str) -> bytes:
     try:
         return Path(cached_file(path, "config.json")).read_bytes()
     except OSError as error:
-        raise ConfigError(f"model.path {path!r} has no config that can be read: {first_line(error)}") from error
+        raise ConfigError(f"model.path {path!r} has no readable config.json: {first_line(error)}") from error
 
 
 def refuse_missing_folder(path: str, key: str) -> None:
-    """Raises: ConfigError for a path that cannot be a Hub id and is not a model folder. Otherwise the Hub would answer
-    with a misleading error about repository names."""
+    """Raises: ConfigError for a path that cannot be a Hub id and is not a model folder: the Hub's error would
+    mislead."""
     place = Path(path)
     if place.is_dir():
         if not (place / "config.json").is_file():
@@ -311,7 +298,7 @@ def refuse_missing_folder(path: str, key: str) -> None:
 
 
 def _unloadable(path: str, key: str, what: str, error: Exception) -> str:
-    """Why `what` is not there; for a path that may be a folder or a Hub id, what it was tried as."""
+    """Why `what` is not there, and whether the path was tried as a folder or as a Hub id."""
     has = "has" if Path(path).is_dir() else "is no folder here, and as a Hub id it has"
     reason = first_line(error) if isinstance(error, OSError) else " ".join(str(error).split())
     return f"{key} {path!r} {has} no {what}: {reason}"

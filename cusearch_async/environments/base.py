@@ -1,7 +1,7 @@
-"""The interface of environments, in which episodes are played.
+"""The interface of environments.
 
 An environment writes the prompt, answers each turn of the policy, and scores the episode at its end. It works with
-text. The runner converts text to tokens, keeps the policy's own tokens as they were sampled, and masks everything else.
+text. The runner converts text to tokens, keeps the policy's tokens as sampled, and masks everything else.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Episode:
     end_of_text: str = ""
     """The text of the tokenizer's end-of-text token; a last turn may end with it."""
     opening: str = ""
-    """The end of the prompt, after the question: of the chat template if there is one, else of the environment's own.
-    It may have begun what the first turn continues, like `<think>`."""
+    """The end of the prompt, after the question, from the chat template if there is one, else from the environment.
+    The first turn may continue it, like `<think>`."""
     segments: list[Segment] = field(default_factory=list)
     """The policy's turns and the observations, in order, without the prompt."""
     depth: int = 0
@@ -78,8 +78,8 @@ class Score:
 
 
 Reward = Callable[[Episode, Score], float | Awaitable[float]]
-"""A reward that replaces the environment's own; it may be asynchronous, for example to ask a judge model. Whatever it
-raises, and a result that is no finite number, fails the episode, which is then played again."""
+"""A reward that replaces the environment's; it may be asynchronous, for example to ask a judge model. An error in it,
+and a result that is no finite number, fails the episode, which is then retried."""
 
 
 class Search(Protocol):
@@ -91,18 +91,18 @@ class Search(Protocol):
 
 
 class NoSearch:
-    """The search of a process that plays no episodes."""
+    """The search of a process that runs no episodes."""
 
     async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
         raise RuntimeError("this process has no retriever")
 
 
 class EnvironmentSettings(Settings):
-    """An environment's own settings: keys of the config's [environment.LABEL], beside the shared ones."""
+    """An environment's own settings: keys of the config's [environment.LABEL], besides the shared ones."""
 
 
 class Environment:
-    """One environment of a run, made where a process plays episodes. Many episodes are played in it at the same time.
+    """One environment of a run, in each process that runs episodes. Many episodes use it at the same time.
 
     In `step` and `score`, EpisodeFailed, SearchRefused and TimeoutError fail only this episode, and its ticket is
     requeued; any other error ends the worker."""
@@ -126,7 +126,7 @@ class Environment:
 
     @property
     def fixed_texts(self) -> tuple[Quoted, ...]:
-        """Its fixed text around observations, so that the length can be checked before any episode is played."""
+        """Its fixed text around observations, whose length is checked before any episode."""
         return ()
 
     def prompt(self, question: Question) -> Quoted:
@@ -145,21 +145,18 @@ class Environment:
     async def final_score(self, episode: Episode) -> Score:
         """The score of an episode, with the reward of the config if it names one.
 
-        Raises: EpisodeFailed when that reward raises anything, or is no finite number; it fails only this episode."""
-        score = await self.score(episode)
-        return score if self._reward is None else replace(score, reward=await _rewarded(self._reward, episode, score))
-
-
-async def _rewarded(reward: Reward, episode: Episode, score: Score) -> float:
-    """What a user's reward gives. Raises: EpisodeFailed, whatever is wrong with it."""
-    name = f"the reward {getattr(reward, '__module__', '?')}:{getattr(reward, '__qualname__', reward)}"
-    try:
-        given = reward(episode, score)
-        number = float(await given if inspect.isawaitable(given) else given)
-    except EpisodeFailed:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a user's function does
-        raise EpisodeFailed(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
-    if not math.isfinite(number):
-        raise EpisodeFailed(f"{name} must give a finite number, got {number}")
-    return number
+        Raises: EpisodeFailed when that reward raises anything, or is no finite number."""
+        score, reward = await self.score(episode), self._reward
+        if reward is None:
+            return score
+        name = f"the reward {getattr(reward, '__module__', '?')}:{getattr(reward, '__qualname__', reward)}"
+        try:
+            given = reward(episode, score)
+            number = float(await given if inspect.isawaitable(given) else given)
+        except EpisodeFailed:
+            raise
+        except (Exception, SystemExit) as error:  # a user's function may do anything
+            raise EpisodeFailed(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
+        if not math.isfinite(number):
+            raise EpisodeFailed(f"{name} must give a finite number, got {number}")
+        return replace(score, reward=number)

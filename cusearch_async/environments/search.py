@@ -90,9 +90,9 @@ def score(
     <think> that the prompt ends with (`opening`).
 
     Source: CuSearch, Eq. "reward". `format_weight` is λ_f (0.2 in the paper)."""
-    prediction = last_answer(segments)
-    f1 = f1_score(prediction, answers, metric) if prediction is not None else 0.0
-    em = exact_match(prediction, answers, metric) if prediction is not None else 0.0
+    prediction, f1, em = last_answer(segments), 0.0, 0.0
+    if prediction is not None:
+        f1, em = f1_score(prediction, answers, metric), exact_match(prediction, answers, metric)
     valid = is_format_valid(segments, end_of_text, opening)
     reward = f1 * (1 - format_weight) + format_weight * valid
     return Score(reward=reward, em=em, f1=f1, format_valid=valid, prediction=prediction)
@@ -107,7 +107,7 @@ class Action:
 
 def block(*names: str) -> re.Pattern[str]:
     """A complete block of one of these tags: group 1 is the name, group 2 the content. If a tag is opened twice, the
-    last opening counts. Playing and scoring both use this pattern."""
+    last opening counts."""
     return re.compile(rf"<({'|'.join(names)})>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 
 
@@ -116,7 +116,7 @@ _ANSWER = block("answer")
 
 
 def parse_action(turn: str) -> Action:
-    """What a turn of the policy does: its first complete search or answer block decides.
+    """The action of a turn: its first complete search or answer block.
 
     "<think>..</think><search>capital of Peru</search>" -> Action("search", "capital of Peru")."""
     match = _ACTION.search(turn)
@@ -128,9 +128,7 @@ def parse_action(turn: str) -> Action:
 
 def render_documents(documents: Sequence[str], template: str) -> str:
     """The content of an information block. A document's first line is its (quoted) title, the rest its text, as in
-    Search-R1. If `template` has no title, a document with a single line is all text.
-
-    `template` may use {rank} (from 1), {title} and {text}."""
+    Search-R1. If `template` has no {title}, a document with a single line is all text."""
     lines = []
     for rank, contents in enumerate(documents, start=1):
         title, newline, text = contents.partition("\n")
@@ -141,9 +139,7 @@ def render_documents(documents: Sequence[str], template: str) -> str:
 
 
 def last_answer(segments: Sequence[Segment]) -> str | None:
-    """The last complete answer block that the policy itself wrote; None if there is none.
-
-    Blocks are searched within single turns, because passages and the prompt can contain answer tags too."""
+    """The last complete answer block within a turn of the policy; None if there is none."""
     blocks = [match[2] for s in segments if s.author == "model" for match in _ANSWER.finditer(s.text)]
     return blocks[-1].strip() if blocks else None
 
@@ -162,14 +158,11 @@ def is_format_valid(segments: Sequence[Segment], end_of_text: str = "", opening:
         if segment.author == "information":
             expected = "model"
             continue
-        turn = _TURN.fullmatch(begun + _without_end(segment.text, end_of_text))
+        text = segment.text.rstrip().removesuffix(end_of_text) if end_of_text else segment.text
+        turn = _TURN.fullmatch(begun + text)
         begun = ""
         if turn is None:
             return False
         last_action = turn[1]
         expected = "information"
     return last_action == "answer"
-
-
-def _without_end(text: str, end_of_text: str) -> str:
-    return text.rstrip().removesuffix(end_of_text) if end_of_text else text

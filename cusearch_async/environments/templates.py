@@ -14,7 +14,7 @@ PLACE = "{question}"
 
 @dataclass(frozen=True, slots=True)
 class Quoted:
-    """Our own text `before` and `after` foreign `text`. A special token written in `text` stays text."""
+    """Our text `before` and `after` foreign `text`. A special token written in `text` stays text."""
 
     before: str = ""
     text: str = ""
@@ -66,10 +66,8 @@ def template_of(text: str) -> Template:
 
 
 def template_text(value: str) -> str:
-    """What a config keeps of a template: its name, or the text of the prompt, which `value` is or which it names a file
-    of. So a saved config needs no other file.
-
-    Raises: ConfigError."""
+    """A template as a saved config keeps it, which needs no other file: its name, or the text of the prompt. `value` is
+    one of these, or a file with the text. Raises: ConfigError."""
     if value in TEMPLATES:
         return value
     text = value if PLACE in value else _read(value)
@@ -79,7 +77,7 @@ def template_text(value: str) -> str:
 
 
 def _read(value: str) -> str:
-    """The text of the file `value`. Raises: ConfigError, which says whether it looks like a name, a text or a path."""
+    """The text of the file `value`. Raises: ConfigError that fits a name, a text or a path, whatever it looks like."""
     try:
         return Path(at_home(value)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_policy(config: Config, model: str, key: str = "model.path") -> Any:
-    """Check that episodes can be played with `model`, before anything large is loaded; returns its tokenizer.
+    """Check that `model` can run episodes, before anything large is loaded; returns its tokenizer.
 
     Raises: ConfigError, which names the setting `key`."""
     tokenizer = check_model(model, config.episode.max_tokens, key)
@@ -33,8 +33,8 @@ def check_policy(config: Config, model: str, key: str = "model.path") -> Any:
 async def ask_retriever(
     search: SearchClient, config: Config, identity: Identity, stop: asyncio.Event
 ) -> Identity | None:
-    """The identity of a process that searches: with what its retriever serves, as soon as that answers, if the run has
-    one. None when `stop` is set first.
+    """The process's identity with the corpus of its retriever, as soon as that answers, if the run has one. None when
+    `stop` is set first.
 
     Raises: RetrievalUnavailable after run.wait_s, SearchRefused."""
     if not config.uses_retriever:
@@ -47,8 +47,7 @@ async def ask_retriever(
 
 
 async def take_gpus(config: Config, stop: asyncio.Event) -> GpuLock | None:
-    """Wait until the GPUs are free for an engine to start, where learner and engines take turns; or until `stop` is
-    set. Raises: Stalled."""
+    """Wait, in a colocated run, until an engine may have the GPUs, or until `stop` is set. Raises: Stalled."""
     lock = gpu_lock(config, "engine")
     if lock is not None:
         taking = asyncio.ensure_future(lock.take())
@@ -62,10 +61,9 @@ def open_runner(
     config: Config, model: str, tokenizer: Any, search: Search, lock: GpuLock | None = None
 ) -> Iterator[tuple[Engine, EpisodeRunner]]:
     """An engine that has loaded `model`, and a runner that uses it in the config's environments. `lock` is taken, if
-    the engine takes turns. Raises: EngineDied."""
-    # vLLM takes seconds to import; a process that may not join, or waits for a service, says so before that.
+    the run is colocated. Raises: EngineDied."""
     with ending_at_once("vLLM was being loaded"):
-        from cusearch_async.rollout.engine import Engine  # noqa: PLC0415
+        from cusearch_async.rollout.engine import Engine  # noqa: PLC0415  (vLLM takes seconds to import)
 
         engine = Engine.start(model, tokenizer, config, lock)
     try:

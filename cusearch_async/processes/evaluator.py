@@ -1,4 +1,4 @@
-"""The evaluator process: scores published versions on held-out questions while the run is going on.
+"""The evaluator process: scores published versions on held-out questions during the run.
 
 It has its own engine and takes no tickets. Training does not wait for it. When versions come faster than it can score
 them, it skips some."""
@@ -19,8 +19,7 @@ from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
 from cusearch_async.processes.engines import ask_retriever, check_policy, open_runner, take_gpus
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import EpisodeRunner
-from cusearch_async.rollout.finish import Finish
-from cusearch_async.rollout.weight_loader import PatientLoader, wait_until_announced
+from cusearch_async.rollout.weight_loader import Finish, PatientLoader, wait_until_announced
 from cusearch_async.run.identity import identity_of
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.transport.interface import RunState, WorkerBuffer
@@ -55,75 +54,71 @@ async def run(config: Config) -> None:
                 return
             with open_runner(config, config.model.location, tokenizer, search, lock) as (engine, runner):
                 log.info("ready")
-                await score_versions(buffer, engine, source, runner, questions, config, stop)
+                await Evaluator(buffer, engine, source, runner, questions, config).run(stop)
 
 
-async def score_versions(
-    buffer: WorkerBuffer,
-    engine: Engine,
-    source: WeightSource,
-    runner: EpisodeRunner,
-    questions: Sequence[Question],
-    config: Config,
-    stop: asyncio.Event,
-) -> None:
-    """Score versions until the run is finished and its last version is scored, or `stop` is set."""
-    loader = PatientLoader(engine, source, config.redis.outage_s)
-    done, finish = Done(config.folder), Finish(config.run.steps)
-    await wait_until_announced(buffer, stop.is_set)
-    while not stop.is_set():
-        state = await buffer.state()
-        done.follow(state.weights)
-        is_finished = finish.has_come(state)
-        if is_finished and done.version >= state.step:
-            log.info("run %s is finished and its last version is scored; the evaluator ends", config.run.name)
-            break
-        last = state.step if is_finished else config.run.steps
-        version = await load_due(buffer, state, last, engine, loader, source, done, config)
+class Evaluator:
+    """Scores versions until the run is finished and its last version is scored."""
+
+    def __init__(
+        self,
+        buffer: WorkerBuffer,
+        engine: Engine,
+        source: WeightSource,
+        runner: EpisodeRunner,
+        questions: Sequence[Question],
+        config: Config,
+    ) -> None:
+        self._buffer = buffer
+        self._engine = engine
+        self._source = source
+        self._runner = runner
+        self._questions = questions
+        self._config = config
+        self._loader = PatientLoader(engine, source, config.redis.outage_s)
+        self._done = Done(config.folder)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Ends early once `stop` is set."""
+        config, done, finish = self._config, self._done, Finish(self._config.run.steps)
+        await wait_until_announced(self._buffer, stop.is_set)
+        while not stop.is_set():
+            state = await self._buffer.state()
+            done.follow(state.weights)
+            is_finished = finish.has_come(state)
+            if is_finished and done.version >= state.step:
+                log.info("run %s is finished and its last version is scored; the evaluator ends", config.run.name)
+                break
+            version = await self.load_due(state, state.step if is_finished else config.run.steps)
+            if version is None:
+                await asyncio.sleep(POLL_S)
+                continue
+            started = time.monotonic()
+            scoring = asyncio.ensure_future(self._score(version))
+            if not await unless_stopped(scoring, stop):
+                break
+            done.version, scored = version, scoring.result()
+            if scored is None:
+                continue
+            scores = summarize(scored, self._questions, config.environment[config.evaluated_in].scoring)
+            record(config.folder, version, self._engine.loaded, time.monotonic() - started, scores, scored)
+            log.info("version %d: EM %.3f, depth %.2f", version, scores["all"]["em"], scores["all"]["depth"])
+
+    async def _score(self, version: int) -> list[Trajectory] | None:
+        async with self._engine.active():
+            return await score_all(self._runner, self._questions, version, self._config.eval.at_once)
+
+    async def load_due(self, state: RunState, last: int) -> int | None:
+        """Load the version that is due for scoring, where `last` is the last of the run; None when there is none, or it
+        cannot be read now. Raises: ContractMismatch when a learner has changed the run contract."""
+        version = due_version(state, self._done.version, self._config, last)
         if version is None:
-            await asyncio.sleep(POLL_S)
-            continue
-        started = time.monotonic()
-        scoring = asyncio.ensure_future(_score(engine, runner, questions, version, config))
-        if not await unless_stopped(scoring, stop):
-            break
-        done.version, played = version, scoring.result()
-        if played is None:
-            continue
-        scores = summarize(played, questions, config.environment[config.evaluated_in].scoring)
-        record(config.folder, version, engine.loaded, time.monotonic() - started, scores, played)
-        log.info("version %d: EM %.3f, depth %.2f", version, scores["all"]["em"], scores["all"]["depth"])
-
-
-async def _score(
-    engine: Engine, runner: EpisodeRunner, questions: Sequence[Question], version: int, config: Config
-) -> list[Trajectory] | None:
-    async with engine.active():
-        return await score_all(runner, questions, version, config.eval.at_once)
-
-
-async def load_due(
-    buffer: WorkerBuffer,
-    state: RunState,
-    last: int,
-    engine: Engine,
-    loader: PatientLoader,
-    source: WeightSource,
-    done: Done,
-    config: Config,
-) -> int | None:
-    """Load the version that is due for scoring, where `last` is the last of the run; None when there is none, or it
-    cannot be read now.
-
-    Raises: ContractMismatch when a learner has changed the run contract."""
-    version = due_version(state, done.version, config, last)
-    if version is None:
-        return None
-    await buffer.check_identity()
-    weights = state.weights if version == state.published else await source.newest_of(version)
-    if weights is None:
-        log.warning("version %d is not scored: its weights are no longer there", version)
-        done.version = version
-        return None
-    is_last = version == last  # any other one may be replaced by a newer one before it is loaded
-    return engine.version if await loader.load(weights, check=False, idle=is_last) else None
+            return None
+        await self._buffer.check_identity()
+        weights = state.weights if version == state.published else await self._source.newest_of(version)
+        if weights is None:
+            log.warning("version %d is not scored: its weights are no longer there", version)
+            self._done.version = version
+            return None
+        is_last = version == last  # any other one may be replaced by a newer one before it is loaded
+        return self._engine.version if await self._loader.load(weights, check=False, idle=is_last) else None

@@ -12,7 +12,7 @@ from cusearch_async.data.questions import load_run_questions
 from cusearch_async.learner.learner import DeepSpeedLearner
 from cusearch_async.learner.ranks import Ranks
 from cusearch_async.lifecycle.children import die_with_parent
-from cusearch_async.lifecycle.gpu_share import GpuLock, gpu_lock
+from cusearch_async.lifecycle.gpu_share import gpu_lock
 from cusearch_async.lifecycle.signals import stop_signals
 from cusearch_async.models import check_model
 from cusearch_async.processes.engines import ask_retriever
@@ -24,35 +24,33 @@ from cusearch_async.transport.buffer import open_buffer
 
 
 def run(config: Config, accept_changes: bool = False) -> None:
-    """Run one rank of the learner until the end of the run. With `accept_changes`, settings that change what the run
-    means may differ from the last start."""
+    """Run one rank of the learner until the end of the run. With `accept_changes`, settings that change the run's
+    meaning may differ from the last start."""
     tokenizer = check_model(config.model.location, config.episode.max_tokens)
     ranks = Ranks(config.learner.collective_timeout_s)
     with ranks.meeting():
-        lock = gpu_lock(config, "learner") if ranks.is_leader else None
-        if lock is not None:
-            asyncio.run(lock.take())
         if ranks.is_leader:
-            _lead(config, ranks, lock, tokenizer, accept_changes)
+            _lead(config, ranks, tokenizer, accept_changes)
         else:
             _follow(config, ranks)
 
 
-def _lead(config: Config, ranks: Ranks, lock: GpuLock | None, tokenizer: Any, accept_changes: bool) -> None:
+def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) -> None:
+    lock = gpu_lock(config, "learner")
+    if lock is not None:
+        asyncio.run(lock.take())
     questions = load_run_questions(config)
     for folder in config.folders:
         run_folder.mark(folder, config.run.name)
     own = identity_of(config, questions.all, tokenizer)
     identity = asyncio.run(_with_retriever(own, config, accept_changes))
-    ranks.tell(b"begin")  # the others load nothing before, and wait in no collective, whose time is limited
+    ranks.tell(b"begin")  # the others load nothing before, and wait in no collective, which would time out
     with run_folder.hold_as_learner(config.folder):
         Leader(open_buffer, ranks, questions, identity, config, accept_changes, lock).lead(DeepSpeedLearner)
 
 
 async def _with_retriever(own: Identity, config: Config, accept_changes: bool) -> Identity:
-    """With what the run's retriever serves. A learner of another run is refused before it waits for that.
-
-    Raises: ContractMismatch, BufferUnavailable, RetrievalUnavailable, SearchRefused."""
+    """`own` with the corpus of the run's retriever. A learner of another run is refused before it waits for that."""
     async with open_buffer(config, config.run.wait_s, identity=own) as buffer:
         await buffer.check_identity(accept_changes)
     async with SearchClient.open(config) as search:

@@ -30,8 +30,7 @@ async def run(config: Config) -> None:
     with log_waiting(log, "waiting for the corpus and its index to be loaded"):
         backend = await asyncio.to_thread(make_backend, config)
     try:
-        application = application_of(config, backend)
-        await serve(application, config.retriever.url, "retriever.url")
+        await serve(application_of(config, backend), config.retriever.url, "retriever.url")
     finally:
         await backend.close()
 
@@ -42,7 +41,7 @@ def application_of(config: Config, backend: Backend) -> web.Application:
 
 
 def make_backend(config: Config) -> Backend:
-    """Raises: ConfigError when what the config names cannot be loaded."""
+    """Raises: ConfigError for a backend, corpus or index that cannot be loaded."""
     settings = config.retriever
     if settings.backend not in BACKENDS:
         return own_backend(settings.backend, settings.options)

@@ -1,4 +1,4 @@
-"""The rollout worker process: one engine, many episodes at once."""
+"""The rollout worker process: one engine, many concurrent episodes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cusearch_async.lifecycle.signals import ending_at_once, stop_on_signals
 from cusearch_async.models import check_model, vocab_size
 from cusearch_async.processes.engines import ask_retriever, open_runner, take_gpus
 from cusearch_async.retrieval.client import SearchClient
-from cusearch_async.rollout.finish import Finish
 from cusearch_async.rollout.loop import RolloutLoop
 from cusearch_async.rollout.prompting import check_lengths
 from cusearch_async.rollout.start_report import Starting
+from cusearch_async.rollout.weight_loader import Finish
 from cusearch_async.run.identity import identity_of
 from cusearch_async.transport.buffer import open_buffer
 from cusearch_async.weights.transports import transport_of
@@ -29,7 +29,7 @@ FINISHED = "run %s is finished; this worker ends (a learner that continues the r
 
 async def run(config: Config, name: str, cores: Collection[int]) -> None:
     """Run the rollout worker `name` until the run is finished, or a signal arrives. Its engine, another process, keeps
-    to its cores; this one then takes any of `cores`: what plays the episodes need not wait for what decodes."""
+    to its cores; this one then takes any of `cores`, so that episodes do not wait for decoding."""
     stop = stop_on_signals()
     with log_waiting(log, "waiting for the questions to be read"), ending_at_once("the questions were being read"):
         questions = load_run_questions(config)

@@ -1,6 +1,6 @@
 """The processes of a run, as `cusearch worker NAME CONFIG` starts them.
 
-This is a separate module because no large library may be imported before `configure_process` has run."""
+No large library may be imported before `configure_process` has run."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> Non
     with other_ranks(ENTRY, config.learner.ranks) as rank:
         here = config.learner.ranks_per_node
         configure_process(share_of(config.learner.cores, rank % here, here), gpus, count_sharers(config))
-        # Batches of many shapes fragment a GPU's memory. Not for vLLM's processes: its sleep mode has to switch this
-        # off, and its transfers between processes refuse it or get slower.
+        # Batches of many shapes fragment a GPU's memory. Not for vLLM's processes, whose sleep mode refuses it.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         require_gpus("learner.gpus", gpus)
         from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
@@ -47,7 +46,7 @@ def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> Non
 
 
 def rollout(config: Config, gpu: Gpus = ()) -> None:
-    """Plays episodes with the newest weights, and puts the trajectories into the buffer."""
+    """Runs episodes with the newest weights, and puts the trajectories into the buffer."""
     index = int(os.environ.get("CUSEARCH_WORKER_INDEX", "0"))
     gpus = take_for_engine("worker", config, gpu)
     every_core = os.sched_getaffinity(0)

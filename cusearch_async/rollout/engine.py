@@ -2,8 +2,8 @@
 
 Every sampled token has its log-probability under the sampling policy (after temperature) and the weight version that
 sampled it. Weights are replaced while episodes are in flight: the engine is paused between two decoding steps, running
-requests keep their tokens, and their KV cache is computed again with the new weights, unless rollout.recompute_kv is
-switched off. They are read and verified before that pause, see staging.py.
+requests keep their tokens, and their KV cache is recomputed with the new weights, unless rollout.recompute_kv is off.
+They are read and verified before that pause, see staging.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,27 +49,9 @@ GATHERING = "cusearch_async.rollout.turn_scheduler.GathersOutputs"
 STAGED_POLL_S = 0.01
 
 ADAPTER = "policy", 1
-"""Name and number of the only adapter. All versions have the same, so that requests in flight go on with the newest."""
+"""Name and number of the only adapter, the same for all versions: requests in flight continue with the newest."""
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as max_lora_rank."""
-
-
-@dataclass(slots=True)
-class _Pulse:
-    """The time of the engine's last token for any request, or of its last resume."""
-
-    at: float = 0.0
-
-    def listen(self, llm: AsyncLLM) -> None:
-        """Record every step of the engine. vLLM itself reports only the last token of a request."""
-        processor = llm.output_processor
-        process = processor.process_outputs
-
-        def processed(*args: Any, **options: Any) -> Any:
-            self.at = time.monotonic()
-            return process(*args, **options)
-
-        processor.process_outputs = processed
+"""The values of vLLM's max_lora_rank."""
 
 
 class Engine:
@@ -99,8 +80,9 @@ class Engine:
         self._running = 0
         self._busy_s = 0.0
         self._busy_since = 0.0
-        self._pulse = _Pulse()
-        self._pulse.listen(llm)
+        self._token_at = 0.0
+        """Time of the engine's last token for any request, or of its last resume."""
+        self._listen(llm)
         self._is_paused = False
         self._checked: Loaded | None = None
         """The engine at the last check of its weights."""
@@ -109,7 +91,7 @@ class Engine:
     @classmethod
     def start(cls, model: str, tokenizer: Any, config: Config, lock: GpuLock | None = None) -> Engine:
         """Load `model` (a local folder or a Hub id) into a new engine. Takes seconds to minutes. With a `lock`, which
-        is taken, the engine sleeps and gives the GPUs back whenever nobody needs it `active`.
+        is taken, the engine sleeps and releases the GPUs whenever nobody needs it `active`.
 
         Raises: ConfigError for an option that vLLM does not know; EngineDied with the engine's last error."""
         arguments = AsyncEngineArgs(**engine_arguments(model, config, current_platform.is_cpu()))
@@ -123,6 +105,16 @@ class Engine:
             ) from error
         return cls(llm, tokenizer, engine_output, config.rollout.recompute_kv, lock)
 
+    def _listen(self, llm: AsyncLLM) -> None:
+        """Record the time of every step of the engine. vLLM itself reports only the last token of a request."""
+        process = llm.output_processor.process_outputs
+
+        def processed(*args: Any, **options: Any) -> Any:
+            self._token_at = time.monotonic()
+            return process(*args, **options)
+
+        llm.output_processor.process_outputs = processed
+
     @property
     def busy_s(self) -> float:
         """Seconds so far in which at least one request was being decoded."""
@@ -134,14 +126,14 @@ class Engine:
         paused to load weights."""
         if self._is_paused or not self._running:
             return 0.0
-        return time.monotonic() - max(self._pulse.at, self._busy_since)
+        return time.monotonic() - max(self._token_at, self._busy_since)
 
     def active(self) -> AbstractAsyncContextManager[None]:
-        """For all that needs the engine: it does not sleep inside. Raises: Stalled when the learner keeps the GPUs."""
+        """Around every use of the engine: it does not sleep inside. Raises: Stalled when the learner keeps the GPUs."""
         return self._gpus.active()
 
     async def _sleep(self) -> None:
-        """Its weights wait in the host's memory, the KV cache is dropped. Raises: EngineDied."""
+        """Move the weights to the host's memory, and drop the KV cache. Raises: EngineDied."""
         await self._unless_dead(self._llm.sleep(level=1))
 
     async def _wake_up(self) -> None:
@@ -174,8 +166,8 @@ class Engine:
         return turn.up_to(tokens_to_first(stops, turn.token_ids, self._tokenizer))
 
     def _stopping_at(self, stops: tuple[str, ...]) -> dict[str, Any]:
-        """vLLM's settings to end a turn: stop tokens if all of `stops` are single tokens, else stop texts. These are
-        looked for in the whole text: a tag may be a special token."""
+        """vLLM's settings to end a turn: stop tokens if all of `stops` are single tokens, else stop texts, also in
+        special tokens."""
         if stops not in self._stop_settings:
             pieces = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in stops]
             self._stop_settings[stops] = (
@@ -257,7 +249,7 @@ class Engine:
             await self._llm.resume_generation()
         finally:
             self._is_paused = False
-            self._pulse.at = time.monotonic()
+            self._token_at = time.monotonic()
 
     async def check(self, manifest: Manifest, name: str) -> None:
         """Raises: WeightsMismatch when the engine's log-probabilities of the canary differ from the learner's, or when
@@ -268,15 +260,15 @@ class Engine:
         stale = stale_tensors(self._checked, now) if self._checked else []
         if stale:
             raise WeightsMismatch(
-                f"after loading {name} {len(stale)} of the engine's {len(now.digests)} tensors are still those of an "
-                f"older version, such as {stale[0]}: it does not have the published weights; restart the worker"
+                f"after loading {name} {len(stale)} of the engine's {len(now.digests)} tensors are still of an older "
+                f"version, such as {stale[0]}: it does not have the published weights; restart the worker"
             )
         if not difference <= manifest.canary.tolerance:
             raise WeightsMismatch(
                 f"after loading {name} the engine's log-probabilities differ from the learner's by {difference:.4g} "
-                f"on average (allowed {manifest.canary.tolerance:g}): vLLM computes this model in another way than "
-                "transformers does, or has not taken all of its weights; if a restarted worker says the same, use "
-                "another model.path or model.dtype, and no quantisation"
+                f"on average (allowed {manifest.canary.tolerance:g}): vLLM computes this model differently from "
+                "transformers, or did not load all weights; if a restarted worker reports the same, use another "
+                "model.path or model.dtype, and no quantisation"
             )
         self._checked = now
 
@@ -290,7 +282,7 @@ class Engine:
 
     async def _run(self, prompt: Sequence[int], params: SamplingParams) -> Any:
         """The final output of one request. Raises: EngineDied."""
-        # Without recomputing, what an older version has cached must not be used for new turns.
+        # without recomputing, new turns must not use the cache of an older version
         salt = None if self._recomputes_kv else self.loaded or "base"
         tokens = tokens_input(list(prompt), cache_salt=salt)
         request = self._llm.generate(tokens, params, f"request-{next(self._ids)}", lora_request=self._adapter)
@@ -324,8 +316,8 @@ class Engine:
 
 
 def tokens_to_first(stops: Sequence[str], token_ids: list[int], tokenizer: Any) -> int:
-    """How many tokens a turn has up to and with the first of `stops`; all if none is in it. A tag that is a single
-    token may also be written letter by letter, where vLLM looks for the token only."""
+    """Tokens of a turn up to and with the first of `stops`; all if none is in it. The policy may also write a tag
+    letter by letter that is a single token, for which alone vLLM looks."""
 
     def has_stop(count: int) -> bool:
         text = tokenizer.decode(token_ids[:count], skip_special_tokens=False)
@@ -343,16 +335,19 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
     known = [option.name for option in dataclasses.fields(AsyncEngineArgs)]
     refuse_unknown("rollout.vllm", extra, known, f"vLLM {vllm.__version__}")
     if is_cpu:
-        # A seeded request whose prefill is cut in pieces kills the engine ("CPU Generator does not use offset").
-        options["enable_chunked_prefill"] = False
+        options["enable_chunked_prefill"] = False  # seeded requests: "CPU Generator does not use offset"
         options.setdefault("max_num_batched_tokens", max(config.episode.max_tokens, CPU_BATCH_TOKENS))
         options["scheduler_cls"] = GATHERING
-    if not config.learner.lora.rank:
+    rank = config.learner.lora.rank
+    if not rank:
         options["worker_extension_cls"] = STAGING
+    elif not is_cpu and config.model.dtype == "float32":
+        raise ConfigError("learner.lora needs model.dtype = 'bfloat16' on a GPU: vLLM's kernels have no float32")
+    else:
+        options |= {"enable_lora": True, "max_lora_rank": min(r for r in ADAPTER_RANKS if r >= rank), "max_loras": 1}
     return (
         {"enable_prefix_caching": True, "use_tqdm_on_load": False}
         | options
-        | _adapter_arguments(config, is_cpu)
         | {
             "model": model,
             "dtype": config.model.dtype,
@@ -361,15 +356,6 @@ def engine_arguments(model: str, config: Config, is_cpu: bool) -> dict[str, Any]
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
             "disable_log_stats": True,
-            "enable_sleep_mode": config.run.colocate and not is_cpu,  # a CPU engine sleeps too, and frees nothing
+            "enable_sleep_mode": config.run.colocate and not is_cpu,  # on a CPU it frees nothing
         }
     )
-
-
-def _adapter_arguments(config: Config, is_cpu: bool) -> dict[str, Any]:
-    rank = config.learner.lora.rank
-    if not rank:
-        return {}
-    if not is_cpu and config.model.dtype == "float32":
-        raise ConfigError("learner.lora needs model.dtype = 'bfloat16' on a GPU: vLLM's kernels have no float32")
-    return {"enable_lora": True, "max_lora_rank": min(r for r in ADAPTER_RANKS if r >= rank), "max_loras": 1}

@@ -1,4 +1,4 @@
-"""Captures the output of vLLM's engine process, because vLLM itself reports only that the engine has died."""
+"""Captures the output of vLLM's engine process: vLLM itself reports only that the engine has died."""
 
 from __future__ import annotations
 
@@ -49,17 +49,16 @@ class EngineOutput:
         until = time.monotonic() + _WAIT_S
         while True:
             for line in reversed(list(self._lines)):
-                found = _ERROR.search(line)
-                if found:
+                if found := _ERROR.search(line):
                     return found[1].decode(errors="replace")
             if time.monotonic() > until:
                 return None
             time.sleep(0.05)
 
     def _pass_on(self, read: int, to: int) -> None:
-        with open(read, "rb", buffering=0) as said, contextlib.suppress(OSError):
+        with open(read, "rb", buffering=0) as output, contextlib.suppress(OSError):
             rest = b""
-            while piece := said.read(1 << 16):
+            while piece := output.read(1 << 16):
                 *lines, rest = (rest + piece).split(b"\n")
                 self._lines.extend(lines)
                 os.write(to, piece)

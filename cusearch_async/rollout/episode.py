@@ -1,7 +1,7 @@
 """One episode, from question to trajectory: at most S_max tool turns and one final turn.
 
 The policy's token ids are kept as sampled and never tokenised again. Observations are tokenised once and masked. The
-environment decides what a turn means.
+environment interprets the turns.
 """
 
 from __future__ import annotations
@@ -15,28 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.config import EpisodeConfig
-from cusearch_async.environments import Environment, Episode, Quoted
+from cusearch_async.environments import Environment, Episode
 from cusearch_async.errors import EpisodeFailed
 from cusearch_async.rollout import prompting
+from cusearch_async.rollout.turn import Turn
 from cusearch_async.streams import Stream, draw_number
 from cusearch_async.types import Question, Segment, Trajectory
-
-
-class Sampled(Protocol):
-    """A turn as an engine returns it."""
-
-    @property
-    def token_ids(self) -> list[int]: ...
-    @property
-    def logprobs(self) -> NDArray[np.float32]: ...
-    @property
-    def versions(self) -> NDArray[np.int32]: ...
 
 
 class Policy(Protocol):
     async def generate(
         self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
-    ) -> Sampled:
+    ) -> Turn:
         """Sample a turn after `prompt`, up to and with the first of `stops`."""
         ...
 
@@ -51,7 +41,7 @@ class _Tape:
     versions: list[NDArray[np.int32]] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
 
-    def add_turn(self, turn: Sampled, text: str) -> None:
+    def add_turn(self, turn: Turn, text: str) -> None:
         self.token_ids += turn.token_ids
         self.sampled += [True] * len(turn.token_ids)
         self.logprobs.append(turn.logprobs)
@@ -65,7 +55,7 @@ class _Tape:
 
 
 class EpisodeRunner:
-    """Plays episodes with one policy and one tokenizer, in the environments that the questions name by label."""
+    """Runs episodes with one policy and one tokenizer, in the environments that the questions name by label."""
 
     def __init__(
         self,
@@ -95,7 +85,7 @@ class EpisodeRunner:
     async def run(
         self, question: Question, ticket: int, rollout: int, worker: str, temperature: float | None = None
     ) -> Trajectory:
-        """Play one episode. `temperature` None is the configured temperature, 0 is greedy.
+        """Run one episode. `temperature` None is the configured temperature, 0 is greedy.
 
         Raises: EpisodeFailed when the question does not fit, and all errors of the environment."""
         settings, environment = self._settings, self._environments[question.environment]
@@ -104,7 +94,12 @@ class EpisodeRunner:
         waited_s = 0.0
         counted_tokens = 0
         asked = environment.prompt(question)
-        prompt = self._tokens_of(question, asked)
+        prompt = prompting.build_prompt(self._tokenizer, asked, self._template_arguments)
+        if len(prompt) > settings.max_prompt_tokens:
+            raise EpisodeFailed(
+                f"question {question.id!r} makes a prompt of {len(prompt)} tokens, more than episode.max_prompt_tokens "
+                f"({settings.max_prompt_tokens})"
+            )
         tape = _Tape(list(prompt), [False] * len(prompt))
         episode = Episode(
             question=question,
@@ -164,13 +159,3 @@ class EpisodeRunner:
         prompting.check_lengths(
             questions, self._environments, self._tokenizer, self._settings, self._template_arguments
         )
-
-    def _tokens_of(self, question: Question, asked: Quoted) -> list[int]:
-        """Raises: EpisodeFailed when the question does not fit."""
-        ids = prompting.build_prompt(self._tokenizer, asked, self._template_arguments)
-        if len(ids) > self._settings.max_prompt_tokens:
-            raise EpisodeFailed(
-                f"question {question.id!r} makes a prompt of {len(ids)} tokens, more than episode.max_prompt_tokens "
-                f"({self._settings.max_prompt_tokens})"
-            )
-        return ids

@@ -1,4 +1,4 @@
-"""The failed episodes of a worker: counted, with equal reasons as one line of the log."""
+"""The failed episodes of a worker, counted; equal reasons are one line of the log."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"\d+")
 _MOST = 100
-"""Reasons that are told apart; those beyond are counted by kind."""
+"""Different reasons; those beyond are counted by kind."""
 
 
 @dataclass(slots=True)
 class _Reason:
     text: str
-    """As it was said first; others may have other numbers in it."""
+    """Its first text; others may have other numbers in it."""
     count: int = 0
     unlogged: int = 0
     logged_at: float = float("-inf")
@@ -42,12 +42,10 @@ class Failures:
         reason = self._reasons.setdefault(pattern, _Reason(why))
         reason.count += 1
         reason.unlogged += 1
-        if time.monotonic() - reason.logged_at < LOG_EVERY_S:
-            return
         if reason.count == 1:
             log.warning("episode %d:%d failed, its ticket will be requeued: %s", ticket, rollout, why)
             reason.unlogged, reason.logged_at = 0, time.monotonic()
-        else:
+        elif time.monotonic() - reason.logged_at >= LOG_EVERY_S:
             _log(reason)
 
     def finish(self) -> None:

@@ -1,16 +1,14 @@
-"""The loop of a rollout worker: it leases tickets, plays their episodes and puts the trajectories into the buffer,
-always with the newest weights.
+"""The loop of a rollout worker: it leases tickets, runs their episodes with the newest weights, and puts the
+trajectories into the buffer.
 
-Three tasks run besides the episodes: admission, following the run (loading weights, waking admission), heartbeat. Kinds
-of errors:
-
-- An error of one episode (its question, search, reward, trajectory or timeout): it is logged and counted in the
-  heartbeat. The other episodes of the ticket are played to their end. Then the ticket is released with one failed
-  attempt, and other workers play the missing episodes, up to pool.max_attempts times.
+Errors:
+- Of one episode (its question, search, reward, trajectory or timeout): it is logged and counted in the heartbeat. When
+  the ticket's other episodes have ended, the ticket is released with one failed attempt, and other workers run the
+  missing episodes, up to pool.max_attempts times.
 - An outage (Redis, the retriever, weights that cannot be read): the worker waits, and then exits with
   BufferUnavailable, RetrievalUnavailable or WeightsUnavailable.
 - Any other error is a bug: the worker exits with it at once. Its ticket gets a failed attempt, so that it cannot end
-  one worker after another forever.
+  one worker after another.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.retrieval.client import SearchClient
 from cusearch_async.rollout.episode import EpisodeRunner
 from cusearch_async.rollout.failures import Failures
-from cusearch_async.rollout.finish import Finish
-from cusearch_async.rollout.weight_loader import IDLE_S, PatientLoader, wait_until_announced
+from cusearch_async.rollout.weight_loader import IDLE_S, Finish, PatientLoader, wait_until_announced
 from cusearch_async.transport.interface import RolloutSlot, WorkerBuffer, WorkerStatus
 from cusearch_async.types import Trajectory
 from cusearch_async.weights.interface import WeightSource
@@ -46,7 +43,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
 _FAILED = {TimeoutError: "timeout", SearchRefused: "search", EpisodeFailed: "episode", InvalidTrajectory: "trajectory"}
-"""Errors that fail only one episode -> their names in the heartbeat."""
+"""Errors of one episode only -> their names in the heartbeat."""
 
 
 @dataclass(slots=True)
@@ -62,7 +59,7 @@ class Activity:
 
 @dataclass(slots=True, eq=False)
 class _Grant:
-    """One grant of a ticket to this worker. If the ticket is granted again, that is a separate grant."""
+    """One grant of a ticket to this worker; granted again, it is another one."""
 
     ticket: int
     lacking: int
@@ -102,12 +99,12 @@ class RolloutLoop:
         """Number of running episodes that are finished and wait to be buffered."""
         self._activity = Activity()
         self._change = asyncio.Event()
-        """Set when admission may have something to do: an episode has ended, there is news, or the worker stops."""
+        """Wakes admission: an episode has ended, there is news, or the worker stops."""
         self._may_grant = True
         """False after the run had fewer tickets than there was room for, until there is news."""
         self._finish = finish or Finish(config.run.steps)
         self.has_finished = False
-        """Whether the worker has ended because the run is finished."""
+        """Whether the worker ended because the run is finished."""
 
     async def run(self, stop: asyncio.Event, is_ready: Callable[[], None] = lambda: None) -> None:
         """Run until `stop` is set, which the end of the run does too; then release the tickets in flight. `is_ready` is
@@ -162,23 +159,20 @@ class RolloutLoop:
         """Load the announced version unless it is loaded, or set `stop` when the run is finished. True when any version
         is loaded. While the announced version cannot be loaded, the worker continues with the one before: admission
         keeps the staleness bound."""
-        state = await self._buffer.state()
+        state, activity = await self._buffer.state(), self._activity
         if self._finish.has_come(state):
             self.has_finished = True
             stop.set()
-            return bool(self._engine.loaded)
-        if not state.weights or state.weights == self._engine.loaded:
-            return bool(self._engine.loaded)
-        check = self._activity.weight_loads % self._config.rollout.canary_every == 0
-        started, before = time.monotonic(), self._engine.version
-        if not await self._loader.load(state.weights, check, idle=not self._episodes):
-            return bool(self._engine.loaded)
-        self._activity.weight_loads += 1
-        self._activity.weight_load_s += time.monotonic() - started
-        log.info("loaded weights %s", state.weights)
-        if self._engine.version < before:
-            await self._end_beyond_bound()
-        return True
+        elif state.weights and state.weights != self._engine.loaded:
+            check = activity.weight_loads % self._config.rollout.canary_every == 0
+            started, before = time.monotonic(), self._engine.version
+            if await self._loader.load(state.weights, check, idle=not self._episodes):
+                activity.weight_loads += 1
+                activity.weight_load_s += time.monotonic() - started
+                log.info("loaded weights %s", state.weights)
+                if self._engine.version < before:
+                    await self._end_beyond_bound()
+        return bool(self._engine.loaded)
 
     @property
     def _limit(self) -> int:
@@ -193,9 +187,8 @@ class RolloutLoop:
         await end_tasks([task for task, grant in self._episodes.items() if grant.ticket >= limit])
 
     async def _admit(self, tasks: asyncio.TaskGroup, stop: asyncio.Event) -> None:
-        """Keep up to `max_episodes` episodes running until `stop`. Finished episodes that wait for room in the buffer
-        are not counted: the worker needs free slots to play the tickets of a dead worker, and the buffer may stay full
-        until they are played."""
+        """Keep up to `max_episodes` episodes running until `stop`, without those that wait for room in the buffer: it
+        may stay full until somebody has run the tickets of a dead worker."""
         while not _is_over(stop):
             self._change.clear()
             await self._release_ended()
@@ -208,15 +201,15 @@ class RolloutLoop:
             for slot in slots:
                 if slot.ticket < limit:
                     grant = self._grants[slot.ticket]
-                    task = tasks.create_task(self._play(slot, grant))
+                    task = tasks.create_task(self._run_episode(slot, grant))
                     self._episodes[task] = grant
                     task.add_done_callback(self._end_episode)
             if not slots:
-                await asyncio.sleep(POLL_S)  # what ends meanwhile is looked at together
+                await asyncio.sleep(POLL_S)  # episodes that end meanwhile are handled together
                 await self._change.wait()
 
     async def _request_slots(self) -> list[RolloutSlot]:
-        """Slots for the room that this worker has; none without a request to the buffer while that has no tickets."""
+        """Slots for the room that this worker has; asks for none while the buffer has no tickets."""
         room = self._config.rollout.max_episodes - (len(self._episodes) - self._putting)
         if room <= 0 or not self._may_grant:
             return []
@@ -241,7 +234,7 @@ class RolloutLoop:
         for grant in over:
             del self._grants[grant.ticket]
 
-    async def _play(self, slot: RolloutSlot, grant: _Grant) -> None:
+    async def _run_episode(self, slot: RolloutSlot, grant: _Grant) -> None:
         question = self._questions.of(slot.ticket)
         try:
             async with self._engine.active(), asyncio.timeout(self._config.episode.timeout_s):
@@ -303,7 +296,7 @@ class RolloutLoop:
 
 
 def _is_over(stop: asyncio.Event) -> bool:
-    """Whether a loop must end. A library may have swallowed the cancellation, so it is checked here too."""
+    """Whether a loop must end, also after a cancellation that a library has swallowed."""
     return stop.is_set() or _is_cancelled()
 
 

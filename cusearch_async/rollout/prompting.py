@@ -16,9 +16,9 @@ from cusearch_async.types import Question
 _AT_ONCE = 1024
 """Questions that are tokenised in one call."""
 _REMEMBERED = 1024
-"""Texts whose tokens are remembered: tags around observations, prompts and passages of a group's siblings."""
+"""Texts whose tokens are cached: tags around observations, prompts and passages of a group's siblings."""
 _SEAM = 16
-"""Margin in tokens: a prompt may have more tokens than its frame and its question separately."""
+"""Margin in tokens: a prompt may have more tokens than its frame and its question have separately."""
 EXAMPLE = "Which river flows through Lima?"
 """A question to try prompts with."""
 _PRINTED = re.compile(r"""["']type["']: ?["']text["']""")
@@ -43,7 +43,7 @@ def _encoded(tokenizer: Any, text: str, is_foreign: bool) -> tuple[int, ...]:
 
 @functools.lru_cache(_REMEMBERED)
 def first_ids(tokenizer: Any) -> tuple[int, ...]:
-    """What the tokenizer itself puts before a text, such as <bos>."""
+    """The tokens that the tokenizer puts before a text, such as <bos>."""
     plain, whole = encode_own(tokenizer, "a"), list(tokenizer("a")["input_ids"])
     starts = (start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)
     return tuple(whole[: next(starts, 0)])
@@ -54,10 +54,10 @@ def has_template(tokenizer: Any) -> bool:
 
 
 def render(tokenizer: Any, content: str, arguments: Mapping[str, Any], prompts: bool = True) -> str:
-    """The text of a conversation that begins with the user's `content`, as the chat template has it, and if it
-    `prompts` with the beginning of the answer. A template that loses a text is given it as a list of parts.
+    """The chat template's text of a conversation that begins with the user's `content`, and if it `prompts` with the
+    beginning of the answer. A template that drops a text is given it as a list of parts.
 
-    Raises: EpisodeFailed when the template loses these too, or fails."""
+    Raises: EpisodeFailed when the template drops these too, or fails."""
     path = getattr(tokenizer, "name_or_path", "the tokenizer")
     dropped = failure = ""
     for shape in (content, [{"type": "text", "text": content}]):
@@ -81,7 +81,7 @@ def _letters(text: str) -> str:
 
 
 def generation_prompt(tokenizer: Any, arguments: Mapping[str, Any]) -> str:
-    """What the chat template puts between a question and the policy's answer; empty without a template.
+    """The chat template's text between a question and the policy's answer; empty without a template.
 
     Raises: EpisodeFailed when the template drops the question."""
     if not has_template(tokenizer):
@@ -92,11 +92,10 @@ def generation_prompt(tokenizer: Any, arguments: Mapping[str, Any]) -> str:
 
 
 def build_prompt(tokenizer: Any, prompt: Quoted, arguments: Mapping[str, Any] = NO_ARGUMENTS) -> list[int]:
-    """Token ids of a prompt: with the tokenizer's chat template and its `arguments` if it has one, else with what the
-    tokenizer puts before a text.
+    """Token ids of a prompt: with the tokenizer's chat template and its `arguments` if it has one, else after
+    `first_ids`.
 
-    Raises: EpisodeFailed when the chat template drops the question, or when the quoted text contains a special token
-    and the template changes that text."""
+    Raises: EpisodeFailed when the chat template drops the question, or changes one that contains a special token."""
     quoted, text = prompt.text, prompt.before + prompt.text + prompt.after
     is_chat = has_template(tokenizer)
     if is_chat:
@@ -139,17 +138,17 @@ def check_template(
             raise ConfigError(str(error)) from error
 
 
-def build_observation(tokenizer: Any, said: Quoted, settings: EpisodeConfig) -> list[int]:
+def build_observation(tokenizer: Any, observed: Quoted, settings: EpisodeConfig) -> list[int]:
     """Token ids of an observation, at most episode.max_observation_tokens: the quoted text is cut off."""
-    before, after = encode_own(tokenizer, said.before), encode_own(tokenizer, said.after)
+    before, after = encode_own(tokenizer, observed.before), encode_own(tokenizer, observed.after)
     room = settings.max_observation_tokens - len(before) - len(after)
     if room < 0:
         raise EpisodeFailed(
-            f"what the environment says around an observation takes {len(before) + len(after)} tokens, more than "
+            f"the environment's text around an observation takes {len(before) + len(after)} tokens, more than "
             f"episode.max_observation_tokens ({settings.max_observation_tokens})"
         )
-    looked_at = said.text[: settings.max_observation_characters]
-    return before + encode_foreign(tokenizer, looked_at)[:room] + after
+    text = observed.text[: settings.max_observation_characters]
+    return before + encode_foreign(tokenizer, text)[:room] + after
 
 
 def check_frames(environment: Environment, tokenizer: Any, settings: EpisodeConfig) -> None:

@@ -1,10 +1,10 @@
-"""Extends vLLM's worker: new weights are made ready beside the model, which goes on decoding, and taken in a pause.
+"""Extends vLLM's worker: new weights are prepared while the model decodes, and taken in a pause.
 
 On a CPU vLLM packs the weights of each linear layer for its kernels, which takes several times as long as copying them.
-There vLLM's loader fills a shadow of the model, the same layers with tensors of their own, and in the pause the model
-takes over what the shadow has. Where that is not possible (a GPU has no room for a second model; layers of experts keep
-what is not known here) the file is read into the host's memory, page-locked for a GPU, and in the pause vLLM loads from
-there. Until then the host's memory holds both. vLLM imports this module, in the engine's process.
+There vLLM's loader fills a shadow of the model, the same layers with separate tensors, and in the pause the model takes
+these over. Elsewhere (a GPU has no room for a second model; layers of experts keep more than is known here) the file is
+read into the host's memory, page-locked for a GPU, and in the pause vLLM loads from there. vLLM imports this module, in
+the engine's process.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def read_tensors(file: str, device: torch.device) -> HostTensors:
 
 
 def forget_kernels(model: torch.nn.Module) -> None:
-    """vLLM packs the weights of experts when it makes their kernel, which it does only once: other weights would stay
-    unpacked, and be read as packed ones. With the next weights it makes a new one."""
+    """vLLM packs the weights of experts only when it makes their kernel: later ones would stay unpacked, and be read as
+    packed. Without a kernel, vLLM makes a new one."""
     for layer in model.modules():
         method: Any = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
@@ -112,7 +112,7 @@ def shadow_of(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def twin_of(layer: torch.nn.Module) -> torch.nn.Module:
-    """A layer with tensors of its own, and with its own notes of what vLLM's loader has to restore."""
+    """The layer with separate tensors, and separate notes of what vLLM's loader has to restore."""
     twin = copy.copy(layer)
     twin._parameters = {name: tensor if tensor is None else own(tensor) for name, tensor in layer._parameters.items()}
     twin._buffers = {name: tensor if tensor is None else own(tensor) for name, tensor in layer._buffers.items()}
@@ -133,8 +133,7 @@ def own(tensor: torch.Tensor) -> Any:
 
 @torch.no_grad()
 def take_over(model: torch.nn.Module, shadow: torch.nn.Module) -> None:
-    """Packed weights change hands. All others are copied to where the model has them, tied ones once. The shadow is
-    empty then."""
+    """Move the packed weights, and copy all others into the model's, tied ones once. The shadow is empty then."""
     copied = set()
     for layer, twin in zip(model.modules(), shadow.modules(), strict=True):
         if "cpu_linear" in vars(layer):

@@ -1,7 +1,7 @@
-"""Whether an engine has taken new weights: what changed between two versions must have changed in the engine.
+"""Whether an engine has taken new weights: tensors that changed between two versions must have changed in the engine.
 
-A canary cannot tell at a learning rate of 1e-6 in bfloat16: one step moves its log-probabilities by less than the
-rounding of another kernel does. Checksums of the engine's own tensors can.
+A canary cannot show it at a learning rate of 1e-6 in bfloat16: one step moves its log-probabilities by less than the
+rounding of another kernel does. Checksums of the engine's tensors can.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cusearch_async.weights.tensor_file import TensorRecord
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""vLLM's module -> those of a published version that it holds, one after the other."""
+"""vLLM's module -> the modules of a published version that are in it, in order."""
 _NOTHING = hashlib.sha256(b"").hexdigest()
 """The checksum of a tensor that vLLM has repacked for its kernels: it cannot be compared."""
 
@@ -40,7 +40,7 @@ def digests_of(ranks: list[dict[str, str]]) -> dict[str, frozenset[str]]:
 
 
 def stale_tensors(before: Loaded, now: Loaded) -> list[str]:
-    """The engine's tensors that are as they were before, although what was published for them has changed."""
+    """The engine's tensors that have not changed, although their published ones have."""
     changed = {name for name, record in now.published.items() if before.published.get(name) != record}
     return sorted(
         name

@@ -1,4 +1,4 @@
-"""Tells the run that a worker is starting, and with what, until its own heartbeats begin."""
+"""Reports to the run that a worker is starting, until its own heartbeats begin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEAT_S = 2.0
 
 
 class Starting:
-    """A thread with its own connection: loading an engine blocks the event loop for minutes."""
+    """A thread with a separate connection: loading an engine blocks the event loop for minutes."""
 
     def __init__(self, config: Config, name: str, identity: Identity) -> None:
         self._config = config
@@ -32,7 +32,7 @@ class Starting:
         self._is_ready = False
 
     def does(self, what: str) -> None:
-        """What the worker does from now on, like `loading vLLM`."""
+        """The worker's present work, like `loading vLLM`."""
         self._doing, self._since = what, time.monotonic()
 
     def is_ready(self) -> None:
@@ -55,7 +55,7 @@ class Starting:
         try:
             asyncio.run(self._report())
         except Exception as error:
-            log.warning("cannot tell the run that this worker is starting: %s: %s", type(error).__name__, error)
+            log.warning("cannot report that this worker is starting: %s: %s", type(error).__name__, error)
 
     async def _report(self) -> None:
         async with open_buffer(self._config, identity=self._identity) as buffer:

@@ -23,15 +23,10 @@ class Turn:
 
 
 def turn_of(completion: Any, version: int) -> Turn:
-    """From vLLM's CompletionOutput with flat logprobs. Its spans say which weights sampled which tokens; tokens of no
-    span are of the loaded `version`."""
+    """From vLLM's CompletionOutput with flat logprobs. Its spans hold the weights of its tokens; tokens of no span are
+    of the loaded `version`. vLLM's initial label is a word: version -1."""
     token_ids = list(completion.token_ids)
     versions = np.full(len(token_ids), version, dtype=np.int32)
     for span in completion.weight_versions or ():
-        versions[span.start : span.end] = _version_number(span.version)
+        versions[span.start : span.end] = int(span.version) if span.version.lstrip("-").isdigit() else -1
     return Turn(token_ids, np.asarray(completion.logprobs.logprobs, dtype=np.float32), versions)
-
-
-def _version_number(label: str) -> int:
-    """The version of a label; -1 for vLLM's initial label, which is a word."""
-    return int(label) if label.lstrip("-").isdigit() else -1

@@ -1,9 +1,9 @@
-"""vLLM's scheduler on a CPU, with fewer messages: what a turn has sampled leaves the engine when the turn ends.
+"""vLLM's scheduler on a CPU, with fewer messages: the tokens of a turn leave the engine when the turn ends.
 
-vLLM sends every token of every request at once, which takes a fifth of what the process that receives them computes.
-Turns are only used as a whole. All is sent at a pause, because the version of the weights is written on what is sent;
-and whatever a text, not a token, may end, since only the receiver sees that. If no turn ends for `LONGEST_S`, a piece
-of one is sent: a sign that the engine does not hang. vLLM imports this module, in the engine's process.
+vLLM sends every token at once, which takes a fifth of the receiving process's time. All is sent at a pause, because
+outputs are labelled with the version of the weights when they are sent; and at once where a text, not a token, may end
+the turn, since only the receiver sees that. If no turn ends for `LONGEST_S`, a piece of one is sent: a sign that the
+engine does not hang. vLLM imports this module, in the engine's process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class GathersOutputs(Scheduler):  # type: ignore[misc]
         self._held: dict[str, list[EngineCoreOutput]] = {}
         """Request -> its outputs that are not sent yet, in order."""
         self._sent_at = time.monotonic()
-        """When anything was sent for the last time."""
+        """The time when anything was last sent."""
 
     @property
     def _is_pausing(self) -> bool:
         return bool(self.pause_state != PauseState.UNPAUSED)
 
     def has_requests(self) -> bool:
-        """Also while something is held at a pause: the engine makes a step without tokens, which sends it."""
+        """Also true while something is held at a pause: the engine makes a step without tokens, which sends it."""
         return bool(super().has_requests() or (self._is_pausing and self._held))
 
     def update_from_output(
@@ -58,7 +58,7 @@ class GathersOutputs(Scheduler):  # type: ignore[misc]
         return found
 
     def _hold(self, output: EngineCoreOutput) -> bool:
-        """Hold an output; True when what is held of its request must be sent now."""
+        """Hold an output; True when its request's outputs must be sent now."""
         self._held.setdefault(output.request_id, []).append(output)
         request = self.requests.get(output.request_id)
         return output.finished or request is None or bool(request.sampling_params.stop)

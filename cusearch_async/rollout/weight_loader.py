@@ -1,7 +1,8 @@
-"""Loads announced weights with retries: a version that cannot be read does not stop the worker.
+"""Follows the run for a worker or the evaluator: its first weights, each new version, its end.
 
-A shared disk may show a new folder seconds late, a file may be damaged, an old version may be deleted before it is
-read. The loaded weights stay loaded, and the version is tried again until it can be read or another one is announced.
+A version that cannot be read does not stop the process: a shared disk may show a new folder seconds late, a file may be
+damaged, an old version may be deleted before it is read. The loaded weights stay loaded, and the version is tried again
+until it can be read or another one is announced.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
 from cusearch_async.retry import doubling_pause_s
-from cusearch_async.transport.interface import WorkerBuffer
+from cusearch_async.transport.interface import RunState, WorkerBuffer
 from cusearch_async.weights.interface import WeightSource
 
 if TYPE_CHECKING:  # it brings vLLM
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # it brings vLLM
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-"""Longest wait for news of the run: what is no news, like a lease that runs out, is looked for so often."""
+"""Longest wait for news of the run; an expired lease, for example, is no news."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
@@ -38,6 +39,24 @@ async def wait_until_announced(buffer: WorkerBuffer, is_over: Callable[[], bool]
             await buffer.wait_for_news(IDLE_S)
 
 
+class Finish:
+    """Whether the run is finished, as one process sees it from the first state that it is shown.
+
+    A run that was finished before the process came counts only if the process's own `steps` are done: with more steps,
+    a learner that continues the run may be starting now."""
+
+    def __init__(self, steps: int) -> None:
+        """`steps`: run.steps of this process."""
+        self._steps = steps
+        self._before: int | None = None
+        """Epoch of the learner that had finished the run when this process came; 0 for none."""
+
+    def has_come(self, state: RunState) -> bool:
+        if self._before is None:
+            self._before = state.epoch if state.is_finished else 0
+        return state.is_finished and (state.epoch != self._before or state.step >= self._steps)
+
+
 class PatientLoader:
     """Loads versions into one engine."""
 
@@ -48,7 +67,7 @@ class PatientLoader:
         self._failed = ""
         """The version that could not be loaded at the last attempt."""
         self._failures = 0
-        """Attempts to load it, all in vain."""
+        """Failed attempts to load it."""
         self._next_try = 0.0
         self._idle_since: float | None = None
         self._logged_at = float("-inf")
@@ -81,7 +100,7 @@ class PatientLoader:
             self._idle_since = now
         if now - self._idle_since > self._patience_s:
             raise WeightsUnavailable(
-                f"{error}; no other version was announced for {self._patience_s:g} s; start the learner again, it "
+                f"{error}; no other version was announced for {self._patience_s:g} s; restart the learner, which "
                 "publishes its weights under a new name"
             ) from error
         if now - self._logged_at > LOG_EVERY_S:

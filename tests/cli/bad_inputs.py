@@ -228,7 +228,7 @@ CASES = [
     Case(
         "half a config.json",
         "cusearch launch mine.toml --model.path model",
-        r"model\.path 'model' has no config that can be read",
+        r"model\.path 'model' has no readable config\.json",
         files={"model/config.json": "{"},
     ),
     Case("no checkpoint", "cusearch eval atlas --checkpoint ./gone --output s.json", r"--checkpoint '\./gone' does"),

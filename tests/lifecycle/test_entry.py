@@ -67,5 +67,5 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path):
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "model.path 'nobody/no-such-model' is no folder here, and as a Hub id it has no config that can be" in line
+    assert "model.path 'nobody/no-such-model' is no folder here, and as a Hub id it has no readable config.json" in line
     assert not (tmp_path / "run").exists()

@@ -100,7 +100,7 @@ def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_con
         process = engine_process()
         turn = asyncio.create_task(engine.generate(text, 800, 1.0, 1, STOPS))
         async with asyncio.timeout(60 * SLOW):
-            while not engine._pulse.at:
+            while not engine._token_at:
                 await asyncio.sleep(0.01)
         process.suspend()
         async with asyncio.timeout(60 * SLOW):

@@ -116,8 +116,7 @@ def test_a_launch_that_accepts_changes_goes_on_with_workers_of_the_new_contract(
 
 
 async def test_an_evaluator_scores_no_version_of_a_run_that_was_changed_since(tmp_path: Path):
-    from cusearch_async.evaluation.scores import Done
-    from cusearch_async.processes.evaluator import load_due
+    from cusearch_async.processes.evaluator import Evaluator
 
     config = load_config(ATLAS, ["--eval.every", "1", "--run.folder", str(tmp_path)])
     run, ours, theirs = MemoryRun(), Identity({"run.seed": "0"}), Identity({"run.seed": "7"})
@@ -127,4 +126,4 @@ async def test_an_evaluator_scores_no_version_of_a_run_that_was_changed_since(tm
     await learner.recover(0, accepts_changes=True)
     await learner.announce(1, "v000001-e2")
     with pytest.raises(ContractMismatch, match=r"run\.seed is 0 here and 7 in the run"):
-        await load_due(buffer, await buffer.state(), 1, None, None, None, Done(config.folder), config)
+        await Evaluator(buffer, None, None, None, [], config).load_due(await buffer.state(), 1)

@@ -107,7 +107,7 @@ def test_a_checkpoint_that_another_learner_has_deleted_meanwhile_is_named(tmp_pa
     )
     assert done.returncode == 1
     assert "ConfigError: checkpoint" in done.stderr
-    assert "step000010-e1 was deleted while it was read: another learner of this run is alive" in done.stderr
+    assert "step000010-e1 was deleted meanwhile: another learner of this run is alive" in done.stderr
 
 
 @pytest.fixture(scope="module")
