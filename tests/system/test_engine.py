@@ -254,7 +254,7 @@ def test_an_engine_that_keeps_old_weights_is_found_at_the_first_check(atlas_conf
             pass
 
         engine._swap = keep
-        with pytest.raises(WeightsMismatch, match="tensors are still those of an older version, such as "):
+        with pytest.raises(WeightsMismatch, match="tensors are still of an older version, such as "):
             await engine.load(store, publish(store, model, 3, text, tolerance=0.1), check=True)
 
     with_engine(atlas_config, tmp_path, model, body, "--model.dtype", "bfloat16")

@@ -145,7 +145,7 @@ for name, parameter in learner._module.model.named_parameters():
         same &= torch.equal(parameter.detach(), stored[name])
 selected, advantages = fixed_trajectories()
 update = Update(plan_update(selected, advantages, 0, config, ranks.rank, ranks.size), config.loss, learner._device)
-with learner._reference.present() as reference:
+with learner._reference() as reference:
     scores = torch.cat([*learner._score(reference, update.plan.micro_batches).values()])
 facts = {"loading": at_initialize[0], "same": same, "scores": scores.tolist()}
 Path(out).write_text(json.dumps(facts))
