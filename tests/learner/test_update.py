@@ -72,6 +72,7 @@ def test_the_tokens_of_a_micro_batch_lie_trajectory_by_trajectory(config_of):
     assert tokens.log_reference.tolist() == [0, 1, 2, 3, -9, -8]
     assert tokens.weights.tolist() == pytest.approx([math.exp(-2)] * 4 + [1, math.exp(0.5)])
     assert update.faults(FINITE) == ""
+    assert update.made_of == "2 trajectories of tickets 0 to 1"
 
 
 def test_the_first_mini_batch_is_its_own_proximal_and_all_others_are_scored(config_of):
@@ -96,11 +97,6 @@ def test_a_micro_batch_that_was_not_scored_is_no_first_one(config_of):
         update.tokens(micro, torch.full((6,), -1.0))
 
 
-def test_an_update_says_what_it_was_made_of(config_of):
-    update, _ = update_of(trajectories(), config_of=config_of)
-    assert update.made_of == "2 trajectories of tickets 0 to 1"
-
-
 def test_without_a_recomputed_proximal_it_is_taken_between_the_policies(config_of):
     """log μ = -1, log π_θ = -2: sampled at 4 by step 7 (α = 3/4) -1.75; at 6 (α = 1/2) -1.5."""
     update, micro = update_of(trajectories(), "--loss.proximal", "loglinear", config_of=config_of)
@@ -118,23 +114,21 @@ def test_the_settings_of_the_loss_reach_it(config_of):
     assert surrogate_of(config.loss) == expected
 
 
+BOUND = ("--loss.correction_high", "8")
+
+
 @pytest.mark.parametrize(
-    ("correction", "kept"),
-    [("tis", [2, 2]), ("icepop", [0, 0]), ("mask", [4, 0]), ("geometric", [0, 0]), ("none", [1, 1])],
+    ("correction", "bound", "kept"),
+    [
+        *[("tis", (), [2, 2]), ("icepop", (), [0, 0]), ("mask", (), [4, 0]), ("geometric", (), [0, 0])],
+        *[("none", (), [1, 1]), ("tis", BOUND, [4, 6]), ("mask", BOUND, [4, 6])],
+    ],
 )
-def test_each_correction_has_its_own_bound(config_of, correction, kept):
+def test_each_correction_has_its_own_bound_unless_one_is_set(config_of, correction, bound, kept):
     """π_prox / μ of 4 and of 6; `mask` drops what is above 5, the others bound at 2."""
-    update, micro = update_of(trajectories()[:1], "--loss.correction", correction, config_of=config_of)
+    update, micro = update_of(trajectories()[:1], "--loss.correction", correction, *bound, config_of=config_of)
     update.set_proximal({micro: torch.tensor([4.0, 6.0]).log() - 1})
     assert update.tokens(micro, torch.full((2,), -1.0)).weights.tolist() == pytest.approx(kept)
-
-
-@pytest.mark.parametrize("correction", ["tis", "mask"])
-def test_a_bound_that_is_set_holds_for_any_correction(config_of, correction):
-    settings = ("--loss.correction", correction, "--loss.correction_high", "8")
-    update, micro = update_of(trajectories()[:1], *settings, config_of=config_of)
-    update.set_proximal({micro: torch.tensor([4.0, 6.0]).log() - 1})
-    assert update.tokens(micro, torch.full((2,), -1.0)).weights.tolist() == pytest.approx([4, 6])
 
 
 def test_what_is_not_finite_is_named_by_its_trajectory(config_of):

@@ -8,6 +8,7 @@ Pools come from `feed`, so that no engine is needed and every life of the learne
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import resource
 import signal
@@ -115,33 +116,31 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
     from cusearch_async.transport.buffer import RedisBuffer
     from cusearch_async.weights.folder import WeightStore
 
-    def around(owner: Any, name: str, step_of: Callable[..., int], *, before: bool = False, is_async: bool) -> None:
+    def around(owner: Any, name: str, step_of: Callable[..., int], *, before: bool = False) -> None:
         original = getattr(owner, name)
 
+        def dies(*arguments: Any, answer: Any = None) -> None:
+            if step_of(*arguments) == step and answer is not False:
+                die()
+
         async def asynchronous(self: Any, *arguments: Any) -> Any:
-            is_now = step_of(*arguments) == step
-            if before and is_now:
-                die()
+            if before:
+                dies(*arguments)
             answer = await original(self, *arguments)
-            if is_now and answer is not False:
-                die()
+            dies(*arguments, answer=answer)
             return answer
 
         def synchronous(self: Any, *arguments: Any) -> Any:
-            is_now = step_of(*arguments) == step
-            if before and is_now:
-                die()
             answer = original(self, *arguments)
-            if is_now:
-                die()
+            dies(*arguments)
             return answer
 
-        setattr(owner, name, asynchronous if is_async else synchronous)
+        setattr(owner, name, asynchronous if inspect.iscoroutinefunction(original) else synchronous)
 
     if point == "before claim":
-        around(RedisBuffer, "claim", lambda s, *_: s, before=True, is_async=True)
+        around(RedisBuffer, "claim", lambda s, *_: s, before=True)
     elif point == "after claim":
-        around(RedisBuffer, "_payloads", lambda ids: int(ids[0].split(":")[0]) // 4, is_async=True)
+        around(RedisBuffer, "_payloads", lambda ids: int(ids[0].split(":")[0]) // 4)
     elif point == "mid-update":
         in_the_middle_of_update(step, die)
     elif point == "mid-update, publishing":  # the version before is copied, and not yet announced
@@ -168,9 +167,9 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
 
         weights.write_tensors = write_half
     elif point == "after update":
-        around(DeepSpeedLearner, "update", lambda selected, advantages, s: s, is_async=False)
+        around(DeepSpeedLearner, "update", lambda selected, advantages, s: s)
     elif point == "after commit":
-        around(RedisBuffer, "commit", lambda pool, *_: pool.step, is_async=True)
+        around(RedisBuffer, "commit", lambda pool, *_: pool.step)
     elif point == "mid-publish":
         rename = Path.rename
 
@@ -181,9 +180,9 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
 
         Path.rename = torn  # type: ignore[method-assign]
     elif point == "after publish":
-        around(WeightStore, "publish", lambda version, *_: version - 1, is_async=False)
+        around(WeightStore, "publish", lambda version, *_: version - 1)
     elif point == "after capture":
-        around(DeepSpeedLearner, "capture", lambda folder: int(folder.name.split("-")[1][4:]) - 1, is_async=False)
+        around(DeepSpeedLearner, "capture", lambda folder: int(folder.name.split("-")[1][4:]) - 1)
     elif point == "mid-checkpoint":
         from cusearch_async.learner import deepspeed_engine
 
@@ -223,7 +222,7 @@ def arm(point: str, step: int) -> None:  # noqa: PLR0912, PLR0915  (one branch a
 
         DeepSpeedLearner.capture = refused  # type: ignore[method-assign]
     elif point == "after checkpoint":
-        around(Checkpoints, "finish", lambda step: step - 1, is_async=False)
+        around(Checkpoints, "finish", lambda step: step - 1)
 
 
 def main() -> None:

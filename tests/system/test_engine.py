@@ -119,36 +119,33 @@ def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_con
 
 
 class FakeLLM:
-    """Swaps weights when it is told to."""
+    """Answers every call, and keeps their names; takes staged weights when it is told to."""
 
-    def __init__(self, dies_in: str = "") -> None:
+    def __init__(self, dies_in: str = "", is_held: bool = False) -> None:
         self.output_processor = SimpleNamespace(process_outputs=None)
-        self.dies_in, self.swapping, self.go_on = dies_in, asyncio.Event(), asyncio.Event()
+        self.dies_in, self.asked = dies_in, []
+        self.swapping, self.go_on = asyncio.Event(), asyncio.Event()
+        if not is_held:
+            self.go_on.set()
 
-    async def _do(self, name: str) -> None:
-        if name == self.dies_in:
-            from vllm.v1.engine.exceptions import EngineDeadError
+    def __getattr__(self, method: str) -> Any:
+        async def answer(*arguments: Any, **_: Any) -> list[bool]:
+            name = arguments[0] if method == "collective_rpc" else method
+            self.asked.append(name)
+            if name == self.dies_in:
+                from vllm.v1.engine.exceptions import EngineDeadError
 
-            raise EngineDeadError
+                raise EngineDeadError
+            if name == "take_staged":
+                self.swapping.set()
+                await self.go_on.wait()
+            return [True]
 
-    async def pause_generation(self, **options: Any) -> None:
-        await self._do("pause_generation")
-
-    async def collective_rpc(self, method: str, **options: Any) -> list[bool]:
-        await self._do(method)
-        if method == "take_staged":
-            self.swapping.set()
-            await self.go_on.wait()
-        return [True]
-
-    async def update_weight_version(self, version: str) -> None:
-        await self._do("update_weight_version")
-
-    async def resume_generation(self) -> None:
-        await self._do("resume_generation")
+        return answer
 
 
 def engine_of(llm: FakeLLM) -> Any:
+    configure_process([])
     from cusearch_async.rollout.engine import Engine
     from cusearch_async.rollout.engine_output import EngineOutput
 
@@ -159,7 +156,7 @@ def test_a_swap_that_takes_long_does_not_look_like_a_hang(tmp_path):
     store = WeightStore(tmp_path)
 
     async def body() -> None:
-        engine = engine_of(llm := FakeLLM())
+        engine = engine_of(llm := FakeLLM(is_held=True))
         name = publish(store, small_model(False, 0), 0, [1, 2, 3])
         async with engine._busy():
             loading = asyncio.create_task(engine.load(store, name, check=False))
@@ -182,8 +179,7 @@ def test_an_engine_that_dies_while_it_loads_is_named(call, tmp_path):
     store = WeightStore(tmp_path)
 
     async def body() -> None:
-        engine = engine_of(llm := FakeLLM(dies_in=call))
-        llm.go_on.set()
+        engine = engine_of(FakeLLM(dies_in=call))
         with pytest.raises(EngineDied, match="the vLLM engine died"):
             await engine.load(store, publish(store, small_model(False, 0), 0, [1, 2, 3]), check=False)
 
@@ -365,30 +361,10 @@ def test_without_recomputing_turns_in_flight_keep_their_cache_and_new_ones_never
     with_engine(atlas_config, tmp_path, old, body, "--rollout.recompute_kv", "false")
 
 
-class StandingLLM:
-    """Takes weights, and says in which order it was asked to."""
-
-    output_processor = SimpleNamespace(process_outputs=None)
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        async def answer(*arguments: Any, **_: Any) -> list[bool]:
-            self.asked.append(arguments[0] if name == "collective_rpc" else name)
-            return [True]
-
-        return answer
-
-
 def test_a_version_is_verified_in_a_thread_and_read_before_the_engine_is_paused(atlas_config, tmp_path):
     """Hashing 15 GB takes ten seconds, in which the leases of the worker's tickets must be renewed."""
-    configure_process([])
-    from cusearch_async.rollout.engine import Engine
-    from cusearch_async.rollout.engine_output import EngineOutput
-
-    store, llm, verified_in = WeightStore(tmp_path / "store"), StandingLLM(), []
-    engine = Engine(llm, AutoTokenizer.from_pretrained(STARTER), EngineOutput())
+    store, llm, verified_in = WeightStore(tmp_path / "store"), FakeLLM(), []
+    engine = engine_of(llm)
     name = publish(store, small_model(True, 0), 0, [1, 2, 3])
     verify = store.verify
 

@@ -25,10 +25,21 @@ VOCABULARY, WIDTH, TEMPERATURE = 151_936, 32, 0.7
 TOKENS, AT_ONCE = 640, 128
 
 
-def by_definition(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> Any:
+def by_definition(targets: torch.Tensor) -> Any:
     """All logits at once."""
-    log_all = torch.log_softmax(hidden @ weight.T / TEMPERATURE, -1)
-    return log_all.gather(-1, targets[:, None]).squeeze(-1), -(log_all.exp() * log_all).sum(-1)
+
+    def compute(hidden: torch.Tensor, weight: torch.Tensor) -> Any:
+        log_all = torch.log_softmax(hidden @ weight.T / TEMPERATURE, -1)
+        return log_all.gather(-1, targets[:, None]).squeeze(-1), -(log_all.exp() * log_all).sum(-1)
+
+    return compute
+
+
+def in_pieces(targets: torch.Tensor, chunk: int, bonus: bool) -> Any:
+    def compute(hidden: torch.Tensor, weight: torch.Tensor) -> Any:
+        return SoftmaxInPieces.apply(hidden, weight, None, targets, TEMPERATURE, chunk, True, bonus)
+
+    return compute
 
 
 def allocated_peak(run: Any) -> int:
@@ -56,15 +67,8 @@ def problem(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_the_head_is_exact_at_150_000_tokens_of_vocabulary(bonus):
     """float32 in pieces against float64 without; float32 without pieces is further from it."""
     hidden, weight, targets = problem(160)
-
-    def direct(own: torch.Tensor, of_head: torch.Tensor) -> Any:
-        return by_definition(own, of_head, targets)
-
-    def in_pieces(own: torch.Tensor, of_head: torch.Tensor) -> Any:
-        return SoftmaxInPieces.apply(own, of_head, None, targets, TEMPERATURE, 50, True, bonus)
-
-    wanted = gradients_of(direct, hidden.double(), weight.double(), bonus)
-    found = gradients_of(in_pieces, hidden, weight, bonus)
+    wanted = gradients_of(by_definition(targets), hidden.double(), weight.double(), bonus)
+    found = gradients_of(in_pieces(targets, 50, bonus), hidden, weight, bonus)
     for exact, got in zip(wanted, found, strict=True):
         assert got.dtype == torch.float32
         assert (got - exact).norm() <= 1e-5 * exact.norm()
@@ -73,16 +77,9 @@ def test_the_head_is_exact_at_150_000_tokens_of_vocabulary(bonus):
 @pytest.mark.parametrize("bonus", [False, True])
 def test_the_head_takes_a_fifth_of_the_memory_of_all_logits(bonus):
     hidden, weight, targets = problem(TOKENS)
-
-    def direct(own: torch.Tensor, of_head: torch.Tensor) -> Any:
-        return by_definition(own, of_head, targets)
-
-    def in_pieces(own: torch.Tensor, of_head: torch.Tensor) -> Any:
-        return SoftmaxInPieces.apply(own, of_head, None, targets, TEMPERATURE, AT_ONCE, True, bonus)
-
     whole, pieces = (
         allocated_peak(lambda compute=compute: gradients_of(compute, hidden, weight, bonus))
-        for compute in (direct, in_pieces)
+        for compute in (by_definition(targets), in_pieces(targets, AT_ONCE, bonus))
     )
     assert pieces <= whole / 5
 

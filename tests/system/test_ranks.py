@@ -270,24 +270,17 @@ def errors_of_a_rank(env: dict[str, str]) -> str:
     return done.stderr
 
 
+@pytest.mark.parametrize("of_torchrun", [True, False])
 @pytest.mark.parametrize(("rank", "absent"), [("0", "rank 1, rank 2"), ("1", "rank 0")])
-def test_ranks_that_do_not_come_are_named(rank, absent):
+def test_ranks_that_do_not_come_are_named(rank, absent, of_torchrun):
+    """To torchrun's store, or to that of rank 0. Before: a raw DistStoreError that named nobody."""
     port = free_port()
-    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False) if of_torchrun else None
     env = {"WORLD_SIZE": "3", "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TIMEOUT_S": "2"}
-    env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    env |= {"TORCHELASTIC_USE_AGENT_STORE": "True"} if of_torchrun else {}
     said = errors_of_a_rank(env)
     assert f"RanksFailed: {absent} of 3 did not come within learner.collective_timeout_s = 2 s" in said
     del store
-
-
-@pytest.mark.parametrize(("rank", "absent"), [("0", "rank 1, rank 2"), ("1", "rank 0")])
-def test_ranks_that_do_not_come_to_a_store_of_our_own_are_named(rank, absent):
-    """Before: a raw DistStoreError that named nobody."""
-    port = free_port()
-    env = {"WORLD_SIZE": "3", "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TIMEOUT_S": "2"}
-    said = errors_of_a_rank(env)
-    assert f"RanksFailed: {absent} of 3 did not come within learner.collective_timeout_s = 2 s" in said
 
 
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 
 import pytest
-import xxhash
 
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError, WriteFailed
@@ -227,21 +225,6 @@ def test_a_checkpoint_that_does_not_read_back_does_not_count(tmp_path, monkeypat
     with pytest.raises(WriteFailed, match=r"step000004-e1: deepspeed/weights cannot be read back"):
         checkpoints.finish(4)
     assert names(tmp_path) == ["step000002-e1"]
-
-
-def test_what_an_earlier_version_remembered_is_not_taken_for_nothing(tmp_path, caplog):
-    """0.1.0 wrote the phase where the method's memory is now; read as empty, the phase would go back to 0."""
-    checkpoints = learner(tmp_path)
-    save(checkpoints, 2)
-    path = tmp_path / "checkpoints" / "step000002-e1" / "state.json"
-    saved = json.loads(path.read_text())
-    saved["state"] |= {"method": {"phase": 1, "visits": {}}, "sizes": {}}
-    parts = [json.dumps(saved[part], separators=(",", ":")) for part in ("state", "files")]
-    checksum = xxhash.xxh3_64_hexdigest("".join(parts).encode())
-    path.write_text(f'{{"state":{parts[0]},"files":{parts[1]},"xxh3":"{checksum}"}}')
-    with pytest.raises(ConfigError, match="continue with the version that wrote them"):
-        checkpoints.newest(UNKNOWN)
-    assert "has no state that can be read (Object contains unknown field" in caplog.text
 
 
 # --- the same run -----------------------------------------------------------------------------------------

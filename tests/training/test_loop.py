@@ -70,14 +70,6 @@ def test_a_selection_is_seeded_by_run_and_step_and_by_nothing_else(config_of):
     assert reseeded.indices.tolist() != first
 
 
-def test_a_trapped_phase_is_warned_about_by_name(config_of, caplog):
-    with caplog.at_level(logging.WARNING):
-        selection = selected(pool_of([1, 1, 1, 1, 1, 2, 2, 3], step=7), config_of("--method.phase_reserve", "0"))
-    assert selection.metrics["phase_trapped"] == 1
-    assert "step 7: the phase is trapped: depth 1 alone fills the budget" in caplog.text
-    assert "method.phase_reserve" in caplog.text
-
-
 def test_a_selection_of_none_is_warned_about(config_of, caplog):
     with caplog.at_level(logging.WARNING):
         selection = selected(pool_of([1] * 8, step=2), config_of("--method.name", "dapo"))
@@ -212,16 +204,9 @@ def test_a_trajectory_that_nothing_can_be_learned_from_is_refused_by_name(change
         make_trajectory(5, 2, **changes)
 
 
-async def test_announced_weights_that_are_torn_are_published_again_under_a_new_name(config_of, tmp_path):
+async def test_announced_weights_that_are_damaged_are_published_again_under_a_new_name(tmp_path):
     buffer, store = MemoryBuffer(MemoryRun(), make_limits()), WeightStore(tmp_path)
     await buffer.recover(0)
-    async with in_thread(Learner([])) as learner:
-        await check_republishing(Publisher(learner, buffer, store), buffer, store)
-
-
-async def check_republishing(publisher, buffer, store):
-    await publisher.publish(0)
-    await publisher.finish()
     verify, verified_in = store.verify, []
 
     def verify_somewhere(name):
@@ -229,11 +214,14 @@ async def check_republishing(publisher, buffer, store):
         return verify(name)
 
     store.verify = verify_somewhere
-    await publisher.republish(0)
-    assert (await buffer.state()).weights == "v000000-e1", "whole weights are left alone"
-    assert verified_in[0] is not threading.main_thread(), "the loop goes on meanwhile"
-    (store.folder / "v000000-e1" / "model.safetensors").write_bytes(b"torn")
-    await publisher.republish(0)
-    await publisher.finish()
+    async with in_thread(Learner([])) as learner:
+        publisher = Publisher(learner, buffer, store)
+        await publisher.publish(0)
+        await publisher.republish(0)
+        assert (await buffer.state()).weights == "v000000-e1", "intact weights are left alone"
+        assert verified_in[0] is not threading.main_thread(), "the loop continues meanwhile"
+        (store.folder / "v000000-e1" / "model.safetensors").write_bytes(b"damaged")
+        await publisher.republish(0)
+        await publisher.finish()
     assert (await buffer.state()).weights == "v000000-e1-2"
     assert store.verify("v000000-e1-2").version == 0

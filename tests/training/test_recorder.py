@@ -203,16 +203,6 @@ async def test_a_folder_that_takes_no_record_is_named(config_of, caplog):
     assert "step 0 is not recorded: WriteFailed: cannot write" in caplog.text
 
 
-async def test_a_record_of_before_is_read(config_of):
-    """It had the run's seed, which is in the settings of its start."""
-    config = config_of()
-    await record_all(config)
-    path = recorded(config.folder)[1]
-    content = msgspec.msgpack.decode(zlib.decompress(path.read_bytes()))
-    path.write_bytes(zlib.compress(msgspec.msgpack.encode({**content, "seed": 7})))
-    assert read_record(config.folder, 1).step == 1
-
-
 async def test_a_step_without_a_record_is_told_with_those_that_have_one(config_of):
     config = config_of()
     with pytest.raises(ConfigError, match="has no record of step 0; it has none"):

@@ -362,4 +362,5 @@ async def test_a_trapped_phase_is_warned_about_in_its_step(setting, caplog):
     s.depth_of = lambda ticket, rollout: 2 if (ticket, rollout) == (1, 1) else 1
     await start(s)
     assert "step 0: the phase is trapped: depth 1 alone fills the budget" in caplog.text
+    assert "method.phase_reserve" in caplog.text
     assert read_metrics(s.config.folder / "metrics.jsonl")[0]["selection/phase_trapped"] == 1
