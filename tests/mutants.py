@@ -233,7 +233,7 @@ MUTANTS = {
     "an empty gold answer is contained": (ANSWERS, "gold and gold in found", "gold in found"),
     "a search of the last turn is executed": (PLAYER, "if turn_number == settings.s_max:", "if False:"),
     "turns that are not counted add tokens": (PLAYER, "            if observation.counts:\n", "            if True:\n"),
-    "a reward of one's own is ignored": (OWN, "if reward is None:", "score if True else"),
+    "a reward of one's own is ignored": (OWN, "if reward is None:", "if True:"),
     "an environment gets the tickets of another": (TICKETS, "self._shares[part] + earlier", "self._shares[part]"),
     "environments come in blocks": (TICKETS, "(2 * n + 1) / (2 * share), part, n", "part, part, n"),
     "a checkpoint that is deleted meanwhile is loaded": (LEADING, "not is_sealed(newest.path)", "False"),

@@ -1,4 +1,4 @@
-"""Environments and rewards of one's own: what the seam promises, with the calculator of docs/examples."""
+"""Custom environments and rewards: what the interface promises, with the calculator of docs/examples."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_its_questions_need_both_tools_and_have_positive_answers():
     assert len({q.id for q in questions}) == len(questions)
 
 
-# What the seam promises.
+# What the interface promises.
 
 
 def echo(reward=None):
@@ -115,7 +115,7 @@ async def test_it_is_not_asked_after_the_last_turn():
     assert (trajectory.depth, trajectory.turns, trajectory.reward) == (3, 4, -3.0)
 
 
-async def test_a_reward_of_ones_own_takes_the_place_of_the_environments_and_no_other_figure():
+async def test_a_custom_reward_takes_the_place_of_the_environments_and_no_other_figure():
     def reward(episode, score):
         assert [segment.author for segment in episode.segments] == ["model", "echo", "model"]
         return 0.25 + episode.depth
@@ -167,20 +167,6 @@ async def judged(episode, score):
         (judged, "failed: TimeoutError: the judge is silent"),
         (lambda: 1.0, "failed: TypeError: .* takes 0 positional arguments"),
     ],
-    ids=[
-        "nan",
-        "-inf",
-        "too large",
-        "None",
-        "a list",
-        "words",
-        "no variable",
-        "exit",
-        "an error of ours",
-        "endless",
-        "silent judge",
-        "wrong arguments",
-    ],
 )
 async def test_whatever_a_users_reward_does_fails_its_episode_and_names_it(reward, why):
     """Before, a TypeError or a RecursionError ended the worker, and a launch with it."""
@@ -200,19 +186,11 @@ async def test_a_cancelled_reward_is_cancelled():
         started.set()
         await asyncio.Event().wait()
 
-    playing = asyncio.create_task(roll_out(["end"], echo(slow)))
+    running = asyncio.create_task(roll_out(["end"], echo(slow)))
     await started.wait()
-    playing.cancel()
+    running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await playing
-
-
-async def test_a_judge_that_fails_one_episode_makes_no_trajectory():
-    def judge(episode, score):
-        raise EpisodeFailed("the judge has no opinion")
-
-    with pytest.raises(EpisodeFailed, match="no opinion"):
-        await roll_out(["end"], echo(judge))
+        await running
 
 
 async def test_a_long_observation_is_cut_and_its_frame_kept():
@@ -267,7 +245,7 @@ def test_the_ids_of_a_run_of_one_environment_are_those_of_its_source(two):
     assert load_run_questions(two("")).of(0).id.startswith("atlas/")
 
 
-def test_an_environment_may_have_a_source_of_its_own(two, tmp_path):
+def test_an_environment_may_have_a_separate_source(two, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"question": "who", "golden_answers": ["me"]}\n', encoding="utf-8")
     config = two(f'[environment.a]\n[environment.b]\nsource = "{tmp_path}/mine.jsonl"\n')
     assert [q.text for q in load_run_questions(config).all if q.environment == "b"] == ["who?"]
@@ -279,7 +257,7 @@ def test_an_environment_of_other_questions_has_no_held_out_ones_of_atlas(two, te
         load_eval_questions(two(text))
 
 
-def test_held_out_questions_are_played_in_the_environment_that_the_config_names(two, tmp_path):
+def test_held_out_questions_are_run_in_the_environment_that_the_config_names(two, tmp_path):
     assert {q.environment for q in load_eval_questions(two(SEVERAL))} == {"search"}
     (tmp_path / "held.jsonl").write_text('{"question": "who", "golden_answers": ["me"]}\n', encoding="utf-8")
     named = two(SEVERAL + f'[eval]\nenvironment = "calculator"\nsuite = ["{tmp_path}/held.jsonl"]\n')

@@ -146,16 +146,16 @@ def test_anything_else_is_invalid(turns):
     assert not is_format_valid(episode(*turns), EOS)
 
 
-def test_a_correction_by_the_environment_makes_the_format_invalid():
-    assert not is_format_valid([Segment("model", "hm"), Segment("notice", "again"), Segment("model", ANSWER)], EOS)
-
-
-def test_a_search_without_a_result_before_the_next_turn_is_invalid():
-    assert not is_format_valid([Segment("model", SEARCH), Segment("model", ANSWER)], EOS)
-
-
-def test_an_episode_that_begins_with_information_is_invalid():
-    assert not is_format_valid([Segment("information", INFORMATION), Segment("model", ANSWER)], EOS)
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [Segment("model", "hm"), Segment("notice", "again"), Segment("model", ANSWER)],
+        [Segment("model", SEARCH), Segment("model", ANSWER)],
+        [Segment("information", INFORMATION), Segment("model", ANSWER)],
+    ],
+)
+def test_notices_missing_results_and_information_at_first_make_the_format_invalid(turns):
+    assert not is_format_valid(turns, EOS)
 
 
 def test_end_of_text_counts_as_text_where_the_tokenizer_has_none():

@@ -65,24 +65,22 @@ def test_turns_stop_at_the_tags_that_end_an_action():
     assert len(TAGS) == 8
 
 
-def test_documents_are_numbered_from_one_and_split_in_title_and_text():
-    documents = ['"Peru"\nThe capital of Peru is Lima.', '"Lima"\nfirst\nsecond']
-    assert render_documents(documents, "Doc {rank}(Title: {title}) {text}\n") == (
-        'Doc 1(Title: "Peru") The capital of Peru is Lima.\nDoc 2(Title: "Lima") first\nsecond\n'
-    )
+DOC = "Doc {rank}(Title: {title}) {text}\n"
 
 
-def test_a_document_of_one_line_is_its_title_as_search_r1_has_it():
-    assert render_documents(["alone"], "Doc {rank}(Title: {title}) {text}\n") == "Doc 1(Title: alone) \n"
-
-
-def test_a_document_of_one_line_is_all_text_where_no_title_is_shown():
-    assert render_documents(["alone"], "{text}|") == "alone|"
-
-
-def test_braces_in_a_document_are_text():
-    assert render_documents(["{rank}\n{title} {} {"], "{title}: {text}") == "{rank}: {title} {} {"
-
-
-def test_no_documents_are_no_text():
-    assert render_documents([], "Doc {rank}(Title: {title}) {text}\n") == ""
+@pytest.mark.parametrize(
+    ("documents", "template", "shown"),
+    [
+        (
+            ['"Peru"\nThe capital of Peru is Lima.', '"Lima"\nfirst\nsecond'],
+            DOC,
+            'Doc 1(Title: "Peru") The capital of Peru is Lima.\nDoc 2(Title: "Lima") first\nsecond\n',
+        ),
+        (["alone"], DOC, "Doc 1(Title: alone) \n"),  # a single line is the title, as in Search-R1
+        (["alone"], "{text}|", "alone|"),  # all text where no title is shown
+        (["{rank}\n{title} {} {"], "{title}: {text}", "{rank}: {title} {} {"),  # braces in a document are text
+        ([], DOC, ""),
+    ],
+)
+def test_documents_are_numbered_from_one_and_split_in_title_and_text(documents, template, shown):
+    assert render_documents(documents, template) == shown

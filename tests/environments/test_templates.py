@@ -16,18 +16,11 @@ def test_the_papers_prompt_holds_the_instructions_and_the_question():
     assert prompt.after == "\n"
 
 
-def test_a_template_is_known_by_its_name():
-    assert template_of(template_text("paper")) is PAPER
-    assert template_of(template_text("atlas")) is ATLAS
-
-
-def test_a_text_with_a_place_for_the_question_is_a_template():
-    assert template_of(template_text("Q: {question} A:")).prompt("Why?") == Quoted("Q: ", "Why?", " A:")
-
-
-def test_a_file_holds_a_template(tmp_path):
+def test_a_template_is_known_by_its_name_its_text_or_a_file(tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("Ask\n{question}\n", encoding="utf-8")
+    assert (template_of(template_text("paper")), template_of(template_text("atlas"))) == (PAPER, ATLAS)
+    assert template_of(template_text("Q: {question} A:")).prompt("Why?") == Quoted("Q: ", "Why?", " A:")
     assert template_of(template_text(str(path))).prompt("Why?") == Quoted("Ask\n", "Why?", "\n")
 
 

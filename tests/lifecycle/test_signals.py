@@ -16,26 +16,20 @@ from cusearch_async.lifecycle.signals import ending_at_once, stop_on_signals, st
 from tests.conftest import SLOW, wait_until
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_a_process_is_asked_to_stop_by_each_signal(number: signal.Signals):
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+@pytest.mark.parametrize(
+    ("number", "nohup"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGHUP, False), (signal.SIGHUP, True)],
+)
+async def test_a_process_is_asked_to_stop_by_each_signal_unless_nohup_ignores_it(number: signal.Signals, nohup: bool):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)  # tests may run under nohup
     try:
         stop = stop_on_signals()
         os.kill(os.getpid(), number)
-        await asyncio.wait_for(stop.wait(), 5 * SLOW)
-    finally:
-        for handled in stop_signals():
-            asyncio.get_running_loop().remove_signal_handler(handled)
-        signal.signal(signal.SIGHUP, before)
-
-
-async def test_nohup_is_heeded():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        stop = stop_on_signals()
-        os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.sleep(0.05)
-        assert not stop.is_set()
+        if nohup:
+            await asyncio.sleep(0.05)
+            assert not stop.is_set()
+        else:
+            await asyncio.wait_for(stop.wait(), 5 * SLOW)
     finally:
         for handled in stop_signals():
             asyncio.get_running_loop().remove_signal_handler(handled)

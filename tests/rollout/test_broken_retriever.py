@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import pytest
+from transformers import AutoTokenizer
 
+from cusearch_async.config import EpisodeConfig
 from cusearch_async.errors import RetrievalUnavailable
+from cusearch_async.rollout.episode import EpisodeRunner
+from tests.fakes import STARTER, ScriptedPolicy, searching
 from tests.http_service import Service, hangs, hangs_up, says
-from tests.retrieval.retrievers import SEARCH_R1, client_of, closes_early
-from tests.rollout.retrievers import TOKENIZER, roll_out
+from tests.retrieval.retrievers import QUESTION, SEARCH_R1, client_of, closes_early
+
+TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
+FAILURES = [says("down", 500), hangs, closes_early, hangs_up, says("<html>"), says('{"result": [{}]}')]
+
+
+async def roll_out(client):
+    """An episode that searches."""
+    turns = ["<think>a</think><search>capital of Peru</search>", "<think>b</think><answer>Lima</answer><|endoftext|>"]
+    settings = EpisodeConfig(max_observation_tokens=88)
+    runner = EpisodeRunner(ScriptedPolicy(TOKENIZER, turns), searching(client), TOKENIZER, settings, seed=0)
+    return await runner.run(QUESTION, 0, 0, "w")
 
 
 async def test_an_episode_on_search_r1s_exact_answer_counts_the_search():
@@ -17,19 +31,15 @@ async def test_an_episode_on_search_r1s_exact_answer_counts_the_search():
     assert "The capital of Peru is Lima." in TOKENIZER.decode(trajectory.token_ids[~trajectory.sampled].tolist())
 
 
-@pytest.mark.parametrize(
-    "failure", [says("down", 500), hangs, closes_early, hangs_up, says("<html>"), says('{"result": [{}]}')]
-)
-async def test_an_episode_waits_for_a_failure_to_pass_and_then_goes_on_as_if_nothing_had_been(failure):
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_an_episode_waits_for_a_failure_to_pass_and_then_continues(failure):
     async with client_of(Service(failure, says(SEARCH_R1)), timeout_s=0.3, outage_s=60) as client:
         trajectory = await roll_out(client)
         assert client.failures.total() == 1
     assert (trajectory.depth, trajectory.em) == (1, 1.0)
 
 
-@pytest.mark.parametrize(
-    "failure", [says("down", 500), hangs, closes_early, hangs_up, says("<html>"), says('{"result": [{}]}')]
-)
+@pytest.mark.parametrize("failure", FAILURES)
 async def test_an_episode_whose_retriever_stays_broken_makes_no_trajectory(failure):
     async with client_of(Service(failure), timeout_s=0.1) as client:
         with pytest.raises(RetrievalUnavailable, match="has given no valid answer"):

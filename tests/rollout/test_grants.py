@@ -174,31 +174,9 @@ async def test_an_episode_that_is_ended_while_its_ticket_goes_back_is_counted_on
         assert loop._status().in_flight == 7
 
 
-async def test_a_worker_whose_episodes_all_wait_for_room_plays_what_a_dead_one_has_left(make_loop):
-    """Or the buffer stays full: its oldest pool lacks the dead worker's ticket."""
-    run = MemoryRun()
-    limits = make_limits(limit=6)
-    buffer, dead, runner = MemoryBuffer(run, limits), MemoryBuffer(run, limits), HeldRunner()
-    loop = make_loop(buffer, runner, "--rollout.max_episodes", "4")
-    await start(buffer)
-    assert len(await dead.admit("dead", 0, 2)) == 2
-
-    def let_go():
-        for go in list(runner.running.values()):
-            go.set()
-
-    async with running(loop):
-        await until(lambda: let_go() or run.ready == {1, 2, 3})
-        await until(lambda: let_go() or (5 in run.leases and not runner.running))
-        await asyncio.sleep(0.1)
-        assert run.ready == {1, 2, 3}
-        assert loop._status().in_flight >= 4, "the buffer is full"
-        run.leases[0] = ("dead", run.now)
-        await until(lambda: let_go() or run.ready == {0, 1, 2, 3})
-
-
-async def test_the_engine_is_awake_while_episodes_are_played_and_not_while_they_wait_for_room(make_loop):
-    """Or a learner that takes turns with it would wait for room in the buffer, which only the learner makes."""
+async def test_a_worker_whose_episodes_all_wait_for_room_runs_what_a_dead_one_has_left(make_loop):
+    """Or the buffer stays full: its oldest pool lacks the dead worker's ticket. The engine sleeps while they wait: a
+    colocated learner would wait for room in the buffer, which only the learner makes."""
     run = MemoryRun()
     limits = make_limits(limit=6)
     buffer, dead, runner = MemoryBuffer(run, limits), MemoryBuffer(run, limits), HeldRunner()
@@ -214,6 +192,10 @@ async def test_the_engine_is_awake_while_episodes_are_played_and_not_while_they_
     async with running(loop):
         await until(lambda: len(runner.running) == 4)
         assert engine.users == 4
+        await until(lambda: let_go() or run.ready == {1, 2, 3})
         await until(lambda: let_go() or (5 in run.leases and not runner.running))
         await until(lambda: not engine.users)
+        assert run.ready == {1, 2, 3}
         assert loop._status().in_flight >= 4, "the buffer is full"
+        run.leases[0] = ("dead", run.now)
+        await until(lambda: let_go() or run.ready == {0, 1, 2, 3})

@@ -60,8 +60,7 @@ def test_an_adapter_is_swapped_under_running_requests(tied, targets, adapter_con
     store, base = WeightStore(tmp_path / "store"), small_model(tied, 0)
     none, old, new = (adapted(base, seed, size, targets) for seed, size in ((1, 0.0), (2, 0.05), (3, 0.05)))
 
-    async def body(engine: Any, tokenizer: Any) -> None:
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine: Any, text: list[int]) -> None:
         np.testing.assert_allclose(await engine.score(text), logprobs_of(base, text), atol=1e-3)
         await engine.load(store, publish(store, *none, 0, text), check=True)
         np.testing.assert_allclose(await engine.score(text), logprobs_of(base, text), atol=1e-3)
@@ -99,8 +98,8 @@ def test_without_recomputing_new_turns_never_use_what_an_older_adapter_has_cache
     store, base = WeightStore(tmp_path / "store"), small_model(True, 0)
     old, new = (adapted(base, seed, 0.05) for seed in (2, 3))
 
-    async def body(engine: Any, tokenizer: Any) -> None:
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"] * 20
+    async def body(engine: Any, text: list[int]) -> None:
+        text = text * 20
         await engine.load(store, publish(store, *old, 0, text), check=True)
         newer = publish(store, *new, 1, text)
         turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(16)]

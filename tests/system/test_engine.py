@@ -32,6 +32,7 @@ from tests.system.forked import forked_engines
 pytestmark = pytest.mark.system
 
 STOPS = SearchEnvironment.stops
+QUESTION = "What is the currency of the country of Pinsk?"
 
 
 def logprobs_of(model: Any, token_ids: list[int]) -> list[float]:
@@ -69,7 +70,7 @@ def with_engine(
     *overrides: str,
     forks: bool = True,
 ) -> None:
-    """Run `body(engine, tokenizer)` on an engine that starts with `model`; a new process unless it `forks`."""
+    """Run `body(engine, tokens of QUESTION)` on an engine that starts with `model`; a new process unless it `forks`."""
     configure_process([])
     from cusearch_async.rollout.engine import Engine
 
@@ -82,7 +83,7 @@ def with_engine(
         with forked_engines() if forks else nullcontext():
             engine = Engine.start(str(folder / "model"), tokenizer, config)
         try:
-            await body(engine, tokenizer)
+            await body(engine, tokenizer(QUESTION)["input_ids"])
         finally:
             engine.close()
 
@@ -95,8 +96,7 @@ def engine_process() -> psutil.Process:
 
 
 def test_the_age_of_the_last_token_tells_a_hung_engine_from_a_slow_one(atlas_config, tmp_path):
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine, text):
         process = engine_process()
         turn = asyncio.create_task(engine.generate(text, 800, 1.0, 1, STOPS))
         async with asyncio.timeout(60 * SLOW):
@@ -191,8 +191,8 @@ def test_an_engine_that_fails_is_quoted(atlas_config, tmp_path):
     shape = Qwen2Config.from_pretrained(STARTER)
     shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads, shape.intermediate_size = 64, 4, 4, 128
 
-    async def body(engine, tokenizer):
-        await engine.generate(tokenizer("Where?")["input_ids"], 8, 1.0, 1, STOPS)
+    async def body(engine, text):
+        await engine.generate(text, 8, 1.0, 1, STOPS)
 
     with pytest.raises(EngineDied, match=r"the vLLM engine died: RuntimeError: .*head_dim=16"):
         with_engine(atlas_config, tmp_path, Qwen2ForCausalLM(shape), body, forks=False)
@@ -202,8 +202,7 @@ def test_wrong_or_torn_weights_never_go_unnoticed(atlas_config, tmp_path):
     store = WeightStore(tmp_path / "store")
     model = small_model(False, 0)
 
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine, text):
         with pytest.raises(WeightsUnavailable):
             await engine.load(store, "v000007-e1", check=True)
         assert engine.version == -1
@@ -240,8 +239,7 @@ def test_an_engine_that_keeps_old_weights_is_found_at_the_first_check(atlas_conf
             bits = parameter.data.view(torch.int16)
             bits += (torch.rand(bits.shape) < 0.01).to(torch.int16)
 
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine, text):
         for version in range(3):
             await engine.load(store, publish(store, model, version, text, tolerance=0.1), check=True)
             step()
@@ -269,8 +267,7 @@ def test_what_is_staged_is_not_computed_with_before_the_engine_takes_it_over(atl
     store = WeightStore(tmp_path / "store")
     old, new = small_model(True, 0), small_model(True, 1)
 
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine, text):
         await engine.load(store, publish(store, old, 0, text), check=True)
         newer = await store.open(publish(store, new, 1, text))
         for _ in range(2):
@@ -286,8 +283,7 @@ def test_weights_that_cannot_be_staged_leave_the_engine_with_those_it_has(atlas_
     store = WeightStore(tmp_path / "store")
     model = small_model(True, 0)
 
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine, text):
         await engine.load(store, publish(store, model, 0, text), check=True)
         other = publish(store, wide_model(), 1, text)
         with pytest.raises(WeightsMismatch, match=r"v000001-e1/model.safetensors cannot be loaded: .*of this model\?"):
@@ -309,8 +305,7 @@ def test_experts_are_read_before_the_pause_and_packed_in_it(atlas_config, tmp_pa
     shape = Qwen3MoeConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=2, **heads, **experts)
     old, new = Qwen3MoeForCausalLM(shape).eval(), Qwen3MoeForCausalLM(shape).eval()
 
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine, text):
         newer = await store.open(publish(store, new, 1, text))
         await engine._stage(newer)
         np.testing.assert_allclose(await engine.score(text), logprobs_of(old, text), atol=1e-3)
@@ -325,7 +320,7 @@ def test_an_engine_does_not_grow_with_the_versions_it_loads(atlas_config, tmp_pa
     size = sum(parameter.nbytes for parameter in model.parameters())
     assert size > 40 << 20
 
-    async def body(engine, tokenizer):
+    async def body(engine, text):
         process = engine_process()
         taken = []
         for version in range(9):
@@ -340,8 +335,8 @@ def test_without_recomputing_turns_in_flight_keep_their_cache_and_new_ones_never
     store = WeightStore(tmp_path / "store")
     old, new = small_model(False, 0), small_model(False, 1)
 
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"] * 6
+    async def body(engine, text):
+        text = text * 6
         await engine.load(store, publish(store, old, 0, text), check=True)
         newer = publish(store, new, 1, text)
         turns = [asyncio.create_task(engine.generate([*text, i], 80, 1.0, i, STOPS)) for i in range(64)]

@@ -38,8 +38,7 @@ def assert_sampled_by(model: Any, prompt: list[int], turn: Any, of: Any) -> None
 def test_a_turn_arrives_whole(atlas_config, tmp_path):
     model = small_model(False, 0)
 
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine, text):
         seen = watched(engine)
         prompts = [[*text, number] for number in range(24)]
         turns = await asyncio.gather(*(engine.generate(prompt, 60, 1.0, 1, STOPS) for prompt in prompts))
@@ -53,8 +52,7 @@ def test_a_turn_arrives_whole(atlas_config, tmp_path):
 
 
 def test_a_turn_that_a_text_may_end_is_sent_as_it_is_sampled(atlas_config, tmp_path):
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine, text):
         seen = watched(engine)
         turn = await engine.generate(text, 40, 1.0, 1, ["no model says that"])
         assert list(seen.values()) == [len(turn.token_ids)] == [40]
@@ -67,8 +65,7 @@ def test_tokens_that_were_held_when_weights_are_loaded_keep_their_version(atlas_
     store = WeightStore(tmp_path / "store")
     models = [small_model(False, seed) for seed in range(3)]
 
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine, text):
         names = [publish(store, model, version, text) for version, model in enumerate(models)]
         await engine.load(store, names[0], check=False)
         seen = watched(engine)
@@ -94,8 +91,7 @@ def test_tokens_that_were_held_when_weights_are_loaded_keep_their_version(atlas_
 def test_a_turn_that_is_given_up_leaves_nothing_behind(atlas_config, tmp_path):
     model = small_model(False, 0)
 
-    async def body(engine, tokenizer):
-        text = tokenizer("What is the currency of the country of Pinsk?")["input_ids"]
+    async def body(engine, text):
         seen = watched(engine)
         given_up = asyncio.create_task(engine.generate(text, 800, 1.0, 1, STOPS))
         async with asyncio.timeout(60 * SLOW):

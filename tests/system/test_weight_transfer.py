@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,11 @@ from tests.system.test_engine import STOPS, logprobs_of, publish, small_model, w
 pytestmark = pytest.mark.system
 
 IN_THE_HOSTS_MEMORY = "tests.system.host_staging.StagesInTheHostsMemory"
-QUESTION = "What is the currency of the country of Pinsk?"
 
 
-async def exchange_in_flight(engine: Any, tokenizer: Any, source: Any, store: WeightStore, models: list[Any]) -> None:
-    """Load both `models` from `source`, the second while 64 turns are played. Tokens know their version, and have the
+async def exchange_in_flight(engine: Any, text: list[int], source: Any, store: WeightStore, models: list[Any]) -> None:
+    """Load both `models` from `source`, the second while 64 turns run. Tokens know their version, and have the
     log-probabilities that it gives them after the tokens before."""
-    text = tokenizer(QUESTION)["input_ids"]
     old, new = models
     await engine.load(source, publish(store, old, 0, text), check=True)
     newer = publish(store, new, 1, text)
@@ -52,16 +50,6 @@ async def exchange_in_flight(engine: Any, tokenizer: Any, source: Any, store: We
     assert spans == {0, 1}, "some turns saw both versions"
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_weights_of_a_folder_are_exchanged_while_turns_are_in_flight(tied, atlas_config, tmp_path):
-    store, models = WeightStore(tmp_path / "store"), [small_model(tied, seed) for seed in (0, 1)]
-
-    async def body(engine, tokenizer):
-        await exchange_in_flight(engine, tokenizer, store, store, models)
-
-    with_engine(atlas_config, tmp_path, models[0], body)
-
-
 @asynccontextmanager
 async def served(folder: Path, store: WeightStore) -> AsyncIterator[Downloads]:
     """What is in the store, downloaded into another folder."""
@@ -73,13 +61,14 @@ async def served(folder: Path, store: WeightStore) -> AsyncIterator[Downloads]:
         yield downloads
 
 
+@pytest.mark.parametrize("downloaded", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_that_are_downloaded_are_exchanged_while_turns_are_in_flight(tied, atlas_config, tmp_path):
+def test_weights_are_exchanged_while_turns_are_in_flight(tied, downloaded, atlas_config, tmp_path):
     store, models = WeightStore(tmp_path / "store"), [small_model(tied, seed) for seed in (0, 1)]
 
-    async def body(engine, tokenizer):
-        async with served(tmp_path / "host", store) as downloads:
-            await exchange_in_flight(engine, tokenizer, downloads, store, models)
+    async def body(engine, text):
+        async with served(tmp_path / "host", store) if downloaded else nullcontext(store) as source:
+            await exchange_in_flight(engine, text, source, store, models)
 
     with_engine(atlas_config, tmp_path, models[0], body)
 
@@ -91,8 +80,7 @@ def test_a_learner_that_dies_during_a_download_changes_nothing_and_its_successor
     old, new = small_model(True, 0), small_model(True, 1)
     keep = http._keep
 
-    async def body(engine, tokenizer):
-        text = tokenizer(QUESTION)["input_ids"]
+    async def body(engine, text):
         async with served(tmp_path / "host", store) as downloads:
             await engine.load(downloads, publish(store, old, 0, text), check=True)
             newer = publish(store, new, 1, text)
@@ -120,8 +108,7 @@ def test_a_version_is_in_the_engines_process_before_the_pause(in_the_hosts_memor
     if in_the_hosts_memory:
         monkeypatch.setattr("cusearch_async.rollout.engine.STAGING", IN_THE_HOSTS_MEMORY)
 
-    async def body(engine, tokenizer):
-        text = tokenizer(QUESTION)["input_ids"]
+    async def body(engine, text):
         await engine.load(store, publish(store, old, 0, text), check=True)
         newer = publish(store, new, 1, text)
         stage = engine._stage
@@ -143,8 +130,7 @@ def test_weights_of_another_model_end_the_worker(in_the_hosts_memory, atlas_conf
     if in_the_hosts_memory:
         monkeypatch.setattr("cusearch_async.rollout.engine.STAGING", IN_THE_HOSTS_MEMORY)
 
-    async def body(engine, tokenizer):
-        text = tokenizer(QUESTION)["input_ids"]
+    async def body(engine, text):
         async with served(tmp_path / "host", store) as downloads:
             with pytest.raises(WeightsMismatch, match=r"v000001-e1\S* (cannot be loaded|failed halfway)"):
                 await engine.load(downloads, publish(store, wide_model(), 1, text), check=True)
