@@ -7,7 +7,7 @@ model itself. The model keeps its class, and its other parameters their names.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,12 +68,12 @@ class Adapter:
         return cls(config, list(adapted.values()))
 
     @contextmanager
-    def switched_off(self) -> Iterator[None]:
-        """Inside, the model is as it was before training."""
+    def without(self, forward: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+        """`forward` of the model as it was before training: no second model."""
         for layer in self.layers:
             layer.enable_adapters(False)
         try:
-            yield
+            yield forward
         finally:
             for layer in self.layers:
                 layer.enable_adapters(True)

@@ -27,6 +27,7 @@ from cusearch_async.learner.canary import canary_ids, canary_tolerance
 from cusearch_async.learner.deepspeed_engine import DeepSpeedEngine, divided_forward
 from cusearch_async.learner.interface import Lent
 from cusearch_async.learner.model import (
+    Reference,
     SampledLogprobs,
     as_in_files,
     compile_layers,
@@ -36,10 +37,10 @@ from cusearch_async.learner.model import (
     saved_tensors,
     tied_names,
     try_to_save,
+    whole_reference,
 )
 from cusearch_async.learner.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.learner.ranks import Ranks
-from cusearch_async.learner.reference import Reference, whole_reference, without_adapter
 from cusearch_async.learner.suitability import refuse_unsuitable_policy
 from cusearch_async.learner.update import LogProbs, Update, surrogate_of, to_backward
 from cusearch_async.metrics.table import Metrics
@@ -93,7 +94,7 @@ class DeepSpeedLearner:
     def _load_reference(self, copied: Any) -> Reference:
         """The model without its adapter, `copied` from the policy, or loaded again and divided among the ranks."""
         if self._adapter is not None:
-            return partial(without_adapter, self._engine, self._adapter)
+            return partial(self._adapter.without, self._engine)
         settings, model = self._config.learner, self._config.model
         reference = copied or load_causal_lm(model.location, model.dtype, settings.attention)
         if settings.compile:

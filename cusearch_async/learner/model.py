@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,34 @@ class SampledLogprobs(nn.Module):
         targets = token_ids.flatten()[sampled]
         log_policy, entropy = self.model.get_output_embeddings()(predicting, targets, temperature, wants_entropy)
         return log_policy, entropy
+
+
+Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
+"""The forward pass of π_ref, the policy that the run starts from, inside the context only."""
+
+
+def whole_reference(module: nn.Module, device: torch.device, waits_on_host: bool) -> Reference:
+    """`module` on the device, or in the host's memory until it is used."""
+    module.requires_grad_(False).eval()
+    if waits_on_host:
+        for buffer in module.buffers():
+            buffer.data = buffer.data.to(device)
+    else:
+        module.to(device)
+    pins = torch.cuda.is_available()  # page-locked memory, from which a GPU copies directly
+    waiting = [(p, p.data.pin_memory() if pins else p.data) for p in module.parameters()] if waits_on_host else []
+
+    @contextmanager
+    def present() -> Iterator[nn.Module]:
+        for parameter, on_host in waiting:
+            parameter.data = on_host.to(device, non_blocking=True)
+        try:
+            yield module
+        finally:
+            for parameter, on_host in waiting:
+                parameter.data = on_host
+
+    return present
 
 
 def recompute_layers(model: Any) -> None:

@@ -84,7 +84,18 @@ def divide(config: Config) -> Division:
         division = _divide(config, free, groups, together)
         if division is not None:
             return division
-    raise ConfigError(_too_few(config, there, [users[gpu] for gpu in there]))
+    evaluates = config.eval.every > 0
+    advice = ["lower rollout.workers"] if workers > 1 else []
+    advice += ["set eval.every to 0 and score checkpoints with cusearch eval"] if evaluates else []
+    if not _may_share(config):
+        shares = "the share of a GPU that an engine may take, and it can have the learner's"
+        advice = [f"set rollout.vllm.gpu_memory_utilization, {shares}"]
+    raise ConfigError(
+        f"this machine has {len(there)} GPUs ({', '.join(there)}), too few for {config.learner.ranks_per_node} of the "
+        f"learner and {size} for each engine ({workers} for rollout.workers"
+        f"{', 1 for the evaluator' if evaluates else ''}); {''.join(f'{user}; ' for user in users.values() if user)}"
+        f"{', '.join(advice) or 'lower learner.ranks'}, or name GPUs in learner.gpus, rollout.gpus and eval.gpus"
+    )
 
 
 def _divide(config: Config, free: Sequence[str], named: list[Gpus], together: bool) -> Division | None:
@@ -103,25 +114,6 @@ def _divide(config: Config, free: Sequence[str], named: list[Gpus], together: bo
     if len(learner) < ranks or len(named) < workers or (config.eval.every and not evaluator):
         return None
     return Division(learner=learner, evaluator=evaluator, workers=named)
-
-
-def _too_few(config: Config, there: Gpus, users: Sequence[str]) -> str:
-    workers, evaluates = config.rollout.workers, config.eval.every > 0
-    if _may_share(config):
-        fewer = ["lower rollout.workers"] if workers > 1 else []
-        fewer += ["set eval.every to 0 and score checkpoints with cusearch eval"] if evaluates else []
-        advice = ", ".join(fewer) or "lower learner.ranks"
-    else:
-        advice = (
-            "set rollout.vllm.gpu_memory_utilization, the share of a GPU that an engine may take, and it can have the "
-            "learner's"
-        )
-    return (
-        f"this machine has {len(there)} GPUs ({', '.join(there)}), too few for {config.learner.ranks_per_node} of the "
-        f"learner and {config.rollout.vllm.tensor_parallel_size} for each engine ({workers} for rollout.workers"
-        f"{', 1 for the evaluator' if evaluates else ''}); {''.join(f'{user}; ' for user in users if user)}{advice}, "
-        "or name GPUs in learner.gpus, rollout.gpus and eval.gpus"
-    )
 
 
 # --- one process that is started without the others ---------------------------------------------------

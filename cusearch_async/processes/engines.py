@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cusearch_async.config import Config
 from cusearch_async.environments import NoSearch, Search
-from cusearch_async.lifecycle.gpu_share import GpuLock, gpu_lock
+from cusearch_async.lifecycle.gpu_share import GpuLock
 from cusearch_async.lifecycle.signals import ending_at_once, unless_stopped
 from cusearch_async.models import check_model
 from cusearch_async.retrieval.client import SearchClient
@@ -46,9 +46,8 @@ async def ask_retriever(
     return identity.with_retriever(search.serves)
 
 
-async def take_gpus(config: Config, stop: asyncio.Event) -> GpuLock | None:
+async def take_gpus(lock: GpuLock | None, stop: asyncio.Event) -> GpuLock | None:
     """Wait, in a colocated run, until an engine may have the GPUs, or until `stop` is set. Raises: Stalled."""
-    lock = gpu_lock(config, "engine")
     if lock is not None:
         taking = asyncio.ensure_future(lock.take())
         if await unless_stopped(taking, stop):

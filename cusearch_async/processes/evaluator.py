@@ -15,6 +15,7 @@ from cusearch_async.config import Config
 from cusearch_async.data.questions import load_eval_questions, load_run_questions
 from cusearch_async.evaluation.scores import Done, record
 from cusearch_async.evaluation.scoring import due_version, score_all, summarize
+from cusearch_async.lifecycle.gpu_share import gpu_lock
 from cusearch_async.lifecycle.signals import stop_on_signals, unless_stopped
 from cusearch_async.processes.engines import ask_retriever, check_policy, open_runner, take_gpus
 from cusearch_async.retrieval.client import SearchClient
@@ -49,7 +50,7 @@ async def run(config: Config) -> None:
             return
         async with open_buffer(config, config.redis.outage_s, stop, identity=agreed) as buffer:
             await buffer.check_identity()
-            lock = await take_gpus(config, stop)
+            lock = await take_gpus(gpu_lock(config, "engine"), stop)
             if stop.is_set():
                 return
             with open_runner(config, config.model.location, tokenizer, search, lock) as (engine, runner):

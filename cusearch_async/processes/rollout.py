@@ -9,6 +9,7 @@ from collections.abc import Collection
 from cusearch_async.config import Config
 from cusearch_async.data.questions import load_run_questions
 from cusearch_async.environments import NoSearch
+from cusearch_async.lifecycle.gpu_share import gpu_lock
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import ending_at_once, stop_on_signals
 from cusearch_async.models import check_model, vocab_size
@@ -56,7 +57,7 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
             await buffer.check_identity()
             with Starting(config, name, agreed).reporting() as starting:
                 starting.does("waiting for its GPUs")
-                lock = await take_gpus(config, stop)
+                lock = await take_gpus(gpu_lock(config, "engine"), stop)
                 if stop.is_set():
                     return
                 starting.does("loading vLLM")

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.config import Config
 from cusearch_async.errors import NothingLearned
-from cusearch_async.training.background import Background
+from cusearch_async.training.background import Background, InThread
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
 from cusearch_async.training.heartbeat import Heartbeat
-from cusearch_async.training.in_thread import InThread
 from cusearch_async.training.publisher import Publisher, Saver
 from cusearch_async.training.recorder import Recorder
 from cusearch_async.training.report import StepReport

@@ -14,9 +14,8 @@ import msgspec
 
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.learner.interface import Lent
-from cusearch_async.training.background import Background
+from cusearch_async.training.background import Background, InThread
 from cusearch_async.training.checkpoint import Checkpoints, CheckpointState
-from cusearch_async.training.in_thread import InThread
 from cusearch_async.transport.interface import LearnerBuffer, MethodState
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.interface import Canary

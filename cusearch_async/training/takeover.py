@@ -25,6 +25,7 @@ from cusearch_async.run.history import (
     record_stop,
 )
 from cusearch_async.run.identity import ACCEPT_CHANGES, NOBODY, Difference, Identity, not_this_run
+from cusearch_async.training.background import in_thread
 from cusearch_async.training.checkpoint import (
     Checkpoint,
     CheckpointState,
@@ -33,7 +34,6 @@ from cusearch_async.training.checkpoint import (
     state_at,
 )
 from cusearch_async.training.heartbeat import BEAT_S, Heartbeat
-from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
 from cusearch_async.training.selector import initial_method_state
 from cusearch_async.transport.interface import LearnerBuffer, LearnerStatus

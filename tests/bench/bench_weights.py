@@ -87,7 +87,7 @@ def seconds(work: Callable[[], object]) -> float:
 async def measure_learner(config: Config) -> dict[str, Any]:
     from cusearch_async.learner.learner import DeepSpeedLearner
     from cusearch_async.learner.ranks import Ranks
-    from cusearch_async.training.in_thread import in_thread
+    from cusearch_async.training.background import in_thread
     from cusearch_async.training.publisher import Publisher
     from cusearch_async.transport.limits import limits_of
     from cusearch_async.transport.memory import MemoryBuffer, MemoryRun

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from cusearch_async.learner.adapter import Adapter
-from cusearch_async.learner.reference import without_adapter
 
 
 class Layer:
@@ -30,7 +29,7 @@ def test_the_adapter_is_off_for_the_reference_and_on_again_after_it(fails):
         if fails:
             raise KeyError
 
-    with contextlib.suppress(KeyError), without_adapter(forward, Adapter({}, layers)) as found:
+    with contextlib.suppress(KeyError), Adapter({}, layers).without(forward) as found:
         found()
     assert seen == [[False, False]]
     assert [layer.is_on for layer in layers] == [True, True]

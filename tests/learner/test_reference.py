@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from cusearch_async.learner.reference import whole_reference
+from cusearch_async.learner.model import whole_reference
 
 
 def tied() -> torch.nn.Module:

@@ -12,26 +12,18 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cusearch_async.cli import main as entry
 from cusearch_async.config import Config
+from cusearch_async.rollout.turn import Turn
 from tests.system.chaos.record import Record, record_worker
 
 TURN_S = float(os.environ.get("LIGHT_TURN_S", "0.1"))
 """Longest turn; the soak makes them longer, so that it leaves the machine to others."""
 WORDS = ("Pinsk", "capital", "currency", "of", "Belarus", "largest", "neighbour", "Minsk", "river", "Lima")
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    token_ids: list[int]
-    logprobs: NDArray[np.float32]
-    versions: NDArray[np.int32]
 
 
 class Engine:

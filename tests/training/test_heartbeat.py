@@ -11,8 +11,8 @@ import pytest
 from cusearch_async.config import load_config
 from cusearch_async.errors import BufferUnavailable
 from cusearch_async.training import heartbeat as module
+from cusearch_async.training.background import in_thread
 from cusearch_async.training.heartbeat import Heartbeat
-from cusearch_async.training.in_thread import in_thread
 from cusearch_async.transport.limits import limits_of
 from cusearch_async.transport.memory import MemoryBuffer, MemoryRun
 from tests.conftest import SLOW, wait_until_async

@@ -15,7 +15,7 @@ from cusearch_async.algorithm.methods.base import MethodSettings, NoMemory
 from cusearch_async.algorithm.tickets import RunQuestions, question_index
 from cusearch_async.config import load_config
 from cusearch_async.errors import InvalidTrajectory, MethodFailed
-from cusearch_async.training.in_thread import in_thread
+from cusearch_async.training.background import in_thread
 from cusearch_async.training.publisher import Publisher
 from cusearch_async.training.selector import (
     Selector,

@@ -16,9 +16,9 @@ from cusearch_async.errors import Fenced, NonFiniteUpdate, NothingLearned, Write
 from cusearch_async.lifecycle.gpu_share import gpu_lock
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.training import watchdog
+from cusearch_async.training.background import in_thread
 from cusearch_async.training.checkpoint import Checkpoints, state_at
 from cusearch_async.training.heartbeat import Heartbeat
-from cusearch_async.training.in_thread import in_thread
 from cusearch_async.training.loop import train
 from cusearch_async.training.selector import candidates_of, initial_method_state, method_state, select
 from cusearch_async.transport.interface import WorkerStatus
