@@ -52,8 +52,8 @@ def check_files(path: str, key: str = "model.path") -> Any:
 
 
 def check_context(path: str, needed: int, key: str = "model.path") -> None:
-    """Raises: ConfigError when the model is not a text model, an episode can be longer than its context, or its
-    positions would not mean the same to learner and engine."""
+    """Raises: ConfigError when the model is not a text model, an episode can be longer than its context, or learner and
+    engine would compute its positions differently."""
     config = read_config(path, key)
     context = getattr(config, "max_position_embeddings", None)
     if context is None:
@@ -118,20 +118,16 @@ def read_config(path: str, key: str = "model.path") -> Any:
             f"{key} {path!r} is multimodal ({config.model_type}); only text models are supported: use a causal LM like "
             "Qwen/Qwen2.5-3B"
         )
-    method = quantised_by(config, path)
-    if method is not None:
-        raise ConfigError(f"{key} {path!r} is quantised ({method}), not trainable; give the unquantised checkpoint")
-    return config
-
-
-def quantised_by(config: Any, path: str) -> str | None:
-    """The quantisation of the weights, like `awq`; None without one."""
     stated = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None)
     if stated is not None:
         stated = stated if isinstance(stated, Mapping) else stated.to_dict()
         bits = next((f"bitsandbytes, {n} bit" for n in (4, 8) if stated.get(f"load_in_{n}bit")), None)
-        return str(stated.get("quant_method") or bits or "quantization_config")
-    return next((name for name in QUANTISED_BY if file_of(path, name)), None)
+        method = stated.get("quant_method") or bits or "quantization_config"
+    else:
+        method = next((name for name in QUANTISED_BY if file_of(path, name)), None)
+    if method is not None:
+        raise ConfigError(f"{key} {path!r} is quantised ({method}), not trainable; give the unquantised checkpoint")
+    return config
 
 
 def refuse_custom_code(error: Exception, is_custom: bool, path: str, key: str) -> None:

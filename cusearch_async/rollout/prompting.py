@@ -26,14 +26,9 @@ _PRINTED = re.compile(r"""["']type["']: ?["']text["']""")
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
-def encode_foreign(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of foreign text. A special token written in it (`<|im_start|>`) stays text."""
-    return list(_encoded(tokenizer, text, is_foreign=True))
-
-
-def encode_own(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of our own text, special tokens included."""
-    return list(_encoded(tokenizer, text, is_foreign=False))
+def encode(tokenizer: Any, text: str, is_foreign: bool = False) -> list[int]:
+    """Token ids of our text, special tokens included. In foreign text a special token (`<|im_start|>`) stays text."""
+    return list(_encoded(tokenizer, text, is_foreign))
 
 
 @functools.lru_cache(_REMEMBERED)
@@ -44,7 +39,7 @@ def _encoded(tokenizer: Any, text: str, is_foreign: bool) -> tuple[int, ...]:
 @functools.lru_cache(_REMEMBERED)
 def first_ids(tokenizer: Any) -> tuple[int, ...]:
     """The tokens that the tokenizer puts before a text, such as <bos>."""
-    plain, whole = encode_own(tokenizer, "a"), list(tokenizer("a")["input_ids"])
+    plain, whole = encode(tokenizer, "a"), list(tokenizer("a")["input_ids"])
     starts = (start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)
     return tuple(whole[: next(starts, 0)])
 
@@ -84,9 +79,7 @@ def generation_prompt(tokenizer: Any, arguments: Mapping[str, Any]) -> str:
     """The chat template's text between a question and the policy's answer; empty without a template.
 
     Raises: EpisodeFailed when the template drops the question."""
-    if not has_template(tokenizer):
-        return ""
-    text = render(tokenizer, EXAMPLE, arguments)
+    text = render(tokenizer, EXAMPLE, arguments) if has_template(tokenizer) else ""
     ends = [match.end() for match in re.finditer(re.escape(EXAMPLE), text, re.IGNORECASE)]
     return text[ends[-1] :] if ends else ""
 
@@ -101,9 +94,9 @@ def build_prompt(tokenizer: Any, prompt: Quoted, arguments: Mapping[str, Any] = 
     if is_chat:
         text = render(tokenizer, text, arguments)
     first = [] if is_chat else list(first_ids(tokenizer))
-    foreign = encode_foreign(tokenizer, quoted)
-    if encode_own(tokenizer, quoted) == foreign:
-        return first + encode_own(tokenizer, text)
+    foreign = encode(tokenizer, quoted, is_foreign=True)
+    if encode(tokenizer, quoted) == foreign:
+        return first + encode(tokenizer, text)
     before, shown, after = text.partition(prompt.before + quoted.strip())  # chat templates strip what they are given
     if not shown:
         raise EpisodeFailed(
@@ -112,9 +105,9 @@ def build_prompt(tokenizer: Any, prompt: Quoted, arguments: Mapping[str, Any] = 
         )
     return (
         first
-        + encode_own(tokenizer, before + prompt.before)
-        + encode_foreign(tokenizer, quoted.strip())
-        + encode_own(tokenizer, after)
+        + encode(tokenizer, before + prompt.before)
+        + encode(tokenizer, quoted.strip(), is_foreign=True)
+        + encode(tokenizer, after)
     )
 
 
@@ -140,7 +133,7 @@ def check_template(
 
 def build_observation(tokenizer: Any, observed: Quoted, settings: EpisodeConfig) -> list[int]:
     """Token ids of an observation, at most episode.max_observation_tokens: the quoted text is cut off."""
-    before, after = encode_own(tokenizer, observed.before), encode_own(tokenizer, observed.after)
+    before, after = encode(tokenizer, observed.before), encode(tokenizer, observed.after)
     room = settings.max_observation_tokens - len(before) - len(after)
     if room < 0:
         raise EpisodeFailed(
@@ -148,13 +141,13 @@ def build_observation(tokenizer: Any, observed: Quoted, settings: EpisodeConfig)
             f"episode.max_observation_tokens ({settings.max_observation_tokens})"
         )
     text = observed.text[: settings.max_observation_characters]
-    return before + encode_foreign(tokenizer, text)[:room] + after
+    return before + encode(tokenizer, text, is_foreign=True)[:room] + after
 
 
 def check_frames(environment: Environment, tokenizer: Any, settings: EpisodeConfig) -> None:
     """Raises: ConfigError when the environment's text around observations does not fit."""
     for frame in environment.fixed_texts:
-        length = len(encode_own(tokenizer, frame.before)) + len(encode_own(tokenizer, frame.after))
+        length = len(encode(tokenizer, frame.before)) + len(encode(tokenizer, frame.after))
         if length > settings.max_observation_tokens:
             raise ConfigError(
                 f"episode.max_observation_tokens ({settings.max_observation_tokens}) must be >= {length}, the length "

@@ -13,7 +13,7 @@ from cusearch_async.environments.search import SearchEnvironment
 from cusearch_async.environments.templates import TEMPLATES
 from cusearch_async.errors import ConfigError, EpisodeFailed
 from cusearch_async.rollout import prompting
-from cusearch_async.rollout.prompting import build_observation, check_lengths, encode_foreign, overlong
+from cusearch_async.rollout.prompting import build_observation, check_lengths, encode, overlong
 from cusearch_async.types import Question
 from tests.fakes import STARTER, ChatTokenizer, searching
 
@@ -86,7 +86,7 @@ def test_a_passage_is_shown_as_text_and_the_notice_holds_no_special_token():
     assert specials(tokenizer, ids) == []
     assert HOSTILE in tokenizer.decode(ids)
     notices = "".join(template.notice for template in TEMPLATES.values())
-    assert specials(tokenizer, encode_foreign(tokenizer, notices)) == []
+    assert specials(tokenizer, encode(tokenizer, notices, is_foreign=True)) == []
 
 
 # Questions that do not fit.
