@@ -27,10 +27,10 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 class _OneByOne(nn.Module):
-    """`module`, whose parameters get memory of their own only when they are asked for.
+    """`module`, whose parameters are copied into separate memory one by one, as they are iterated.
 
-    transformers maps a model's file into memory. DeepSpeed writes what rank 0 has into every parameter before it
-    divides it, and each page of a file that is written to would stay until the last tensor of that file is gone."""
+    transformers maps a model's file into memory. DeepSpeed writes rank 0's values into every parameter before it
+    divides it, and each written page would stay until the last tensor of that file is gone."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class DeepSpeedEngine:
         self.deepspeed.reload_states()
 
     def _parts(self) -> Iterator[tuple[str, Part]]:
-        """What this rank holds of the float32 masters, by the names of the parameters."""
+        """This rank's parts of the float32 masters, by the names of the parameters."""
         zero, flat = self.deepspeed.optimizer, self.deepspeed.basic_optimizer.param_groups[0]["params"]
         if self._stage == 0:
             for (name, parameter), masters in zip(self._trained.items(), flat, strict=True):

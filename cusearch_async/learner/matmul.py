@@ -1,11 +1,9 @@
 """Linear layers in float32 on processors of AMD, about twice as fast as torch's.
 
-torch's MKL uses no AVX-512 on processors of AMD: 114 GFLOP/s on a core of Zen 5, where torch's oneDNN reaches 249.
-torch gives oneDNN float32 products only where it may round factors to bfloat16; oneDNN does that only with Intel's AMX
-instructions, so nothing is rounded on AMD, which `largest_error` checks.
-
-oneDNN compiles code for every new shape (0.7 ms, as many MB), and micro-batches rarely have the same. So it multiplies
-PIECE rows at a time, and MKL the rest.
+torch's MKL uses no AVX-512 there: 114 GFLOP/s on a core of Zen 5, where torch's oneDNN reaches 249. torch gives oneDNN
+float32 products only where it may round factors to bfloat16, which oneDNN does only with Intel's AMX instructions;
+`largest_error` checks that nothing is rounded. oneDNN compiles code for every new shape (0.7 ms, as many MB), and
+micro-batches rarely have the same, so it multiplies PIECE rows at a time, and MKL the rest.
 """
 
 from __future__ import annotations

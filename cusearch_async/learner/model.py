@@ -89,9 +89,8 @@ class Head(nn.Linear):
 class SoftmaxInPieces(torch.autograd.Function):
     """Log-probability of the targets and entropy of softmax(W h / temperature), both float32 [S].
 
-    Of `chunk` tokens the logits are held at a time, never those of all; the backward pass computes them again, as it
-    knows only then what each token weighs. Saved are the inputs and two numbers per token. At most two float32 tensors
-    of `chunk` x vocabulary exist at a time."""
+    Only the logits of `chunk` tokens are held at a time, at most two float32 tensors of `chunk` x vocabulary; the
+    backward pass, which knows each token's weight, computes them again from the inputs and two numbers per token."""
 
     @staticmethod
     def forward(
@@ -223,10 +222,9 @@ class SampledLogprobs(nn.Module):
         """Log-probability and entropy [S], float32, of every sampled token. `sampled` [S] are the places of these
         tokens in the flattened `token_ids`.
 
-        `token_ids` [B, L] are padded on the right, so causal attention never sees the padding; or they are one row of
-        several trajectories as `packed` says, each of which sees itself only. The first token of a trajectory is never
-        a sampled one. Both results are of the distribution at `temperature`, the one that was sampled from. Entropies
-        that are not wanted are 0."""
+        `token_ids` [B, L] are padded on the right, or one row of `packed` trajectories, each of which sees itself only.
+        The first token of a trajectory is never a sampled one. Both results are of the distribution at `temperature`,
+        from which was sampled. Entropies that are not wanted are 0."""
         layout: dict[str, Any] = {} if packed is None else {"position_ids": packed.positions}
         if packed is not None and self.model.config._attn_implementation == VARLEN:
             layout["packed"] = packed
@@ -266,10 +264,10 @@ def whole_reference(module: nn.Module, device: torch.device, waits_on_host: bool
 
 
 def recompute_layers(model: Any) -> None:
-    """Keep no activations inside the layers and compute them again in the backward pass (gradient checkpointing).
+    """Recompute activations inside the layers in the backward pass (gradient checkpointing).
 
     transformers does so for a layer in training mode only. The modules within the layers stay in evaluation mode:
-    a policy that drops out would not be the one that π_prox and the engines are of."""
+    dropout would make another policy than that of π_prox and the engines."""
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):
@@ -277,11 +275,10 @@ def recompute_layers(model: Any) -> None:
 
 
 def compile_layers(model: Any, path: str) -> None:
-    """Have torch compile the model's layers at their first passes: one code for all of them and for batches of any
-    shape. Parameters keep their names.
+    """Have torch compile the model's layers at their first passes, once for batches of any shape.
 
-    Raises: ConfigError when the model has no layers that are compiled by themselves, or there is no C++ compiler."""
-    # two seconds, which only those who compile shall wait
+    Raises: ConfigError when the model has no layers that are compiled separately, or there is no C++ compiler."""
+    # these imports take two seconds
     from torch._inductor import config as inductor  # noqa: PLC0415
     from torch._inductor.cpp_builder import get_cpp_compiler  # noqa: PLC0415
     from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415
@@ -302,7 +299,7 @@ def compile_layers(model: Any, path: str) -> None:
 
 
 def saved_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """All that a model's files hold: its parameters, tied ones once, and those of its buffers that are not computed
+    """The tensors of a model's files: its parameters, tied ones once, and those of its buffers that are not computed
     from its config, such as the routing biases of some mixtures of experts."""
     yield from model.named_parameters()
     for place, module in model.named_modules():
@@ -334,8 +331,8 @@ def save_model(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, fol
 
 
 def try_to_save(model: Any, tokenizer: Any, path: str) -> None:
-    """Save all of a model but its weights, to nowhere: what transformers refuses to write would otherwise cost the work
-    up to the first checkpoint. Raises: ConfigError."""
+    """Save all of a model but its weights, to nowhere: a refusal at the first checkpoint would cost the work up to it.
+    Raises: ConfigError."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             save_model(model, {}, tokenizer, Path(folder))

@@ -1,7 +1,5 @@
-"""The learner's ranks. Only rank 0 talks to Redis; it sends commands to the other ranks.
-
-Commands go through a key-value store that the other ranks poll, not through a collective, which would time out while
-rank 0 waits for trajectories.
+"""The learner's ranks. Only rank 0 talks to Redis; it sends commands to the other ranks through a key-value store that
+they poll: a collective would time out while rank 0 waits for trajectories.
 
 The store may outlive the ranks: torchrun restarts them (`--max-restarts`) on the same store, where their old messages
 still are. So the ranks first agree on a name of their life, under which they then write everything.

@@ -1,9 +1,9 @@
 """The adapter to vLLM: token ids in, token ids out. No other module of this process imports vLLM.
 
 Every sampled token has its log-probability under the sampling policy (after temperature) and the weight version that
-sampled it. Weights are replaced while episodes are in flight: the engine is paused between two decoding steps, running
-requests keep their tokens, and their KV cache is recomputed with the new weights, unless rollout.recompute_kv is off.
-They are read and verified before that pause, see staging.py.
+sampled it. Weights are read and verified while episodes continue (staging.py), and replaced in a pause between two
+decoding steps: running requests keep their tokens, and their KV cache is recomputed unless rollout.recompute_kv is
+off.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """The loop of a rollout worker: it leases tickets, runs their episodes with the newest weights, and puts the
 trajectories into the buffer.
 
-Errors:
-- Of one episode (its question, search, reward, trajectory or timeout): it is logged and counted in the heartbeat. When
-  the ticket's other episodes have ended, the ticket is released with one failed attempt, and other workers run the
-  missing episodes, up to pool.max_attempts times.
-- An outage (Redis, the retriever, weights that cannot be read): the worker waits, and then exits with
-  BufferUnavailable, RetrievalUnavailable or WeightsUnavailable.
-- Any other error is a bug: the worker exits with it at once. Its ticket gets a failed attempt, so that it cannot end
-  one worker after another.
+An error of one episode (its question, search, reward, trajectory or timeout) is logged and counted; the ticket's other
+episodes run to their end, then it is released with one failed attempt, up to pool.max_attempts. In an outage (Redis,
+the retriever, weights that cannot be read) the worker waits, and then exits. Any other error is a bug: the worker exits
+at once, and its ticket gets a failed attempt, so that it cannot end one worker after another.
 """
 
 from __future__ import annotations

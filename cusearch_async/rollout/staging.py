@@ -1,10 +1,9 @@
-"""Extends vLLM's worker: new weights are prepared while the model decodes, and taken in a pause.
+"""Extends vLLM's worker: new weights are prepared while the model decodes, and taken in a pause. vLLM imports it.
 
 On a CPU vLLM packs the weights of each linear layer for its kernels, which takes several times as long as copying them.
-There vLLM's loader fills a shadow of the model, the same layers with separate tensors, and in the pause the model takes
-these over. Elsewhere (a GPU has no room for a second model; layers of experts keep more than is known here) the file is
-read into the host's memory, page-locked for a GPU, and in the pause vLLM loads from there. vLLM imports this module, in
-the engine's process.
+There vLLM's loader fills a shadow of the model, the same layers with separate tensors, which the model takes over in
+the pause. Elsewhere (a GPU has no room for a second model; layers of experts keep more than is known here) the file is
+read into the host's memory, page-locked for a GPU, and in the pause vLLM loads from there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """vLLM's scheduler on a CPU, with fewer messages: the tokens of a turn leave the engine when the turn ends.
 
 vLLM sends every token at once, which takes a fifth of the receiving process's time. All is sent at a pause, because
-outputs are labelled with the version of the weights when they are sent; and at once where a text, not a token, may end
-the turn, since only the receiver sees that. If no turn ends for `LONGEST_S`, a piece of one is sent: a sign that the
-engine does not hang. vLLM imports this module, in the engine's process.
+outputs are labelled with the version of the weights when they are sent; at once where a text, not a token, may end the
+turn, which only the receiver sees; and a piece after `LONGEST_S` without a turn, a sign that the engine does not hang.
+vLLM imports this module, in the engine's process.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@
     <run folder>/checkpoints/step000010-e3/adapter/     the adapter alone, as peft writes it, if one is trained
     <run folder>/checkpoints/step000010-e3/state.json   step, the method's memory, size and checksum of every file
 
-The name holds the learner's fencing epoch, so two learners never write to one folder. A checkpoint is written as
-`.unfinished-step000010-e3`, synced to disk, renamed when it is complete, and read back. One whose files do not match
-its state.json is damaged; it is logged and skipped. When a learner goes back to step 8, later checkpoints of earlier
-learners do not count any more: they belong to another course of the run.
+The name holds the learner's fencing epoch. A checkpoint is written as `.unfinished-step000010-e3`, synced to disk,
+renamed, and read back. A damaged one, whose files do not match its state.json, is skipped. When a learner goes back to
+step 8, later checkpoints of earlier learners do not count any more: they belong to another course of the run.
 """
 
 from __future__ import annotations
