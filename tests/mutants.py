@@ -48,7 +48,7 @@ TENSORS, WEIGHTS = ("weights/tensor_file.py", "test_tensor_file.py"), ("weights/
 FRESHNESS, GPUS = ("rollout/staleness_check.py", "test_staleness_check.py"), ("lifecycle/gpus.py", "test_gpus.py")
 GPU_SHARE, CANARY = ("lifecycle/gpu_share.py", "test_gpu_share.py"), ("learner/canary.py", "test_canary.py")
 WAITING, HTTP = ("rollout/loop.py", "test_waiting.py"), ("weights/http.py", "weights/test_http.py")
-CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
+CHECKS, LIMITS = ("transport/limits.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
 STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/takeover.py", "test_takeover.py")
 LOADING, LORA = ("rollout/weight_loader.py", "test_weight_loader.py"), ("learner/adapter.py", "test_adapter_layers.py")
@@ -224,12 +224,12 @@ MUTANTS = {
     "a quarantined one is not played again": (lua("quarantine", "claims"), "    fail_attempt(ticket)\n", ""),
     "the quarantine grows for ever": (lua("quarantining", "buffer"), "> 1000 then", "> 10000 then"),
     "a checkpoint forgets one pool too many": (lua("checkpoint"), "checkpoint, step - 1 do", "checkpoint, step do"),
-    "the staleness is not checked": (CHECKS, "staleness > limits.max_staleness", "False"),
+    "the staleness is not checked": (CHECKS, "staleness > self.max_staleness", "False"),
     "the future is not checked": (CHECKS, "or newest > step", ""),
     "the group's question is not checked": (CHECKS, "if len(questions[t.ticket]) > 1:", "if False:"),
     "the ticket's question is not checked": (CHECKS, "if question_of is not None and", "if False and"),
     "the vocabulary is not checked": (LIMITS, "and highest >= self.vocab_size", "and False"),
-    "the depth is not checked": (CHECKS, "        limits.check(t)\n", "        pass\n"),
+    "the depth is not checked": (CHECKS, "            self.check(t)\n", "            pass\n"),
     "an empty gold answer is contained": (ANSWERS, "gold and gold in found", "gold in found"),
     "a search of the last turn is executed": (PLAYER, "if turn_number == settings.s_max:", "if False:"),
     "turns that are not counted add tokens": (PLAYER, "            if observation.counts:\n", "            if True:\n"),

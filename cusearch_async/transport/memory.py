@@ -20,23 +20,22 @@ from cusearch_async.algorithm.staleness import ticket_limit
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.run.identity import NOBODY, Identity, granted_otherwise, has_joined, refusal
 from cusearch_async.transport import codec
-from cusearch_async.transport.checks import faults
 from cusearch_async.transport.interface import (
     ALIVE_S,
     NOTHING,
     Audit,
+    Filter,
     LearnerStatus,
     Ledger,
     MethodState,
     Outcome,
-    QuestionOf,
     Queues,
     RolloutSlot,
     RunState,
+    TrajectoryRow,
     WorkerStatus,
 )
-from cusearch_async.transport.limits import RunLimits
-from cusearch_async.transport.listing import Filter, TrajectoryRow
+from cusearch_async.transport.limits import QuestionOf, RunLimits
 from cusearch_async.transport.memory_run import Claimed, Entry, MemoryRun
 from cusearch_async.types import Pool, Trajectory
 
@@ -46,8 +45,8 @@ class MemoryBuffer:
         self._run = run
         self._own_limits = limits
         self._identity = identity
-        self._epoch = 0
-        self._nonce = ""
+        self.epoch = 0
+        self.nonce = ""
         self._read_news = 0
 
     @property
@@ -137,23 +136,11 @@ class MemoryBuffer:
 
     # --- learner --------------------------------------------------------------------------------------
 
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
-    def nonce(self) -> str:
-        return self._nonce
-
     async def epoch_of(self, nonce: str) -> int | None:
         return self._run.learners.get(nonce)
 
     async def recover(
-        self,
-        step: int,
-        method: MethodState = NOTHING,
-        least_epoch: int = 0,
-        accepts_changes: bool = False,
+        self, step: int, method: MethodState = NOTHING, least_epoch: int = 0, accepts_changes: bool = False
     ) -> None:
         run, limits = self._run, self._own_limits
         self._refuse_another(accepts_changes or not run.identity.terms)
@@ -188,8 +175,8 @@ class MemoryBuffer:
             next_ticket=max(run.state.next_ticket, step * limits.questions),
             checkpoint=max(run.state.checkpoint, step if step > reached else 0),
         )
-        self._epoch, self._nonce = run.state.epoch, uuid.uuid4().hex
-        run.learners[self._nonce] = self._epoch
+        self.epoch, self.nonce = run.state.epoch, uuid.uuid4().hex
+        run.learners[self.nonce] = self.epoch
         run.tell()
 
     def _forget_before(self, step: int) -> None:
@@ -217,7 +204,7 @@ class MemoryBuffer:
             if len(tickets) < limits.questions or self._count_lost(tickets):
                 return None
             ids = [id_ for ticket in tickets for id_ in run.slot_ids(ticket) if id_ in run.entries]
-            bad = faults([run.entries[id_].trajectory for id_ in ids], step, limits, question_of)
+            bad = limits.faults([run.entries[id_].trajectory for id_ in ids], step, question_of)
             if bad:
                 self._quarantine(bad)
                 return None
@@ -244,10 +231,12 @@ class MemoryBuffer:
     def _count_lost(self, tickets: Sequence[int]) -> bool:
         """Count trajectories of these groups that disappeared as lost, and requeue the groups. True if there were
         any."""
-        gone = [id_ for ticket in tickets for id_ in self._run.slot_ids(ticket) if self._run.has_gone(id_)]
-        for id_ in gone:
+        entries = self._run.entries
+        slots = [(ticket, id_) for ticket in tickets for id_ in self._run.slot_ids(ticket)]
+        gone = [(ticket, id_) for ticket, id_ in slots if id_ in entries and entries[id_].has_gone]
+        for _, id_ in gone:
             self._run.count_as_lost(id_)
-        for ticket in sorted({int(id_.split(":")[0]) for id_ in gone}):
+        for ticket in sorted({ticket for ticket, _ in gone}):
             self._run.fail_attempt(ticket)
         return bool(gone)
 
@@ -271,9 +260,9 @@ class MemoryBuffer:
     async def announce(self, version: int, directory: str) -> None:
         run = self._run
         self._refuse_if_fenced()
-        if run.announced_by == self._epoch and version < run.state.published:
+        if run.announced_by == self.epoch and version < run.state.published:
             return
-        run.announced_by = self._epoch
+        run.announced_by = self.epoch
         run.state = replace(run.state, published=version, weights=directory)
         run.tell()
 
@@ -287,7 +276,7 @@ class MemoryBuffer:
 
     async def finish(self) -> None:
         self._refuse_if_fenced()
-        self._run.state = replace(self._run.state, finished_by=self._epoch)
+        self._run.state = replace(self._run.state, finished_by=self.epoch)
         self._run.tell()
 
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
@@ -367,8 +356,8 @@ class MemoryBuffer:
         )
 
     async def workers(self) -> dict[str, WorkerStatus]:
-        now, said = self._run.now, self._run.workers
-        return {name: msgspec.structs.replace(status, heartbeat_age_s=now - at) for name, (status, at) in said.items()}
+        now, last = self._run.now, self._run.workers
+        return {name: msgspec.structs.replace(status, heartbeat_age_s=now - at) for name, (status, at) in last.items()}
 
     async def identity(self) -> Identity:
         return self._run.identity
@@ -428,7 +417,7 @@ class MemoryBuffer:
             raise refused
 
     def _refuse_if_fenced(self) -> None:
-        if self._epoch > self._run.state.epoch:
+        if self.epoch > self._run.state.epoch:
             raise BufferLost("the run is gone")
-        if self._epoch != self._run.state.epoch:
+        if self.epoch != self._run.state.epoch:
             raise Fenced("another learner has taken over")

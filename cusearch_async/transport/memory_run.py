@@ -12,7 +12,7 @@ from cusearch_async.transport.interface import LearnerStatus, RolloutSlot, RunSt
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.types import Trajectory
 
-OUTDATED = "it was played before the settings of the run were changed (--accept-changes)"
+OUTDATED = "it was generated before the settings of the run were changed (--accept-changes)"
 
 
 @dataclass(slots=True)
@@ -80,9 +80,6 @@ class MemoryRun:
         slots = (RolloutSlot(ticket, rollout) for rollout in range(self.group_size(ticket)))
         return [slot for slot in slots if f"{slot.ticket}:{slot.rollout}" not in self.entries]
 
-    def has_gone(self, id_: str) -> bool:
-        return id_ in self.entries and self.entries[id_].has_gone
-
     def count_as_lost(self, id_: str) -> None:
         entry = self.entries.pop(id_)
         self.counts.update(buffered=-1, bytes=-entry.size, lost=1)
@@ -136,7 +133,7 @@ class MemoryRun:
 
     def generate_again(self, step: int, everything: bool) -> None:
         """At the start of a learner: requeue the groups from `step` on in which no episode has succeeded, or
-        `everything` that was played, with a new count of attempts."""
+        `everything` that was generated, with a new count of attempts."""
         emptied = [s for s, pool in self.pools.items() if s >= step and (everything or not pool.ids)]
         tickets = {ticket for s in emptied for ticket in self.pools.pop(s).tickets}
         if everything:

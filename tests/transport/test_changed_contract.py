@@ -31,7 +31,7 @@ async def test_nothing_that_was_played_under_another_contract_is_trained_under_a
     assert (ledger.buffered, ledger.claimed, ledger.trained) == (0, 0, played)
     assert ledger.quarantined == ledger.finished - played > 0
     assert set((await heir.quarantined()).values()) == {
-        "it was played before the settings of the run were changed (--accept-changes)"
+        "it was generated before the settings of the run were changed (--accept-changes)"
     }
     assert await heir.claim(step) is None
     again = await heir.admit("w", step, (2 - step) * N * G)

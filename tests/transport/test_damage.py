@@ -11,9 +11,8 @@ from redis import exceptions
 
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport.buffer import RedisBuffer
-from cusearch_async.transport.health import check_server
-from cusearch_async.transport.interface import MethodState, RolloutSlot
-from cusearch_async.transport.listing import Filter
+from cusearch_async.transport.connection import check_server
+from cusearch_async.transport.interface import Filter, MethodState, RolloutSlot
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
 from tests.transport.filling import G, N, fill, start
@@ -398,7 +397,7 @@ async def test_a_learner_that_redis_does_not_know_yet_says_that_redis_has_lost_i
     """A replica that was behind has been promoted: no other learner has taken over."""
     buffer = redis_backend.make()
     await start(buffer)
-    buffer._epoch = 5
+    buffer.epoch = 5
     with pytest.raises(BufferLost, match="learners up to epoch 1, this one has 5"):
         await buffer.announce(1, "x")
 

@@ -9,7 +9,7 @@
 local step, method, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local limits, own, accepts_changes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6]), ARGV[7] == '1'
 
-local OUTDATED = 'it was played before the settings of the run were changed (--accept-changes)'
+local OUTDATED = 'it was generated before the settings of the run were changed (--accept-changes)'
 
 -- 1. Read and check everything first: a script that fails halfway is not rolled back.
 local given = redis.call('HGET', key('learners'), nonce)
