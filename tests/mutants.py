@@ -170,7 +170,7 @@ MUTANTS = {
     "a change that is accepted is refused": (lua("recover", "run_contract"), "and not accepts_changes then", "then"),
     "an accepted contract is lost": (lua("recover", "run_contract"), "in pairs(own.terms) do", "in pairs({}) do"),
     "terms of the old contract stay": (lua("recover", "run_contract"), "('limits'), key('contract'))", "('limits'))"),
-    "a recovery resizes what is granted": (lua("recover"), "if tonumber(ticket) >= granted then", "if true then"),
+    "a recovery resizes what is granted": (lua("recover"), "state(method, granted)", "state(method, 0)"),
     "the order of the questions does not count": (
         TERMS,
         "for question in questions]",
@@ -191,7 +191,7 @@ MUTANTS = {
     "a clock that is set back goes back": (lua("common", "buffer"), "math.max(0, passed)", "passed"),
     "a lost run looks taken over": (
         lua("common", "claims"),
-        "return lost('nothing of it is there')",
+        "return lost('the keys of the run are missing')",
         "return redis.error_reply('FENCED')",
     ),
     "what is lost is not counted": (lua("common", "claims"), "count('lost', 1)", ""),

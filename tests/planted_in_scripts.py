@@ -13,7 +13,7 @@ SCRIPTS = {
         "version < run.published",
         "version <= run.published",
     ),
-    "a commit resizes what is granted": (lua("commit"), ">= next_ticket", ">= 0"),
+    "a commit resizes what is granted": (lua("commit"), "state(method, next_ticket)", "state(method, 0)"),
     "a full buffer takes one more byte": (lua("put"), ">= run.limit_bytes", "> run.limit_bytes"),
     "a stored payload expires": (
         lua("put", "buffer"),
@@ -42,7 +42,7 @@ SCRIPTS = {
         "elseif false then",
     ),
     "the shown version is one step behind": (lua("commit", "buffer"), "'version', step + 1)", "'version', step)"),
-    "a commit resizes what has a size": (lua("commit"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
+    "a commit resizes what has a size": (lua("common"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
     "a replaced learner quarantines": (lua("quarantine", "damage"), "if refused then return refused end", ""),
     "only the current pool is quarantined from": (
         lua("quarantine", "damage"),

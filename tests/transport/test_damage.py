@@ -398,7 +398,7 @@ async def test_a_learner_that_redis_does_not_know_yet_says_that_redis_has_lost_i
     buffer = redis_backend.make()
     await start(buffer)
     buffer.epoch = 5
-    with pytest.raises(BufferLost, match="learners up to epoch 1, this one has 5"):
+    with pytest.raises(BufferLost, match="newest learner has epoch 1, this one has 5"):
         await buffer.announce(1, "x")
 
 
