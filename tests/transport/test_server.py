@@ -59,7 +59,7 @@ def started(command: list[str], url: str, log_file: Path) -> Iterator[None]:
 
 @contextmanager
 def own(config: Config) -> Iterator[None]:
-    with started(own_server(config), config.redis.url, config.folder / "redis.log"):
+    with started(own_server(config.redis, config.folder), config.redis.url, config.folder / "redis.log"):
         yield
 
 
@@ -69,7 +69,7 @@ def port_of(config: Config) -> int:
 
 def paste(config: Config, command: str) -> str:
     """What a shell prints for a redis-cli command that is pasted behind the line we print."""
-    line = f"{redis_cli_line(config)} {command}"
+    line = f"{redis_cli_line(config.redis, config.folder)} {command}"
     folder = find_redis_server().parent
     env = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, env=env).stdout.strip()
@@ -95,9 +95,9 @@ async def test_our_own_server_has_a_password_that_only_its_user_and_the_run_can_
         async with open_buffer(config) as buffer:  # as every process of the run does
             assert (await buffer.state()).epoch == 0
         assert paste(config, "ping") == "PONG"
-    first = redis_password(config)
-    own_server(config)
-    assert redis_password(config) == first, "a server that is started again keeps its password"
+    first = redis_password(config.redis, config.folder)
+    own_server(config.redis, config.folder)
+    assert redis_password(config.redis, config.folder) == first, "a server that is started again keeps its password"
 
 
 @pytest.mark.system
@@ -163,7 +163,7 @@ def test_the_run_may_ask_how_redis_is_set_up(guarded):
 async def test_a_server_that_is_started_after_its_clients_is_theirs_too(config):
     """README: the processes of a run may be started in any order; the password is made by the last one."""
     async with open_buffer(config, patience_s=30 * SLOW) as buffer:
-        assert redis_password(config) is None
+        assert redis_password(config.redis, config.folder) is None
         with pytest.raises(BufferUnavailable):
             async with open_buffer(config) as hasty:
                 await hasty.state()
@@ -172,8 +172,8 @@ async def test_a_server_that_is_started_after_its_clients_is_theirs_too(config):
 
 
 async def test_a_redis_that_wants_no_password_is_used_though_the_run_has_one(config):
-    own_server(config)
-    assert redis_password(config) is not None
+    own_server(config.redis, config.folder)
+    assert redis_password(config.redis, config.folder) is not None
     folder = config.folder / "other"
     with started(server_command(config.redis.url, folder, None), config.redis.url, folder / "log"):
         async with open_buffer(config) as buffer:
@@ -185,23 +185,24 @@ async def test_a_redis_that_wants_no_password_is_used_though_the_run_has_one(con
 def test_the_password_of_our_own_server_is_sent_to_no_other(atlas_config, tmp_path, monkeypatch, url):
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
     folder = ["--run.folder", str(tmp_path)]
-    own_server(load_config(atlas_config, folder))
-    assert redis_password(load_config(atlas_config, folder)) is not None
+    config = load_config(atlas_config, folder)
+    own_server(config.redis, config.folder)
+    assert redis_password(config.redis, config.folder) is not None
     elsewhere = load_config(atlas_config, [*folder, "--redis.url", url])
-    assert redis_password(elsewhere) is None
+    assert redis_password(elsewhere.redis, elsewhere.folder) is None
     with pytest.raises(BufferUnavailable, match="loopback"):
-        own_server(elsewhere)
+        own_server(elsewhere.redis, elsewhere.folder)
 
 
 def test_a_password_that_another_user_keeps_is_named(config, monkeypatch):
-    own_server(config)
+    own_server(config.redis, config.folder)
 
     def denied(*_: Any, **__: Any) -> str:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_text", denied)  # root, as whom tests may run, can read everything
     with pytest.raises(ConfigError, match=r"redis/password.*Permission denied"):
-        redis_password(config)
+        redis_password(config.redis, config.folder)
 
 
 async def test_a_wrong_password_is_one_clear_error_at_once(tmp_path):
@@ -263,9 +264,9 @@ def test_an_older_server_does_not_start_empty_on_the_files_of_a_newer_one(tmp_pa
         ),
     ],
 )
-def test_the_line_to_paste_names_the_server_of_the_config(atlas_config, tmp_path, monkeypatch, url, line):
+def test_the_line_to_paste_names_the_server_of_the_config(tmp_path, monkeypatch, url, line):
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
-    assert redis_cli_line(load_config(atlas_config, ["--redis.url", url, "--run.folder", str(tmp_path)])) == line
+    assert redis_cli_line(RedisConfig(url=url), tmp_path) == line
 
 
 @pytest.mark.system
@@ -274,9 +275,11 @@ def test_the_redis_command_prints_the_line_and_never_the_password(config, atlas_
     command = [sys.executable, "-m", "cusearch_async.cli.main", "redis", str(atlas_config), *overrides]
     with started(command, config.redis.url, tmp_path / "log"):
         said = (tmp_path / "log").read_text()
-        assert f"inspect it with: {redis_cli_line(config)}" in said
+        assert f"inspect it with: {redis_cli_line(config.redis, config.folder)}" in said
         assert shlex.quote(str(config.folder / "redis" / "password")) in said
         assert f"Redis {'.'.join(map(str, redis_version(find_redis_server())))} (" in said
-        assert (redis_password(config) or "?") not in said
+        assert (redis_password(config.redis, config.folder) or "?") not in said
         assert paste(config, "ping") == "PONG"
-        assert url_of_own(config) == config.redis.url, "the server keeps the lock that the command took"
+        assert url_of_own(config.redis, config.folder) == config.redis.url, (
+            "the server keeps the lock that the command took"
+        )
