@@ -254,7 +254,7 @@ MUTANTS = {
     "any file can be downloaded": (HTTP, "if file not in FILES or not path.is_file():", "if not path.is_file():"),
     "a lost download begins again": (HTTP, "began = into.tell()", "began = into.seek(0)"),
     "a download is not checked": (HTTP, "        tensors.add(piece)", "        pass"),
-    "the last version is not waited for": (HTTP, "self.downloads or any(", "self.downloads and any("),
+    "the last version is not waited for": (HTTP, "self.sending or any(", "self.sending and any("),
     "who does not come back is waited for": (HTTP, "self._needing[client] = time.monotonic()", "pass"),
     "half a group is taken": (GPUS, "if all(_lock(gpu", "if any(_lock(gpu"),
     "the learner's GPUs are the engines'": (GPUS, "() if together else learner\n", "()\n"),

@@ -32,9 +32,8 @@ def on_port(atlas_config, tmp_path) -> Config:
 def serving(config: Config) -> Iterator[None]:
     run_folder.mark(config.folder, config.run.name)
     with holding_data(config.redis, config.folder) as lock:
-        server = start_child(
-            own_server(config.redis, config.folder), log_file=config.folder / "redis" / "log", inherited=(lock,)
-        )
+        command = own_server(config.redis, config.folder)
+        server = start_child(command, log_file=config.folder / "redis" / "log", inherited=(lock,))
     try:
         wait_until(lambda: is_listening(config.redis.url), 20)
         yield
