@@ -3,7 +3,7 @@
     <folder>/run.json      the marker: the run of this folder, and its creation time; launch and demo lock it
     <folder>/learner.lock  every learner locks it while it runs, so that the folder is not deleted meanwhile
     <folder>/takeover.lock a learner locks it while it takes the run over
-    <folder>/gpus.lock     whoever has the GPUs locks it, where learner and engines take turns
+    <folder>/gpus.lock     locked by the process that uses the GPUs, where learner and engines share them
     <folder>/...           the children named in CHILDREN; we write nothing else
 
 We delete only what we made: a folder without a marker is not touched, and in a folder with a marker only known children
@@ -19,7 +19,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -59,9 +59,7 @@ CHILDREN = (
     SUMMARY,
     "plot.png",
 )
-"""Everything that a run writes into its folder, besides the marker."""
-
-
+"""Everything that a run writes into its folder, except the marker."""
 _POLL_S = 0.05
 
 
@@ -126,31 +124,26 @@ def refuse_no_run(folder: Path) -> None:
         raise ConfigError(f"{folder} is not the folder of a run; give one like runs/demo")
 
 
-@contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def hold(folder: Path) -> AbstractContextManager[None]:
     """Lock a folder with a marker: meanwhile no other process can launch in it, move it or delete it.
 
     Raises: RunInUse when another process holds it."""
-    with locked(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first"):
-        yield
+    return locked(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first")
 
 
-@contextmanager
-def hold_as_learner(folder: Path) -> Iterator[None]:
+def hold_as_learner(folder: Path) -> AbstractContextManager[None]:
     """Lock a folder against moving and deleting. Several learners may hold this lock: the newest one fences the others.
 
     Raises: RunInUse while it is being moved or deleted."""
-    with locked(folder / LEARNER, fcntl.LOCK_SH, f"{folder} is being moved or deleted; start again when that is done"):
-        yield
+    refusal = f"{folder} is being moved or deleted; start again when that is done"
+    return locked(folder / LEARNER, fcntl.LOCK_SH, refusal)
 
 
-@contextmanager
-def hold_without_learner(folder: Path) -> Iterator[None]:
+def hold_without_learner(folder: Path) -> AbstractContextManager[None]:
     """Lock a folder against learners, also when its Redis cannot be reached.
 
     Raises: RunInUse while a learner runs in it."""
-    with locked(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first"):
-        yield
+    return locked(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first")
 
 
 @contextmanager
@@ -212,25 +205,17 @@ def forget(folder: Path, keep: Collection[str] = ()) -> None:
         return
     check_deletable(folder)
     for path in sorted(folder.iterdir()):
-        if _is_ours(path.name) and path.name not in keep:
-            _delete(path)
+        if path.name in (MARKER, *keep) or final_name(path.name) not in (MARKER, *CHILDREN):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     if any((folder / name).exists() for name in keep):
         return
     (folder / MARKER).unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _is_ours(name: str) -> bool:
-    """Whether it is a child in CHILDREN, or an unfinished write of one."""
-    return final_name(name) in (*CHILDREN, MARKER) and name != MARKER
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def move_aside(folder: Path) -> Path | None:

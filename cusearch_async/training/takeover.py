@@ -122,7 +122,7 @@ async def refuse_another_buffer(buffer: LearnerBuffer, config: Config, accept_ch
     starts = read_starts(config.folder)
     if not starts or await buffer.epoch_of(starts[-1].nonce) == starts[-1].epoch:
         return
-    last, here = starts[-1], place_of_buffer(config)
+    last, here = starts[-1], place_of_buffer(config.redis)
     if here != last.buffer and not accept_changes:
         raise not_this_run(
             config.run.name,
@@ -157,13 +157,13 @@ async def _train(
                 in_thread(learner, lock) as trainer,
             ):
                 step = await train(trainer, buffer, store, checkpoints, start, questions, config, heartbeat, stop)
-            record_stop(config, buffer.epoch, step, "finished" if step == config.run.steps else "stopped")
+            record_stop(config.folder, buffer.epoch, step, "finished" if step == config.run.steps else "stopped")
         except (Fenced, WriteFailed) as error:
             explained = await explain(buffer, error)
-            record_stop(config, buffer.epoch, None, first_line(explained))
+            record_stop(config.folder, buffer.epoch, None, first_line(explained))
             raise explained from error
         except Exception as error:
-            record_stop(config, buffer.epoch, None, first_line(error))
+            record_stop(config.folder, buffer.epoch, None, first_line(error))
             raise
 
 

@@ -212,7 +212,7 @@ def test_how_a_learner_ended_is_kept_beside_its_start(atlas_config, tmp_path):
     config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
     record_start(config, 1, 0)
     assert read_stop(tmp_path, 1) is None, "it runs, or was killed"
-    record_stop(config, 1, 12, "finished")
+    record_stop(config.folder, 1, 12, "finished")
     assert (read_stop(tmp_path, 1).step, read_stop(tmp_path, 1).outcome) == (12, "finished")
     assert [start.epoch for start in read_starts(tmp_path)] == [1]
 
@@ -221,7 +221,7 @@ def test_a_disk_that_takes_no_ending_is_only_named(atlas_config, tmp_path, caplo
     config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
     record_start(config, 1, 0)
     (tmp_path / "starts" / "0001.stop").mkdir()
-    record_stop(config, 1, None, "NaN")
+    record_stop(config.folder, 1, None, "NaN")
     assert "0001.stop cannot be written" in caplog.text
 
 
