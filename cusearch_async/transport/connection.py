@@ -16,10 +16,10 @@ from redis import exceptions
 from redis.asyncio.sentinel import Sentinel
 from redis.credentials import CredentialProvider
 
+from cusearch_async.concurrency import doubling_pause_s
 from cusearch_async.config import RedisConfig
 from cusearch_async.errors import BufferUnavailable, ConfigError, first_line
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
-from cusearch_async.retry import doubling_pause_s
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 from redis import exceptions
 
-from cusearch_async.batcher import Batcher
+from cusearch_async.concurrency import Batcher
 from cusearch_async.errors import BufferLost
 from cusearch_async.run.identity import NOBODY, Identity
 from cusearch_async.transport import codec
