@@ -6,7 +6,7 @@ import pytest
 
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.interface import RolloutSlot
-from tests.transport.filling import G, N, fill, start
+from tests.transport.filling import G, N, fill, filled, started
 
 OURS = Identity({"episode.temperature": "1.0"})
 COLDER = Identity({"episode.temperature": "0.5"})
@@ -15,8 +15,7 @@ COLDER = Identity({"episode.temperature": "0.5"})
 @pytest.mark.parametrize("step", [0, 1], ids=["from the checkpoint", "from where it was"])
 async def test_nothing_that_was_played_under_another_contract_is_trained_under_a_new_one(backend, step):
     """Before: 48 of 48 trajectories played at temperature 1 were trained at 0.5, with ratios of the wrong policy."""
-    learner = backend.make(OURS)
-    await start(learner)
+    learner = await started(backend, OURS)
     slots = await learner.admit("w", 0, 2 * N * G)
     await fill(learner, [slot for slot in slots if slot.ticket < 2 * N - 2] + [RolloutSlot(2 * N - 2, 0)])
     first = await learner.claim(0)
@@ -45,9 +44,7 @@ async def test_nothing_that_was_played_under_another_contract_is_trained_under_a
 
 
 async def test_what_was_played_is_kept_by_a_learner_that_changes_nothing_of_the_contract(backend):
-    learner = backend.make(OURS)
-    await start(learner)
-    await fill(learner, await learner.admit("w", 0, N * G))
+    await filled(backend, OURS)
     heir = backend.make(OURS)
     await heir.recover(0, accepts_changes=True)
     assert len(await heir.claim(0)) == N * G

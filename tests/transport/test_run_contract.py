@@ -10,9 +10,9 @@ import pytest
 
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.run.identity import DATA, NOBODY, SERVED, Identity
-from cusearch_async.transport.interface import MethodState, RolloutSlot, WorkerStatus
+from cusearch_async.transport.interface import MethodState, WorkerStatus
 from tests.strategies import make_trajectory
-from tests.transport.filling import G, N, start
+from tests.transport.filling import G, N, group, recovered, start, started
 
 OURS = Identity({"run.seed": "0", "retriever.topk": "2", DATA: "3 (a)", SERVED: "bm25 (b)"})
 OTHERS = {
@@ -50,23 +50,22 @@ def assert_names(said: str, key: str, own: Identity, run: Identity) -> None:
 
 @pytest.mark.parametrize("key", OTHERS)
 async def test_a_worker_with_another_value_is_refused_before_it_takes_a_ticket(backend, key):
-    learner, worker = backend.make(OURS), backend.make(OTHERS[key])
-    await start(learner)
+    learner, worker = await started(backend, OURS), backend.make(OTHERS[key])
     before = await learner.state(), await learner.ledger()
     answers = await work(worker)
     assert len(set(answers)) == 1, "each says the same"
     assert_names(answers[0], key, OTHERS[key], OURS)
     assert (await learner.state(), await learner.ledger()) == before
     assert await learner.workers() == {}
-    assert await backend.make(OURS).admit("v", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
+    assert await backend.make(OURS).admit("v", 0, G) == group(0)
 
 
 @pytest.mark.parametrize("key", OTHERS)
 async def test_when_a_learner_changes_the_run_its_old_workers_are_refused_and_can_give_back(backend, key):
-    learner, worker = backend.make(OURS), backend.make(OURS)
-    await start(learner)
+    await started(backend, OURS)
+    worker = backend.make(OURS)
     assert await worker.check_identity()
-    assert await worker.admit("w", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
+    assert await worker.admit("w", 0, G) == group(0)
     heir = backend.make(OTHERS[key])
     await heir.recover(0, accepts_changes=True)
     await heir.announce(0, "v000000-e2")
@@ -77,13 +76,12 @@ async def test_when_a_learner_changes_the_run_its_old_workers_are_refused_and_ca
     await worker.leave("w", [0])
     fresh = backend.make(OTHERS[key])
     assert await fresh.check_identity()
-    assert await fresh.admit("v", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
+    assert await fresh.admit("v", 0, G) == group(0)
 
 
 @pytest.mark.parametrize("key", OTHERS)
 async def test_a_second_learner_with_another_value_is_refused_and_the_first_goes_on(backend, key):
-    learner, second = backend.make(OURS), backend.make(OTHERS[key])
-    await start(learner)
+    learner, second = await started(backend, OURS), backend.make(OTHERS[key])
     before = await learner.state()
     with pytest.raises(ContractMismatch) as refused:
         await second.recover(0)
@@ -200,8 +198,7 @@ async def test_a_second_run_of_the_same_name_is_refused_before_anything_is_writt
 async def test_a_run_goes_on_from_wherever_its_folder_is_now(backend):
     await backend.make(HERE).recover(0)
     moved = replace(HERE, host="elsewhere", folder="/mnt/atlas")
-    heir = backend.make(moved)
-    await heir.recover(0)
+    heir = await recovered(backend, moved)
     assert heir.epoch == 2
     assert await heir.identity() == moved
 
@@ -216,38 +213,33 @@ async def test_a_worker_needs_no_folder_of_the_run(backend):
 
 
 async def test_redis_holds_it_as_text_that_a_person_reads(redis_backend):
-    buffer = redis_backend.make(OURS)
-    await start(buffer)
+    buffer = await started(redis_backend, OURS)
     kept = {k.decode(): v.decode() for k, v in (await redis_backend.client.hgetall(buffer.keys.contract)).items()}
     assert kept == OURS.terms | {"digest": OURS.digest}
     assert kept["retriever.topk"] == "2"
 
 
 async def test_a_put_that_is_refused_leaves_nothing_behind(redis_backend):
-    learner, worker = redis_backend.make(OURS), redis_backend.make(OTHERS["run.seed"])
-    await start(learner)
+    learner, worker = await started(redis_backend, OURS), redis_backend.make(OTHERS["run.seed"])
     with pytest.raises(ContractMismatch):
         await worker.put(make_trajectory(0, 0))
     assert not [key async for key in redis_backend.client.scan_iter(match=learner.keys.staged("*"))]
 
 
 async def test_limits_and_contract_that_are_gone_come_from_the_next_learner(redis_backend):
-    buffer = redis_backend.make(OURS)
-    await start(buffer)
+    buffer = await started(redis_backend, OURS)
     limits = await redis_backend.client.hgetall(buffer.keys.limits)
     await buffer.admit("w", 0, G)
     await redis_backend.client.delete(buffer.keys.limits, buffer.keys.contract)
-    heir = redis_backend.make(OURS)
-    await heir.recover(0)
+    heir = await recovered(redis_backend, OURS)
     await heir.announce(0, "v000000-e2")
     assert await redis_backend.client.hgetall(heir.keys.limits) == limits
     assert await heir.identity() == OURS
-    assert await heir.admit("w", 0, G) == [RolloutSlot(1, 0), RolloutSlot(1, 1)]
+    assert await heir.admit("w", 0, G) == group(1)
 
 
 async def test_limits_that_are_gone_are_found_and_written_again(redis_backend):
-    buffer = redis_backend.make(OURS)
-    await start(buffer)
+    buffer = await started(redis_backend, OURS)
     await redis_backend.client.delete(buffer.keys.limits)
     assert (await buffer.audit()).findings == ("limits are missing: the next learner writes them again",)
     await buffer.recover(0)
