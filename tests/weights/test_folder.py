@@ -14,6 +14,7 @@ from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.weights import folder as weights
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS, Canary
+from cusearch_async.weights.tensor_file import write_tensors
 
 CANARY = Canary([1, 2, 3], [-0.5, -1.5], 1e-3)
 
@@ -104,12 +105,21 @@ def test_a_missing_version_is_named(tmp_path):
         WeightStore(tmp_path).verify("v000001-e1")
 
 
-def test_a_torn_tensor_file_is_refused(tmp_path):
+def test_an_incomplete_tensor_file_is_refused(tmp_path):
     store = WeightStore(tmp_path)
     path = tmp_path / store.publish(0, 1, tensors(), CANARY) / TENSORS
     path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(WeightsUnavailable, match="torn"):
+    with pytest.raises(WeightsUnavailable, match="incomplete"):
         store.verify("v000000-e1")
+
+
+@pytest.mark.parametrize("other", [{"b": torch.ones(2)}, {"a": torch.ones(2, 1)}, {"a": torch.ones(2).int()}])
+def test_other_tensors_than_the_manifest_names_are_refused(tmp_path, other):
+    store = WeightStore(tmp_path)
+    name = store.publish(0, 1, {"a": torch.ones(2)}, CANARY)
+    write_tensors(tmp_path / name / TENSORS, other)
+    with pytest.raises(WeightsUnavailable, match=r"name different parameters|does not match its checksum"):
+        store.verify(name)
 
 
 def test_one_changed_byte_names_its_tensor(tmp_path):
@@ -193,7 +203,7 @@ def test_a_version_that_is_a_link_out_of_the_store_is_refused(tmp_path):
     store = WeightStore(tmp_path / "store")
     store.folder.mkdir()
     (store.folder / "v000001-e1").symlink_to(tmp_path / "other" / "v000001-e1")
-    with pytest.raises(WeightsUnavailable, match="leads out of the weight store"):
+    with pytest.raises(WeightsUnavailable, match="points outside the weight store"):
         store.verify("v000001-e1")
 
 
