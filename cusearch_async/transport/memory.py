@@ -93,11 +93,12 @@ class MemoryBuffer:
         if not is_open or trajectory.rollout >= run.group_size(ticket):
             run.counts["late_refused"] += 1
             return "late"
-        is_full = run.counts["buffered"] >= limits.limit or run.counts["bytes"] >= limits.limit_bytes
+        held = await self.ledger()
+        is_full = held.buffered >= limits.limit or held.bytes >= limits.limit_bytes
         if is_full and ticket >= (run.state.step + 1) * limits.questions:
             return "full"
         run.entries[trajectory.id] = Entry(trajectory, "buffered", len(payload))
-        run.counts.update(finished=1, buffered=1, bytes=len(payload))
+        run.counts["finished"] += 1
         run.groups[ticket] = run.groups.get(ticket, 0) + 1
         if run.groups[ticket] == run.group_size(ticket):
             run.close_group(ticket)
@@ -157,13 +158,8 @@ class MemoryBuffer:
         reached = run.state.step if run.state.epoch else step
         if step > reached:
             self._forget_before(step)
-        for s, pool in run.pools.items():
-            if s >= step and pool.trained is not None:
-                unselected = len(pool.ids) - pool.trained
-                run.counts.update(trained=-pool.trained, unselected=-unselected, claimed=len(pool.ids))
-                pool.trained = None
-                for id_ in pool.ids:
-                    run.entries[id_].state = "claimed"
+        for id_ in [id_ for s, pool in run.pools.items() if s >= step for id_ in pool.ids]:
+            run.entries[id_].state = "claimed"
         run.generate_again(step, everything=is_changed)
         run.memory = method.memory
         run.sizes = {t: size for t, size in method.sizes.items() if t >= run.state.next_ticket} | run.sizes
@@ -183,8 +179,6 @@ class MemoryBuffer:
         """The server is behind the checkpoint: the steps in between have already used these tickets."""
         run, first = self._run, step * self._limits.questions
         for s in [s for s in run.pools if s < step]:
-            if run.pools[s].trained is None:
-                run.counts.update(claimed=-len(run.pools[s].ids), lost=len(run.pools[s].ids))
             run.forget_pool(s)
         for id_ in [i for i, e in run.entries.items() if e.state == "buffered" and e.trajectory.ticket < first]:
             run.count_as_lost(id_)
@@ -214,12 +208,10 @@ class MemoryBuffer:
                 run.attempts.pop(ticket, None)
             for id_ in ids:
                 run.entries[id_].state = "claimed"
-                run.counts.update(buffered=-1, bytes=-run.entries[id_].size, claimed=1)
         pool = run.pools[step]
         for id_ in [id_ for id_ in pool.ids if run.entries[id_].has_gone]:
             pool.ids.remove(id_)
-            del run.entries[id_]
-            run.counts.update(claimed=-1, lost=1)
+            run.count_as_lost(id_)
         return Pool(step, tuple(run.entries[id_].trajectory for id_ in pool.ids))
 
     def _next_tickets(self, step: int) -> list[int]:
@@ -248,11 +240,8 @@ class MemoryBuffer:
         claimed, trained = run.pools.get(pool.step), {t.id for t in selected}
         if run.state.step < pool.step or claimed is None or not trained <= {*claimed.ids, *run.quarantined}:
             raise BufferLost(f"step {pool.step} is not the next, which is {run.state.step}")
-        claimed.trained = len(trained & set(claimed.ids))
         for id_ in claimed.ids:
             run.entries[id_].state = "trained" if id_ in trained else "unselected"
-        unselected = len(claimed.ids) - claimed.trained
-        run.counts.update(claimed=-len(claimed.ids), trained=claimed.trained, unselected=unselected)
         run.memory = method.memory
         run.sizes = {ticket: n for ticket, n in method.sizes.items() if ticket >= run.state.next_ticket} | run.sizes
         run.state = replace(run.state, step=pool.step + 1, fields=method.fields)
@@ -304,13 +293,9 @@ class MemoryBuffer:
         for id_, entry in found.items():
             if entry.state == "buffered":
                 groups.add(entry.trajectory.ticket)
-                run.counts.update(buffered=-1, bytes=-entry.size)
             else:
                 self._pool_of(id_).ids.remove(id_)  # type: ignore[union-attr]
-                run.counts["claimed"] -= 1
-            del run.entries[id_]
-            run.quarantined[id_] = reasons[id_]
-        run.counts["quarantined"] += len(found)
+            run.keep_apart(id_, reasons[id_])
         for ticket in groups:
             if ticket in run.ready:
                 run.fail_attempt(ticket)
@@ -342,7 +327,10 @@ class MemoryBuffer:
         return self._run.state
 
     async def ledger(self) -> Ledger:
-        return Ledger(**{name: self._run.counts[name] for name in Ledger.__dataclass_fields__})
+        counts, entries = Counter(self._run.counts), self._run.entries.values()
+        counts.update(entry.state for entry in entries)
+        counts["bytes"] = sum(entry.size for entry in entries if entry.state == "buffered")
+        return Ledger(**{name: counts[name] for name in Ledger.__dataclass_fields__})
 
     async def queues(self, step: int) -> Queues:
         run = self._run
