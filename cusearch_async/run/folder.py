@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -73,7 +74,7 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 def mark(folder: Path, run: str) -> Marker:
-    """Make `folder` the folder of run `run`, if it is not already. Several processes may do this at once.
+    """Make `folder` the folder of run `run`, if it is not yet. Several processes may do this at once.
 
     Raises: ConfigError when it belongs to another run, holds foreign files, or cannot be written."""
     return refuse_others(folder, run) or _make_marker(folder, run)
@@ -146,38 +147,37 @@ def hold_without_learner(folder: Path) -> AbstractContextManager[None]:
     return locked(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first")
 
 
-@contextmanager
-def hold_for_take_over(folder: Path, wait_s: float) -> Iterator[None]:
+def hold_for_take_over(folder: Path, wait_s: float) -> AbstractContextManager[None]:
     """Lock out other learners that would take over the run of this folder, also with another Redis.
 
     Raises: RunInUse when one has held it for `wait_s`."""
-    path, deadline = folder / TAKE_OVER, time.monotonic() + wait_s
     refusal = f"another learner has been taking over the run in {folder} for {wait_s:g} s; stop it, and start again"
-    with ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(locked(path, fcntl.LOCK_EX, refusal))
-                break
-            except RunInUse:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_S)
-        yield
+    return locked(folder / TAKE_OVER, fcntl.LOCK_EX, refusal, wait_s)
 
 
 @contextmanager
-def locked(path: Path, how: int, refusal: str) -> Iterator[None]:
+def locked(path: Path, how: int, refusal: str, wait_s: float = 0.0) -> Iterator[None]:
     """A file lock that ends with this process at the latest. If the file system has no locks, it only logs a
-    warning. Raises: RunInUse with `refusal`."""
+    warning. Raises: RunInUse with `refusal` when another process has held it for `wait_s`."""
+    deadline = time.monotonic() + wait_s
     with ExitStack() as held:
         try:
             file = held.enter_context(path.open("r+b" if path.name == MARKER else "a+b"))
-            fcntl.flock(file, how | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunInUse(refusal) from error
+            while not _take(file, how):
+                if time.monotonic() >= deadline:
+                    raise RunInUse(refusal)
+                time.sleep(_POLL_S)
         except OSError as error:
             log.warning("%s cannot be locked (%s): let no second run use its folder", path, error.strerror)
         yield
+
+
+def _take(file: BinaryIO, how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def refuse_if_held(folder: Path) -> None:
