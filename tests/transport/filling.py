@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
+
+import numpy as np
+import pytest
 
 from cusearch_async.transport.interface import NOTHING, Buffer, MethodState, RolloutSlot
 from cusearch_async.types import Pool
@@ -46,6 +50,20 @@ async def filled(backend: Any, *identity: Any, pools: int = 1, **limits: Any) ->
     buffer = await started(backend, *identity, **limits)
     await fill(buffer, await buffer.admit("w", 0, pools * N * G))
     return buffer
+
+
+async def run_steps(buffer: Buffer, steps: int, pools: int = 1, selected: int | None = None) -> None:
+    """Steps whose trajectories are all of the newest version; `pools` are generated before each."""
+    for step in range(steps):
+        await fill(buffer, await buffer.admit("w", step, pools * N * G), versions=np.full(4, step, np.int32))
+        await train(buffer, step, selected)
+        await buffer.announce(step + 1, f"v{step + 1:06d}-e1")
+
+
+async def all_raise(error: type[Exception], *attempts: Awaitable[Any], match: str | None = None) -> None:
+    for attempt in attempts:
+        with pytest.raises(error, match=match):
+            await attempt
 
 
 async def train(buffer: Buffer, step: int = 0, selected: int | None = None, method: MethodState = NOTHING) -> Pool:

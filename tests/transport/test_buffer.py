@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cusearch_async.config import RedisConfig
@@ -15,7 +14,7 @@ from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, RolloutSlot, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
-from tests.transport.filling import G, N, fill, filled, group, recovered, start, started, train
+from tests.transport.filling import G, N, fill, filled, group, recovered, run_steps, start, started, train
 
 
 def recorded(buffer: RedisBuffer) -> dict[str, Any]:
@@ -38,12 +37,13 @@ def recorded(buffer: RedisBuffer) -> dict[str, Any]:
         (b"", "does not start with the header of a trajectory"),
         (b"CUS\x00old!", "schema 0"),
         (b"x" * 2_000_000, "payload has 2000000 bytes"),
+        (None, "the payload belongs to trajectory 0:0"),
     ],
 )
-async def test_what_cannot_be_read_is_quarantined_and_played_again(redis_backend, value, reason):
-    buffer, client = redis_backend.make(max_staleness=0), redis_backend.make().connection.client
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
+async def test_a_payload_that_cannot_be_read_is_quarantined_and_generated_again(redis_backend, value, reason):
+    buffer = await filled(redis_backend, max_staleness=0)
+    client = redis_backend.client
+    value = await client.get(buffer.keys.payload("0:0")) if value is None else value
     await client.set(buffer.keys.payload("2:1"), value)
     assert await buffer.claim(0) is None
     ledger = await buffer.ledger()
@@ -57,16 +57,7 @@ async def test_what_cannot_be_read_is_quarantined_and_played_again(redis_backend
     assert (await buffer.audit()).closes
 
 
-async def test_a_payload_of_another_trajectory_is_quarantined(redis_backend):
-    buffer = await filled(redis_backend, max_staleness=0)
-    foreign = await redis_backend.client.get(buffer.keys.payload("0:0"))
-    await redis_backend.client.set(buffer.keys.payload("3:1"), foreign)
-    assert await buffer.claim(0) is None
-    reason = await redis_backend.client.hget(buffer.keys.quarantine, "3:1")
-    assert reason == b"the payload belongs to trajectory 0:0"
-
-
-async def test_a_pool_of_rubbish_is_played_again_and_in_the_end_trained_as_an_empty_one(redis_backend):
+async def test_a_pool_of_rubbish_is_generated_again_and_in_the_end_trained_as_an_empty_one(redis_backend):
     """As after an upgrade that changed the schema, with workers that were left at the old version."""
     buffer = await started(redis_backend, max_staleness=0, max_attempts=2)
     for attempt in range(2):
@@ -117,9 +108,8 @@ async def test_an_outage_longer_than_a_lease_costs_no_attempt(redis_backend):
 
 
 async def test_an_older_admission_that_arrives_late_takes_no_leases(redis_backend):
-    buffer = redis_backend.make()
+    buffer = await started(redis_backend)
     sent = recorded(buffer)
-    await start(buffer)
     await buffer.admit("w", 0, G)
     late = sent["admit"]
     await buffer.admit("w", 0, G)
@@ -128,13 +118,9 @@ async def test_an_older_admission_that_arrives_late_takes_no_leases(redis_backen
 
 
 async def test_an_admission_that_is_answered_again_after_the_learner_went_back_keeps_the_bound(redis_backend):
-    buffer = redis_backend.make(max_staleness=0)
+    buffer = await started(redis_backend, max_staleness=0)
     sent = recorded(buffer)
-    await start(buffer)
-    for step in range(2):
-        await fill(buffer, await buffer.admit("w", step, N * G), versions=np.full(4, step, np.int32))
-        await train(buffer, step=step)
-        await buffer.announce(step + 1, f"v00000{step + 1}-e1")
+    await run_steps(buffer, 2)
     assert len(await buffer.admit("w", 2, 2 * G)) == 2 * G
     late = sent["admit"]
     heir = await recovered(redis_backend, max_staleness=0)
@@ -176,8 +162,8 @@ async def test_a_server_that_drops_every_payload_is_named(redis_backend):
 
 
 async def test_workers_that_have_been_silent_for_an_hour_are_forgotten(redis_backend):
-    buffer, client = redis_backend.make(), redis_backend.make().connection.client
-    await start(buffer)
+    buffer = await started(redis_backend)
+    client = redis_backend.client
     await buffer.admit("dead", 0, G)
     await buffer.heartbeat("dead", [], WorkerStatus(version=0))
     beat = await client.zscore(buffer.keys.workers, "dead")
@@ -189,8 +175,8 @@ async def test_workers_that_have_been_silent_for_an_hour_are_forgotten(redis_bac
 
 @pytest.mark.system
 async def test_the_newest_thousand_of_the_quarantine_are_kept(redis_backend):
-    buffer, client = redis_backend.make(questions=1001, rollouts=1), redis_backend.make().connection.client
-    await start(buffer)
+    buffer = await started(redis_backend, questions=1001, rollouts=1)
+    client = redis_backend.client
     await fill(buffer, await buffer.admit("w", 0, 1001))
     for ticket in range(1001):
         assert await buffer.quarantine(f"{ticket}:0", "strange")

@@ -10,7 +10,7 @@ import pytest
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport.interface import Buffer, RolloutSlot
 from tests.strategies import make_trajectory
-from tests.transport.filling import G, N, fill, filled, group, recovered, start, started, train
+from tests.transport.filling import G, N, all_raise, fill, filled, group, recovered, run_steps, start, started, train
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,12 @@ BAD = {
 async def at_step_3(backend: Any, **limits: Any) -> Buffer:
     """A run that has trained three steps, and whose worker has played what version 3 opens for the fourth."""
     buffer = await started(backend, **limits)
-    for step in range(3):
-        await fill(buffer, await buffer.admit("w", step, N * G), versions=versions(step, step, step, step))
-        await train(buffer, step=step)
-        await buffer.announce(step + 1, f"v00000{step + 1}-e1")
+    await run_steps(buffer, 3)
     return buffer
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_what_must_not_be_trained_on_is_quarantined_and_played_again(backend, name):
+async def test_what_must_not_be_trained_on_is_quarantined_and_generated_again(backend, name):
     """Whatever put it there: a worker with another config, model or clock, or a grant that was answered late."""
     changes, reason = BAD[name]
     learner, worker = await at_step_3(backend, vocab_size=100), backend.make(s_max=9)
@@ -109,7 +106,7 @@ async def test_the_wrong_question_for_a_ticket_is_quarantined(backend):
     assert len(await learner.claim(0, asked.__getitem__)) == N * G
 
 
-async def test_after_max_attempts_a_group_goes_on_without_what_must_not_be_trained_on(backend):
+async def test_after_max_attempts_a_group_continues_without_what_must_not_be_trained_on(backend):
     learner, worker = await started(backend, max_attempts=2, max_staleness=0), backend.make(s_max=9)
     await fill(worker, [p for p in await worker.admit("w", 0, N * G) if p != RolloutSlot(2, 1)])
     for _ in range(2):
@@ -122,7 +119,7 @@ async def test_after_max_attempts_a_group_goes_on_without_what_must_not_be_train
     assert (ledger.incomplete_groups, ledger.failed_rollouts, ledger.quarantined, ledger.closes) == (1, 1, 2, True)
 
 
-async def test_what_has_gone_before_the_claim_is_counted_as_lost_and_played_again(backend):
+async def test_what_has_gone_before_the_claim_is_counted_as_lost_and_generated_again(backend):
     buffer = await filled(backend, max_staleness=0)
     await backend.vanish("1:0", "1:1", "3:1")
     assert await buffer.claim(0) is None
@@ -182,14 +179,8 @@ async def test_a_learner_that_redis_has_forgotten_is_told_so_and_not_that_it_was
     buffer = await filled(backend, max_staleness=0)
     pool = await buffer.claim(0)
     await backend.forget_everything()
-    for attempt in (
-        buffer.claim(0),
-        buffer.commit(pool, pool.trajectories),
-        buffer.announce(1, "x"),
-        buffer.checkpoint(1),
-    ):
-        with pytest.raises(BufferLost):
-            await attempt
+    commit = buffer.commit(pool, pool.trajectories)
+    await all_raise(BufferLost, buffer.claim(0), commit, buffer.announce(1, "x"), buffer.checkpoint(1))
     assert await buffer.admit("w", 0, G) == [], "a worker waits for the next learner"
     assert await buffer.put(make_trajectory(0, 0)) == "late"
     heir = backend.make(max_staleness=0)

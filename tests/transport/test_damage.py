@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
 import pytest
 from redis import exceptions
 
@@ -15,7 +14,7 @@ from cusearch_async.transport.connection import check_server
 from cusearch_async.transport.interface import Filter, MethodState, RolloutSlot
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
-from tests.transport.filling import G, N, fill, filled, group, recovered, start, started, train
+from tests.transport.filling import G, N, all_raise, fill, filled, group, recovered, run_steps, start, started, train
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
@@ -81,10 +80,7 @@ async def test_a_step_that_is_no_number_is_named(redis_backend, value):
     await redis_backend.client.hset(buffer.keys.state, "step", value)
     with pytest.raises(BufferLost, match=r"is damaged, or was written by another program .*step = "):
         await buffer.state()
-    with pytest.raises(BufferLost):
-        await buffer.claim(0)
-    with pytest.raises(BufferLost):
-        await redis_backend.make().recover(0)
+    await all_raise(BufferLost, buffer.claim(0), redis_backend.make().recover(0))
 
 
 async def test_a_counter_that_is_no_number_is_named(redis_backend):
@@ -135,10 +131,7 @@ async def test_garbage_is_named_before_anything_is_written_and_no_restart_is_adv
 async def test_a_run_far_ahead_of_its_checkpoint_is_not_taken_for_damaged(redis_backend):
     """Also when `state` has disappeared, and only pools and tickets say how far it was."""
     buffer = await started(redis_backend, max_staleness=1)
-    for step in range(8):
-        await fill(buffer, await buffer.admit("w", step, 2 * N * G), versions=np.full(4, step, np.int32))
-        await train(buffer, step=step)
-        await buffer.announce(step + 1, f"v{step + 1:06d}-e1")
+    await run_steps(buffer, 8, pools=2)
     await buffer.admit("w", 8, 2 * N * G)
     kept = await redis_backend.dump()
     for lost in ([], [buffer.keys.state], [buffer.keys.ready, buffer.keys.lease, buffer.keys.owner]):
@@ -183,10 +176,7 @@ async def test_what_the_next_learner_can_make_again_is_no_reason_to_refuse(redis
 
 async def test_a_ledger_that_is_gone_is_counted_again_by_the_next_learner(redis_backend):
     buffer = await started(redis_backend, max_staleness=1)
-    for step in range(2):
-        await fill(buffer, await buffer.admit("w", step, 2 * N * G), versions=np.full(4, step, np.int32))
-        await train(buffer, step=step, selected=3)
-        await buffer.announce(step + 1, f"v{step + 1:06d}-e1")
+    await run_steps(buffer, 2, pools=2, selected=3)
     await buffer.quarantine(f"{2 * N}:0", "odd")
     await buffer.claim(2)
     before = await buffer.ledger()
@@ -200,7 +190,7 @@ async def test_a_ledger_that_is_gone_is_counted_again_by_the_next_learner(redis_
 
 
 @pytest.mark.parametrize("key", ["trajectory", "payload"])
-async def test_a_trajectory_of_another_type_has_disappeared_and_is_played_again(redis_backend, key):
+async def test_a_trajectory_of_another_type_has_disappeared_and_is_generated_again(redis_backend, key):
     buffer = await filled(redis_backend, max_staleness=0)
     name = getattr(buffer.keys, key)("1:0")
     await redis_backend.client.delete(name)
@@ -244,7 +234,7 @@ async def test_fields_that_are_no_numbers_are_named_by_a_listing(redis_backend, 
         [row async for row in buffer.rows(Filter())]
 
 
-async def test_tickets_that_are_nowhere_are_played_again(redis_backend):
+async def test_tickets_that_are_nowhere_are_generated_again(redis_backend):
     """As when an operator, or an eviction, has deleted a whole key."""
     buffer = await started(redis_backend, max_staleness=0)
     slots = await buffer.admit("w", 0, N * G)
@@ -283,7 +273,7 @@ async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_lear
         assert (await heir.audit()).findings == ()
 
 
-async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(redis_backend):
+async def test_a_pool_whose_list_is_gone_is_generated_again_by_the_next_learner(redis_backend):
     buffer = await filled(redis_backend, max_staleness=0)
     pool = await buffer.claim(0)
     await redis_backend.client.delete(buffer.keys.pool(0))
@@ -342,21 +332,16 @@ async def test_the_audit_finds_the_keys_of_a_run_whose_name_looks_like_a_pattern
     await buffer.reset()
 
 
-async def test_a_commit_of_a_pool_of_which_redis_has_lost_a_part_is_refused(redis_backend):
+async def test_a_commit_is_refused_of_foreign_trajectories_and_after_redis_has_lost_a_part_of_the_pool(redis_backend):
     """Also where only one is missing that was not selected: the ledger would not close."""
-    buffer = await filled(redis_backend)
-    pool = await buffer.claim(0)
-    await redis_backend.client.lrem(buffer.keys.pool(0), 1, pool.trajectories[-1].id)
-    with pytest.raises(BufferLost, match="part of pool 0 is gone"):
-        await buffer.commit(pool, pool.trajectories[:3])
-
-
-async def test_a_commit_of_what_is_not_in_the_pool_is_refused(redis_backend):
     buffer = await filled(redis_backend, pools=2)
     pool = await buffer.claim(0)
     with pytest.raises(BufferLost, match=f"{N}:0 is gone from pool 0"):
         await buffer.commit(pool, [*pool.trajectories[:2], make_trajectory(N)])
     assert (await buffer.ledger()).trained == 0
+    await redis_backend.client.lrem(buffer.keys.pool(0), 1, pool.trajectories[-1].id)
+    with pytest.raises(BufferLost, match="part of pool 0 is gone"):
+        await buffer.commit(pool, pool.trajectories[:3])
 
 
 async def test_a_learner_that_redis_does_not_know_yet_says_that_redis_has_lost_it(redis_backend):

@@ -22,7 +22,7 @@ async def test_an_operator_can_reopen_what_is_incomplete_or_is_stuck(backend):
     assert (ledger.incomplete_groups, ledger.failed_rollouts, ledger.finished) == (0, 0, 2)
 
 
-async def test_a_quarantined_trajectory_of_an_open_group_is_played_again(backend):
+async def test_a_quarantined_trajectory_of_an_open_group_is_generated_again(backend):
     buffer = await started(backend)
     await buffer.admit("w", 0, G)
     await buffer.put(make_trajectory(0, 0))

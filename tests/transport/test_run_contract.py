@@ -12,7 +12,7 @@ from cusearch_async.errors import ContractMismatch
 from cusearch_async.run.identity import DATA, NOBODY, SERVED, Identity
 from cusearch_async.transport.interface import MethodState, WorkerStatus
 from tests.strategies import make_trajectory
-from tests.transport.filling import G, N, group, recovered, start, started
+from tests.transport.filling import G, N, all_raise, group, recovered, start, started
 
 OURS = Identity({"run.seed": "0", "retriever.topk": "2", DATA: "3 (a)", SERVED: "bm25 (b)"})
 OTHERS = {
@@ -92,7 +92,7 @@ async def test_a_second_learner_with_another_value_is_refused_and_the_first_goes
     assert await learner.claim(0) is None, "it is not fenced off"
 
 
-async def test_a_learner_goes_on_with_the_same_contract_and_with_another_only_when_told_to(backend):
+async def test_a_learner_continues_with_the_same_contract_and_with_another_only_when_told_to(backend):
     await start(backend.make(OURS))
     await backend.make(OURS).recover(0)
     other = OTHERS["run.seed"]
@@ -135,9 +135,8 @@ async def test_who_has_no_contract_can_look_into_a_run_and_take_no_part_in_it(ba
     assert await operator.capacities() == [0] * 6
     await operator.pause(True)
     await operator.pause(False)
-    for attempt in (operator.check_identity(), operator.admit("w", 0, G), operator.recover(0)):
-        with pytest.raises(ContractMismatch, match=r"run\.seed is not set here and 0 in the run"):
-            await attempt
+    attempts = operator.check_identity(), operator.admit("w", 0, G), operator.recover(0)
+    await all_raise(ContractMismatch, *attempts, match=r"run\.seed is not set here and 0 in the run")
 
 
 async def test_a_run_without_a_contract_is_waited_for_and_nothing_of_it_is_taken(backend):
@@ -145,15 +144,9 @@ async def test_a_run_without_a_contract_is_waited_for_and_nothing_of_it_is_taken
     await start(backend.make(NOBODY))
     worker = backend.make(OURS)
     assert not await worker.check_identity()
-    for attempt in (
-        worker.admit("w", 0, G),
-        worker.put(make_trajectory(0, 0)),
-        worker.heartbeat("w", [], WorkerStatus()),
-    ):
-        with pytest.raises(
-            ContractMismatch, match=r"Redis has lost the contract of run .*; start the learner again, it writes it"
-        ):
-            await attempt
+    put, heartbeat = worker.put(make_trajectory(0, 0)), worker.heartbeat("w", [], WorkerStatus())
+    lost = r"Redis has lost the contract of run .*; start the learner again, it writes it"
+    await all_raise(ContractMismatch, worker.admit("w", 0, G), put, heartbeat, match=lost)
     await start(backend.make(OURS))
     assert await worker.check_identity()
     assert await worker.admit("w", 0, G)
@@ -195,7 +188,7 @@ async def test_a_second_run_of_the_same_name_is_refused_before_anything_is_writt
     await buffer.announce(2, "v2")  # is still the learner
 
 
-async def test_a_run_goes_on_from_wherever_its_folder_is_now(backend):
+async def test_a_run_continues_from_wherever_its_folder_is_now(backend):
     await backend.make(HERE).recover(0)
     moved = replace(HERE, host="elsewhere", folder="/mnt/atlas")
     heir = await recovered(backend, moved)
