@@ -186,7 +186,7 @@ MUTANTS = {
     "an older admission takes leases": (lua("admit", "buffer"), "tonumber(number) < tonumber(last_number)", "false"),
     "attempts are without number": (lua("common"), "ticket, 1) < run.max_attempts then", "ticket, 1) < 1000 then"),
     "a closed group stays leased": (lua("common"), "close_group(ticket)\n  end_lease(ticket)", "close_group(ticket)"),
-    "a group played again stays ready": (lua("common", "buffer"), "  redis.call('ZREM', key('ready'), ticket)\n", ""),
+    "a requeued group stays ready": (lua("common", "buffer"), "  redis.call('ZREM', key('ready'), ticket)\n", ""),
     "an outage ends leases": (lua("common", "buffer"), "math.floor(run.lease_ms / 2))", "math.huge)"),
     "a clock that is set back goes back": (lua("common", "buffer"), "math.max(0, passed)", "passed"),
     "a lost run looks taken over": (
@@ -221,7 +221,7 @@ MUTANTS = {
     "recovery fails by halves": (lua("recover", "damage"), "found ~= 'none' and found ~= kind", "false"),
     "nothing is counted again": (lua("recover", "damage"), "redis.call('UNLINK', key('depth_by_version'))", ""),
     "a quarantined one counts in its group": (lua("quarantine", "operators"), "- #missing(ticket)", ""),
-    "a quarantined one is not played again": (lua("quarantine", "claims"), "    fail_attempt(ticket)\n", ""),
+    "a quarantined one is not generated again": (lua("quarantine", "claims"), "    fail_attempt(ticket)\n", ""),
     "the quarantine grows for ever": (lua("quarantining", "buffer"), "> 1000 then", "> 10000 then"),
     "a checkpoint forgets one pool too many": (lua("checkpoint"), "checkpoint, step - 1 do", "checkpoint, step do"),
     "the staleness is not checked": (CHECKS, "staleness > self.max_staleness", "False"),

@@ -86,7 +86,7 @@ def test_there_is_no_import_circle():
     TopologicalSorter(graph).prepare()
 
 
-def test_playing_and_training_know_nothing_of_each_other():
+def test_rollouts_and_training_know_nothing_of_each_other():
     of_the_learner = {"learner", "training"}
     for own, others in (("rollout", of_the_learner), ("learner", {"rollout", "training"}), ("training", {"rollout"})):
         for path in (ROOT / own).rglob("*.py"):

@@ -74,7 +74,7 @@ async def test_a_pool_of_rubbish_is_generated_again_and_in_the_end_trained_as_an
 
 
 async def test_of_a_pool_that_was_taken_before_what_has_gone_is_counted_and_left_out(redis_backend):
-    """The learner goes on from a checkpoint; the rest of the pool stays what it was."""
+    """The learner resumes from a checkpoint; the rest of the pool stays what it was."""
     buffer = await filled(redis_backend, max_staleness=0)
     pool = await train(buffer, selected=4)
     client, keys = redis_backend.client, buffer.keys
@@ -332,7 +332,7 @@ async def test_a_pool_that_changes_while_it_is_checked_is_not_taken(redis_backen
 
 
 async def test_a_pool_that_grows_while_it_is_checked_is_not_taken(redis_backend):
-    """An operator requeues its incomplete group, the last one, and a worker plays what it lacks."""
+    """An operator requeues its incomplete group, the last one, and a worker generates the missing rollouts."""
     buffer = await started(redis_backend, max_attempts=1)
     last = RolloutSlot(N - 1, G - 1)
     await fill(buffer, [slot for slot in await buffer.admit("w", 0, N * G) if slot != last])

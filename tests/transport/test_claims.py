@@ -62,7 +62,7 @@ BAD = {
 
 
 async def at_step_3(backend: Any, **limits: Any) -> Buffer:
-    """A run that has trained three steps, and whose worker has played what version 3 opens for the fourth."""
+    """A run that has trained three steps, and whose worker may begin the tickets of version 3."""
     buffer = await started(backend, **limits)
     await run_steps(buffer, 3)
     return buffer
@@ -135,7 +135,7 @@ async def test_what_has_gone_before_the_claim_is_counted_as_lost_and_generated_a
     assert (await buffer.ledger()).bytes == 0
 
 
-async def test_what_has_gone_from_a_group_that_is_being_played_is_found_at_the_claim(backend):
+async def test_a_loss_from_a_group_in_flight_is_found_at_the_claim(backend):
     buffer = await started(backend, max_staleness=0)
     slots = await buffer.admit("w", 0, N * G)
     await fill(buffer, slots[:1])

@@ -269,7 +269,7 @@ async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_lear
             break
         await redis_backend.expire_leases()
     assert len(pool) == N * G
-    if key != "waiting":  # the hashes that it named are kept for nothing, until their tickets are played again
+    if key != "waiting":  # the hashes that it named are orphaned, until their tickets run again
         assert (await heir.audit()).findings == ()
 
 
@@ -292,9 +292,9 @@ async def test_a_pool_whose_list_is_gone_is_generated_again_by_the_next_learner(
     [
         (lambda c, k: c.hincrby(k.ledger, "buffered", 1), "buffered: 3 by keys, 4 by counters"),
         (lambda c, k: c.hincrby(k.ledger, "trained", 1), "trained: 3 by keys, 4 by counters"),
-        (lambda c, k: c.delete(k.trajectory("4:0")), "gone without having been counted as lost: 1 (4:0)"),
-        (lambda c, k: c.delete(k.payload("0:0")), "gone without having been counted as lost: 1 (0:0)"),
-        (lambda c, k: c.set(k.payload("77:1"), "x"), "kept for nothing: 1 (77:1)"),
+        (lambda c, k: c.delete(k.trajectory("4:0")), "missing, and not counted as lost: 1 (4:0)"),
+        (lambda c, k: c.delete(k.payload("0:0")), "missing, and not counted as lost: 1 (0:0)"),
+        (lambda c, k: c.set(k.payload("77:1"), "x"), "orphaned: 1 (77:1)"),
         (lambda c, k: c.zrem(k.depth(1), "4:0"), "in the depth buckets: 2 by keys, 3 by counters"),
         (lambda c, k: c.lpop(k.pool(0)), "pool 0: 7 by keys, 8 by counters"),
         (lambda c, k: c.zrem(k.lease, 6), "tickets that are nowhere: 1 (6)"),
@@ -328,7 +328,7 @@ async def test_the_audit_finds_the_keys_of_a_run_whose_name_looks_like_a_pattern
     buffer = RedisBuffer(made.connection, "t[1]", make_limits())
     await start(buffer)
     await redis_backend.client.set(buffer.keys.payload("77:1"), "x")
-    assert (await buffer.audit()).findings == ("kept for nothing: 1 (77:1)",)
+    assert (await buffer.audit()).findings == ("orphaned: 1 (77:1)",)
     await buffer.reset()
 
 
@@ -376,7 +376,7 @@ async def test_a_trajectory_is_quarantined_from_whichever_pool_has_it(redis_back
 
 
 async def test_a_lost_next_ticket_is_the_one_after_the_last_that_is_somewhere(redis_backend):
-    """The last one is being played."""
+    """The last one is in flight."""
     buffer = await started(redis_backend)
     await fill(buffer, (await buffer.admit("w", 0, (N + 2) * G))[:-G])
     await redis_backend.client.delete(buffer.keys.next_ticket)

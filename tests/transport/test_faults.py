@@ -113,12 +113,12 @@ async def test_an_outage_is_told_again_and_again_with_its_length_and_its_end(mon
     async with buffer_on(f"redis://127.0.0.1:{port}/0", patience_s=2) as buffer:
         until = time.localtime(time.time() + 2)
         await asyncio.gather(*(buffer.state() for _ in range(5)), return_exceptions=True)
-    said = [record.message for record in caplog.records]
-    assert 3 <= len(said) <= 4  # at 0, 0.6, 1.2 and 1.8 s
-    assert all(line.startswith(f"Redis at 127.0.0.1:{port} down for ") for line in said)
-    assert "down for 0 s (" in said[0]
-    assert any("down for 1 s (" in line for line in said)
-    ends = [time.strptime(line.rpartition("waiting until ")[2], "%H:%M:%S") for line in said]
+    message = [record.message for record in caplog.records]
+    assert 3 <= len(message) <= 4  # at 0, 0.6, 1.2 and 1.8 s
+    assert all(line.startswith(f"Redis at 127.0.0.1:{port} down for ") for line in message)
+    assert "down for 0 s (" in message[0]
+    assert any("down for 1 s (" in line for line in message)
+    ends = [time.strptime(line.rpartition("waiting until ")[2], "%H:%M:%S") for line in message]
     assert all(abs(end.tm_min * 60 + end.tm_sec - until.tm_min * 60 - until.tm_sec) <= 1 for end in ends)
 
 
@@ -184,7 +184,7 @@ async def test_a_server_that_has_lost_acknowledged_writes_is_named(server):
 
 @pytest.mark.system
 async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
-    """Master and replica with one sentinel; the master is killed, the buffer goes on with the replica."""
+    """Master and replica with one sentinel; the master is killed, the buffer continues with the replica."""
     folders = [tmp_path / name for name in ("master", "replica", "sentinel")]
     for folder in folders:
         folder.mkdir()
@@ -359,7 +359,7 @@ class FailingClient:
     ],
 )
 async def test_what_may_pass_is_waited_for_and_what_will_not_is_named_at_once(error, is_retried, named):
-    """As Redis 7 says it; the tests above meet what Redis 6 says."""
+    """The messages of Redis 7; the tests above meet those of Redis 6."""
     connection, client = Connection(RedisConfig(), patience_s=0.35), FailingClient(error)
     with pytest.raises(BufferUnavailable, match=named):
         await connection.run(client.command)

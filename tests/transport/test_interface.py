@@ -127,7 +127,7 @@ async def test_a_heartbeat_keeps_a_lease(backend):
     assert RolloutSlot(0, 0) not in await buffer.admit("other", 0, G)
 
 
-async def test_after_the_last_attempt_a_group_closes_short_and_its_pool_goes_on(backend):
+async def test_after_the_last_attempt_a_group_closes_short_and_its_pool_continues(backend):
     buffer = await started(backend, max_attempts=2, max_staleness=0)
     slots = await buffer.admit("w", 0, N * G)
     await fill(buffer, [p for p in slots if p != RolloutSlot(2, 1)])

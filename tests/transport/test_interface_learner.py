@@ -129,7 +129,7 @@ async def test_a_recovery_gives_a_ticket_that_was_granted_no_other_size(backend)
 
 
 @pytest.mark.parametrize("name", ["step", "paused", "next_ticket", "run_id", "two words", "phase"])
-def test_a_method_shows_finite_numbers_under_names_of_its_own(name):
+def test_a_method_shows_finite_numbers_under_its_own_names(name):
     value = math.nan if name == "phase" else 1
     with pytest.raises(ValueError, match=f"{name!r}|must be finite, {name} is nan"):
         MethodState(fields={name: value})

@@ -40,7 +40,7 @@ CHANGES: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "another worker leaves": lambda buffer: buffer.leave("other", [0]),
     "an attempt has failed": lambda buffer: buffer.release("other", [0], failed=True),
     "an operator reopens a ticket": lambda buffer: buffer.reopen(0),
-    "admission goes on": lambda buffer: buffer.pause(False),
+    "admission resumes": lambda buffer: buffer.pause(False),
     "the run is finished": lambda buffer: buffer.finish(),
     "a learner takes over": lambda buffer: buffer.recover(0),
 }

@@ -96,8 +96,8 @@ if HAS_ROLES:
                 await worker.release("w", [slots[0].ticket], failed=True)
                 await worker.release("w", [slots[-1].ticket], failed=False)
                 for slot in await worker.admit("w", step, 2 * G):
-                    played = make_trajectory(slot.ticket, slot.rollout, sampled=3, versions=np.full(3, step, np.int32))
-                    assert await worker.put(played) == "stored"
+                    made = make_trajectory(slot.ticket, slot.rollout, sampled=3, versions=np.full(3, step, np.int32))
+                    assert await worker.put(made) == "stored"
                 pool = await learner.claim(step)
                 assert pool is not None
                 await learner.commit(pool, pool.trajectories[:1])

@@ -41,11 +41,11 @@ async def work(worker: Any) -> list[Any]:
     return answers
 
 
-def assert_names(said: str, key: str, own: Identity, run: Identity) -> None:
-    assert "\n" not in said
-    assert f"{key} is {own.terms.get(key, 'not set')} here and {run.terms.get(key, 'not set')} in the run" in said
-    assert "config.toml" in said
-    assert "--accept-changes" in said
+def assert_names(message: str, key: str, own: Identity, run: Identity) -> None:
+    assert "\n" not in message
+    assert f"{key} is {own.terms.get(key, 'not set')} here and {run.terms.get(key, 'not set')} in the run" in message
+    assert "config.toml" in message
+    assert "--accept-changes" in message
 
 
 @pytest.mark.parametrize("key", OTHERS)
@@ -80,7 +80,7 @@ async def test_when_a_learner_changes_the_run_its_old_workers_are_refused_and_ca
 
 
 @pytest.mark.parametrize("key", OTHERS)
-async def test_a_second_learner_with_another_value_is_refused_and_the_first_goes_on(backend, key):
+async def test_a_second_learner_with_another_value_is_refused_and_the_first_continues(backend, key):
     learner, second = await started(backend, OURS), backend.make(OTHERS[key])
     before = await learner.state()
     with pytest.raises(ContractMismatch) as refused:

@@ -38,7 +38,7 @@ AWKWARD = ["two words", "it's", 'say "x"', "back\\slash", "#hash", "$HOME `id`",
 
 @pytest.fixture
 def config(atlas_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """A run whose folder has a blank and a quote in its name, on a port of its own."""
+    """A run whose folder has a blank and a quote in its name, on a separate port."""
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
     folder = tmp_path / "user's run"
     url = f"redis://127.0.0.1:{free_port()}/0"
@@ -68,7 +68,7 @@ def port_of(config: Config) -> int:
 
 
 def paste(config: Config, command: str) -> str:
-    """What a shell prints for a redis-cli command that is pasted behind the line we print."""
+    """What a shell prints for a redis-cli command pasted after the line that we print."""
     line = f"{redis_cli_line(config.redis, config.folder)} {command}"
     folder = find_redis_server().parent
     env = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
@@ -274,11 +274,11 @@ def test_the_redis_command_prints_the_line_and_never_the_password(config, atlas_
     overrides = ["--run.folder", str(config.folder), "--redis.url", config.redis.url]
     command = [sys.executable, "-m", "cusearch_async.cli.main", "redis", str(atlas_config), *overrides]
     with started(command, config.redis.url, tmp_path / "log"):
-        said = (tmp_path / "log").read_text()
-        assert f"inspect it with: {redis_cli_line(config.redis, config.folder)}" in said
-        assert shlex.quote(str(config.folder / "redis" / "password")) in said
-        assert f"Redis {'.'.join(map(str, redis_version(find_redis_server())))} (" in said
-        assert (redis_password(config.redis, config.folder) or "?") not in said
+        shown = (tmp_path / "log").read_text()
+        assert f"inspect it with: {redis_cli_line(config.redis, config.folder)}" in shown
+        assert shlex.quote(str(config.folder / "redis" / "password")) in shown
+        assert f"Redis {'.'.join(map(str, redis_version(find_redis_server())))} (" in shown
+        assert (redis_password(config.redis, config.folder) or "?") not in shown
         assert paste(config, "ping") == "PONG"
         assert url_of_own(config.redis, config.folder) == config.redis.url, (
             "the server keeps the lock that the command took"

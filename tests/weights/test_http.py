@@ -42,7 +42,7 @@ def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 class Site:
-    """A learner's machine, and others, each with a folder of its own and the same token."""
+    """A learner's machine, and others, each with its own folder and the same token."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

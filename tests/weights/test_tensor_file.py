@@ -49,7 +49,7 @@ def test_a_tensor_that_is_not_contiguous_or_wants_a_gradient_is_written_as_it_is
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda content: b"", "has 0 bytes"),
         (lambda content: content[:4], "has 4 bytes"),
@@ -62,10 +62,10 @@ def test_a_tensor_that_is_not_contiguous_or_wants_a_gradient_is_written_as_it_is
         (lambda content: (2).to_bytes(8, "little") + b"[]", "no readable header"),
     ],
 )
-def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, damage, said):
+def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, damage, message):
     write_tensors(tmp_path / "f", {"a": torch.ones(3, dtype=torch.float64), "b": torch.ones(3)})
     (tmp_path / "f").write_bytes(damage((tmp_path / "f").read_bytes()))
-    with pytest.raises(BadTensorFile, match=f"^f .*{said}"):
+    with pytest.raises(BadTensorFile, match=f"^f .*{message}"):
         records_of(tmp_path / "f")
 
 

@@ -69,12 +69,12 @@ if run.checkpoint == 0 then  -- else pools that were forgotten are in the counte
   expect('trained', trained, counter('trained'))
   expect('unselected', unselected, counter('unselected'))
 end
-list('gone without having been counted as lost', gone)
+list('missing, and not counted as lost', gone)
 local unknown = {}
 for _, id in ipairs(ARGV) do
   if not known[id] and redis.call('EXISTS', traj(id), payload(id)) > 0 then unknown[#unknown + 1] = id end
 end
-list('kept for nothing', unknown)
+list('orphaned', unknown)
 local finished = 0
 for _, name in ipairs({'buffered', 'claimed', 'trained', 'unselected', 'quarantined', 'lost'}) do
   finished = finished + counter(name)
