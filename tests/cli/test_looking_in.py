@@ -189,7 +189,7 @@ def test_the_ledger_command_counts_the_keys_unless_it_is_to_be_quick(
     asyncio.run(delete())
     assert status("--quick") == 0, "the counters do not know"
     assert status() == 1
-    assert "gone without having been counted as lost: 1 (0:1)" in capsys.readouterr().out
+    assert "missing, and not counted as lost: 1 (0:1)" in capsys.readouterr().out
     assert status("--json") == 1
     assert json.loads(capsys.readouterr().out)["audit"]["kept"] == 2
 
