@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,18 @@ import redis
 
 from cusearch_async.config import Config, RedisConfig, load_config, redis_password
 from cusearch_async.errors import BufferUnavailable, ConfigError
-from cusearch_async.lifecycle.children import start_child
 from cusearch_async.transport import server as redis_server
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.connection import Connection, connect
 from cusearch_async.transport.server import (
     find_redis_server,
-    is_listening,
     own_server,
     redis_cli_line,
     redis_version,
     server_command,
     url_of_own,
 )
-from tests.conftest import SLOW, free_port, wait_until
+from tests.conftest import SLOW, free_port, serving
 from tests.transport.conftest import make_limits
 
 AWKWARD = ["two words", "it's", 'say "x"', "back\\slash", "#hash", "$HOME `id`", "żółw"]
@@ -45,22 +43,8 @@ def config(atlas_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return load_config(atlas_config, ["--run.folder", str(folder), "--redis.url", url])
 
 
-@contextmanager
-def started(command: list[str], url: str, log_file: Path) -> Iterator[None]:
-    server = start_child(command, log_file=log_file)
-    try:
-        wait_until(lambda: is_listening(url) or server.poll() is not None, timeout_s=20)
-        assert server.poll() is None, log_file.read_text()
-        yield
-    finally:
-        server.kill()
-        server.wait()
-
-
-@contextmanager
-def own(config: Config) -> Iterator[None]:
-    with started(own_server(config.redis, config.folder), config.redis.url, config.folder / "redis.log"):
-        yield
+def own(config: Config) -> AbstractContextManager[None]:
+    return serving(own_server(config.redis, config.folder), config.redis.url, config.folder / "redis.log")
 
 
 def port_of(config: Config) -> int:
@@ -148,7 +132,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("guarded")
     port = free_port()
     url = f"redis://127.0.0.1:{port}/0"
-    with started(server_command(url, folder, "right"), url, folder / "log"):
+    with serving(server_command(url, folder, "right"), url, folder / "log"):
         client = redis.Redis(port=port, username="default", password="right")
         client.hset("cusearch:{x}:state", "step", 7)
         yield client
@@ -175,7 +159,7 @@ async def test_a_redis_that_wants_no_password_is_used_though_the_run_has_one(con
     own_server(config.redis, config.folder)
     assert redis_password(config.redis, config.folder) is not None
     folder = config.folder / "other"
-    with started(server_command(config.redis.url, folder, None), config.redis.url, folder / "log"):
+    with serving(server_command(config.redis.url, folder, None), config.redis.url, folder / "log"):
         async with open_buffer(config) as buffer:
             await buffer.pause(True)
             assert (await buffer.state()).paused
@@ -207,7 +191,7 @@ def test_a_password_that_another_user_keeps_is_named(config, monkeypatch):
 
 async def test_a_wrong_password_is_one_clear_error_at_once(tmp_path):
     url = f"redis://127.0.0.1:{free_port()}/0"
-    with started(server_command(url, tmp_path, "right"), url, tmp_path / "log"):
+    with serving(server_command(url, tmp_path, "right"), url, tmp_path / "log"):
         for password in ("wrong", None):
             connection = Connection(RedisConfig(url=url), 1000, password=lambda password=password: password)
             with pytest.raises(BufferUnavailable, match="CUSEARCH_REDIS_PASSWORD"):
@@ -273,7 +257,7 @@ def test_the_line_to_paste_names_the_server_of_the_config(tmp_path, monkeypatch,
 def test_the_redis_command_prints_the_line_and_never_the_password(config, atlas_config, tmp_path):
     overrides = ["--run.folder", str(config.folder), "--redis.url", config.redis.url]
     command = [sys.executable, "-m", "cusearch_async.cli.main", "redis", str(atlas_config), *overrides]
-    with started(command, config.redis.url, tmp_path / "log"):
+    with serving(command, config.redis.url, tmp_path / "log"):
         shown = (tmp_path / "log").read_text()
         assert f"inspect it with: {redis_cli_line(config.redis, config.folder)}" in shown
         assert shlex.quote(str(config.folder / "redis" / "password")) in shown
