@@ -8,7 +8,7 @@ import mmap
 import os
 import platform
 import shlex
-from functools import cache
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -106,17 +106,11 @@ def _processor() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that are installed."""
-    found = {name: _version(name) for name in PACKAGES}
-    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
-
-
-@cache
-def _version(package: str) -> str | None:
-    """None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def fingerprint(content: mmap.mmap | bytes) -> str:

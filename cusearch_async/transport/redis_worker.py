@@ -13,11 +13,8 @@ from redis import exceptions
 
 from cusearch_async.concurrency import Batcher
 from cusearch_async.errors import BufferLost
-from cusearch_async.run.identity import NOBODY, Identity
 from cusearch_async.transport import codec
-from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import Outcome, RolloutSlot, WorkerStatus
-from cusearch_async.transport.limits import RunLimits
 from cusearch_async.transport.redis_run import RedisRun, reported
 from cusearch_async.types import Trajectory
 
@@ -38,11 +35,12 @@ class _Put:
 
 
 class WorkerSide(RedisRun):
-    def __init__(self, connection: Connection, run: str, limits: RunLimits, identity: Identity = NOBODY) -> None:
-        super().__init__(connection, run, limits, identity)
-        self._read_news: bytes | str = "0"
-        """Entry of the stream `news` that was read last."""
-        self._puts: Batcher[_Put, Outcome | Literal["unstaged"]] = Batcher(self._send_puts, _PUT_AT_ONCE)
+    _read_news: bytes | str = "0"
+    """Entry of the stream `news` that was read last."""
+
+    @functools.cached_property
+    def _puts(self) -> Batcher[_Put, Outcome | Literal["unstaged"]]:
+        return Batcher(self._send_puts, _PUT_AT_ONCE)
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         token = self.next_name()
