@@ -15,12 +15,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 from urllib.parse import unquote, urlsplit
 
 from cusearch_async.config import LOOPBACK, RedisConfig, redis_password, redis_password_file
 from cusearch_async.errors import BufferUnavailable, RunInUse
 from cusearch_async.files import write_file
+from cusearch_async.run.folder import locked
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +63,14 @@ def holding_data(redis: RedisConfig, run_folder: Path) -> Iterator[int]:
     system it only logs a warning.
     Raises: RunInUse with the URL of the server that has the data; BufferUnavailable as `own_server`."""
     folder = _data_folder(redis, run_folder)
-    with (folder / _LOCK).open("a+", encoding="utf-8") as file:
+    lock = folder / _LOCK
+    with lock.open("a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunInUse(
-                f"{folder} is in use: this run's Redis already listens at {_read_from_start(file)}; set redis.url to "
-                "that, or stop it first"
+                f"{folder} is in use: this run's Redis already listens at {lock.read_text(encoding='utf-8')}; set "
+                "redis.url to that, or stop it first"
             ) from error
         except OSError as error:
             log.warning("%s cannot be locked (%s): start no second Redis there", file.name, error.strerror)
@@ -82,20 +83,13 @@ def holding_data(redis: RedisConfig, run_folder: Path) -> Iterator[int]:
 def url_of_own(redis: RedisConfig, run_folder: Path) -> str | None:
     """Where the Redis that was started for this run listens; None when none runs on this machine."""
     path = redis_password_file(redis, run_folder)
+    if path is None or not path.with_name(_LOCK).exists():
+        return None
     try:
-        with (path.with_name(_LOCK) if path else Path(os.devnull)).open(encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _read_from_start(file)
-    except OSError:
-        pass
-    return None
-
-
-def _read_from_start(file: TextIO) -> str:
-    file.seek(0)
-    return file.read()
+        with locked(path.with_name(_LOCK), fcntl.LOCK_SH, "it runs"):
+            return None
+    except RunInUse:
+        return path.with_name(_LOCK).read_text(encoding="utf-8")
 
 
 def own_server(redis: RedisConfig, run_folder: Path) -> list[str]:
