@@ -1,111 +1,79 @@
-"""All errors of the project, by the boundary where they occur. Entry points print only the message; the status is 1.
-
-CusearchError
-├── ConfigError            the config or the command line is wrong, or a file or service it names cannot be used
-│   ├── ContractMismatch   the settings or data of this process differ from the run contract
-│   └── MissingExtra       a package that only an extra of this one installs is not installed
-├── RunInUse               other processes use the run or its folder
-├── RunBufferError         about the run's buffer
-│   ├── BufferUnavailable  Redis cannot be reached, or refuses the connection
-│   ├── BufferLost         Redis has lost or damaged data that it had acknowledged
-│   ├── Fenced             another learner has taken over this run
-│   └── CorruptPayload     bytes from Redis are not a valid trajectory
-├── Stalled                no progress for run.stall_s
-├── RanksFailed            the learner's ranks wait for one that does not arrive
-├── InvalidTrajectory      a trajectory that must not be trained on; also a ValueError
-├── NonFiniteUpdate        the update of a step contains NaN or infinity; it was not applied
-├── RetrievalError         a search that has no results because of an error
-│   ├── RetrievalUnavailable   the retriever failed
-│   ├── SearchRefused      the retriever answers other searches, but not this one
-│   └── SearchFailed       in the retriever process: its engine failed
-├── EpisodeFailed          one episode cannot be played, because of its own data
-├── MethodFailed           a selection method gave what is no selection, or no advantages, for its pool
-├── NothingLearned         a run that cannot learn: all episodes of a pool failed, or no trajectory had an advantage
-├── EngineDied             vLLM's engine process has ended unexpectedly
-├── WriteFailed            a file of the run cannot be written: disk full, read-only, or the folder is gone
-├── WeightsError           about a published weight version
-│   ├── WeightsUnavailable it is missing or damaged
-│   └── WeightsMismatch    the engine that loaded it computes other log-probabilities than the learner
-├── ProcessDied            a process of the run has ended unexpectedly
-├── ReplayDiffers          a recorded step is not what it would be now
-├── StudyIncomplete        a study has runs that are to do, or that failed
-└── JudgeFailed            the judge of an evaluation fails, or says neither yes nor no
-"""
+"""All errors of the project, by the boundary where they occur."""
 
 from collections import abc
 from contextlib import contextmanager
 
 
 class CusearchError(Exception):
-    pass
+    """Entry points print only the message; the status is 1."""
 
 
 class ConfigError(CusearchError):
-    pass
+    """The config or the command line is wrong, or a file or service it names cannot be used."""
 
 
 class ContractMismatch(ConfigError):
-    pass
+    """The settings or data of this process differ from the run contract."""
 
 
 class MissingExtra(ConfigError):
-    pass
+    """A package that only an extra of this one installs is not installed."""
 
 
 class RunInUse(CusearchError):
-    pass
+    """Other processes use the run or its folder."""
 
 
 class RunBufferError(CusearchError):
-    pass
+    """About the buffer of a run."""
 
 
 class BufferUnavailable(RunBufferError):
-    pass
+    """Redis cannot be reached, or refuses the connection."""
 
 
 class BufferLost(RunBufferError):
-    pass
+    """Redis has lost or damaged data that it had acknowledged."""
 
 
 class Stalled(CusearchError):
-    pass
+    """No progress for run.stall_s."""
 
 
 class RanksFailed(CusearchError):
-    pass
+    """The learner's ranks wait for one that does not arrive."""
 
 
 class Fenced(RunBufferError):
-    pass
+    """Another learner has taken over this run."""
 
 
 class CorruptPayload(RunBufferError):
-    pass
+    """Bytes from Redis are not a valid trajectory."""
 
 
 class InvalidTrajectory(CusearchError, ValueError):
-    pass
+    """A trajectory that must not be trained on; also a ValueError."""
 
 
 class NonFiniteUpdate(CusearchError):
-    pass
+    """The update of a step contains NaN or infinity; it was not applied."""
 
 
 class RetrievalError(CusearchError):
-    pass
+    """A search that has no results because of an error."""
 
 
 class RetrievalUnavailable(RetrievalError):
-    pass
+    """The retriever failed."""
 
 
 class SearchRefused(RetrievalError):
-    pass
+    """The retriever answers other searches, but not this one."""
 
 
 class SearchFailed(RetrievalError):
-    """`status` is the HTTP status that the retriever answers with."""
+    """In the retriever process: its engine failed. `status` is the HTTP status of its answer."""
 
     def __init__(self, message: str, status: int = 502) -> None:
         super().__init__(message)
@@ -113,51 +81,51 @@ class SearchFailed(RetrievalError):
 
 
 class EpisodeFailed(CusearchError):
-    pass
+    """One episode cannot be run, because of its own data."""
 
 
 class MethodFailed(CusearchError):
-    pass
+    """A selection method returned an invalid selection, or invalid advantages, for its pool."""
 
 
 class NothingLearned(CusearchError):
-    pass
+    """A run that cannot learn: all episodes of a pool failed, or no trajectory had an advantage."""
 
 
 class EngineDied(CusearchError):
-    pass
+    """VLLM's engine process has ended unexpectedly."""
 
 
 class WriteFailed(CusearchError):
-    pass
+    """A file of the run cannot be written: disk full, read-only, or the folder is gone."""
 
 
 class WeightsError(CusearchError):
-    pass
+    """About a published weight version."""
 
 
 class WeightsUnavailable(WeightsError):
-    pass
+    """It is missing or damaged."""
 
 
 class WeightsMismatch(WeightsError):
-    pass
+    """The engine that loaded it computes other log-probabilities than the learner."""
 
 
 class ProcessDied(CusearchError):
-    pass
+    """A process of the run has ended unexpectedly."""
 
 
 class ReplayDiffers(CusearchError):
-    pass
+    """A recorded step computes something else now."""
 
 
 class StudyIncomplete(CusearchError):
-    pass
+    """A study has runs that are not done, or that failed."""
 
 
 class JudgeFailed(CusearchError):
-    pass
+    """The judge of an evaluation fails, or answers neither yes nor no."""
 
 
 def first_line(error: BaseException) -> str:

@@ -63,9 +63,9 @@ def _import(key: str, reference: str, known: Collection[str]) -> Any:
         sys.path.append(here)
     try:
         found = importlib.import_module(module)
-    except Exception as error:  # whatever a user's module does
-        said = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{key}: module {module!r} of {reference!r} cannot be imported ({said})") from error
+    except Exception as error:  # any error of a user's module
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{key}: module {module!r} of {reference!r} cannot be imported ({reason})") from error
     if not hasattr(found, name):
         raise ConfigError(f"{key}: module {module!r} has no {name!r}")
     return getattr(found, name)

@@ -99,13 +99,13 @@ def write_failed(path: Path, error: Exception) -> WriteFailed:
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
-    """Append a line of JSON; after a torn last line it starts a new line. Raises: WriteFailed."""
+    """Append a line of JSON; after an incomplete last line it starts a new line. Raises: WriteFailed."""
     try:
         with path.open("ab+") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - 1))
-            is_torn = file.read(1) not in (b"\n", b"")
-            file.write((b"\n" if is_torn else b"") + json.dumps(row).encode() + b"\n")
+            is_incomplete = file.read(1) not in (b"\n", b"")
+            file.write((b"\n" if is_incomplete else b"") + json.dumps(row).encode() + b"\n")
     except OSError as error:
         raise write_failed(path, error) from error
 

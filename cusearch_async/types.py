@@ -40,13 +40,13 @@ class Question:
     environment: str = "search"
     """The label, in the config, of the environment of this question."""
     evidence: tuple[str, ...] | None = None
-    """The passages that the answer takes, one search each; None where they are not known."""
+    """The passages that the answer needs, one search each; None when they are unknown."""
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What its file says of it besides: hops, type, level. It is no part of the run contract."""
+    """Other columns of its file: hops, type, level. Not part of the run contract."""
 
     @property
     def hops(self) -> int | None:
-        """Searches that the answer takes at least, where the file says so."""
+        """Searches that the answer needs at least, if its file has them."""
         hops = self.metadata.get("hops")
         return hops if isinstance(hops, int) and not isinstance(hops, bool) else None
 
@@ -133,7 +133,7 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy has sampled: those that are trained on."""
+        """Tokens that the policy has sampled: those that are trained on."""
         return len(self.logprobs)
 
     @property

@@ -1,4 +1,4 @@
-"""Which version of the code runs."""
+"""The version of the running code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cusearch_async
 
 
 def commit() -> str | None:
-    """Of the checkout that the code comes from, with a + behind it if files were changed; None for an installed one."""
+    """Of the checkout that the code comes from, with a + after it if files were changed; None for an installed one."""
     checkout = Path(__file__).parents[1]
     if not (checkout / ".git").exists():
         return None
@@ -21,7 +21,7 @@ def commit() -> str | None:
 
 
 def full_version() -> str:
-    """The version, and in a checkout its commit: 0.2.0.dev0+g3118a3f5a1b2, with .changed behind it if files were
+    """The version, and in a checkout its commit: 0.2.0.dev0+g3118a3f5a1b2, with .changed after it if files were
     changed."""
     found = commit()
     number = cusearch_async.__version__

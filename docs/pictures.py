@@ -22,8 +22,7 @@ from cusearch_async.cli.parts.opening import open_run
 from cusearch_async.config import Config, load_config
 from cusearch_async.models import load_tokenizer
 from cusearch_async.transport.codec import decode, encode
-from cusearch_async.transport.interface import Ledger, Queues, RunState, WorkerStatus
-from cusearch_async.transport.listing import Filter
+from cusearch_async.transport.interface import Filter, Ledger, Queues, RunState, WorkerStatus
 
 MOMENT = Path(__file__).with_name("moment.json")
 DEPTH = 3

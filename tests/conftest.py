@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,19 +79,25 @@ def environment() -> Iterator[None]:
     os.environ.update(before)
 
 
-@pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis server of our own; stopped when the tests end, however they end."""
-    url = f"redis://127.0.0.1:{free_port()}/0"
-    folder = tmp_path_factory.mktemp("redis")
-    server = start_child(server_command(url, folder, None), log_file=folder / "redis.log")
+@contextlib.contextmanager
+def serving(command: list[str], url: str, log_file: Path, inherited: Collection[int] = ()) -> Iterator[None]:
+    """A server of our own at `url`; stopped at the end, however it comes."""
+    server = start_child(command, log_file=log_file, inherited=inherited)
     try:
-        wait_until(lambda: is_listening(url), timeout_s=20)
-        assert server.poll() is None, "another server is at its port"
-        yield url
+        wait_until(lambda: is_listening(url) or server.poll() is not None, timeout_s=20)
+        assert server.poll() is None, log_file.read_text()
+        yield
     finally:
         server.kill()
         server.wait()
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    folder = tmp_path_factory.mktemp("redis")
+    with serving(server_command(url, folder, None), url, folder / "redis.log"):
+        yield url
 
 
 def free_port() -> int:

@@ -48,7 +48,7 @@ TENSORS, WEIGHTS = ("weights/tensor_file.py", "test_tensor_file.py"), ("weights/
 FRESHNESS, GPUS = ("rollout/staleness_check.py", "test_staleness_check.py"), ("lifecycle/gpus.py", "test_gpus.py")
 GPU_SHARE, CANARY = ("lifecycle/gpu_share.py", "test_gpu_share.py"), ("learner/canary.py", "test_canary.py")
 WAITING, HTTP = ("rollout/loop.py", "test_waiting.py"), ("weights/http.py", "weights/test_http.py")
-CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
+CHECKS, LIMITS = ("transport/limits.py", "test_claims.py"), ("transport/limits.py", "test_interface.py")
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
 STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/takeover.py", "test_takeover.py")
 LOADING, LORA = ("rollout/weight_loader.py", "test_weight_loader.py"), ("learner/adapter.py", "test_adapter_layers.py")
@@ -170,7 +170,7 @@ MUTANTS = {
     "a change that is accepted is refused": (lua("recover", "run_contract"), "and not accepts_changes then", "then"),
     "an accepted contract is lost": (lua("recover", "run_contract"), "in pairs(own.terms) do", "in pairs({}) do"),
     "terms of the old contract stay": (lua("recover", "run_contract"), "('limits'), key('contract'))", "('limits'))"),
-    "a recovery resizes what is granted": (lua("recover"), "if tonumber(ticket) >= granted then", "if true then"),
+    "a recovery resizes what is granted": (lua("recover"), "state(method, granted)", "state(method, 0)"),
     "the order of the questions does not count": (
         TERMS,
         "for question in questions]",
@@ -186,12 +186,12 @@ MUTANTS = {
     "an older admission takes leases": (lua("admit", "buffer"), "tonumber(number) < tonumber(last_number)", "false"),
     "attempts are without number": (lua("common"), "ticket, 1) < run.max_attempts then", "ticket, 1) < 1000 then"),
     "a closed group stays leased": (lua("common"), "close_group(ticket)\n  end_lease(ticket)", "close_group(ticket)"),
-    "a group played again stays ready": (lua("common", "buffer"), "  redis.call('ZREM', key('ready'), ticket)\n", ""),
+    "a requeued group stays ready": (lua("common", "buffer"), "  redis.call('ZREM', key('ready'), ticket)\n", ""),
     "an outage ends leases": (lua("common", "buffer"), "math.floor(run.lease_ms / 2))", "math.huge)"),
     "a clock that is set back goes back": (lua("common", "buffer"), "math.max(0, passed)", "passed"),
     "a lost run looks taken over": (
         lua("common", "claims"),
-        "return lost('nothing of it is there')",
+        "return lost('the keys of the run are missing')",
         "return redis.error_reply('FENCED')",
     ),
     "what is lost is not counted": (lua("common", "claims"), "count('lost', 1)", ""),
@@ -221,15 +221,15 @@ MUTANTS = {
     "recovery fails by halves": (lua("recover", "damage"), "found ~= 'none' and found ~= kind", "false"),
     "nothing is counted again": (lua("recover", "damage"), "redis.call('UNLINK', key('depth_by_version'))", ""),
     "a quarantined one counts in its group": (lua("quarantine", "operators"), "- #missing(ticket)", ""),
-    "a quarantined one is not played again": (lua("quarantine", "claims"), "    fail_attempt(ticket)\n", ""),
+    "a quarantined one is not generated again": (lua("quarantine", "claims"), "    fail_attempt(ticket)\n", ""),
     "the quarantine grows for ever": (lua("quarantining", "buffer"), "> 1000 then", "> 10000 then"),
     "a checkpoint forgets one pool too many": (lua("checkpoint"), "checkpoint, step - 1 do", "checkpoint, step do"),
-    "the staleness is not checked": (CHECKS, "staleness > limits.max_staleness", "False"),
+    "the staleness is not checked": (CHECKS, "staleness > self.max_staleness", "False"),
     "the future is not checked": (CHECKS, "or newest > step", ""),
     "the group's question is not checked": (CHECKS, "if len(questions[t.ticket]) > 1:", "if False:"),
     "the ticket's question is not checked": (CHECKS, "if question_of is not None and", "if False and"),
     "the vocabulary is not checked": (LIMITS, "and highest >= self.vocab_size", "and False"),
-    "the depth is not checked": (CHECKS, "        limits.check(t)\n", "        pass\n"),
+    "the depth is not checked": (CHECKS, "            self.check(t)\n", "            pass\n"),
     "an empty gold answer is contained": (ANSWERS, "gold and gold in found", "gold in found"),
     "a search of the last turn is executed": (PLAYER, "if turn_number == settings.s_max:", "if False:"),
     "turns that are not counted add tokens": (PLAYER, "            if observation.counts:\n", "            if True:\n"),
@@ -246,15 +246,15 @@ MUTANTS = {
     "weights stay lent after a failure": (PUBLISHING, "            lent.release()\n", ""),
     "weights stay lent when the disk is full": (WEIGHTS, "                copied()\n", "                pass\n"),
     "tensors are not aligned": (TENSORS, "(-tensors[name].element_size(), name)", "name"),
-    "a tensor may lie beyond its file": (TENSORS, "if place.end > size:", "if False:"),
+    "a tensor may lie beyond its file": (TENSORS, "<= place.end <= size:", "<= place.end:"),
     "stale weights are fresh": (FRESHNESS, "if digests == before.digests.get(name)", "if False"),
     "a fused tensor is not judged": (FRESHNESS, "if module else [name]", "if False else [name]"),
     "a port is not waited for": (HTTP, "asyncio.get_running_loop().time() > deadline", "True"),
     "any token opens the weights": (HTTP, "if not hmac.compare_digest", "if False and hmac.compare_digest"),
     "any file can be downloaded": (HTTP, "if file not in FILES or not path.is_file():", "if not path.is_file():"),
     "a lost download begins again": (HTTP, "began = into.tell()", "began = into.seek(0)"),
-    "a download is not checked": (HTTP, "        tensors.add(piece)", "        pass"),
-    "the last version is not waited for": (HTTP, "self.downloads or any(", "self.downloads and any("),
+    "a download is not checked": (HTTP, "to_thread(verified, unfinished, name)", "to_thread(print)"),
+    "the last version is not waited for": (HTTP, "self.sending or any(", "self.sending and any("),
     "who does not come back is waited for": (HTTP, "self._needing[client] = time.monotonic()", "pass"),
     "half a group is taken": (GPUS, "if all(_lock(gpu", "if any(_lock(gpu"),
     "the learner's GPUs are the engines'": (GPUS, "() if together else learner\n", "()\n"),

@@ -13,7 +13,7 @@ SCRIPTS = {
         "version < run.published",
         "version <= run.published",
     ),
-    "a commit resizes what is granted": (lua("commit"), ">= next_ticket", ">= 0"),
+    "a commit resizes what is granted": (lua("commit"), "state(method, next_ticket)", "state(method, 0)"),
     "a full buffer takes one more byte": (lua("put"), ">= run.limit_bytes", "> run.limit_bytes"),
     "a stored payload expires": (
         lua("put", "buffer"),
@@ -42,7 +42,7 @@ SCRIPTS = {
         "elseif false then",
     ),
     "the shown version is one step behind": (lua("commit", "buffer"), "'version', step + 1)", "'version', step)"),
-    "a commit resizes what has a size": (lua("commit"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
+    "a commit resizes what has a size": (lua("common"), "'HSETNX', key('sizes')", "'HSET', key('sizes')"),
     "a replaced learner quarantines": (lua("quarantine", "damage"), "if refused then return refused end", ""),
     "only the current pool is quarantined from": (
         lua("quarantine", "damage"),
@@ -69,12 +69,12 @@ SCRIPTS = {
         "redis.call('HSET', traj(id), 'state', 'claimed')",
         "redis.call('EXISTS', traj(id))",
     ),
-    "what was played under another contract is kept": (
+    "trajectories of another contract are kept": (
         lua("recover", "changed_contract"),
         "elseif another_contract or pool.size == 0 then",
         "elseif pool.size == 0 then",
     ),
-    "what was played under another contract stays buffered": (
+    "trajectories of another contract stay buffered": (
         lua("recover", "changed_contract"),
         "if another_contract then\n  for _, id in",
         "if false then\n  for _, id in",
@@ -84,12 +84,12 @@ SCRIPTS = {
         "if another_contract or (has_nothing",
         "if (has_nothing",
     ),
-    "a group without a success is never played again": (
+    "a group without a success is never generated again": (
         lua("recover"),
         "(has_nothing and redis.call('ZSCORE', key('ready'), ticket))",
         "false",
     ),
-    "a group that is played again has no attempt left": (
+    "a group that is generated again has no attempt left": (
         lua("recover"),
         "  redis.call('HDEL', key('attempts'), ticket)\n  to_requeue",
         "  to_requeue",

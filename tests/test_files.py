@@ -136,7 +136,7 @@ def test_a_programming_error_while_writing_stays_what_it_is(tmp_path: Path):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
-def test_a_row_behind_a_torn_line_has_a_line_of_its_own(tmp_path: Path):
+def test_a_row_after_an_incomplete_line_has_a_separate_line(tmp_path: Path):
     path = tmp_path / "eval.jsonl"
     append_row(path, {"step": 0})
     with path.open("a") as file:

@@ -18,16 +18,15 @@ LAYERS = [
         "streams",
         "surrogates",
         "folding",
-        "in_flight",
         "paths",
         "version",
-        "retry",
+        "concurrency",
         "extensions",
     },
     {"algorithm"},
     {"environments"},
     {"config"},
-    {"models", "lifecycle", "http_server", "batcher", "run"},
+    {"models", "lifecycle", "http_server", "run"},
     {"transport", "weights"},
     {"metrics"},
     {"retrieval"},
@@ -87,7 +86,7 @@ def test_there_is_no_import_circle():
     TopologicalSorter(graph).prepare()
 
 
-def test_playing_and_training_know_nothing_of_each_other():
+def test_rollouts_and_training_know_nothing_of_each_other():
     of_the_learner = {"learner", "training"}
     for own, others in (("rollout", of_the_learner), ("learner", {"rollout", "training"}), ("training", {"rollout"})):
         for path in (ROOT / own).rglob("*.py"):

@@ -147,7 +147,7 @@ def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableTy
             ]
         ),
         Panel(workers(now.workers), title=f"workers: {alive} alive of {len(now.workers)}", expand=False),
-        Text(f"inspect it with: {redis_cli_line(config)}", no_wrap=True, overflow="ignore"),
+        Text(f"inspect it with: {redis_cli_line(config.redis, config.folder)}", no_wrap=True, overflow="ignore"),
     )
 
 

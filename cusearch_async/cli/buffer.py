@@ -25,7 +25,7 @@ from cusearch_async.cli.parts.terminal import cut, plain, visible
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import refuse_unwritable, writing_output
-from cusearch_async.transport.listing import Filter, TrajectoryRow
+from cusearch_async.transport.interface import Filter, TrajectoryRow
 from cusearch_async.types import Trajectory
 
 log = logging.getLogger(__name__)

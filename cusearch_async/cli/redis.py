@@ -29,12 +29,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         print(acl_file(config.run.name, {role: secrets.token_urlsafe(24) for role in ROLES}), end="")
         return
     if is_listening(config.redis.url):
-        if url_of_own(config) == config.redis.url:
+        if url_of_own(config.redis, config.folder) == config.redis.url:
             raise RunInUse(f"redis.url {config.redis.url}: this run's own Redis listens there already; use that")
         raise ConfigError(f"redis.url {config.redis.url}: something listens there already; choose another port")
     run_folder.mark(config.folder, config.run.name)
-    with holding_data(config) as lock:
-        command = own_server(config)
-        log.info("inspect it with: %s", redis_cli_line(config))
+    with holding_data(config.redis, config.folder) as lock:
+        command = own_server(config.redis, config.folder)
+        log.info("inspect it with: %s", redis_cli_line(config.redis, config.folder))
         os.set_inheritable(lock, True)
         os.execv(command[0], command)  # noqa: S606  (this process becomes the server)

@@ -23,9 +23,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from cusearch_async.concurrency import InFlight
 from cusearch_async.config import Config, EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavailable, SearchRefused
-from cusearch_async.in_flight import InFlight
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.retrieval import protocol
 from cusearch_async.retrieval.backend import Context, Query

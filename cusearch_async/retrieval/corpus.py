@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.backend import OnProgress, Passage
-from cusearch_async.run.fingerprint import fingerprint
+from cusearch_async.run.provenance import fingerprint
 from cusearch_async.surrogates import half_character
 
 log = logging.getLogger(__name__)

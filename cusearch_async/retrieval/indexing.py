@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from cusearch_async.batcher import Batcher
+from cusearch_async.concurrency import Batcher
 from cusearch_async.config import RetrieverConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import put_in_place, writing

@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
+from cusearch_async.concurrency import InFlight, doubling_pause_s
 from cusearch_async.config import WebConfig
 from cusearch_async.errors import ConfigError, SearchFailed
 from cusearch_async.files import write_file
-from cusearch_async.in_flight import InFlight
 from cusearch_async.retrieval.backend import Passage, Query, Scored
 from cusearch_async.retrieval.protocol import read_answer
-from cusearch_async.retry import doubling_pause_s
 
 log = logging.getLogger(__name__)
 

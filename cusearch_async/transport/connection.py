@@ -1,4 +1,4 @@
-"""The connection to Redis: plain, TLS or Sentinel; retries during outages."""
+"""The connection to Redis: plain, TLS or Sentinel; retries during outages; a check that the server loses no data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from redis import exceptions
 from redis.asyncio.sentinel import Sentinel
 from redis.credentials import CredentialProvider
 
+from cusearch_async.concurrency import doubling_pause_s
 from cusearch_async.config import RedisConfig
-from cusearch_async.errors import BufferUnavailable, first_line
+from cusearch_async.errors import BufferUnavailable, ConfigError, first_line
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
-from cusearch_async.retry import doubling_pause_s
 
 log = logging.getLogger(__name__)
 
@@ -27,22 +27,22 @@ T = TypeVar("T")
 
 _CONNECTIONS = 16
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0
-_NO_MEMORY = (exceptions.OutOfMemoryError,)
 _OUTAGE = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     OSError,
     exceptions.ReadOnlyError,
     exceptions.MasterDownError,
-    *_NO_MEMORY,
+    exceptions.OutOfMemoryError,
 )
 _OUTAGE_WORDS = ("READONLY", "OOM command", "MASTERDOWN", "LOADING", "MISCONF", "BUSY", "NOREPLICAS")
-"""Errors that may go away: no answer, not the master, out of memory, disk full, another script running. Redis 6 wraps
-them in the error of a script, so the text is checked too."""
+"""Errors that may pass: no answer, not the master, out of memory, disk full, another script running. Redis 6 wraps them
+in the error of a script, so the text is checked too."""
 _CLOSED = "the handler is closed"
 """In uvloop's RuntimeError for a connection that was lost between two steps of the client; redis-py lets it through."""
 _REFUSALS = (exceptions.AuthenticationError, exceptions.NoPermissionError, exceptions.AuthorizationError)
 _REFUSAL_WORDS = ("NOAUTH", "WRONGPASS", "NOPERM", "user executing the script can't")
+_NO_DATABASE = ("DB index is out of range", "invalid DB index")
 
 
 Password = Callable[[], str | None]
@@ -102,15 +102,13 @@ class Connection:
         password: Password = lambda: None,
     ) -> None:
         self.client = connect(settings, password)
+        self.timeout_s = settings.timeout_s
+        """Seconds until a command without an answer is sent again."""
         self._settings = settings
         self._patience_s = patience_s
         self._stop = stop or asyncio.Event()
         self._logged_at = float("-inf")
-
-    @property
-    def timeout_s(self) -> float:
-        """Seconds until a command without an answer is sent again."""
-        return self._settings.timeout_s
+        self._address = urlsplit(settings.url).netloc.rpartition("@")[2]
 
     async def run(self, command: Callable[[], Awaitable[T]]) -> T:
         """The answer to `command`. The command must be idempotent, because it is sent again without an answer.
@@ -121,27 +119,22 @@ class Connection:
         while True:
             try:
                 return await command()
-            except exceptions.InvalidResponse as error:
-                raise BufferUnavailable(
-                    f"the server at {self._address} is not a Redis ({first_line(error)}); fix redis.url"
-                ) from error
-            except (*_OUTAGE, exceptions.ResponseError, RuntimeError) as error:
-                if _is_refusal(error):
-                    raise self._refused(error) from error
-                if _is_cluster(error) or _has_no_database(error):
-                    raise self._unsuitable(error) from error
+            except (*_OUTAGE, exceptions.InvalidResponse, exceptions.ResponseError, RuntimeError) as error:
+                lasting = self._lasting(error)
+                if lasting:
+                    raise BufferUnavailable(lasting) from error
                 if not _is_outage(error):
                     raise
                 failed += 1
                 wait_s = doubling_pause_s(failed, _FIRST_RETRY_S, _LAST_RETRY_S)
                 if self._stop.is_set() or time.monotonic() - began + wait_s > self._patience_s:
                     raise self._unavailable(error) from error
-                self._say(error, began)
+                self._log_outage(error, began)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), wait_s)
 
-    def _say(self, error: Exception, began: float) -> None:
-        """Log the outage every few seconds, once for all waiting commands."""
+    def _log_outage(self, error: Exception, began: float) -> None:
+        """Every few seconds, once for all waiting commands."""
         now = time.monotonic()
         if now - self._logged_at < LOG_EVERY_S:
             return
@@ -154,26 +147,31 @@ class Connection:
     async def close(self) -> None:
         await self.client.aclose()
 
-    def _refused(self, error: Exception) -> BufferUnavailable:
-        return BufferUnavailable(
-            f"Redis at {self._address} refuses the connection ({first_line(error)}); set CUSEARCH_REDIS_PASSWORD, and "
-            "a user name in redis.url if it has users; for a Redis that was started for another run, the password is "
-            "in that run's folder, redis/password"
-        )
-
-    def _unsuitable(self, error: Exception) -> BufferUnavailable:
-        if _is_cluster(error):
-            return BufferUnavailable(
-                f"Redis Cluster is not supported; {self._address} is one of its nodes, and not the one with the run's "
-                f"keys ({first_line(error)}); give redis.url a single server, or one with Sentinel"
+    def _lasting(self, error: Exception) -> str | None:
+        """The message for an error that will not pass; None for any other."""
+        text, line = str(error), first_line(error)
+        if isinstance(error, exceptions.InvalidResponse):
+            return f"the server at {self._address} is not a Redis ({line}); fix redis.url"
+        if isinstance(error, _REFUSALS) or any(word in text for word in _REFUSAL_WORDS):
+            return (
+                f"Redis at {self._address} refuses the connection ({line}); set CUSEARCH_REDIS_PASSWORD, and a user "
+                "name in redis.url if it has users; for a Redis that was started for another run, the password is in "
+                "that run's folder, redis/password"
             )
-        return BufferUnavailable(
-            f"Redis at {self._address} has no such database ({first_line(error)}); fix the number at the end of "
-            f"redis.url {self._settings.url}, like /0"
-        )
+        if isinstance(error, exceptions.AskError | exceptions.ClusterError) or "cluster mode" in text:
+            return (
+                f"Redis Cluster is not supported; {self._address} is one of its nodes, and not the one with the run's "
+                f"keys ({line}); give redis.url a single server, or one with Sentinel"
+            )
+        if any(word in text for word in _NO_DATABASE):
+            return (
+                f"Redis at {self._address} has no such database ({line}); fix the number at the end of redis.url "
+                f"{self._settings.url}, like /0"
+            )
+        return None
 
     def _unavailable(self, error: Exception) -> BufferUnavailable:
-        if isinstance(error, _NO_MEMORY) or "OOM" in str(error):
+        if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in str(error):
             return BufferUnavailable(
                 f"Redis at {self._address} has no memory left ({first_line(error)}); raise its maxmemory above "
                 f"redis.max_mib ({self._settings.max_mib}), or lower that"
@@ -183,10 +181,6 @@ class Connection:
             "or fix redis.url"
         )
 
-    @property
-    def _address(self) -> str:
-        return urlsplit(self._settings.url).netloc.rpartition("@")[2]
-
 
 def _is_outage(error: Exception) -> bool:
     if isinstance(error, RuntimeError):
@@ -194,13 +188,27 @@ def _is_outage(error: Exception) -> bool:
     return isinstance(error, _OUTAGE) or any(word in str(error) for word in _OUTAGE_WORDS)
 
 
-def _is_refusal(error: Exception) -> bool:
-    return isinstance(error, _REFUSALS) or any(word in str(error) for word in _REFUSAL_WORDS)
+async def check_server(connection: Connection) -> None:
+    """Warn when the server writes nothing to disk. Raises: ConfigError when it evicts keys when it is full."""
 
+    async def ask() -> Any:
+        try:
+            return await connection.client.info("memory") | await connection.client.info("persistence")
+        except exceptions.NoPermissionError:
+            return None
 
-def _is_cluster(error: Exception) -> bool:
-    return isinstance(error, exceptions.AskError | exceptions.ClusterError) or "cluster mode" in str(error)
-
-
-def _has_no_database(error: Exception) -> bool:
-    return "DB index is out of range" in str(error) or "invalid DB index" in str(error)
+    info = await connection.run(ask)
+    if info is None:
+        log.warning("this Redis user may not run INFO: make sure that maxmemory-policy is noeviction")
+        return
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ConfigError(
+            f"Redis has maxmemory-policy {policy}: when it is full, it would delete trajectories before they are "
+            "trained on; run `redis-cli CONFIG SET maxmemory-policy noeviction`, or change the server's configuration"
+        )
+    if not int(info.get("aof_enabled", 0)):
+        log.warning(
+            "Redis has appendonly off: buffered trajectories are lost when the server ends; "
+            "run `redis-cli CONFIG SET appendonly yes`, or change the server's configuration"
+        )

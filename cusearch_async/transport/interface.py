@@ -1,25 +1,22 @@
-"""The interface of the buffer for workers, learner and operators, and its records. There are two implementations: one
-in Redis (`buffer.py`), and one in memory (`memory.py`), the model that the first one is tested against."""
+"""The interface of the buffer for workers, learner and operators, and its records. It has two implementations: one in
+Redis (`buffer.py`), and one in memory (`memory.py`), the model that the first one is tested against."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import msgspec
 
 from cusearch_async.run.identity import Identity
-from cusearch_async.transport.limits import LIMITS_IN_REDIS
-from cusearch_async.transport.listing import Filter, TrajectoryRow
+from cusearch_async.transport.limits import LIMITS_IN_REDIS, QuestionOf
 from cusearch_async.types import Pool, Trajectory
 
 ALIVE_S = 10.0
 """A learner or worker without a heartbeat for this long counts as dead."""
 
-QuestionOf = Callable[[int], str]
-"""The id of the question of a ticket."""
 Outcome = Literal["stored", "duplicate", "late", "full"]
 """Result of a put. stored: buffered; duplicate: another trajectory has this id; late: its group is closed or has no
 such slot; full: no room now, try again."""
@@ -52,11 +49,11 @@ class RunState:
     paused: bool = False
     """Whether an operator has stopped admission."""
     finished_by: int = 0
-    """Epoch of the learner that did and saved the last step of the run; 0 before the first such learner."""
+    """Epoch of the learner that saved the last step of the run; 0 before."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last step is done and saved, and no learner has taken the run over since."""
+        """Whether the last step is saved, and no learner has taken the run over since."""
         return self.epoch > 0 and self.finished_by == self.epoch
 
     @property
@@ -78,12 +75,12 @@ FIELDS_OF_THE_RUN = {*RunState.__dataclass_fields__, *LIMITS_IN_REDIS} | {
 
 
 class MethodState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the selection method keeps for later steps. Redis and the checkpoint store it without reading it.
+    """The selection method's memory between steps. Redis and the checkpoint store it without reading it.
 
     Raises: ValueError for a field that is not a finite number, or has the name of a field of the run."""
 
     memory: str = ""
-    """The method's memory as text, from its `encode`."""
+    """As text, from the method's `encode`."""
     fields: dict[str, float] = {}
     """Numbers that the method shows to operators, by name, like SDGA's global phase counter."""
     sizes: dict[int, int] = {}
@@ -111,13 +108,13 @@ class Ledger:
     trained: int = 0
     unselected: int = 0
     quarantined: int = 0
-    """Trajectories that must not be trained on, or that an operator has taken out."""
+    """Trajectories that must not be trained on, or that an operator has removed."""
     lost: int = 0
     """Trajectories that disappeared from Redis without an operation of ours."""
     bytes: int = 0
     """Payload bytes of the buffered trajectories."""
     requeued: int = 0
-    """Tickets that were requeued because a lease ran out or an episode failed."""
+    """Tickets that were requeued because a lease expired or an episode failed."""
     incomplete_groups: int = 0
     """Groups that were closed after max_attempts without some of their trajectories."""
     failed_rollouts: int = 0
@@ -148,20 +145,20 @@ class Queues:
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status that a worker reports with every heartbeat. Counts and seconds are totals since it became ready, or
-    since it began what it is `starting` with."""
+    since the task in `starting` began."""
 
     starting: str = ""
-    """What it does before it is ready, like `loading vLLM`; empty afterwards."""
+    """Its current task before it is ready, like `loading vLLM`; empty afterwards."""
     version: int = -1
     """Version of the loaded weights."""
     in_flight: int = 0
     """Episodes in flight."""
     episodes: int = 0
-    """Episodes that were played and buffered."""
+    """Episodes that were finished and buffered."""
     failed_episodes: int = 0
     failed_episodes_by_kind: str = ""
     most_frequent_failure: str = ""
-    """Why most of them failed, as "12 x reason"."""
+    """The most frequent reason, as "12 x reason"."""
     sampled_tokens: int = 0
     busy_s: float = 0.0
     """Seconds with at least one request in the engine."""
@@ -178,7 +175,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     search_p99_s: float = 0.0
     retriever_down_s: float = 0.0
     heartbeat_age_s: float = 0.0
-    """Since it said all this; only known of another's."""
+    """Age of this report; only set when it is read."""
 
     @property
     def is_alive(self) -> bool:
@@ -194,7 +191,39 @@ class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """The step that it waits for or trains."""
     heartbeat_age_s: float = 0.0
-    """Since it said all this; only known of another's."""
+    """Age of this report; only set when it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRow:
+    """A buffered trajectory in a listing."""
+
+    id: str
+    fields: dict[str, str]
+    staleness: int
+    """The learner's current step minus the oldest version of the trajectory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Conditions for buffered trajectories; None for no condition."""
+
+    depth: int | None = None
+    min_staleness: int | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    text: str | None = None
+    """Text in the question, case-insensitive."""
+
+    def passes(self, row: TrajectoryRow) -> bool:
+        reward = float(row.fields["reward"])
+        return (
+            (self.depth is None or int(row.fields["depth"]) == self.depth)
+            and (self.min_staleness is None or row.staleness >= self.min_staleness)
+            and (self.min_reward is None or reward >= self.min_reward)
+            and (self.max_reward is None or reward <= self.max_reward)
+            and (self.text is None or self.text.casefold() in row.fields["question"].casefold())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +240,32 @@ class Audit:
         return not self.findings
 
 
-class WorkerBuffer(Protocol):
+class RunView(Protocol):
+    """What every process can read of a run."""
+
+    async def check_identity(self, accepts_changes: bool = False) -> bool:
+        """Whether the run is that of this process; False while it has no contract, because no learner has taken it
+        over, or Redis has lost it. `admit`, `put` and `heartbeat` check it too. Raises: ContractMismatch when it is
+        another; a learner that `accepts_changes` may have another contract, but no other folder."""
+
+    async def identity(self) -> Identity:
+        """The run contract, and the folder of the run; NOBODY without one."""
+
+    async def state(self) -> RunState: ...
+
+    async def ledger(self) -> Ledger: ...
+
+    async def queues(self, step: int) -> Queues:
+        """How many tickets are in each place, and how many groups of the pool of `step` are closed."""
+
+    async def workers(self) -> dict[str, WorkerStatus]:
+        """The last status of each worker, dead ones included."""
+
+    async def learner(self) -> LearnerStatus | None:
+        """The last status of the run's learner; None when no learner is alive."""
+
+
+class WorkerBuffer(RunView, Protocol):
     """The operations of a rollout worker. Every operation is atomic and idempotent, also when it is repeated much
     later. Without contact to Redis they raise BufferUnavailable after redis.outage_s.
 
@@ -221,63 +275,39 @@ class WorkerBuffer(Protocol):
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         """Lease whole groups with up to `room` rollouts in total; empty while the staleness bound allows no ticket, or
         the run is paused. Requeued tickets come first, without the rollouts that are buffered already."""
-        ...
 
     async def put(self, trajectory: Trajectory) -> Outcome:
         """Buffer a finished trajectory. Raises: InvalidTrajectory for one that is outside the run limits."""
-        ...
 
     async def wait_for_news(self, longest_s: float) -> bool:
         """Wait until a worker may find something to do, but at most `longest_s`: weights were announced, a ticket was
-        requeued, admission was stopped or goes on, or a learner has taken over. True when that happened, now or since
-        the last call. A lease that runs out is no news."""
-        ...
+        requeued, admission was stopped or resumed, or a learner has taken over. True when that happened, now or since
+        the last call. A lease that expires is no news."""
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
         """Renew the leases of `tickets`, and report the worker's status."""
-        ...
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
         """End the worker's leases of `tickets` and requeue them. With `failed` this counts as a failed attempt."""
-        ...
 
     async def leave(self, worker: str, tickets: Sequence[int]) -> None:
         """Release `tickets`, and remove the worker from the run."""
-        ...
-
-    async def check_identity(self, accepts_changes: bool = False) -> bool:
-        """Whether the run is that of this process; False while it has no contract, because no learner has taken it
-        over, or Redis has lost it. `admit`, `put` and `heartbeat` check it too. Raises: ContractMismatch when it is
-        another; a learner that `accepts_changes` may have another contract, but no other folder."""
-        ...
-
-    async def state(self) -> RunState: ...
 
 
-class LearnerBuffer(Protocol):
+class LearnerBuffer(RunView, Protocol):
     """The operations of the learner, atomic and idempotent like those of workers. They raise Fenced when another
     learner has taken over, and BufferLost when Redis has lost or damaged data that it had acknowledged."""
 
-    @property
-    def epoch(self) -> int:
-        """This learner's fencing epoch; 0 before `recover`."""
-        ...
-
-    @property
-    def nonce(self) -> str:
-        """A random name of this learner's start; empty before `recover`."""
-        ...
+    epoch: int
+    """This learner's fencing epoch; 0 before `recover`."""
+    nonce: str
+    """A random name of this learner's start; empty before `recover`."""
 
     async def epoch_of(self, nonce: str) -> int | None:
         """The epoch that this buffer gave the learner with this nonce; None if it gave it none, or has lost it."""
-        ...
 
     async def recover(
-        self,
-        step: int,
-        method: MethodState = NOTHING,
-        least_epoch: int = 0,
-        accepts_changes: bool = False,
+        self, step: int, method: MethodState = NOTHING, least_epoch: int = 0, accepts_changes: bool = False
     ) -> None:
         """Take over the run at `step`, with the method state of the checkpoint, and fence all earlier learners. Pools
         that were trained after that step will be claimed again, each by its step.
@@ -289,7 +319,6 @@ class LearnerBuffer(Protocol):
         Raises, before any learner is fenced: ContractMismatch when the run has another contract, unless the learner
         `accepts_changes`, and always when it belongs to another folder, or tickets were granted with another N, G or
         order; ConfigError when pools that the checkpoint needs are forgotten, or when the server may evict keys."""
-        ...
 
     async def claim(self, step: int, question_of: QuestionOf | None = None) -> Pool | None:
         """The pool of a step, or None while it is not complete. Claiming again gives the same pool.
@@ -299,124 +328,72 @@ class LearnerBuffer(Protocol):
         quarantined, and those that disappeared from Redis count as lost; their tickets are requeued. After max_attempts
         the group stays incomplete, so a pool may be empty. From a pool that was claimed before, trajectories that
         disappeared or cannot be read are left out. Raises: BufferLost for a step that is not the next."""
-        ...
 
     async def commit(self, pool: Pool, selected: Sequence[Trajectory], method: MethodState = NOTHING) -> None:
         """Record that the pool's step has trained on `selected`, and store the method state `method`. Its group sizes
         apply to tickets that are not granted yet and have no size."""
-        ...
 
     async def announce(self, version: int, directory: str) -> None:
         """Announce to the workers that weight version `version` is complete in `directory`."""
-        ...
 
     async def checkpoint(self, step: int) -> None:
         """Forget the pools before `step`: every kept checkpoint contains these steps."""
-        ...
 
     async def finish(self) -> None:
         """Record that all steps of the run are done and saved: workers and evaluator end. The next learner that takes
         over opens the run again."""
-        ...
 
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
         """Report that this learner is alive, and its status."""
-        ...
 
     async def learner_leaves(self) -> None:
         """Report that this learner has ended."""
-        ...
-
-    async def check_identity(self, accepts_changes: bool = False) -> bool: ...
-
-    async def state(self) -> RunState: ...
-
-    async def ledger(self) -> Ledger: ...
-
-    async def queues(self, step: int) -> Queues:
-        """How many tickets are in each place, and how many groups of the pool of `step` are closed."""
-        ...
-
-    async def workers(self) -> dict[str, WorkerStatus]:
-        """The last status of each worker, dead ones included."""
-        ...
-
-    async def learner(self) -> LearnerStatus | None:
-        """The last status of the run's learner; None when no learner is alive."""
-        ...
 
 
-class OperatorBuffer(Protocol):
+class OperatorBuffer(RunView, Protocol):
     """The operations of people, on a live run or not."""
 
     async def pause(self, paused: bool) -> None:
         """Stop or resume admission; episodes in flight continue."""
-        ...
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
         """Take a trajectory out of the buffer, or out of the pool that is claimed and not yet committed. True when it
-        was there. If its group is not claimed yet, the rollout is played again."""
-        ...
+        was there. If its group is not claimed yet, the rollout runs again."""
 
     async def reopen(self, ticket: int) -> bool:
         """Requeue a leased ticket, or a ready group that is incomplete. True when it was one of them."""
-        ...
-
-    async def state(self) -> RunState: ...
-
-    async def ledger(self) -> Ledger: ...
-
-    async def queues(self, step: int) -> Queues: ...
-
-    async def workers(self) -> dict[str, WorkerStatus]: ...
-
-    async def learner(self) -> LearnerStatus | None: ...
-
-    async def identity(self) -> Identity:
-        """The run's; without terms when no learner has written them, or Redis has lost them."""
-        ...
 
     async def capacities(self) -> list[int]:
         """Buffered trajectories per depth 0..S_max."""
-        ...
 
     async def depth_by_version(self) -> dict[tuple[int, int], int]:
         """(depth, oldest version) -> buffered trajectories."""
-        ...
 
     def rows(self, wanted: Filter) -> AsyncIterator[TrajectoryRow]:
         """Buffered trajectories that pass the filter, by depth, then by ticket."""
-        ...
 
     async def fetch(self, trajectory_id: str) -> tuple[Trajectory, dict[str, str]] | None:
         """A trajectory in any state, quarantined ones included, with its readable fields; None when there is none.
 
         Raises: CorruptPayload."""
-        ...
 
     async def quarantined(self) -> dict[str, str]:
         """Trajectory id -> why it is quarantined."""
-        ...
 
     async def audit(self) -> Audit:
         """Compare the keys with the counters: every trajectory, and every ticket in exactly one place."""
-        ...
 
     async def exists(self) -> bool:
         """Whether anything of the run is there."""
-        ...
 
     async def runs(self) -> list[str]:
         """Names of the runs that the server has."""
-        ...
 
     async def size(self) -> int:
         """How many keys the run has."""
-        ...
 
     async def reset(self) -> int:
         """Delete the run; returns how many keys it had."""
-        ...
 
 
 class Buffer(WorkerBuffer, LearnerBuffer, OperatorBuffer, Protocol):

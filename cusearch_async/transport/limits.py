@@ -1,25 +1,17 @@
-"""The run limits: sizes, staleness, attempts, room."""
+"""The run limits: sizes, staleness, attempts, room; and the checks of a pool against them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 from cusearch_async.config import Config
 from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.types import Trajectory
 
-LIMITS_IN_REDIS = (
-    "questions",
-    "rollouts",
-    "max_staleness",
-    "steps",
-    "order",
-    "s_max",
-    "max_attempts",
-    "limit",
-    "limit_bytes",
-)
-"""The run limits that the learner writes into Redis for all processes; also lease_s, as `lease_ms`."""
+QuestionOf = Callable[[int], str]
+"""The id of the question of a ticket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +52,44 @@ class RunLimits:
             below = "" if self.vocab_size is None else f" and below {self.vocab_size} (the model's vocabulary)"
             wrong = lowest if lowest < 0 else highest
             raise InvalidTrajectory(f"trajectory {trajectory.id}: token ids must be at least 0{below}, got {wrong}")
+
+    def faults(
+        self, trajectories: Sequence[Trajectory], step: int, question_of: QuestionOf | None = None
+    ) -> dict[str, str]:
+        """Trajectory id -> why it must not be trained on at `step`, so that a faulty worker cannot break the staleness
+        bound or a group."""
+        problems = ((t.id, self._problem(t, step, question_of)) for t in trajectories)
+        found = {id_: problem for id_, problem in problems if problem}
+        questions: dict[int, set[str]] = defaultdict(set)
+        for t in trajectories:
+            if t.id not in found:
+                questions[t.ticket].add(t.question_id)
+        for t in trajectories:
+            if len(questions[t.ticket]) > 1:
+                several = ", ".join(sorted(questions[t.ticket]))
+                found.setdefault(t.id, f"the trajectories of its group answer different questions: {several}")
+        return found
+
+    def _problem(self, t: Trajectory, step: int, question_of: QuestionOf | None) -> str | None:
+        try:
+            self.check(t)
+        except InvalidTrajectory as error:
+            return str(error)
+        newest, staleness = int(t.versions.max()), step - t.oldest_version
+        if t.oldest_version < 0 or newest > step:
+            wrong = t.oldest_version if t.oldest_version < 0 else newest
+            return f"sampled by version {wrong}, but the learner has versions 0 to {step}"
+        if self.order == "ticket" and staleness > self.max_staleness:
+            return f"staleness {staleness} at step {step}, pool.max_staleness is {self.max_staleness}"
+        if question_of is not None and t.question_id != question_of(t.ticket):
+            return f"it answers question {t.question_id!r}, but ticket {t.ticket} is for {question_of(t.ticket)!r}"
+        return None
+
+
+LIMITS_IN_REDIS = [
+    field.name for field in fields(RunLimits) if field.name not in ("lease_s", "max_tokens", "vocab_size")
+]
+"""The run limits that the learner writes into Redis for all processes; also lease_s, as `lease_ms`."""
 
 
 def limits_of(config: Config, vocab_size: int | None = None) -> RunLimits:

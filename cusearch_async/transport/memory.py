@@ -20,23 +20,22 @@ from cusearch_async.algorithm.staleness import ticket_limit
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.run.identity import NOBODY, Identity, granted_otherwise, has_joined, refusal
 from cusearch_async.transport import codec
-from cusearch_async.transport.checks import faults
 from cusearch_async.transport.interface import (
     ALIVE_S,
     NOTHING,
     Audit,
+    Filter,
     LearnerStatus,
     Ledger,
     MethodState,
     Outcome,
-    QuestionOf,
     Queues,
     RolloutSlot,
     RunState,
+    TrajectoryRow,
     WorkerStatus,
 )
-from cusearch_async.transport.limits import RunLimits
-from cusearch_async.transport.listing import Filter, TrajectoryRow
+from cusearch_async.transport.limits import QuestionOf, RunLimits
 from cusearch_async.transport.memory_run import Claimed, Entry, MemoryRun
 from cusearch_async.types import Pool, Trajectory
 
@@ -46,8 +45,8 @@ class MemoryBuffer:
         self._run = run
         self._own_limits = limits
         self._identity = identity
-        self._epoch = 0
-        self._nonce = ""
+        self.epoch = 0
+        self.nonce = ""
         self._read_news = 0
 
     @property
@@ -94,11 +93,12 @@ class MemoryBuffer:
         if not is_open or trajectory.rollout >= run.group_size(ticket):
             run.counts["late_refused"] += 1
             return "late"
-        is_full = run.counts["buffered"] >= limits.limit or run.counts["bytes"] >= limits.limit_bytes
+        held = await self.ledger()
+        is_full = held.buffered >= limits.limit or held.bytes >= limits.limit_bytes
         if is_full and ticket >= (run.state.step + 1) * limits.questions:
             return "full"
         run.entries[trajectory.id] = Entry(trajectory, "buffered", len(payload))
-        run.counts.update(finished=1, buffered=1, bytes=len(payload))
+        run.counts["finished"] += 1
         run.groups[ticket] = run.groups.get(ticket, 0) + 1
         if run.groups[ticket] == run.group_size(ticket):
             run.close_group(ticket)
@@ -137,23 +137,11 @@ class MemoryBuffer:
 
     # --- learner --------------------------------------------------------------------------------------
 
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
-    def nonce(self) -> str:
-        return self._nonce
-
     async def epoch_of(self, nonce: str) -> int | None:
         return self._run.learners.get(nonce)
 
     async def recover(
-        self,
-        step: int,
-        method: MethodState = NOTHING,
-        least_epoch: int = 0,
-        accepts_changes: bool = False,
+        self, step: int, method: MethodState = NOTHING, least_epoch: int = 0, accepts_changes: bool = False
     ) -> None:
         run, limits = self._run, self._own_limits
         self._refuse_another(accepts_changes or not run.identity.terms)
@@ -170,13 +158,8 @@ class MemoryBuffer:
         reached = run.state.step if run.state.epoch else step
         if step > reached:
             self._forget_before(step)
-        for s, pool in run.pools.items():
-            if s >= step and pool.trained is not None:
-                unselected = len(pool.ids) - pool.trained
-                run.counts.update(trained=-pool.trained, unselected=-unselected, claimed=len(pool.ids))
-                pool.trained = None
-                for id_ in pool.ids:
-                    run.entries[id_].state = "claimed"
+        for id_ in [id_ for s, pool in run.pools.items() if s >= step for id_ in pool.ids]:
+            run.entries[id_].state = "claimed"
         run.generate_again(step, everything=is_changed)
         run.memory = method.memory
         run.sizes = {t: size for t, size in method.sizes.items() if t >= run.state.next_ticket} | run.sizes
@@ -188,16 +171,14 @@ class MemoryBuffer:
             next_ticket=max(run.state.next_ticket, step * limits.questions),
             checkpoint=max(run.state.checkpoint, step if step > reached else 0),
         )
-        self._epoch, self._nonce = run.state.epoch, uuid.uuid4().hex
-        run.learners[self._nonce] = self._epoch
+        self.epoch, self.nonce = run.state.epoch, uuid.uuid4().hex
+        run.learners[self.nonce] = self.epoch
         run.tell()
 
     def _forget_before(self, step: int) -> None:
         """The server is behind the checkpoint: the steps in between have already used these tickets."""
         run, first = self._run, step * self._limits.questions
         for s in [s for s in run.pools if s < step]:
-            if run.pools[s].trained is None:
-                run.counts.update(claimed=-len(run.pools[s].ids), lost=len(run.pools[s].ids))
             run.forget_pool(s)
         for id_ in [i for i, e in run.entries.items() if e.state == "buffered" and e.trajectory.ticket < first]:
             run.count_as_lost(id_)
@@ -217,7 +198,7 @@ class MemoryBuffer:
             if len(tickets) < limits.questions or self._count_lost(tickets):
                 return None
             ids = [id_ for ticket in tickets for id_ in run.slot_ids(ticket) if id_ in run.entries]
-            bad = faults([run.entries[id_].trajectory for id_ in ids], step, limits, question_of)
+            bad = limits.faults([run.entries[id_].trajectory for id_ in ids], step, question_of)
             if bad:
                 self._quarantine(bad)
                 return None
@@ -227,12 +208,10 @@ class MemoryBuffer:
                 run.attempts.pop(ticket, None)
             for id_ in ids:
                 run.entries[id_].state = "claimed"
-                run.counts.update(buffered=-1, bytes=-run.entries[id_].size, claimed=1)
         pool = run.pools[step]
         for id_ in [id_ for id_ in pool.ids if run.entries[id_].has_gone]:
             pool.ids.remove(id_)
-            del run.entries[id_]
-            run.counts.update(claimed=-1, lost=1)
+            run.count_as_lost(id_)
         return Pool(step, tuple(run.entries[id_].trajectory for id_ in pool.ids))
 
     def _next_tickets(self, step: int) -> list[int]:
@@ -244,10 +223,12 @@ class MemoryBuffer:
     def _count_lost(self, tickets: Sequence[int]) -> bool:
         """Count trajectories of these groups that disappeared as lost, and requeue the groups. True if there were
         any."""
-        gone = [id_ for ticket in tickets for id_ in self._run.slot_ids(ticket) if self._run.has_gone(id_)]
-        for id_ in gone:
+        entries = self._run.entries
+        slots = [(ticket, id_) for ticket in tickets for id_ in self._run.slot_ids(ticket)]
+        gone = [(ticket, id_) for ticket, id_ in slots if id_ in entries and entries[id_].has_gone]
+        for _, id_ in gone:
             self._run.count_as_lost(id_)
-        for ticket in sorted({int(id_.split(":")[0]) for id_ in gone}):
+        for ticket in sorted({ticket for ticket, _ in gone}):
             self._run.fail_attempt(ticket)
         return bool(gone)
 
@@ -259,11 +240,8 @@ class MemoryBuffer:
         claimed, trained = run.pools.get(pool.step), {t.id for t in selected}
         if run.state.step < pool.step or claimed is None or not trained <= {*claimed.ids, *run.quarantined}:
             raise BufferLost(f"step {pool.step} is not the next, which is {run.state.step}")
-        claimed.trained = len(trained & set(claimed.ids))
         for id_ in claimed.ids:
             run.entries[id_].state = "trained" if id_ in trained else "unselected"
-        unselected = len(claimed.ids) - claimed.trained
-        run.counts.update(claimed=-len(claimed.ids), trained=claimed.trained, unselected=unselected)
         run.memory = method.memory
         run.sizes = {ticket: n for ticket, n in method.sizes.items() if ticket >= run.state.next_ticket} | run.sizes
         run.state = replace(run.state, step=pool.step + 1, fields=method.fields)
@@ -271,9 +249,9 @@ class MemoryBuffer:
     async def announce(self, version: int, directory: str) -> None:
         run = self._run
         self._refuse_if_fenced()
-        if run.announced_by == self._epoch and version < run.state.published:
+        if run.announced_by == self.epoch and version < run.state.published:
             return
-        run.announced_by = self._epoch
+        run.announced_by = self.epoch
         run.state = replace(run.state, published=version, weights=directory)
         run.tell()
 
@@ -287,7 +265,7 @@ class MemoryBuffer:
 
     async def finish(self) -> None:
         self._refuse_if_fenced()
-        self._run.state = replace(self._run.state, finished_by=self._epoch)
+        self._run.state = replace(self._run.state, finished_by=self.epoch)
         self._run.tell()
 
     async def learner_heartbeat(self, status: LearnerStatus) -> None:
@@ -315,13 +293,9 @@ class MemoryBuffer:
         for id_, entry in found.items():
             if entry.state == "buffered":
                 groups.add(entry.trajectory.ticket)
-                run.counts.update(buffered=-1, bytes=-entry.size)
             else:
                 self._pool_of(id_).ids.remove(id_)  # type: ignore[union-attr]
-                run.counts["claimed"] -= 1
-            del run.entries[id_]
-            run.quarantined[id_] = reasons[id_]
-        run.counts["quarantined"] += len(found)
+            run.keep_apart(id_, reasons[id_])
         for ticket in groups:
             if ticket in run.ready:
                 run.fail_attempt(ticket)
@@ -353,7 +327,10 @@ class MemoryBuffer:
         return self._run.state
 
     async def ledger(self) -> Ledger:
-        return Ledger(**{name: self._run.counts[name] for name in Ledger.__dataclass_fields__})
+        counts, entries = Counter(self._run.counts), self._run.entries.values()
+        counts.update(entry.state for entry in entries)
+        counts["bytes"] = sum(entry.size for entry in entries if entry.state == "buffered")
+        return Ledger(**{name: counts[name] for name in Ledger.__dataclass_fields__})
 
     async def queues(self, step: int) -> Queues:
         run = self._run
@@ -367,8 +344,8 @@ class MemoryBuffer:
         )
 
     async def workers(self) -> dict[str, WorkerStatus]:
-        now, said = self._run.now, self._run.workers
-        return {name: msgspec.structs.replace(status, heartbeat_age_s=now - at) for name, (status, at) in said.items()}
+        now, last = self._run.now, self._run.workers
+        return {name: msgspec.structs.replace(status, heartbeat_age_s=now - at) for name, (status, at) in last.items()}
 
     async def identity(self) -> Identity:
         return self._run.identity
@@ -428,7 +405,7 @@ class MemoryBuffer:
             raise refused
 
     def _refuse_if_fenced(self) -> None:
-        if self._epoch > self._run.state.epoch:
+        if self.epoch > self._run.state.epoch:
             raise BufferLost("the run is gone")
-        if self._epoch != self._run.state.epoch:
+        if self.epoch != self._run.state.epoch:
             raise Fenced("another learner has taken over")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from cusearch_async.run.identity import NOBODY, Identity
@@ -12,13 +11,14 @@ from cusearch_async.transport.interface import LearnerStatus, RolloutSlot, RunSt
 from cusearch_async.transport.limits import RunLimits
 from cusearch_async.types import Trajectory
 
-OUTDATED = "it was played before the settings of the run were changed (--accept-changes)"
+OUTDATED = "it was generated before the settings of the run were changed (--accept-changes)"
 
 
 @dataclass(slots=True)
 class Entry:
     trajectory: Trajectory
     state: str
+    """buffered, claimed, trained or unselected."""
     size: int
     has_gone: bool = False
     """Whether it disappeared from the server without an operation of ours."""
@@ -30,8 +30,6 @@ class Claimed:
 
     tickets: list[int]
     ids: list[str]
-    trained: int | None = None
-    """How many of them were trained on; None before the commit."""
 
 
 @dataclass(slots=True)
@@ -61,6 +59,7 @@ class MemoryRun:
     incomplete: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    """The counters of the ledger, without what `entries` are."""
     workers: dict[str, tuple[WorkerStatus, float]] = field(default_factory=dict)
     """Worker -> its last status, and the time."""
     learners: dict[str, int] = field(default_factory=dict)
@@ -80,20 +79,23 @@ class MemoryRun:
         slots = (RolloutSlot(ticket, rollout) for rollout in range(self.group_size(ticket)))
         return [slot for slot in slots if f"{slot.ticket}:{slot.rollout}" not in self.entries]
 
-    def has_gone(self, id_: str) -> bool:
-        return id_ in self.entries and self.entries[id_].has_gone
-
     def count_as_lost(self, id_: str) -> None:
-        entry = self.entries.pop(id_)
-        self.counts.update(buffered=-1, bytes=-entry.size, lost=1)
+        del self.entries[id_]
+        self.counts["lost"] += 1
+
+    def keep_apart(self, id_: str, reason: str) -> None:
+        del self.entries[id_]
+        self.quarantined[id_] = reason
+        self.counts["quarantined"] += 1
 
     def forget_pool(self, step: int) -> None:
-        for ticket in self.pools[step].tickets:
-            for id_ in self.slot_ids(ticket):
-                self.entries.pop(id_, None)
+        pool = self.pools.pop(step)
+        for id_ in pool.ids:
+            state = self.entries.pop(id_).state
+            self.counts["lost" if state == "claimed" else state] += 1
+        for ticket in pool.tickets:
             self.sizes.pop(ticket, None)
             self.incomplete.pop(ticket, None)
-        del self.pools[step]
 
     def close_group(self, ticket: int) -> None:
         self.leases.pop(ticket, None)
@@ -136,24 +138,18 @@ class MemoryRun:
 
     def generate_again(self, step: int, everything: bool) -> None:
         """At the start of a learner: requeue the groups from `step` on in which no episode has succeeded, or
-        `everything` that was played, with a new count of attempts."""
+        `everything` that was generated, with a new count of attempts."""
         emptied = [s for s, pool in self.pools.items() if s >= step and (everything or not pool.ids)]
         tickets = {ticket for s in emptied for ticket in self.pools.pop(s).tickets}
         if everything:
-            for id_ in [id_ for id_, entry in self.entries.items() if self._is_outdated(entry, tickets)]:
-                entry = self.entries.pop(id_)
-                gone = {"bytes": -entry.size} if entry.state == "buffered" else {}
-                self.counts.update({entry.state: -1, "quarantined": 1} | gone)
-                self.quarantined[id_] = OUTDATED
+            for id_, entry in list(self.entries.items()):
+                if entry.state == "buffered" or (entry.state == "claimed" and entry.trajectory.ticket in tickets):
+                    self.keep_apart(id_, OUTDATED)
             tickets |= {*self.leases, *self.requeue, *self.ready}
         tickets |= {t for t in self.ready if self.incomplete.get(t) == self.group_size(t)}
         for ticket in sorted(tickets):
             self.attempts.pop(ticket, None)
             self.requeue_ticket(ticket)
-
-    @staticmethod
-    def _is_outdated(entry: Entry, tickets: Collection[int]) -> bool:
-        return entry.state == "buffered" or (entry.state == "claimed" and entry.trajectory.ticket in tickets)
 
     @property
     def _known(self) -> RunLimits:

@@ -1,16 +1,16 @@
-"""The operator's side of the buffer in Redis: inspect, pause, quarantine, requeue, reset. Listings are read in pieces,
-never a whole bucket at once."""
+"""The operator's side of the buffer in Redis: implements `interface.OperatorBuffer`. Listings are read in pieces, never
+a whole bucket at once."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 from cusearch_async.transport import codec
-from cusearch_async.transport.interface import Audit
+from cusearch_async.transport.interface import Audit, Filter, TrajectoryRow
 from cusearch_async.transport.keys import Keys
-from cusearch_async.transport.listing import Filter, TrajectoryRow
 from cusearch_async.transport.redis_run import RedisRun, text_of
 from cusearch_async.types import Trajectory
 
@@ -20,15 +20,12 @@ _NUMBERS = {"depth": int, "version": int, "reward": float, "em": float, "turns":
 
 
 class OperatorSide(RedisRun):
-    """Implements `interface.OperatorBuffer`."""
-
     async def pause(self, paused: bool) -> None:
-        async def write(client: Any) -> None:
-            async with client.pipeline(transaction=True) as pipe:
-                pipe.hset(self.keys.state, "paused", int(paused))
-                await pipe.xadd(self.keys.news, {"paused": int(paused)}, maxlen=1, approximate=False).execute()
+        def write(pipe: Any) -> None:
+            pipe.hset(self.keys.state, "paused", int(paused))
+            pipe.xadd(self.keys.news, {"paused": int(paused)}, maxlen=1, approximate=False)
 
-        await self.ask(write)
+        await self.ask_all(write)
 
     async def quarantine(self, trajectory_id: str, reason: str) -> bool:
         return bool(await self.run_script("quarantine", "", trajectory_id, reason))
@@ -37,17 +34,11 @@ class OperatorSide(RedisRun):
         return bool(await self.run_script("reopen", ticket))
 
     async def capacities(self) -> list[int]:
-        async def count(client: Any) -> Any:
-            async with client.pipeline(transaction=False) as pipe:
-                for depth in range(self._limits.s_max + 1):
-                    pipe.zcard(self.keys.depth(depth))
-                return await pipe.execute()
-
-        return [int(n) for n in await self.ask(count)]
+        depths = range(self._limits.s_max + 1)
+        return await self.ask_all(lambda pipe: [pipe.zcard(self.keys.depth(depth)) for depth in depths])
 
     async def audit(self) -> Audit:
-        """Compare buckets, hashes, payloads and pools with the ledger, and check that every ticket is in exactly one
-        place. This blocks Redis for about 3 microseconds per trajectory."""
+        """This blocks Redis for about 3 microseconds per trajectory."""
         kinds = (self.keys.trajectory(""), self.keys.payload(""))
         names = [text_of(name) for name in await self._key_names()]
         seen = {":".join(name.split(":")[-2:]) for name in names if name.startswith(kinds)}
@@ -55,7 +46,6 @@ class OperatorSide(RedisRun):
         return Audit(kept, tuple(text_of(finding) for finding in findings))
 
     async def depth_by_version(self) -> dict[tuple[int, int], int]:
-        """(depth, oldest version) -> buffered trajectories."""
         raw = await self.ask(lambda client: client.hgetall(self.keys.depth_by_version))
         cells = {}
         for cell, count in raw.items():
@@ -65,7 +55,6 @@ class OperatorSide(RedisRun):
         return cells
 
     async def rows(self, wanted: Filter) -> AsyncIterator[TrajectoryRow]:
-        """Buffered trajectories that pass the filter, by depth, then by ticket."""
         step = (await self.state()).step
         depths = range(self._limits.s_max + 1) if wanted.depth is None else [wanted.depth]
         for depth in depths:
@@ -77,27 +66,19 @@ class OperatorSide(RedisRun):
                     yield row
 
     async def quarantined(self) -> dict[str, str]:
-        """Trajectory id -> why it is quarantined."""
         raw = await self.ask(lambda client: client.hgetall(self.keys.quarantine))
         return {text_of(id_): text_of(reason) for id_, reason in raw.items()}
 
     async def fetch(self, trajectory_id: str) -> tuple[Trajectory, dict[str, str]] | None:
-        """A trajectory in any state, quarantined ones included, with its fields; None when there is none.
-
-        Raises: CorruptPayload."""
-        keys = self.keys
-        places = (
-            (keys.trajectory(trajectory_id), keys.payload(trajectory_id)),
-            (keys.quarantined(trajectory_id), keys.quarantined_payload(trajectory_id)),
+        keys, id_ = self.keys, trajectory_id
+        *kept, fields, payload = await self.ask_all(
+            lambda pipe: (
+                pipe.hgetall(keys.trajectory(id_))
+                .get(keys.payload(id_))
+                .hgetall(keys.quarantined(id_))
+                .get(keys.quarantined_payload(id_))
+            )
         )
-
-        async def read(client: Any) -> Any:
-            async with client.pipeline() as pipe:
-                for fields, payload in places:
-                    pipe.hgetall(fields).get(payload)
-                return await pipe.execute()
-
-        *kept, fields, payload = await self.ask(read)
         if kept[0]:
             fields, payload = kept
         if not fields:
@@ -107,24 +88,19 @@ class OperatorSide(RedisRun):
 
     async def _bucket(self, depth: int) -> AsyncIterator[tuple[str, dict[str, str]]]:
         for first in itertools.count(0, _PIECE):
-
-            async def piece(client: Any, first: int = first) -> Any:
-                ids = await client.zrange(self.keys.depth(depth), first, first + _PIECE - 1)
-                async with client.pipeline(transaction=False) as pipe:
-                    for id_ in ids:
-                        pipe.hmget(self.keys.trajectory(text_of(id_)), *SHOWN)
-                    return ids, await pipe.execute()
-
-            ids, found = await self.ask(piece)
+            ids, found = await self._piece(depth, first)
             for id_, values in zip(ids, found, strict=True):
                 if all(value is not None for value in values):  # else it was claimed and forgotten in the meantime
-                    yield text_of(id_), {n: text_of(v) for n, v in zip(SHOWN, values, strict=True)}
+                    yield id_, {name: text_of(value) for name, value in zip(SHOWN, values, strict=True)}
             if len(ids) < _PIECE:
                 return
 
-    async def reset(self) -> int:
-        """Delete every key of the run; returns how many there were."""
+    async def _piece(self, depth: int, first: int) -> tuple[list[str], list[Any]]:
+        raw = await self.ask(lambda client: client.zrange(self.keys.depth(depth), first, first + _PIECE - 1))
+        ids = [text_of(id_) for id_ in raw]
+        return ids, await self.ask_all(lambda pipe: [pipe.hmget(self.keys.trajectory(id_), *SHOWN) for id_ in ids])
 
+    async def reset(self) -> int:
         names = await self._key_names()
 
         async def delete(client: Any) -> int:
@@ -138,25 +114,17 @@ class OperatorSide(RedisRun):
 
     async def runs(self) -> list[str]:
         before, after = Keys("*").state.split("*")
-
-        async def scan(client: Any) -> list[str]:
-            found = [key async for key in client.scan_iter(Keys("*").state)]
-            return sorted(text_of(key)[len(before) : -len(after)] for key in found)
-
-        return await self.ask(scan)  # type: ignore[no-any-return]
+        return sorted(text_of(key)[len(before) : -len(after)] for key in await self._scan(Keys("*").state))
 
     async def size(self) -> int:
         return len(await self._key_names())
 
     async def _key_names(self) -> list[bytes]:
         """Every key of the run."""
+        return await self._scan(re.sub(r"([*?\[\]\\])", r"\\\1", self.keys.prefix) + "*")
 
+    async def _scan(self, pattern: str) -> list[bytes]:
         async def scan(client: Any) -> list[bytes]:
-            return [key async for key in client.scan_iter(match=_literal(self.keys.prefix) + "*", count=1000)]
+            return [key async for key in client.scan_iter(match=pattern, count=1000)]
 
         return await self.ask(scan)  # type: ignore[no-any-return]
-
-
-def _literal(text: str) -> str:
-    """`text` for a MATCH pattern, its special characters escaped."""
-    return "".join("\\" + c if c in "*?[]\\" else c for c in text)

@@ -25,12 +25,11 @@ _DAMAGE_WORDS = ("WRONGTYPE", "user_script", "not an integer", "not a valid floa
 """Words in the errors of a server whose data was not written by our scripts."""
 _REMEDY = "a restart does not help: restore the data, or `cusearch reset` the run"
 _PLACE = ("run_id", "host", "folder")
-"""Fields of `state` that are the run's, and not its learner's."""
-_DAMAGED = f"the data of run {{!r}} in Redis is damaged, or was written by another program or version; {_REMEDY}"
+"""Fields of `state` that belong to the run, and not to its learner."""
 
 
 class RedisRun:
-    """Operations that every process of a run uses."""
+    """Operations that every process of a run uses: implements `interface.RunView`."""
 
     def __init__(self, connection: Connection, run: str, limits: RunLimits, identity: Identity = NOBODY) -> None:
         self.keys = Keys(run)
@@ -46,11 +45,7 @@ class RedisRun:
         return f"{self._life}/{next(self._numbers)}"
 
     async def state(self) -> RunState:
-        async def read(client: Any) -> Any:
-            async with client.pipeline(transaction=False) as pipe:
-                return await pipe.hgetall(self.keys.state).get(self.keys.next_ticket).execute()
-
-        raw, next_ticket = await self.ask(read)
+        raw, next_ticket = await self.ask_all(lambda pipe: pipe.hgetall(self.keys.state).get(self.keys.next_ticket))
         known = {text_of(name): value for name, value in raw.items()} | {"next_ticket": next_ticket or b"0"}
         weights = text_of(known.pop("weights", b""))
         numbers = {
@@ -62,11 +57,8 @@ class RedisRun:
         return RunState(**(numbers | others))
 
     async def identity(self) -> Identity:
-        async def read(client: Any) -> Any:
-            async with client.pipeline(transaction=True) as pipe:
-                return await pipe.hgetall(self.keys.contract).hmget(self.keys.state, *_PLACE).execute()
-
-        contract, place = await self.ask(read)
+        keys = self.keys
+        contract, place = await self.ask_all(lambda pipe: pipe.hgetall(keys.contract).hmget(keys.state, *_PLACE))
         terms = {text_of(key): text_of(text) for key, text in contract.items()}
         terms.pop("digest", None)
         return Identity(terms, *(text_of(value or b"") for value in place))
@@ -80,41 +72,31 @@ class RedisRun:
         return Ledger(**{name: counts.get(name, 0) for name in Ledger.__dataclass_fields__})
 
     async def queues(self, step: int) -> Queues:
-        """How many tickets are in each place, and how many groups of the pool of `step` are closed."""
         keys, questions = self.keys, self._limits.questions
 
-        async def count(client: Any) -> Any:
-            async with client.pipeline(transaction=False) as pipe:
-                if self._limits.order == "ticket":
-                    pipe.zcount(keys.ready, step * questions, (step + 1) * questions - 1)
-                else:
-                    pipe.zcard(keys.ready)
-                pipe.zcard(keys.ready).zcard(keys.lease).zcard(keys.requeue).hlen(keys.incomplete)
-                pipe.exists(keys.pool_info(step))
-                return await pipe.execute()
+        def count(pipe: Any) -> None:
+            if self._limits.order == "ticket":
+                pipe.zcount(keys.ready, step * questions, (step + 1) * questions - 1)
+            else:
+                pipe.zcard(keys.ready)
+            pipe.zcard(keys.ready).zcard(keys.lease).zcard(keys.requeue).hlen(keys.incomplete)
+            pipe.exists(keys.pool_info(step))
 
-        *counts, is_claimed = await self.ask(count)
+        *counts, is_claimed = await self.ask_all(count)
         names = ("ready_of_pool", "ready", "leased", "requeued", "incomplete")
         return Queues(is_claimed=bool(is_claimed), **dict(zip(names, counts, strict=True)))
 
     async def learner(self) -> LearnerStatus | None:
-        async def read(client: Any) -> Any:
-            async with client.pipeline(transaction=True) as pipe:
-                return await pipe.hgetall(self.keys.learner).pttl(self.keys.learner).execute()
-
-        raw, left_ms = await self.ask(read)
+        raw, left_ms = await self.ask_all(lambda pipe: pipe.hgetall(self.keys.learner).pttl(self.keys.learner))
         return self._status(LearnerStatus, raw, ALIVE_S - left_ms / 1000) if raw else None
 
     async def workers(self) -> dict[str, WorkerStatus]:
-        async def read(client: Any) -> Any:
-            async with client.pipeline(transaction=False) as pipe:
-                beats = await client.zrange(self.keys.workers, 0, -1, withscores=True)
-                for name, _ in beats:
-                    pipe.hgetall(self.keys.worker(text_of(name)))
-                return await client.time(), beats, await pipe.execute()
-
-        (seconds, micros), beats, fields = await self.ask(read)
+        keys = self.keys
+        (seconds, micros), beats = await self.ask_all(
+            lambda pipe: pipe.time().zrange(keys.workers, 0, -1, withscores=True)
+        )
         now = seconds + micros / 1e6
+        fields = await self.ask_all(lambda pipe: [pipe.hgetall(keys.worker(text_of(name))) for name, _ in beats])
         return {
             text_of(name): self._status(WorkerStatus, raw, now - beat / 1000)
             for (name, beat), raw in zip(beats, fields, strict=True)
@@ -131,6 +113,16 @@ class RedisRun:
         """The result of a script in lua/."""
         return await self.ask(lambda _: self._scripts[script](keys=[self.keys.state], args=args))
 
+    async def ask_all(self, fill: Callable[[Any], Any]) -> list[Any]:
+        """The answers to the commands that `fill` adds to a transaction."""
+
+        async def send(client: Any) -> Any:
+            async with client.pipeline() as pipe:
+                fill(pipe)
+                return await pipe.execute()
+
+        return await self.ask(send)  # type: ignore[no-any-return]
+
     async def ask(self, command: Callable[[Any], Awaitable[Any]]) -> Any:
         """The answer to a command on the client; it is retried during outages. Raises: the CusearchError for an error
         of Redis."""
@@ -146,36 +138,27 @@ class RedisRun:
         """The error for an error message of Redis; None when it is a bug in this code."""
         run = self.keys.run
         kind, _, what = answer.partition(" ")
+        first, _, second = what.partition(" ")
+        found: CusearchError | None = None
         if kind == "FENCED":
-            return Fenced(f"another learner has taken over run {run!r}; this one stops")
-        if kind == "LOST":
-            return BufferLost(
-                f"Redis has lost data of run {run!r}: {what}; start the learner again, it continues from its newest "
-                "checkpoint"
-            )
-        if kind == "DAMAGED":
-            return BufferLost(f"Redis has lost data of run {run!r}: {what}; {_REMEDY}")
-        is_damaged = any(word in answer for word in _DAMAGE_WORDS)
-        if is_damaged:
-            return self._damaged(" ".join(answer.split()))
-        return self._refusal(kind, what)
-
-    def _refusal(self, kind: str, what: str) -> ConfigError | None:
-        """Why this process may not join the run."""
-        run = self.keys.run
-        if kind == "ANOTHER":
-            return refusal(run, self._identity, msgspec.json.decode(what, type=Identity))
-        if kind == "GONE":
-            forgotten, _, step = what.partition(" ")
-            return ConfigError(
-                f"Redis has forgotten the pools of run {run!r} before step {forgotten}, but the newest checkpoint is "
-                f"of step {step}; if another run has this name, choose another run.name; otherwise restore the "
+            found = Fenced(f"another learner has taken over run {run!r}; this one stops")
+        elif kind in ("LOST", "DAMAGED"):
+            again = "start the learner again, it continues from its newest checkpoint"
+            remedy = again if kind == "LOST" else _REMEDY
+            found = BufferLost(f"Redis has lost data of run {run!r}: {what}; {remedy}")
+        elif kind == "ANOTHER":
+            found = refusal(run, self._identity, msgspec.json.decode(what, type=Identity))
+        elif kind == "GRANTED":
+            found = granted_otherwise(run, first, getattr(self._limits, first), second)
+        elif kind == "GONE":
+            found = ConfigError(
+                f"Redis has forgotten the pools of run {run!r} before step {first}, but the newest checkpoint is of "
+                f"step {second}; if another run has this name, choose another run.name; otherwise restore the "
                 "checkpoint, or `cusearch reset` the run"
             )
-        if kind == "GRANTED":
-            name, _, value = what.partition(" ")
-            return granted_otherwise(run, name, getattr(self._limits, name), value)
-        return None
+        elif any(word in answer for word in _DAMAGE_WORDS):
+            found = self._damaged(" ".join(answer.split()))
+        return found
 
     def _number(self, name: str, value: bytes, kind: type[N] = int) -> N:
         try:
@@ -184,7 +167,17 @@ class RedisRun:
             raise self._damaged(f"{name} = {text_of(value)!r}") from error
 
     def _damaged(self, found: str) -> BufferLost:
-        return BufferLost(f"{_DAMAGED.format(self.keys.run)} ({found})")
+        return BufferLost(
+            f"the data of run {self.keys.run!r} in Redis is damaged, or was written by another program or version; "
+            f"{_REMEDY} ({found})"
+        )
+
+
+def reported(status: WorkerStatus | LearnerStatus) -> list[Any]:
+    """Field, value, … for the script that stores a heartbeat. Its age comes from Redis' clock."""
+    fields = msgspec.structs.asdict(status)
+    del fields["heartbeat_age_s"]
+    return list(itertools.chain.from_iterable(fields.items()))
 
 
 def text_of(value: bytes) -> str:

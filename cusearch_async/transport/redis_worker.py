@@ -1,4 +1,4 @@
-"""The worker's side of the buffer in Redis: tickets in, trajectories out."""
+"""The worker's side of the buffer in Redis: implements `interface.WorkerBuffer`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import Any, Literal
 import msgspec
 from redis import exceptions
 
-from cusearch_async.batcher import Batcher
+from cusearch_async.concurrency import Batcher
 from cusearch_async.errors import BufferLost
-from cusearch_async.run.identity import NOBODY, Identity
 from cusearch_async.transport import codec
-from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import Outcome, RolloutSlot, WorkerStatus
-from cusearch_async.transport.limits import RunLimits
-from cusearch_async.transport.redis_run import RedisRun
+from cusearch_async.transport.redis_run import RedisRun, reported
 from cusearch_async.types import Trajectory
 
 _PUT_AT_ONCE = 64
@@ -38,13 +35,12 @@ class _Put:
 
 
 class WorkerSide(RedisRun):
-    """Implements `interface.WorkerBuffer`."""
+    _read_news: bytes | str = "0"
+    """Entry of the stream `news` that was read last."""
 
-    def __init__(self, connection: Connection, run: str, limits: RunLimits, identity: Identity = NOBODY) -> None:
-        super().__init__(connection, run, limits, identity)
-        self._read_news: bytes | str = "0"
-        """Entry of the stream `news` that was read last."""
-        self._puts: Batcher[_Put, Outcome | Literal["unstaged"]] = Batcher(self._send_puts, _PUT_AT_ONCE)
+    @functools.cached_property
+    def _puts(self) -> Batcher[_Put, Outcome | Literal["unstaged"]]:
+        return Batcher(self._send_puts, _PUT_AT_ONCE)
 
     async def admit(self, worker: str, loaded_version: int, room: int) -> list[RolloutSlot]:
         token = self.next_name()
@@ -57,7 +53,7 @@ class WorkerSide(RedisRun):
         name = self.next_name()
         fields = codec.readable_fields(trajectory) | {"bytes": len(payload)}
         listed = list(itertools.chain.from_iterable(fields.items()))
-        request = (trajectory.id, name, trajectory.depth, fields["version"], len(payload), listed)
+        request = (trajectory.id, name, trajectory.depth, trajectory.oldest_version, len(payload), listed)
         put = _Put(self.keys.staged(name), payload, msgspec.msgpack.encode(request))
         for _ in range(_STAGINGS):
             outcome = await self._puts(put)
@@ -90,20 +86,14 @@ class WorkerSide(RedisRun):
 
     async def wait_for_news(self, longest_s: float) -> bool:
         block_ms = int(1000 * min(longest_s, self.connection.timeout_s / 2))
-
-        async def read(client: Any) -> Any:
-            return await client.xread({self.keys.news: self._read_news}, block=block_ms)
-
-        found = await self.ask(read)
+        found = await self.ask(lambda client: client.xread({self.keys.news: self._read_news}, block=block_ms))
         for _, entries in found:
             self._read_news = entries[-1][0]
         return bool(found)
 
     async def heartbeat(self, worker: str, tickets: Sequence[int], status: WorkerStatus) -> None:
-        fields = msgspec.structs.asdict(status)
-        del fields["heartbeat_age_s"]  # computed from Redis' clock
-        listed = itertools.chain.from_iterable(fields.items())
-        await self.run_script("heartbeat", worker, self._identity.digest, len(tickets), *tickets, *listed)
+        digest = self._identity.digest
+        await self.run_script("heartbeat", worker, digest, len(tickets), *tickets, *reported(status))
 
     async def release(self, worker: str, tickets: Sequence[int], failed: bool) -> None:
         await self.run_script("release", worker, int(failed), 0, *tickets)

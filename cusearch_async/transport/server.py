@@ -15,12 +15,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 from urllib.parse import unquote, urlsplit
 
-from cusearch_async.config import LOOPBACK, Config, redis_password, redis_password_file
+from cusearch_async.config import LOOPBACK, RedisConfig, redis_password, redis_password_file
 from cusearch_async.errors import BufferUnavailable, RunInUse
 from cusearch_async.files import write_file
+from cusearch_async.run.folder import locked
 
 log = logging.getLogger(__name__)
 
@@ -48,79 +48,69 @@ def find_redis_server() -> Path:
 def redis_version(server: Path) -> tuple[int, ...]:
     """Major, minor and patch number of a redis-server; (0,) when it cannot be determined."""
     try:
-        said = subprocess.run([server, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
+        output = subprocess.run([server, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
     except (OSError, subprocess.TimeoutExpired):
         return (0,)
-    version = re.search(r"\bv=(\d+)\.(\d+)\.(\d+)", said)
+    version = re.search(r"\bv=(\d+)\.(\d+)\.(\d+)", output)
     return tuple(map(int, version.groups())) if version else (0,)
 
 
 @contextmanager
-def holding_data(config: Config) -> Iterator[int]:
+def holding_data(redis: RedisConfig, run_folder: Path) -> Iterator[int]:
     """Lock the data of this run's Redis: two servers would append to one file, and add up each other's counters.
 
     Yields a handle that the server must inherit; then the lock lasts as long as the server. Without locks in the file
     system it only logs a warning.
     Raises: RunInUse with the URL of the server that has the data; BufferUnavailable as `own_server`."""
-    folder = _data_folder(config)
-    _make_private(folder)
-    with (folder / _LOCK).open("a+", encoding="utf-8") as file:
+    folder = _data_folder(redis, run_folder)
+    lock = folder / _LOCK
+    with lock.open("a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunInUse(
-                f"{folder} is in use: this run's Redis already listens at {_read_from_start(file)}; set redis.url to "
-                "that, or stop it first"
+                f"{folder} is in use: this run's Redis already listens at {lock.read_text(encoding='utf-8')}; set "
+                "redis.url to that, or stop it first"
             ) from error
         except OSError as error:
             log.warning("%s cannot be locked (%s): start no second Redis there", file.name, error.strerror)
         file.truncate(0)
-        file.write(config.redis.url)
+        file.write(redis.url)
         file.flush()
         yield file.fileno()
 
 
-def url_of_own(config: Config) -> str | None:
+def url_of_own(redis: RedisConfig, run_folder: Path) -> str | None:
     """Where the Redis that was started for this run listens; None when none runs on this machine."""
-    path = redis_password_file(config)
+    path = redis_password_file(redis, run_folder)
+    if path is None or not path.with_name(_LOCK).exists():
+        return None
     try:
-        file = (path.with_name(_LOCK) if path else Path(os.devnull)).open(encoding="utf-8")
-    except OSError:
-        return None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _read_from_start(file)
-        except OSError:
-            pass
-        return None
+        with locked(path.with_name(_LOCK), fcntl.LOCK_SH, "it runs"):
+            return None
+    except RunInUse:
+        return path.with_name(_LOCK).read_text(encoding="utf-8")
 
 
-def _read_from_start(file: TextIO) -> str:
-    file.seek(0)
-    return file.read()
-
-
-def own_server(config: Config) -> list[str]:
+def own_server(redis: RedisConfig, run_folder: Path) -> list[str]:
     """Command line of the Redis of this run. The password is CUSEARCH_REDIS_PASSWORD, or a random one that is stored in
     the run's folder for the other processes of the run.
 
     Raises: BufferUnavailable when redis.url is not on this machine."""
-    folder = _data_folder(config)
-    password = redis_password(config)
+    folder = _data_folder(redis, run_folder)
+    password = redis_password(redis, run_folder)
     if password is None:
         password = secrets.token_urlsafe(32)
-        _make_private(folder)
         write_file(folder / "password", password.encode(), mode=0o600)
-    return server_command(config.redis.url, folder, password)
+    return server_command(redis.url, folder, password)
 
 
-def _data_folder(config: Config) -> Path:
-    """Raises: BufferUnavailable when redis.url is not on this machine."""
-    path = redis_password_file(config)
+def _data_folder(redis: RedisConfig, run_folder: Path) -> Path:
+    """Made if it is missing. Raises: BufferUnavailable when redis.url is not on this machine."""
+    path = redis_password_file(redis, run_folder)
     if path is None:
-        raise _not_ours(config.redis.url)
+        raise _not_ours(redis.url)
+    _make_private(path.parent)
     return path.parent
 
 
@@ -154,9 +144,9 @@ def server_command(url: str, folder: Path, password: str | None) -> list[str]:
     return command
 
 
-def redis_cli_line(config: Config) -> str:
+def redis_cli_line(redis: RedisConfig, run_folder: Path) -> str:
     """The beginning of a redis-cli command for this run's Redis, to paste into a shell."""
-    parts = urlsplit(config.redis.url)
+    parts = urlsplit(redis.url)
     if parts.scheme == "redis+sentinel":
         host, port = parts.netloc.rpartition("@")[2].split(",")[0].rsplit(":", 1)
         ask = f"redis-cli -h {host} -p {port} sentinel get-master-addr-by-name {parts.path.split('/')[1]}"
@@ -170,7 +160,7 @@ def redis_cli_line(config: Config) -> str:
         words += ["--user", unquote(parts.username)]
     if parts.path.strip("/") not in ("", "0"):
         words += ["-n", parts.path.strip("/")]
-    path = redis_password_file(config)
+    path = redis_password_file(redis, run_folder)
     if os.environ.get("CUSEARCH_REDIS_PASSWORD"):
         return f'REDISCLI_AUTH="$CUSEARCH_REDIS_PASSWORD" {shlex.join(words)}'
     if path is not None and path.exists():

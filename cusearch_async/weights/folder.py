@@ -30,7 +30,7 @@ from cusearch_async.weights.interface import ADAPTER_CONFIG, MANIFEST, Canary, M
 from cusearch_async.weights.tensor_file import BadTensorFile, records_of, write_tensors
 
 NAME = re.compile(r"v(\d{6,})-e(\d+)(?:-(\d+))?", re.ASCII)
-"""Valid names of versions. Names come from Redis, and must not lead out of the store."""
+"""Valid names of versions. Names come from Redis, and must not point outside the store."""
 
 
 class WeightStore:
@@ -55,7 +55,7 @@ class WeightStore:
         return newest_of(version, self.names())
 
     def begin(self, epoch: int) -> None:
-        """Delete what learners of earlier epochs left unfinished."""
+        """Delete the unfinished versions of earlier epochs."""
         for path, name in self._entries():
             if is_half_done(path, MANIFEST) and int(name[2]) < epoch:
                 remove(path)
@@ -72,7 +72,7 @@ class WeightStore:
         """Write a version, or with peft's config `adapter` an adapter; returns its directory name. A version that is
         published again gets a new name. The last `keep` versions stay on disk, and all versions of later learners.
         `copied` is called as soon as the tensors may change. Nothing is synced to disk: after a crash of the machine a
-        learner publishes its weights again, and what it finds torn is refused by its checksums.
+        learner publishes its weights again, and checksums refuse an incomplete version.
 
         Raises: WriteFailed."""
         name = f"v{version:06d}-e{epoch}"
@@ -95,37 +95,21 @@ class WeightStore:
         return name
 
     def verify(self, name: str) -> Manifest:
-        """The manifest of a version, after all its tensors were checked against it.
-
-        Raises: WeightsUnavailable that names the directory, the tensor, or the invalid name."""
-        directory = self.directory(name)
-        manifest = read_manifest(directory, name)
-        try:
-            found = records_of(directory / manifest.file)
-            adapter = manifest.adapter and msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes())
-        except (OSError, msgspec.MsgspecError, BadTensorFile) as error:
-            raise WeightsUnavailable(f"{directory} is missing or damaged: {error}") from error
-        if found.keys() != manifest.tensors.keys():
-            raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
-        for key, expected in manifest.tensors.items():
-            if found[key] != expected:
-                raise WeightsUnavailable(f"{directory}: tensor {key} does not match its checksum")
-        if adapter != manifest.adapter:
-            raise WeightsUnavailable(f"{directory}: {ADAPTER_CONFIG} is not what the manifest says")
-        return manifest
+        """The manifest of a version, after all its tensors were checked. Raises: WeightsUnavailable."""
+        return verified(self.directory(name), name)
 
     async def open(self, name: str) -> OpenedVersion:
-        """A version that has been verified, in a thread. Raises: WeightsUnavailable."""
+        """Verified in a thread. Raises: WeightsUnavailable."""
         return OpenedVersion(name, await asyncio.to_thread(self.verify, name), self.directory(name))
 
     def directory(self, name: str) -> Path:
         """The directory of a version, which may not exist. Raises: WeightsUnavailable for a name that is not a
-        version's, or that leads out of the store."""
+        version's, or that points outside the store."""
         if not NAME.fullmatch(name):
             raise WeightsUnavailable(f"{name!r:.200} is not the name of a weight version (like v000012-e3)")
         found, store = (self.folder / name).resolve(), self.folder.resolve()
         if found.parent != store:
-            raise WeightsUnavailable(f"{self.folder / name} leads out of the weight store, to {found}")
+            raise WeightsUnavailable(f"{self.folder / name} points outside the weight store: {found}")
         return found
 
     def _remove_old(self, epoch: int) -> None:
@@ -158,6 +142,26 @@ class FolderTransport:
     @asynccontextmanager
     async def source(self, needs_last: bool = False) -> AsyncIterator[WeightStore]:
         yield WeightStore(self._config.weights_folder)
+
+
+def verified(directory: Path, name: str) -> Manifest:
+    """The manifest of the version `name` in a directory, after all its tensors were checked against it.
+
+    Raises: WeightsUnavailable that names the directory and the tensor."""
+    manifest = read_manifest(directory, name)
+    try:
+        found = records_of(directory / manifest.file)
+        adapter = manifest.adapter and msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes())
+    except (OSError, msgspec.MsgspecError, BadTensorFile) as error:
+        raise WeightsUnavailable(f"{directory} is missing or damaged: {error}") from error
+    if found.keys() != manifest.tensors.keys():
+        raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
+    for key, expected in manifest.tensors.items():
+        if found[key] != expected:
+            raise WeightsUnavailable(f"{directory}: tensor {key} does not match its checksum")
+    if adapter != manifest.adapter:
+        raise WeightsUnavailable(f"{directory}: {ADAPTER_CONFIG} differs from the manifest")
+    return manifest
 
 
 def read_manifest(directory: Path, name: str) -> Manifest:

@@ -1,8 +1,7 @@
-"""The learner's machine serves the files of published versions, and each other machine downloads them once.
+"""weights.transport = "http": the learner serves the files of published versions; each other machine downloads them.
 
-For workers and evaluators that share no folder with the learner (weights.transport = "http"). Requests need the bearer
-token of the run (`config.weights_token`). A download is checked while it arrives, continues after a lost
-connection, and gets its name when it is whole; what loads it is the same as for a shared folder.
+Requests need the bearer token of the run (`config.weights_token`). A download resumes after a lost
+connection, and gets its name once it is verified; it is then loaded like a version in a shared folder.
 
     GET /weights                 names of the versions, oldest first
     GET /weights/NAME/FILE       a file of one, or a range of it
@@ -36,13 +35,13 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.typedefs import Handler
 
-from cusearch_async.config import Config, make_weights_token, weights_token, weights_token_file
+from cusearch_async.config import Config, make_weights_token, weights_token
 from cusearch_async.errors import ConfigError, RunInUse, WeightsUnavailable, first_line
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, write_failed, writing
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.run.folder import locked
-from cusearch_async.weights.folder import NAME, WeightStore, newest_of, read_manifest
+from cusearch_async.weights.folder import NAME, WeightStore, newest_of, read_manifest, verified
 from cusearch_async.weights.interface import (
     ADAPTER_CONFIG,
     ADAPTER_TENSORS,
@@ -51,23 +50,22 @@ from cusearch_async.weights.interface import (
     Manifest,
     OpenedVersion,
 )
-from cusearch_async.weights.tensor_file import ArrivingTensors, BadTensorFile
 
 log = logging.getLogger(__name__)
 
 PATH = "/weights"
 FILES = (MANIFEST, TENSORS, ADAPTER_TENSORS)
-"""What can be downloaded of a version."""
+"""The files of a version that can be downloaded."""
 PIECE_BYTES = 4 << 20
 KEPT = 3
-"""Downloaded versions that stay, those that were opened last."""
+"""Downloaded versions that are kept, those that were opened last."""
 POLL_S = 0.1
 RETRY_S = 1.0
 CONNECT_S = 15.0
 SILENCE_S = 30
-"""The other machine is gone when nothing has come for so long."""
+"""The other machine is taken for dead after this time without data."""
 ATTEMPTS = 3
-"""For one file without a byte of progress."""
+"""To download a file, without a byte of progress."""
 
 
 class HttpTransport:
@@ -81,11 +79,11 @@ class HttpTransport:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Waits up to run.wait_s for the port, which an earlier learner may be about to leave. At the end it stays for
-        downloads that are under way, and for those who need the last version.
+        """Waits up to run.wait_s for the port, which an earlier learner may be about to leave. At the end it waits for
+        running downloads, and for clients that need the last version.
 
         Raises: ConfigError when nothing can listen at weights.url."""
-        server = Server(self._store, make_weights_token(self._config))
+        server = Server(self._store, make_weights_token(self._config.folder))
         runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
         try:
@@ -102,7 +100,7 @@ class HttpTransport:
         folder = self._config.weights_folder.with_name("downloaded")
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            downloads = Downloads(self._config, folder, session)
+            downloads = Downloads(self._url, self._config.folder, folder, session)
             following = [asyncio.ensure_future(downloads.follow_to_the_end())] if needs_last else []
             try:
                 yield downloads
@@ -111,16 +109,15 @@ class HttpTransport:
 
 
 class Server:
-    """What the learner's machine serves."""
+    """The learner's side."""
 
     def __init__(self, store: WeightStore, token: str) -> None:
         self._store = store
         self._token = token
         self._ending = asyncio.Event()
-        self.downloads = 0
-        """Under way."""
+        self.sending = 0
         self._needing: dict[str, float] = {}
-        """Clients that need the last version and do not have it -> when they were last heard of."""
+        """Clients that need the last version and do not have it -> when they were last connected."""
 
     def application(self) -> web.Application:
         application = web.Application(middlewares=[self._authorized])
@@ -131,10 +128,10 @@ class Server:
         return application
 
     async def end(self) -> None:
-        """Until nobody downloads any more, and whoever needs the last version has it, or is silent."""
+        """Wait until no download runs, and every client that needs the last version has it, or is silent."""
         self._ending.set()
         with log_waiting(log, "waiting for others to download the last weights"):
-            while self.downloads or any(time.monotonic() - heard < SILENCE_S for heard in self._needing.values()):
+            while self.sending or any(time.monotonic() - heard < SILENCE_S for heard in self._needing.values()):
                 await asyncio.sleep(POLL_S)
 
     @web.middleware
@@ -148,7 +145,7 @@ class Server:
         return web.json_response(self._store.names())
 
     async def _last(self, request: web.Request) -> web.StreamResponse:
-        """Whoever has the version that is the last gives its name as `have`. Blanks, which JSON ignores, show both
+        """A client that has the last version already gives its name as `have`. Blanks, which JSON ignores, show both
         sides that the other is there."""
         client, response = request.query.get("client", ""), web.StreamResponse()
         response.content_type = "application/json"
@@ -181,26 +178,26 @@ class Server:
 
 
 class _Counted(web.FileResponse):
-    """Counts among the downloads under way while it is sent."""
+    """Counted among the running downloads while it is sent."""
 
     def __init__(self, path: Path, server: Server) -> None:
         super().__init__(path, chunk_size=PIECE_BYTES)
         self._server = server
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        self._server.downloads += 1
+        self._server.sending += 1
         try:
             return await super().prepare(request)
         finally:
-            self._server.downloads -= 1
+            self._server.sending -= 1
 
 
 class Downloads:
-    """Versions of a learner on another machine."""
+    """Versions of the learner at `url`, kept in `folder`."""
 
-    def __init__(self, config: Config, folder: Path, session: aiohttp.ClientSession) -> None:
-        self._config = config
-        self._url = (config.weights.url or "").rstrip("/") + PATH
+    def __init__(self, url: str, run_folder: Path, folder: Path, session: aiohttp.ClientSession) -> None:
+        self._url = url.rstrip("/")
+        self._run_folder = run_folder
         self._store = WeightStore(folder)
         self._session = session
 
@@ -222,7 +219,7 @@ class Downloads:
         return OpenedVersion(name, manifest, directory)
 
     async def follow_to_the_end(self) -> None:
-        """At the learner's end, download the last version, which can then be opened without the learner."""
+        """When the learner ends, download the last version, which can then be opened without it."""
         client, have = secrets.token_hex(8), ""
         while True:
             try:
@@ -244,17 +241,16 @@ class Downloads:
                 manifest = read_manifest(unfinished, name)
                 if manifest.adapter is not None:
                     (unfinished / ADAPTER_CONFIG).write_bytes(msgspec.json.encode(manifest.adapter))
-                await self._fetch(name, manifest.file, unfinished, ArrivingTensors(manifest.file, manifest.tensors))
-            except BaseException as error:
+                await self._fetch(name, manifest.file, unfinished)
+                await asyncio.to_thread(verified, unfinished, name)
+            except BaseException:
                 remove(unfinished)
-                if isinstance(error, BadTensorFile):
-                    raise WeightsUnavailable(f"{name} of the learner at {self._url} is damaged: {error}") from error
                 raise
         put_in_place(directory, durable=False)
         return manifest
 
-    async def _fetch(self, name: str, file: str, folder: Path, tensors: ArrivingTensors | None = None) -> None:
-        """A lost connection is resumed at the next byte."""
+    async def _fetch(self, name: str, file: str, folder: Path) -> None:
+        """Resumes a lost connection at the next byte."""
         failures = 0
         with (folder / file).open("wb") as into:
             while True:
@@ -262,15 +258,13 @@ class Downloads:
                 try:
                     async with self._get(f"/{name}/{file}", {"Range": f"bytes={began}-"} if began else {}) as response:
                         async for piece in response.content.iter_chunked(PIECE_BYTES):
-                            await asyncio.to_thread(_keep, piece, into, tensors)
+                            await asyncio.to_thread(_keep, piece, into)
                     break
                 except WeightsUnavailable:
                     failures = failures + 1 if into.tell() == began else 0
                     if into.tell() == 0 or failures == ATTEMPTS:
                         raise
                     await asyncio.sleep(RETRY_S)
-        if tensors is not None:
-            tensors.finish()
 
     async def _json(self, path: str, **query: str) -> Any:
         async with self._get(path, query=query) as response:
@@ -281,14 +275,14 @@ class Downloads:
         self, path: str, headers: dict[str, str] | None = None, query: dict[str, str] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Raises: WeightsUnavailable, also for a connection that is lost inside the context."""
-        headers = {"Authorization": f"Bearer {weights_token(self._config)}", **(headers or {})}
+        headers = {"Authorization": f"Bearer {weights_token(self._run_folder)}", **(headers or {})}
         try:
-            async with self._session.get(self._url + path, headers=headers, params=query) as response:
+            async with self._session.get(self._url + PATH + path, headers=headers, params=query) as response:
                 if response.status == HTTPStatus.UNAUTHORIZED:
                     raise ConfigError(
                         f"the learner at {self._url} refuses the token of this process; set CUSEARCH_WEIGHTS_TOKEN to "
-                        f"the same text for both, or copy {weights_token_file(self._config).name} from the learner's "
-                        f"run folder to {self._config.folder}"
+                        "the same text for both, or copy weights-token from the learner's run folder to "
+                        f"{self._run_folder}"
                     )
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise WeightsUnavailable(
@@ -297,7 +291,7 @@ class Downloads:
                 yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise WeightsUnavailable(
-                f"the learner does not answer at weights.url {self._config.weights.url} ({first_line(error)})"
+                f"the learner does not answer at weights.url {self._url} ({first_line(error)})"
             ) from error
 
     def _remove_old(self) -> None:
@@ -306,10 +300,8 @@ class Downloads:
             remove_sealed(path, MANIFEST)
 
 
-def _keep(piece: bytes, file: BinaryIO, tensors: ArrivingTensors | None) -> None:
-    """Raises: BadTensorFile, before anything is written; WriteFailed."""
-    if tensors is not None:
-        tensors.add(piece)
+def _keep(piece: bytes, file: BinaryIO) -> None:
+    """Raises: WriteFailed."""
     try:
         file.write(piece)
         file.flush()
@@ -319,7 +311,7 @@ def _keep(piece: bytes, file: BinaryIO, tensors: ArrivingTensors | None) -> None
 
 @asynccontextmanager
 async def _alone(lock: Path) -> AsyncIterator[None]:
-    """Inside, no other process of this machine is."""
+    """Excludes the other processes of this machine."""
     with ExitStack() as held:
         while True:
             try:
@@ -331,7 +323,7 @@ async def _alone(lock: Path) -> AsyncIterator[None]:
 
 
 async def _notice_silence(request: web.BaseRequest, _: web.StreamResponse) -> None:
-    """A download of a machine that is gone ends after SILENCE_S; TCP itself waits for a quarter of an hour."""
+    """End the download of a machine that is gone after SILENCE_S; TCP itself waits for a quarter of an hour."""
     connection = request.transport and request.transport.get_extra_info("socket")
     if connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE_S)

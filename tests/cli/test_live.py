@@ -170,7 +170,7 @@ async def test_the_end_of_a_run_tells_what_counting_the_keys_has_found(atlas_con
             assert ledger.closes, "the counters do not know"
             assert summary["ledger"]["closes"] is not gone
             assert verdict in console.file.getvalue()
-            assert ("gone without having been counted as lost: 1 (0:0)" in console.file.getvalue()) is gone
+            assert ("missing, and not counted as lost: 1 (0:0)" in console.file.getvalue()) is gone
 
 
 async def test_a_launch_leaves_another_run_of_the_same_name_alone(atlas_config, redis_url, tmp_path):

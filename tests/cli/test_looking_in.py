@@ -189,7 +189,7 @@ def test_the_ledger_command_counts_the_keys_unless_it_is_to_be_quick(
     asyncio.run(delete())
     assert status("--quick") == 0, "the counters do not know"
     assert status() == 1
-    assert "gone without having been counted as lost: 1 (0:1)" in capsys.readouterr().out
+    assert "missing, and not counted as lost: 1 (0:1)" in capsys.readouterr().out
     assert status("--json") == 1
     assert json.loads(capsys.readouterr().out)["audit"]["kept"] == 2
 
@@ -256,7 +256,7 @@ def test_the_redis_cli_lines_of_the_docs_can_be_pasted(atlas_config, tmp_path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
     config = load_config(atlas_config, ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"])
-    server = start_child(own_server(config), log_file=tmp_path / "log")
+    server = start_child(own_server(config.redis, config.folder), log_file=tmp_path / "log")
     try:
         wait_until(lambda: is_listening(config.redis.url), 20)
         asyncio.run(fill(config))
@@ -293,4 +293,4 @@ def pasted(lines, url):
 
 def test_buckets_prints_the_line_that_looks_in(config, atlas_config, overrides, monkeypatch, capsys):
     shown = run(["buckets", str(atlas_config), *overrides, "--once"], monkeypatch, capsys)
-    assert f"inspect it with: {redis_cli_line(config)}" in shown
+    assert f"inspect it with: {redis_cli_line(config.redis, config.folder)}" in shown

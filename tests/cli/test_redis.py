@@ -31,8 +31,9 @@ def on_port(atlas_config, tmp_path) -> Config:
 @contextmanager
 def serving(config: Config) -> Iterator[None]:
     run_folder.mark(config.folder, config.run.name)
-    with holding_data(config) as lock:
-        server = start_child(own_server(config), log_file=config.folder / "redis" / "log", inherited=(lock,))
+    with holding_data(config.redis, config.folder) as lock:
+        command = own_server(config.redis, config.folder)
+        server = start_child(command, log_file=config.folder / "redis" / "log", inherited=(lock,))
     try:
         wait_until(lambda: is_listening(config.redis.url), 20)
         yield
@@ -42,16 +43,16 @@ def serving(config: Config) -> Iterator[None]:
 
 
 def test_the_data_of_a_run_has_one_server_for_as_long_as_that_lives(config, atlas_config, tmp_path):
-    assert url_of_own(config) is None
+    assert url_of_own(config.redis, config.folder) is None
     second = on_port(atlas_config, tmp_path)
     with serving(config):
-        assert url_of_own(second) == config.redis.url
+        assert url_of_own(second.redis, second.folder) == config.redis.url
         with pytest.raises(RunInUse, match=f"this run's Redis already listens at {config.redis.url}; set redis.url"):
-            holding_data(second).__enter__()
+            holding_data(second.redis, second.folder).__enter__()
         assert not is_listening(second.redis.url)
-    assert url_of_own(config) is None
+    assert url_of_own(config.redis, config.folder) is None
     with serving(second):
-        assert url_of_own(config) == second.redis.url
+        assert url_of_own(config.redis, config.folder) == second.redis.url
 
 
 @pytest.mark.parametrize("other", ["same", "another"])

@@ -61,8 +61,8 @@ def make_run(atlas_config, tmp_path):
 
 def test_the_runs_of_a_folder_are_listed_with_how_they_ended(make_run, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    record_stop(make_run("done"), 1, 10, "finished")
-    record_stop(make_run("broken", steps=3), 1, None, "NaN in the gradient")
+    record_stop(make_run("done").folder, 1, 10, "finished")
+    record_stop(make_run("broken", steps=3).folder, 1, None, "NaN in the gradient")
     make_run("killed", "--method.name", "random", steps=4, em=0.25)
     (tmp_path / "runs" / "notes").mkdir()
     said = cusearch(capsys, "runs", "--folder", str(tmp_path / "runs")).splitlines()
@@ -95,7 +95,7 @@ def test_a_damaged_run_is_listed_with_its_error_and_hides_no_other(
 ):
     monkeypatch.setenv("COLUMNS", "400")
     for name in ("broken", "whole"):
-        record_stop(make_run(name), 1, 10, "finished")
+        record_stop(make_run(name).folder, 1, 10, "finished")
     (tmp_path / "runs" / "broken" / file).write_text(content)
     shown = cusearch(capsys, "runs", "--folder", str(tmp_path / "runs"))
     lines = {line.split()[0]: line for line in reversed(shown.splitlines()[1:])}
@@ -107,8 +107,10 @@ def test_a_damaged_run_is_listed_with_its_error_and_hides_no_other(
 def test_the_list_of_runs_has_one_line_a_run_and_one_an_error(make_run, tmp_path, capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     why = "the update of step 3 contains NaN or infinity in 12 of 340 parameters; lower learner.lr"
-    record_stop(make_run("broken", steps=3), 1, None, why)
-    record_stop(make_run("a_name_that_is_much_longer_than_others", "--method.name", "topk_reward"), 1, 10, "finished")
+    record_stop(make_run("broken", steps=3).folder, 1, None, why)
+    record_stop(
+        make_run("a_name_that_is_much_longer_than_others", "--method.name", "topk_reward").folder, 1, 10, "finished"
+    )
     header, first, second, error = cusearch(capsys, "runs", "--folder", str(tmp_path / "runs")).splitlines()
     assert max(map(len, (header, first, second))) <= int(columns)
     assert error == f"broken failed: {why}"
@@ -122,12 +124,12 @@ def test_a_run_that_trained_on_nothing_is_not_listed_like_any_other(make_run, tm
     config = make_run("empty", steps=0)
     for step in range(10):
         append_row(config.folder / "metrics.jsonl", {"step": step, "epoch": 1, "depth/selected": [0, 0, 0]})
-    record_stop(config, 1, 10, "finished")
+    record_stop(config.folder, 1, 10, "finished")
     assert "finished, 0 trained" in cusearch(capsys, "runs", "--folder", str(tmp_path / "runs"))
 
 
 def test_the_list_of_runs_has_what_the_demo_scored(make_run, tmp_path, capsys):
-    record_stop(make_run("demo"), 1, 10, "finished")
+    record_stop(make_run("demo").folder, 1, 10, "finished")
     (tmp_path / "runs" / "demo" / "summary.json").write_text('{"em_after": 0.923}')
     assert " 0.92 " in cusearch(capsys, "runs", "--folder", str(tmp_path / "runs"))
 

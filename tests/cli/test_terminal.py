@@ -23,8 +23,7 @@ from cusearch_async.cli.preflight.memory import stages
 from cusearch_async.cli.preflight.shapes import published
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config, load_config
-from cusearch_async.transport.interface import Ledger, Queues, RunState, WorkerStatus
-from cusearch_async.transport.listing import TrajectoryRow
+from cusearch_async.transport.interface import Ledger, Queues, RunState, TrajectoryRow, WorkerStatus
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
 

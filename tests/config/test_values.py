@@ -343,11 +343,11 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
 def test_the_password_comes_from_the_environment_and_is_not_saved(write, tmp_path, monkeypatch):
     config = load_config(write(), ["--run.folder", str(tmp_path / "run")])
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
-    assert redis_password(config) is None
+    assert redis_password(config.redis, config.folder) is None
     monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "")
-    assert redis_password(config) is None
+    assert redis_password(config.redis, config.folder) is None
     monkeypatch.setenv("CUSEARCH_REDIS_PASSWORD", "hunter2")
-    assert redis_password(config) == "hunter2"
+    assert redis_password(config.redis, config.folder) == "hunter2"
     path = tmp_path / "resolved.toml"
     save_config(config, path)
     assert "hunter2" not in path.read_text(encoding="utf-8")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.run import fingerprint as module
-from cusearch_async.run.fingerprint import fingerprint, fingerprint_of_file
+from cusearch_async.run import provenance as module
+from cusearch_async.run.provenance import fingerprint, fingerprint_of_file
 
 
 @given(size=st.integers(1, 64 * 16), data=st.data())

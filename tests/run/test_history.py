@@ -1,4 +1,4 @@
-"""A resume is the same run, or says what changed."""
+"""A resume is the same run, or reports its changes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_start_keeps_its_settings_and_what_it_was_made_with(config_of):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("method.name", "random", "method.name: 'sdga_phase' -> 'random', method.phase_reserve: 0.5 -> not set"),
         ("run.seed", "1", "run.seed: 0 -> 1"),
@@ -70,13 +70,13 @@ def test_a_start_keeps_its_settings_and_what_it_was_made_with(config_of):
         ("rollout.recompute_kv", "false", "rollout.recompute_kv: True -> False"),
     ],
 )
-def test_what_changes_the_meaning_of_a_run_is_refused_in_one_line_unless_accepted(config_of, key, value, said):
+def test_what_changes_the_meaning_of_a_run_is_refused_in_one_line_unless_accepted(config_of, key, value, message):
     record_start(config_of(), epoch=1, step=0)
     changed = config_of(f"--{key}", value, "--run.stall_s", "7")
     with pytest.raises(ConfigError) as refused:
         changes_since_last_start(changed, accept=False)
     found = changes_since_last_start(changed, accept=True)
-    assert {str(difference) for difference in found} == {*said.split(", "), "run.stall_s: 1800.0 -> 7.0"}
+    assert {str(difference) for difference in found} == {*message.split(", "), "run.stall_s: 1800.0 -> 7.0"}
     assert str(refused.value) == str(not_this_run("atlas", [d for d in found if d.key != "run.stall_s"]))
 
 
@@ -98,7 +98,7 @@ def test_what_only_says_how_a_run_works_is_told(config_of, key, value):
     assert found.key == key
 
 
-def test_a_torn_start_is_named_and_the_one_before_is_compared_with(config_of, caplog):
+def test_an_incomplete_start_is_named_and_the_one_before_is_compared_with(config_of, caplog):
     record_start(config_of(), epoch=1, step=0)
     for name in ("0002.toml", "0002.json"):
         (config_of().folder / "starts" / name).write_text('[run]\nname = "at')
@@ -212,7 +212,7 @@ def test_how_a_learner_ended_is_kept_beside_its_start(atlas_config, tmp_path):
     config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
     record_start(config, 1, 0)
     assert read_stop(tmp_path, 1) is None, "it runs, or was killed"
-    record_stop(config, 1, 12, "finished")
+    record_stop(config.folder, 1, 12, "finished")
     assert (read_stop(tmp_path, 1).step, read_stop(tmp_path, 1).outcome) == (12, "finished")
     assert [start.epoch for start in read_starts(tmp_path)] == [1]
 
@@ -221,7 +221,7 @@ def test_a_disk_that_takes_no_ending_is_only_named(atlas_config, tmp_path, caplo
     config = load_config(atlas_config, ["--run.folder", str(tmp_path)])
     record_start(config, 1, 0)
     (tmp_path / "starts" / "0001.stop").mkdir()
-    record_stop(config, 1, None, "NaN")
+    record_stop(config.folder, 1, None, "NaN")
     assert "0001.stop cannot be written" in caplog.text
 
 
@@ -241,12 +241,12 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), CHANGES)
-def test_whatever_else_a_start_was_made_with_is_told(change, said):
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_whatever_else_a_start_was_made_with_is_told(change, message):
     made_with = {"versions": {"torch": "1"}, "machine": {"cores": 4}, "computing": Computing(1, 3, "cpu")}
     made_with |= {"contract": {DATA: "x", MODEL: "m"}, "weights": "some", "corpus": "some"}
     made_with |= {"launched": [], "nonce": "n", "buffer": "redis://here:6379/0"}
     start = Start(epoch=1, step=0, time="now", host="a", pid=1, argv=[], commit="a", **made_with)
-    assert ", ".join(map(str, made_otherwise(start, structs.replace(start, **change)))) == said
+    assert ", ".join(map(str, made_otherwise(start, structs.replace(start, **change)))) == message
     named = {name for names, _ in CHANGES for name in names}
     assert named == {*Start.__struct_fields__}, "each field of a start counts, or is known not to"

@@ -26,7 +26,7 @@ BELIEFS: dict[str, dict[str, int]] = {
     "changed": CHANGED,
     "never": {"max_staleness": 7, "questions": 9, "rollouts": 3, "s_max": S_MAX + 1},
 }
-"""Worker -> what its config says besides what the run was begun with."""
+"""Worker -> the settings in its config that differ from the run's."""
 WORKERS = tuple(BELIEFS)
 REFUSED = ContractMismatch.__name__
 

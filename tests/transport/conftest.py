@@ -1,4 +1,4 @@
-"""Both buffers behind one face, so that the same tests run on them."""
+"""Both buffers with one interface, so that the same tests run on them."""
 
 from __future__ import annotations
 

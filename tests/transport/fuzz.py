@@ -61,7 +61,7 @@ def mutate(rng: random.Random) -> bytes:
         for _ in range(rng.randint(1, 4)):
             payload[rng.randrange(len(payload))] ^= 1 << rng.randrange(8)
         return bytes(payload)
-    if kind == 2:  # cut, or with something behind
+    if kind == 2:  # cut, or with something appended
         return bytes(payload[: rng.randrange(len(payload))]) + rng.randbytes(rng.randint(0, 3))
     body = bytearray(payload[8:])
     if kind == 3:  # bytes changed and sealed again: the checksum is right

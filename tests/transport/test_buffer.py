@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cusearch_async.config import RedisConfig
@@ -15,7 +14,7 @@ from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, RolloutSlot, WorkerStatus
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
-from tests.transport.filling import G, N, fill, start
+from tests.transport.filling import G, N, fill, filled, group, recovered, run_steps, start, started, train
 
 
 def recorded(buffer: RedisBuffer) -> dict[str, Any]:
@@ -38,12 +37,13 @@ def recorded(buffer: RedisBuffer) -> dict[str, Any]:
         (b"", "does not start with the header of a trajectory"),
         (b"CUS\x00old!", "schema 0"),
         (b"x" * 2_000_000, "payload has 2000000 bytes"),
+        (None, "the payload belongs to trajectory 0:0"),
     ],
 )
-async def test_what_cannot_be_read_is_quarantined_and_played_again(redis_backend, value, reason):
-    buffer, client = redis_backend.make(max_staleness=0), redis_backend.make().connection.client
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
+async def test_a_payload_that_cannot_be_read_is_quarantined_and_generated_again(redis_backend, value, reason):
+    buffer = await filled(redis_backend, max_staleness=0)
+    client = redis_backend.client
+    value = await client.get(buffer.keys.payload("0:0")) if value is None else value
     await client.set(buffer.keys.payload("2:1"), value)
     assert await buffer.claim(0) is None
     ledger = await buffer.ledger()
@@ -57,21 +57,9 @@ async def test_what_cannot_be_read_is_quarantined_and_played_again(redis_backend
     assert (await buffer.audit()).closes
 
 
-async def test_a_payload_of_another_trajectory_is_quarantined(redis_backend):
-    buffer = redis_backend.make(max_staleness=0)
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
-    foreign = await redis_backend.client.get(buffer.keys.payload("0:0"))
-    await redis_backend.client.set(buffer.keys.payload("3:1"), foreign)
-    assert await buffer.claim(0) is None
-    reason = await redis_backend.client.hget(buffer.keys.quarantine, "3:1")
-    assert reason == b"the payload belongs to trajectory 0:0"
-
-
-async def test_a_pool_of_rubbish_is_played_again_and_in_the_end_trained_as_an_empty_one(redis_backend):
+async def test_a_pool_of_rubbish_is_generated_again_and_in_the_end_trained_as_an_empty_one(redis_backend):
     """As after an upgrade that changed the schema, with workers that were left at the old version."""
-    buffer = redis_backend.make(max_staleness=0, max_attempts=2)
-    await start(buffer)
+    buffer = await started(redis_backend, max_staleness=0, max_attempts=2)
     for attempt in range(2):
         await fill(buffer, await buffer.admit("w", 0, N * G))
         for key in [key async for key in redis_backend.client.scan_iter(match=buffer.keys.payload("*"))]:
@@ -86,18 +74,14 @@ async def test_a_pool_of_rubbish_is_played_again_and_in_the_end_trained_as_an_em
 
 
 async def test_of_a_pool_that_was_taken_before_what_has_gone_is_counted_and_left_out(redis_backend):
-    """The learner goes on from a checkpoint; the rest of the pool stays what it was."""
-    buffer = redis_backend.make(max_staleness=0)
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories[:4])
+    """The learner resumes from a checkpoint; the rest of the pool stays what it was."""
+    buffer = await filled(redis_backend, max_staleness=0)
+    pool = await train(buffer, selected=4)
     client, keys = redis_backend.client, buffer.keys
     await client.delete(keys.trajectory("0:0"))
     await client.delete(keys.payload("1:1"))
     await client.set(keys.payload("2:0"), "?")
-    heir = redis_backend.make(max_staleness=0)
-    await heir.recover(0)
+    heir = await recovered(redis_backend, max_staleness=0)
     again = await heir.claim(0)
     assert [t.id for t in again] == [t.id for t in pool if t.id not in ("0:0", "1:1", "2:0")]
     assert [t.id for t in await heir.claim(0)] == [t.id for t in again]
@@ -110,8 +94,7 @@ async def test_of_a_pool_that_was_taken_before_what_has_gone_is_counted_and_left
 
 async def test_an_outage_longer_than_a_lease_costs_no_attempt(redis_backend):
     """Nobody could ask while Redis was away, so its clock seems to have jumped."""
-    buffer = redis_backend.make(lease_s=60.0)
-    await start(buffer)
+    buffer = await started(redis_backend, lease_s=60.0)
     await buffer.admit("w", 0, G)
     for jump_s in (3600, -7200):
         wall, before = map(int, await redis_backend.client.hmget(buffer.keys.clock, "wall", "run"))
@@ -125,9 +108,8 @@ async def test_an_outage_longer_than_a_lease_costs_no_attempt(redis_backend):
 
 
 async def test_an_older_admission_that_arrives_late_takes_no_leases(redis_backend):
-    buffer = redis_backend.make()
+    buffer = await started(redis_backend)
     sent = recorded(buffer)
-    await start(buffer)
     await buffer.admit("w", 0, G)
     late = sent["admit"]
     await buffer.admit("w", 0, G)
@@ -136,26 +118,19 @@ async def test_an_older_admission_that_arrives_late_takes_no_leases(redis_backen
 
 
 async def test_an_admission_that_is_answered_again_after_the_learner_went_back_keeps_the_bound(redis_backend):
-    buffer = redis_backend.make(max_staleness=0)
+    buffer = await started(redis_backend, max_staleness=0)
     sent = recorded(buffer)
-    await start(buffer)
-    for step in range(2):
-        await fill(buffer, await buffer.admit("w", step, N * G), versions=np.full(4, step, np.int32))
-        pool = await buffer.claim(step)
-        await buffer.commit(pool, pool.trajectories)
-        await buffer.announce(step + 1, f"v00000{step + 1}-e1")
+    await run_steps(buffer, 2)
     assert len(await buffer.admit("w", 2, 2 * G)) == 2 * G
     late = sent["admit"]
-    heir = redis_backend.make(max_staleness=0)
-    await heir.recover(0)
+    heir = await recovered(redis_backend, max_staleness=0)
     await heir.announce(0, "v000000-e2")
     assert await late() == []
     assert (await redis_backend.tickets())["requeue"] == {2 * N, 2 * N + 1}
 
 
 async def test_a_payload_that_is_dropped_on_its_way_is_sent_again(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     slots = await buffer.admit("w", 0, 2 * G)
     send, drops = buffer._send, iter([2, 1, 0])
 
@@ -175,8 +150,7 @@ async def test_a_payload_that_is_dropped_on_its_way_is_sent_again(redis_backend)
 
 
 async def test_a_server_that_drops_every_payload_is_named(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await buffer.admit("w", 0, G)
 
     async def send_to_nowhere(batch, client):
@@ -188,8 +162,8 @@ async def test_a_server_that_drops_every_payload_is_named(redis_backend):
 
 
 async def test_workers_that_have_been_silent_for_an_hour_are_forgotten(redis_backend):
-    buffer, client = redis_backend.make(), redis_backend.make().connection.client
-    await start(buffer)
+    buffer = await started(redis_backend)
+    client = redis_backend.client
     await buffer.admit("dead", 0, G)
     await buffer.heartbeat("dead", [], WorkerStatus(version=0))
     beat = await client.zscore(buffer.keys.workers, "dead")
@@ -201,8 +175,8 @@ async def test_workers_that_have_been_silent_for_an_hour_are_forgotten(redis_bac
 
 @pytest.mark.system
 async def test_the_newest_thousand_of_the_quarantine_are_kept(redis_backend):
-    buffer, client = redis_backend.make(questions=1001, rollouts=1), redis_backend.make().connection.client
-    await start(buffer)
+    buffer = await started(redis_backend, questions=1001, rollouts=1)
+    client = redis_backend.client
     await fill(buffer, await buffer.admit("w", 0, 1001))
     for ticket in range(1001):
         assert await buffer.quarantine(f"{ticket}:0", "strange")
@@ -214,8 +188,7 @@ async def test_the_newest_thousand_of_the_quarantine_are_kept(redis_backend):
 
 
 async def test_what_waits_is_counted_by_depth_and_version(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await fill(buffer, await buffer.admit("w", 0, N * G), depth=2)
     await buffer.admit("w", 0, G)
     await buffer.put(make_trajectory(N, 0, depth=4))
@@ -225,8 +198,7 @@ async def test_what_waits_is_counted_by_depth_and_version(redis_backend):
 
 
 async def test_heartbeats_show_who_works_on_what(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await buffer.heartbeat("w7", [], WorkerStatus(version=3, busy_s=1.5))
     workers = await buffer.workers()
     assert workers["w7"].version == 3
@@ -236,8 +208,7 @@ async def test_heartbeats_show_who_works_on_what(redis_backend):
 
 @pytest.mark.parametrize("who", ["worker", "learner"])
 async def test_a_status_that_nobody_of_ours_has_written_is_damage(redis_backend, who):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await buffer.heartbeat("w", [], WorkerStatus())
     await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="a", pid=7, step=0))
     key, field = (buffer.keys.worker("w"), "version") if who == "worker" else (buffer.keys.learner, "pid")
@@ -247,18 +218,16 @@ async def test_a_status_that_nobody_of_ours_has_written_is_damage(redis_backend,
 
 
 async def test_a_worker_that_leaves_gives_its_tickets_back_and_is_not_shown(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await buffer.admit("w", 0, G)
     await buffer.heartbeat("w", [0], WorkerStatus(version=0))
     await buffer.leave("w", [0])
     assert await buffer.workers() == {}
-    assert await buffer.admit("other", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
+    assert await buffer.admit("other", 0, G) == group(0)
 
 
 async def test_reset_deletes_this_run_and_no_other(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     client = redis_backend.client
     await client.set("cusearch:{other}:state", "kept")
     assert await buffer.reset() > 0
@@ -273,18 +242,16 @@ async def test_no_redis_is_one_clear_error():
 
 
 async def test_a_grant_that_is_asked_for_again_with_its_token_is_the_same(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     buffer._numbers = iter([7, 7, 8])
     first = await buffer.admit("w", 0, 2 * G)
     assert await buffer.admit("w", 0, 2 * G) == first
     assert (await buffer.state()).next_ticket == 2
-    assert await buffer.admit("w", 0, G) == [RolloutSlot(2, 0), RolloutSlot(2, 1)]
+    assert await buffer.admit("w", 0, G) == group(2)
 
 
 async def test_concurrent_puts_go_together_and_each_gets_its_own_answer(redis_backend):
-    buffer = redis_backend.make(max_staleness=9)
-    await start(buffer)
+    buffer = await started(redis_backend, max_staleness=9)
     slots = await buffer.admit("w", 0, 10 * N * G)
     twice = [make_trajectory(p.ticket, p.rollout, worker=w) for p in slots for w in ("first", "second")]
     before = (await redis_backend.client.info("commandstats"))["cmdstat_evalsha"]["calls"]
@@ -296,8 +263,7 @@ async def test_concurrent_puts_go_together_and_each_gets_its_own_answer(redis_ba
 
 
 async def test_a_put_that_is_cancelled_takes_no_other_with_it(redis_backend):
-    buffer = redis_backend.make(max_staleness=9)
-    await start(buffer)
+    buffer = await started(redis_backend, max_staleness=9)
     slots = await buffer.admit("w", 0, 10 * N * G)
     puts = [asyncio.create_task(buffer.put(make_trajectory(p.ticket, p.rollout))) for p in slots]
     await asyncio.sleep(0)
@@ -315,16 +281,14 @@ async def test_a_recover_that_is_delivered_again_takes_over_once(redis_backend):
     sent = recorded(buffer)
     await start(buffer)
     await fill(buffer, await buffer.admit("w", 0, N * G))
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories)
+    await train(buffer)
     before = await buffer.state()
     assert await sent["recover"]() == buffer.epoch
     assert await buffer.state() == before
 
 
 async def test_a_learner_that_says_nothing_any_more_is_gone_by_itself(redis_backend):
-    buffer = redis_backend.make()
-    await buffer.recover(0)
+    buffer = await recovered(redis_backend)
     await buffer.learner_heartbeat(LearnerStatus(epoch=1, host="a", pid=7, step=0))
     left_ms = await redis_backend.client.pttl(redis_backend.keys.learner)
     assert 0 < left_ms <= ALIVE_S * 1000
@@ -332,8 +296,7 @@ async def test_a_learner_that_says_nothing_any_more_is_gone_by_itself(redis_back
 
 async def test_a_payload_that_is_stored_does_not_expire(redis_backend):
     """One that is on its way does."""
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await fill(buffer, (await buffer.admit("w", 0, G))[:1])
     for key in (buffer.keys.payload("0:0"), buffer.keys.trajectory("0:0")):
         assert await redis_backend.client.ttl(key) == -1
@@ -341,8 +304,7 @@ async def test_a_payload_that_is_stored_does_not_expire(redis_backend):
 
 async def test_failed_attempts_are_forgotten_with_the_claim(redis_backend):
     """The keys of a run do not grow with its steps."""
-    buffer = redis_backend.make(max_attempts=3)
-    await start(buffer)
+    buffer = await started(redis_backend, max_attempts=3)
     slots = await buffer.admit("w", 0, N * G)
     await buffer.release("w", [0], failed=True)
     assert (await redis_backend.tickets())["attempts"] == {0: 1}
@@ -353,8 +315,7 @@ async def test_failed_attempts_are_forgotten_with_the_claim(redis_backend):
 
 async def test_a_pool_that_changes_while_it_is_checked_is_not_taken(redis_backend):
     """In the order of completion: an older group is ready before the pool that was looked at is taken."""
-    buffer = redis_backend.make(order="oldest_complete")
-    await start(buffer)
+    buffer = await started(redis_backend, order="oldest_complete")
     slots = await buffer.admit("w", 0, 2 * N * G)
     late = [slot for slot in slots if slot.ticket == 0]
     await fill(buffer, [slot for slot in slots if slot.ticket > 0])
@@ -371,9 +332,8 @@ async def test_a_pool_that_changes_while_it_is_checked_is_not_taken(redis_backen
 
 
 async def test_a_pool_that_grows_while_it_is_checked_is_not_taken(redis_backend):
-    """An operator requeues its incomplete group, the last one, and a worker plays what it lacks."""
-    buffer = redis_backend.make(max_attempts=1)
-    await start(buffer)
+    """An operator requeues its incomplete group, the last one, and a worker generates the missing rollouts."""
+    buffer = await started(redis_backend, max_attempts=1)
     last = RolloutSlot(N - 1, G - 1)
     await fill(buffer, [slot for slot in await buffer.admit("w", 0, N * G) if slot != last])
     await buffer.release("w", [last.ticket], failed=True)
@@ -393,11 +353,8 @@ async def test_a_pool_that_grows_while_it_is_checked_is_not_taken(redis_backend)
 
 
 async def test_redis_shows_the_policys_version_beside_the_step(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories)
+    buffer = await filled(redis_backend)
+    await train(buffer)
     assert await redis_backend.client.hmget(buffer.keys.state, "step", "version") == [b"1", b"1"]
     await redis_backend.make().recover(0)
     assert await redis_backend.client.hmget(buffer.keys.state, "step", "version") == [b"0", b"0"]

@@ -1,4 +1,4 @@
-"""A learner that changes what the run means, on both buffers: nothing that was played before is trained on."""
+"""A learner that changes what the run means, on both buffers: no earlier trajectory is trained on."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import pytest
 
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.interface import RolloutSlot
-from tests.transport.filling import G, N, fill, start
+from tests.transport.filling import G, N, fill, filled, started
 
 OURS = Identity({"episode.temperature": "1.0"})
 COLDER = Identity({"episode.temperature": "0.5"})
 
 
 @pytest.mark.parametrize("step", [0, 1], ids=["from the checkpoint", "from where it was"])
-async def test_nothing_that_was_played_under_another_contract_is_trained_under_a_new_one(backend, step):
-    """Before: 48 of 48 trajectories played at temperature 1 were trained at 0.5, with ratios of the wrong policy."""
-    learner = backend.make(OURS)
-    await start(learner)
+async def test_no_trajectory_of_another_contract_is_trained_under_a_new_one(backend, step):
+    """Before: 48 of 48 trajectories sampled at temperature 1 were trained at 0.5, with ratios of the wrong policy."""
+    learner = await started(backend, OURS)
     slots = await learner.admit("w", 0, 2 * N * G)
     await fill(learner, [slot for slot in slots if slot.ticket < 2 * N - 2] + [RolloutSlot(2 * N - 2, 0)])
     first = await learner.claim(0)
@@ -27,11 +26,11 @@ async def test_nothing_that_was_played_under_another_contract_is_trained_under_a
     heir = backend.make(COLDER)
     await heir.recover(step, accepts_changes=True)
     await heir.announce(step, f"v{step:06d}-e2")
-    ledger, played = await heir.ledger(), N * G * (1 if step else 0)
-    assert (ledger.buffered, ledger.claimed, ledger.trained) == (0, 0, played)
-    assert ledger.quarantined == ledger.finished - played > 0
+    ledger, generated = await heir.ledger(), N * G * (1 if step else 0)
+    assert (ledger.buffered, ledger.claimed, ledger.trained) == (0, 0, generated)
+    assert ledger.quarantined == ledger.finished - generated > 0
     assert set((await heir.quarantined()).values()) == {
-        "it was played before the settings of the run were changed (--accept-changes)"
+        "it was generated before the settings of the run were changed (--accept-changes)"
     }
     assert await heir.claim(step) is None
     again = await heir.admit("w", step, (2 - step) * N * G)
@@ -44,10 +43,8 @@ async def test_nothing_that_was_played_under_another_contract_is_trained_under_a
     assert (await heir.ledger()).closes
 
 
-async def test_what_was_played_is_kept_by_a_learner_that_changes_nothing_of_the_contract(backend):
-    learner = backend.make(OURS)
-    await start(learner)
-    await fill(learner, await learner.admit("w", 0, N * G))
+async def test_trajectories_are_kept_by_a_learner_that_changes_nothing_of_the_contract(backend):
+    await filled(backend, OURS)
     heir = backend.make(OURS)
     await heir.recover(0, accepts_changes=True)
     assert len(await heir.claim(0)) == N * G

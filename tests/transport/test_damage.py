@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
 import pytest
 from redis import exceptions
 
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport.buffer import RedisBuffer
-from cusearch_async.transport.health import check_server
-from cusearch_async.transport.interface import MethodState, RolloutSlot
-from cusearch_async.transport.listing import Filter
+from cusearch_async.transport.connection import check_server
+from cusearch_async.transport.interface import Filter, MethodState, RolloutSlot
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
-from tests.transport.filling import G, N, fill, start
+from tests.transport.filling import G, N, all_raise, fill, filled, group, recovered, run_steps, start, started, train
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
@@ -64,11 +62,8 @@ async def test_a_user_who_may_not_ask_is_warned(caplog):
     "key", ["ledger", "lease", "waiting", "ready", "requeue", "groups", "depth_by_version", "next_ticket", "owner"]
 )
 async def test_a_key_of_another_type_is_named_and_recovery_does_nothing_by_halves(redis_backend, key):
-    buffer = redis_backend.make(max_staleness=0)
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories)
+    buffer = await filled(redis_backend, max_staleness=0)
+    await train(buffer)
     client = redis_backend.client
     name = getattr(buffer.keys, key)
     await client.delete(name)
@@ -81,20 +76,15 @@ async def test_a_key_of_another_type_is_named_and_recovery_does_nothing_by_halve
 
 @pytest.mark.parametrize("value", ["x", "", "1.5"])
 async def test_a_step_that_is_no_number_is_named(redis_backend, value):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await redis_backend.client.hset(buffer.keys.state, "step", value)
     with pytest.raises(BufferLost, match=r"is damaged, or was written by another program .*step = "):
         await buffer.state()
-    with pytest.raises(BufferLost):
-        await buffer.claim(0)
-    with pytest.raises(BufferLost):
-        await redis_backend.make().recover(0)
+    await all_raise(BufferLost, buffer.claim(0), redis_backend.make().recover(0))
 
 
 async def test_a_counter_that_is_no_number_is_named(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await redis_backend.client.hset(buffer.keys.ledger, "claimed", "x")
     with pytest.raises(BufferLost, match="claimed = 'x'"):
         await buffer.ledger()
@@ -127,11 +117,9 @@ DAMAGE = {
 
 @pytest.mark.parametrize("found", DAMAGE)
 async def test_garbage_is_named_before_anything_is_written_and_no_restart_is_advised(redis_backend, found):
-    buffer = redis_backend.make(max_staleness=1)
-    await start(buffer)
+    buffer = await started(redis_backend, max_staleness=1)
     await fill(buffer, (await buffer.admit("w", 0, 2 * N * G))[:-3])
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories)
+    await train(buffer)
     await DAMAGE[found](redis_backend.client, buffer.keys)
     before = await redis_backend.dump()
     for _ in range(2):
@@ -142,13 +130,8 @@ async def test_garbage_is_named_before_anything_is_written_and_no_restart_is_adv
 
 async def test_a_run_far_ahead_of_its_checkpoint_is_not_taken_for_damaged(redis_backend):
     """Also when `state` has disappeared, and only pools and tickets say how far it was."""
-    buffer = redis_backend.make(max_staleness=1)
-    await start(buffer)
-    for step in range(8):
-        await fill(buffer, await buffer.admit("w", step, 2 * N * G), versions=np.full(4, step, np.int32))
-        pool = await buffer.claim(step)
-        await buffer.commit(pool, pool.trajectories)
-        await buffer.announce(step + 1, f"v{step + 1:06d}-e1")
+    buffer = await started(redis_backend, max_staleness=1)
+    await run_steps(buffer, 8, pools=2)
     await buffer.admit("w", 8, 2 * N * G)
     kept = await redis_backend.dump()
     for lost in ([], [buffer.keys.state], [buffer.keys.ready, buffer.keys.lease, buffer.keys.owner]):
@@ -159,9 +142,7 @@ async def test_a_run_far_ahead_of_its_checkpoint_is_not_taken_for_damaged(redis_
 
 
 async def test_the_audit_ends_also_with_a_next_ticket_that_somebody_has_written(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
+    buffer = await filled(redis_backend)
     await redis_backend.client.set(buffer.keys.next_ticket, 10**13)
     findings = (await buffer.audit()).findings
     assert any(finding.startswith("next_ticket: 10000000000000, more than") for finding in findings)
@@ -181,34 +162,26 @@ async def test_the_audit_ends_also_with_a_next_ticket_that_somebody_has_written(
     ],
 )
 async def test_what_the_next_learner_can_make_again_is_no_reason_to_refuse(redis_backend, spoil):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     slots = await buffer.admit("w", 0, N * G)
     await fill(buffer, slots[:-1])
     await redis_backend.client.hset(buffer.keys.waiting, "0:0", "77:0:5")
     await redis_backend.client.delete(buffer.keys.news)
     await spoil(redis_backend.client, buffer.keys)
-    heir = redis_backend.make()
-    await heir.recover(0)
+    heir = await recovered(redis_backend)
     await heir.announce(0, "v000000-e2")
     await fill(heir, slots[-1:])
     assert len(await heir.claim(0)) == N * G
 
 
 async def test_a_ledger_that_is_gone_is_counted_again_by_the_next_learner(redis_backend):
-    buffer = redis_backend.make(max_staleness=1)
-    await start(buffer)
-    for step in range(2):
-        await fill(buffer, await buffer.admit("w", step, 2 * N * G), versions=np.full(4, step, np.int32))
-        pool = await buffer.claim(step)
-        await buffer.commit(pool, pool.trajectories[:3])
-        await buffer.announce(step + 1, f"v{step + 1:06d}-e1")
+    buffer = await started(redis_backend, max_staleness=1)
+    await run_steps(buffer, 2, pools=2, selected=3)
     await buffer.quarantine(f"{2 * N}:0", "odd")
     await buffer.claim(2)
     before = await buffer.ledger()
     await redis_backend.client.delete(buffer.keys.ledger)
-    heir = redis_backend.make(max_staleness=1)
-    await heir.recover(2)
+    heir = await recovered(redis_backend, max_staleness=1, step=2)
     found = await heir.ledger()
     assert found.closes
     for name in ("trained", "unselected", "quarantined", "buffered", "bytes", "finished"):
@@ -217,10 +190,8 @@ async def test_a_ledger_that_is_gone_is_counted_again_by_the_next_learner(redis_
 
 
 @pytest.mark.parametrize("key", ["trajectory", "payload"])
-async def test_a_trajectory_of_another_type_has_disappeared_and_is_played_again(redis_backend, key):
-    buffer = redis_backend.make(max_staleness=0)
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
+async def test_a_trajectory_of_another_type_has_disappeared_and_is_generated_again(redis_backend, key):
+    buffer = await filled(redis_backend, max_staleness=0)
     name = getattr(buffer.keys, key)("1:0")
     await redis_backend.client.delete(name)
     await redis_backend.client.rpush(name, "x")
@@ -231,8 +202,7 @@ async def test_a_trajectory_of_another_type_has_disappeared_and_is_played_again(
 
 
 async def test_lists_that_a_worker_has_written_keep_redis_busy_for_no_longer_than_its_own(redis_backend):
-    buffer = redis_backend.make(max_staleness=0)
-    await start(buffer)
+    buffer = await started(redis_backend, max_staleness=0)
     client, token = redis_backend.client, "life/7"
 
     async def admit(room):
@@ -247,8 +217,7 @@ async def test_lists_that_a_worker_has_written_keep_redis_busy_for_no_longer_tha
 
 
 async def test_a_requeued_ticket_that_is_none_ends_a_worker_with_one_line(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await redis_backend.client.zadd(buffer.keys.requeue, {"x": 0})
     with pytest.raises(BufferLost, match="a ticket = 'x'"):
         await buffer.admit("w", 0, N * G)
@@ -258,23 +227,21 @@ async def test_a_requeued_ticket_that_is_none_ends_a_worker_with_one_line(redis_
     ("field", "value"), [("version", "x"), ("reward", "high"), ("turns", "\x1b[31m"), ("depth", "")]
 )
 async def test_fields_that_are_no_numbers_are_named_by_a_listing(redis_backend, field, value):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await fill(buffer, (await buffer.admit("w", 0, N * G))[:1])
     await redis_backend.client.hset(buffer.keys.trajectory("0:0"), field, value)
     with pytest.raises(BufferLost, match=f"{field} of 0:0 = "):
         [row async for row in buffer.rows(Filter())]
 
 
-async def test_tickets_that_are_nowhere_are_played_again(redis_backend):
+async def test_tickets_that_are_nowhere_are_generated_again(redis_backend):
     """As when an operator, or an eviction, has deleted a whole key."""
-    buffer = redis_backend.make(max_staleness=0)
-    await start(buffer)
+    buffer = await started(redis_backend, max_staleness=0)
     slots = await buffer.admit("w", 0, N * G)
     await fill(buffer, [p for p in slots if p.ticket < 2])
     await redis_backend.client.delete(buffer.keys.ready, buffer.keys.lease, buffer.keys.owner)
     assert await buffer.claim(0) is None
-    assert await buffer.admit("v", 0, N * G) == [RolloutSlot(t, r) for t in (2, 3) for r in range(G)]
+    assert await buffer.admit("v", 0, N * G) == group(2, 3)
     await fill(buffer, [p for p in slots if p.ticket >= 2])
     assert len(await buffer.claim(0)) == N * G
     assert (await buffer.audit()).closes
@@ -284,8 +251,7 @@ async def test_tickets_that_are_nowhere_are_played_again(redis_backend):
     "key", ["depth", "depth_by_version", "groups", "attempts", "requeue", "ready", "next_ticket", "waiting"]
 )
 async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_learner(redis_backend, key):
-    buffer = redis_backend.make(max_staleness=1)
-    await start(buffer)
+    buffer = await started(redis_backend, max_staleness=1)
     slots = await buffer.admit("w", 0, 2 * N * G)
     await buffer.release("w", [7], failed=True)
     await fill(buffer, [p for p in slots if p.ticket not in (6, 7)] + [RolloutSlot(6, 0)])
@@ -293,8 +259,7 @@ async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_lear
     name = buffer.keys.depth(1) if key == "depth" else getattr(buffer.keys, key)
     await redis_backend.client.delete(name)
     assert (await buffer.audit()).closes == (key in ("attempts", "next_ticket"))
-    heir = redis_backend.make(max_staleness=1)
-    await heir.recover(0)
+    heir = await recovered(redis_backend, max_staleness=1)
     assert (await heir.state()).next_ticket == 8
     await heir.announce(0, "v000000-e2")
     await redis_backend.expire_leases()
@@ -304,20 +269,17 @@ async def test_a_deleted_key_is_found_by_the_audit_and_repaired_by_the_next_lear
             break
         await redis_backend.expire_leases()
     assert len(pool) == N * G
-    if key != "waiting":  # the hashes that it named are kept for nothing, until their tickets are played again
+    if key != "waiting":  # the hashes that it named are orphaned, until their tickets run again
         assert (await heir.audit()).findings == ()
 
 
-async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(redis_backend):
-    buffer = redis_backend.make(max_staleness=0)
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
+async def test_a_pool_whose_list_is_gone_is_generated_again_by_the_next_learner(redis_backend):
+    buffer = await filled(redis_backend, max_staleness=0)
     pool = await buffer.claim(0)
     await redis_backend.client.delete(buffer.keys.pool(0))
     with pytest.raises(BufferLost, match="part of pool 0 is gone"):
         await buffer.claim(0)
-    heir = redis_backend.make(max_staleness=0)
-    await heir.recover(0)
+    heir = await recovered(redis_backend, max_staleness=0)
     await heir.announce(0, "v000000-e2")
     assert (await heir.ledger()).lost == N * G
     await fill(heir, await heir.admit("w", 0, N * G))
@@ -330,9 +292,9 @@ async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(red
     [
         (lambda c, k: c.hincrby(k.ledger, "buffered", 1), "buffered: 3 by keys, 4 by counters"),
         (lambda c, k: c.hincrby(k.ledger, "trained", 1), "trained: 3 by keys, 4 by counters"),
-        (lambda c, k: c.delete(k.trajectory("4:0")), "gone without having been counted as lost: 1 (4:0)"),
-        (lambda c, k: c.delete(k.payload("0:0")), "gone without having been counted as lost: 1 (0:0)"),
-        (lambda c, k: c.set(k.payload("77:1"), "x"), "kept for nothing: 1 (77:1)"),
+        (lambda c, k: c.delete(k.trajectory("4:0")), "missing, and not counted as lost: 1 (4:0)"),
+        (lambda c, k: c.delete(k.payload("0:0")), "missing, and not counted as lost: 1 (0:0)"),
+        (lambda c, k: c.set(k.payload("77:1"), "x"), "orphaned: 1 (77:1)"),
         (lambda c, k: c.zrem(k.depth(1), "4:0"), "in the depth buckets: 2 by keys, 3 by counters"),
         (lambda c, k: c.lpop(k.pool(0)), "pool 0: 7 by keys, 8 by counters"),
         (lambda c, k: c.zrem(k.lease, 6), "tickets that are nowhere: 1 (6)"),
@@ -342,12 +304,10 @@ async def test_a_pool_whose_list_is_gone_is_played_again_by_the_next_learner(red
     ],
 )
 async def test_the_audit_counts_keys_and_not_only_counters(redis_backend, change, finding):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     slots = await buffer.admit("w", 0, 2 * N * G)
     await fill(buffer, [p for p in slots if p.ticket < N] + [RolloutSlot(4, 0), RolloutSlot(4, 1), RolloutSlot(5, 0)])
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories[:3])
+    await train(buffer, selected=3)
     found = await buffer.audit()
     assert (found.closes, found.kept) == (True, N * G + 3)
     await change(redis_backend.client, buffer.keys)
@@ -355,8 +315,7 @@ async def test_the_audit_counts_keys_and_not_only_counters(redis_backend, change
 
 
 async def test_a_second_copy_that_is_not_the_same_is_refused_while_its_payload_is_gone(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     await buffer.admit("w", 0, G)
     await buffer.put(make_trajectory(0, 0))
     await redis_backend.client.delete(buffer.keys.payload("0:0"))
@@ -369,43 +328,32 @@ async def test_the_audit_finds_the_keys_of_a_run_whose_name_looks_like_a_pattern
     buffer = RedisBuffer(made.connection, "t[1]", make_limits())
     await start(buffer)
     await redis_backend.client.set(buffer.keys.payload("77:1"), "x")
-    assert (await buffer.audit()).findings == ("kept for nothing: 1 (77:1)",)
+    assert (await buffer.audit()).findings == ("orphaned: 1 (77:1)",)
     await buffer.reset()
 
 
-async def test_a_commit_of_a_pool_of_which_redis_has_lost_a_part_is_refused(redis_backend):
+async def test_a_commit_is_refused_of_foreign_trajectories_and_after_redis_has_lost_a_part_of_the_pool(redis_backend):
     """Also where only one is missing that was not selected: the ledger would not close."""
-    buffer = redis_backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
+    buffer = await filled(redis_backend, pools=2)
     pool = await buffer.claim(0)
+    with pytest.raises(BufferLost, match=f"{N}:0 is gone from pool 0"):
+        await buffer.commit(pool, [*pool.trajectories[:2], make_trajectory(N)])
+    assert (await buffer.ledger()).trained == 0
     await redis_backend.client.lrem(buffer.keys.pool(0), 1, pool.trajectories[-1].id)
     with pytest.raises(BufferLost, match="part of pool 0 is gone"):
         await buffer.commit(pool, pool.trajectories[:3])
 
 
-async def test_a_commit_of_what_is_not_in_the_pool_is_refused(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
-    pool = await buffer.claim(0)
-    with pytest.raises(BufferLost, match=f"{N}:0 is gone from pool 0"):
-        await buffer.commit(pool, [*pool.trajectories[:2], make_trajectory(N)])
-    assert (await buffer.ledger()).trained == 0
-
-
 async def test_a_learner_that_redis_does_not_know_yet_says_that_redis_has_lost_it(redis_backend):
     """A replica that was behind has been promoted: no other learner has taken over."""
-    buffer = redis_backend.make()
-    await start(buffer)
-    buffer._epoch = 5
-    with pytest.raises(BufferLost, match="learners up to epoch 1, this one has 5"):
+    buffer = await started(redis_backend)
+    buffer.epoch = 5
+    with pytest.raises(BufferLost, match="newest learner has epoch 1, this one has 5"):
         await buffer.announce(1, "x")
 
 
 async def test_a_replaced_learner_quarantines_nothing(redis_backend):
-    old, new = redis_backend.make(), redis_backend.make()
-    await start(old)
+    old, new = await started(redis_backend), redis_backend.make()
     await fill(old, await old.admit("w", 0, N * G))
     await new.recover(0)
     with pytest.raises(Fenced):
@@ -415,26 +363,21 @@ async def test_a_replaced_learner_quarantines_nothing(redis_backend):
 
 async def test_a_trajectory_is_quarantined_from_whichever_pool_has_it(redis_backend):
     """After a recovery several pools wait to be trained on again."""
-    buffer = redis_backend.make(max_staleness=3)
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    buffer = await filled(redis_backend, max_staleness=3, pools=2)
     for step in range(2):
-        pool = await buffer.claim(step)
-        await buffer.commit(pool, pool.trajectories[:4], MethodState(fields={"gone": 1}))
+        await train(buffer, step=step, selected=4, method=MethodState(fields={"gone": 1}))
     await buffer.recover(0)
     assert not await redis_backend.client.hexists(buffer.keys.state, "gone"), "nothing is left of another method"
     assert (await buffer.fetch("0:0"))[1]["state"] == "claimed"
     assert await buffer.quarantine(f"{N}:1", "it is bad")
     assert (await buffer.ledger()).claimed == 2 * N * G - 1
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories)
+    await train(buffer)
     assert len(await buffer.claim(1)) == N * G - 1
 
 
 async def test_a_lost_next_ticket_is_the_one_after_the_last_that_is_somewhere(redis_backend):
-    """The last one is being played."""
-    buffer = redis_backend.make()
-    await start(buffer)
+    """The last one is in flight."""
+    buffer = await started(redis_backend)
     await fill(buffer, (await buffer.admit("w", 0, (N + 2) * G))[:-G])
     await redis_backend.client.delete(buffer.keys.next_ticket)
     await buffer.recover(0)

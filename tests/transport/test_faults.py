@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from cusearch_async.transport import connection as connections
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.server import find_redis_server, is_listening, server_command
-from tests.conftest import SLOW, free_port, wait_until
+from tests.conftest import SLOW, free_port, serving, wait_until
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
 from tests.transport.filling import G, N, fill, start
@@ -113,12 +113,12 @@ async def test_an_outage_is_told_again_and_again_with_its_length_and_its_end(mon
     async with buffer_on(f"redis://127.0.0.1:{port}/0", patience_s=2) as buffer:
         until = time.localtime(time.time() + 2)
         await asyncio.gather(*(buffer.state() for _ in range(5)), return_exceptions=True)
-    said = [record.message for record in caplog.records]
-    assert 3 <= len(said) <= 4  # at 0, 0.6, 1.2 and 1.8 s
-    assert all(line.startswith(f"Redis at 127.0.0.1:{port} down for ") for line in said)
-    assert "down for 0 s (" in said[0]
-    assert any("down for 1 s (" in line for line in said)
-    ends = [time.strptime(line.rpartition("waiting until ")[2], "%H:%M:%S") for line in said]
+    message = [record.message for record in caplog.records]
+    assert 3 <= len(message) <= 4  # at 0, 0.6, 1.2 and 1.8 s
+    assert all(line.startswith(f"Redis at 127.0.0.1:{port} down for ") for line in message)
+    assert "down for 0 s (" in message[0]
+    assert any("down for 1 s (" in line for line in message)
+    ends = [time.strptime(line.rpartition("waiting until ")[2], "%H:%M:%S") for line in message]
     assert all(abs(end.tm_min * 60 + end.tm_sec - until.tm_min * 60 - until.tm_sec) <= 1 for end in ends)
 
 
@@ -182,24 +182,22 @@ async def test_a_server_that_has_lost_acknowledged_writes_is_named(server):
             await buffer.commit(pool, pool.trajectories)
 
 
-@pytest.mark.system
-async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
-    """Master and replica with one sentinel; the master is killed, the buffer goes on with the replica."""
-    folders = [tmp_path / name for name in ("master", "replica", "sentinel")]
-    for folder in folders:
-        folder.mkdir()
-    master = Server(folders[0])
-    replica = Server(folders[1], "--replicaof", "127.0.0.1", str(master.port))
-    port = free_port()
-    settings = folders[2] / "sentinel.conf"
+def sentinel(settings: Path, port: int) -> AbstractContextManager[None]:
+    command = [str(find_redis_server()), str(settings), "--sentinel"]
+    return serving(command, f"redis://127.0.0.1:{port}", settings.with_suffix(".log"))
+
+
+async def test_a_replica_that_is_promoted_by_sentinel_is_found(server, tmp_path, request):
+    """Master and replica with one sentinel; the master is killed, the buffer continues with the replica."""
+    (tmp_path / "replica").mkdir()
+    master, port, settings = server, free_port(), tmp_path / "sentinel.conf"
+    replica = Server(tmp_path / "replica", "--replicaof", "127.0.0.1", str(master.port))
+    request.addfinalizer(replica.kill)
     settings.write_text(
-        f"port {port}\nbind 127.0.0.1\ndir {folders[2]}\nsentinel monitor runs 127.0.0.1 {master.port} 1\n"
+        f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel monitor runs 127.0.0.1 {master.port} 1\n"
         "sentinel down-after-milliseconds runs 500\nsentinel failover-timeout runs 2000\n"
     )
-    command = [str(find_redis_server()), str(settings), "--sentinel"]
-    sentinel = start_child(command, log_file=folders[2] / "log")
-    try:
-        wait_until(lambda: is_listening(f"redis://127.0.0.1:{port}"), 20)
+    with sentinel(settings, port):
         known = redis.Redis(port=port, decode_responses=True)
         wait_until(lambda: len(known.execute_command("SENTINEL", "replicas", "runs")) == 1, 30)
         async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0", patience_s=60 * SLOW) as buffer:
@@ -212,23 +210,15 @@ async def test_a_replica_that_is_promoted_by_sentinel_is_found(tmp_path):
             assert (await buffer.ledger()).finished == N * G
             assert len(await buffer.claim(0)) == N * G
         assert replica.client.info("replication")["role"] == "master"
-    finally:
-        for process in (sentinel, master.process, replica.process):
-            process.kill()
-            process.wait()
 
 
-@pytest.mark.system
 async def test_sentinels_with_a_password_of_their_own_are_asked_with_it(server, tmp_path, monkeypatch):
-    port = free_port()
-    settings = tmp_path / "sentinel.conf"
+    port, settings = free_port(), tmp_path / "sentinel.conf"
     settings.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nrequirepass watch\n"
         f"sentinel monitor runs 127.0.0.1 {server.port} 1\n"
     )
-    sentinel = start_child([str(find_redis_server()), str(settings), "--sentinel"], log_file=tmp_path / "log")
-    try:
-        wait_until(lambda: is_listening(f"redis://127.0.0.1:{port}"), 20)
+    with sentinel(settings, port):
         monkeypatch.setenv("CUSEARCH_SENTINEL_PASSWORD", "watch")
         async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0") as buffer:
             await start(buffer)
@@ -237,9 +227,6 @@ async def test_sentinels_with_a_password_of_their_own_are_asked_with_it(server, 
         async with buffer_on(f"redis+sentinel://127.0.0.1:{port}/runs/0", patience_s=0) as buffer:
             with pytest.raises(BufferUnavailable):
                 await buffer.state()
-    finally:
-        sentinel.kill()
-        sentinel.wait()
 
 
 async def test_what_is_no_redis_is_said_in_one_line_at_once():
@@ -270,7 +257,6 @@ def certificate(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.system
 async def test_tls_is_spoken_and_an_unknown_authority_is_refused(server, certificate):
     """A proxy speaks TLS for the server, which may be built without it."""
 
@@ -359,7 +345,7 @@ class FailingClient:
     ],
 )
 async def test_what_may_pass_is_waited_for_and_what_will_not_is_named_at_once(error, is_retried, named):
-    """As Redis 7 says it; the tests above meet what Redis 6 says."""
+    """The messages of Redis 7; the tests above meet those of Redis 6."""
     connection, client = Connection(RedisConfig(), patience_s=0.35), FailingClient(error)
     with pytest.raises(BufferUnavailable, match=named):
         await connection.run(client.command)

@@ -10,147 +10,84 @@ from msgspec.structs import replace
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, MethodState, RolloutSlot
 from cusearch_async.types import Pool
-from tests.transport.filling import G, N, fill, start
+from tests.transport.filling import G, N, all_raise, fill, filled, group, recovered, start, started, train
 
 
-async def test_a_pool_is_claimed_whole_or_not_at_all(backend):
-    buffer = backend.make()
-    await start(buffer)
+async def test_a_pool_is_claimed_whole_or_not_at_all_and_again_the_same(backend):
+    buffer = await started(backend)
     slots = await buffer.admit("w", 0, N * G)
     await fill(buffer, slots[:-1])
     assert await buffer.claim(0) is None
     await fill(buffer, slots[-1:])
-    pool = await buffer.claim(0)
-    assert [(t.ticket, t.rollout) for t in pool] == [(t, r) for t in range(N) for r in range(G)]
+    for _ in range(2):
+        assert [(t.ticket, t.rollout) for t in await buffer.claim(0)] == [(t, r) for t in range(N) for r in range(G)]
     assert await buffer.capacities() == [0] * 6
+    assert (await buffer.ledger()).claimed == N * G
 
 
 async def test_a_claim_that_waits_leaves_alone_what_is_not_granted_yet(backend):
-    buffer = backend.make()
-    await start(buffer)
+    buffer = await started(backend)
     await buffer.admit("w", 0, G)
     assert await buffer.claim(0) is None
     assert [slot.ticket for slot in await buffer.admit("w", 0, N * G)] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-async def test_claiming_a_step_again_gives_the_same_pool(backend):
-    buffer = backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
-    first = await buffer.claim(0)
-    again = await buffer.claim(0)
-    assert [t.id for t in first] == [t.id for t in again]
-    assert (await buffer.ledger()).claimed == N * G
-
-
-async def test_ticket_order_waits_for_the_oldest_tickets(backend):
-    buffer = backend.make()
-    await start(buffer)
-    slots = await buffer.admit("w", 0, 2 * N * G)
-    await fill(buffer, [slot for slot in slots if slot.ticket != 0])
-    assert await buffer.claim(0) is None
-
-
-async def test_oldest_complete_order_passes_a_straggler(backend):
-    buffer = backend.make(order="oldest_complete")
-    await start(buffer)
+@pytest.mark.parametrize("order", ["ticket", "oldest_complete"])
+async def test_ticket_order_waits_for_a_straggler_and_oldest_complete_does_not(backend, order):
+    buffer = await started(backend, order=order)
     slots = await buffer.admit("w", 0, 2 * N * G)
     await fill(buffer, [slot for slot in slots if slot.ticket != 0])
     pool = await buffer.claim(0)
-    assert {t.ticket for t in pool} == {1, 2, 3, 4}
+    assert pool is None if order == "ticket" else {t.ticket for t in pool} == {1, 2, 3, 4}
 
 
-async def test_commit_moves_step_phase_version_and_ledger_at_once(backend):
-    buffer = backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories[:3], MethodState(fields={"phase": 2}))
+async def test_commit_moves_step_phase_version_and_ledger_at_once_and_only_once(backend):
+    buffer = await filled(backend)
+    pool = await train(buffer, selected=3, method=MethodState(fields={"phase": 2}))
+    await buffer.commit(pool, pool.trajectories[:2], MethodState(fields={"phase": 4}))
     state, ledger = await buffer.state(), await buffer.ledger()
     assert (state.step, state.fields) == (1, {"phase": 2})
     assert (ledger.trained, ledger.unselected, ledger.claimed, ledger.buffered) == (3, 5, 0, 0)
     assert ledger.closes
 
 
-async def test_a_repeated_commit_changes_nothing(backend):
-    buffer = backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories[:3], MethodState(fields={"phase": 1}))
-    before = await buffer.ledger()
-    await buffer.commit(pool, pool.trajectories[:2], MethodState(fields={"phase": 4}))
-    assert await buffer.ledger() == before
-    assert (await buffer.state()).fields == {"phase": 1}
-
-
 async def test_an_older_learner_is_fenced_off(backend):
-    old, new = backend.make(), backend.make()
-    await start(old)
+    old, new = await started(backend), backend.make()
     await fill(old, await old.admit("w", 0, N * G))
     pool = await old.claim(0)
     await new.recover(0)
-    for attempt in (
-        old.claim(0),
-        old.commit(pool, pool.trajectories, MethodState(fields={"phase": 0})),
-        old.announce(1, "x"),
-        old.checkpoint(1),
-    ):
-        with pytest.raises(Fenced):
-            await attempt
+    commit = old.commit(pool, pool.trajectories)
+    await all_raise(Fenced, old.claim(0), commit, old.announce(1, "x"), old.checkpoint(1), old.finish())
     assert await new.claim(0) is not None
 
 
 async def test_recovery_gives_every_later_step_its_pool_again(backend):
-    buffer = backend.make(max_staleness=3)
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, 3 * N * G))
-    pools = []
-    for step in range(3):
-        pools.append(await buffer.claim(step))
-        await buffer.commit(pools[-1], pools[-1].trajectories[:4], MethodState(fields={"phase": 1}))
+    buffer = await filled(backend, max_staleness=3, pools=3)
+    pools = [await train(buffer, step, selected=4) for step in range(3)]
     await buffer.checkpoint(1)
-    resumed = backend.make(max_staleness=3)
-    await resumed.recover(1)
+    resumed = await recovered(backend, max_staleness=3, step=1)
     ledger = await resumed.ledger()
     assert (ledger.trained, ledger.claimed, ledger.closes) == (4, 2 * N * G, True)
     for step in (1, 2):
-        again = await resumed.claim(step)
-        assert [t.id for t in again] == [t.id for t in pools[step]]
-        await resumed.commit(again, again.trajectories[:4], MethodState(fields={"phase": 1}))
+        assert [t.id for t in await train(resumed, step, selected=4)] == [t.id for t in pools[step]]
 
 
 async def test_a_commit_gives_coming_groups_their_size_and_keeps_what_the_method_remembers(backend):
     """Of the tickets that version 1 opens, 8 gets three rollouts and 9 gets one; the others have G."""
-    buffer = backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories, MethodState(memory='{"a": "\u00e9\n"}', sizes={8: 3, 9: 1}))
+    buffer = await filled(backend, pools=2)
+    await train(buffer, method=MethodState(memory='{"a": "\u00e9\n"}', sizes={8: 3, 9: 1}))
     await buffer.announce(1, "v000001-e1")
     opened = await buffer.admit("w", 1, 3 + 1 + G)
-    assert opened == [
-        RolloutSlot(8, 0),
-        RolloutSlot(8, 1),
-        RolloutSlot(8, 2),
-        RolloutSlot(9, 0),
-        RolloutSlot(10, 0),
-        RolloutSlot(10, 1),
-    ]
+    assert opened == [*group(8), RolloutSlot(8, 2), RolloutSlot(9, 0), *group(10)]
     assert await backend.memory() == '{"a": "\u00e9\n"}'
 
 
 async def test_a_commit_leaves_the_size_of_what_is_granted(backend):
     """Tickets 0 to 7 are granted, which version 0 opens."""
-    buffer = backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories, MethodState(sizes={5: 4, 7: 3, 8: 1}))
+    buffer = await filled(backend, pools=2)
+    await train(buffer, method=MethodState(sizes={5: 4, 7: 3, 8: 1}))
     assert await backend.sizes() == {8: 1}
-    pool = await buffer.claim(1)
-    assert len(pool) == N * G
-    await buffer.commit(pool, pool.trajectories, MethodState(sizes={8: 3, 9: 3}))
+    assert len(await train(buffer, step=1, method=MethodState(sizes={8: 3, 9: 3}))) == N * G
     assert await backend.sizes() == {8: 1, 9: 3}, "nor of what has one, as a recovery plans it again"
 
 
@@ -183,8 +120,7 @@ async def test_a_group_keeps_its_first_size_and_recovery_brings_the_memory_back(
 
 async def test_a_recovery_gives_a_ticket_that_was_granted_no_other_size(backend):
     """A learner may plan with a smaller staleness bound than the tickets were granted under."""
-    buffer = backend.make()
-    await start(buffer)
+    buffer = await started(backend)
     await fill(buffer, await buffer.admit("w", 0, G))
     heir = backend.make()
     await heir.recover(0, MethodState(sizes={0: 3, 1: 3}))
@@ -192,37 +128,23 @@ async def test_a_recovery_gives_a_ticket_that_was_granted_no_other_size(backend)
     assert (await heir.audit()).closes
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("step", 1),
-        ("paused", 1),
-        ("next_ticket", 1),
-        ("run_id", 0.5),
-        ("run_id", 1),
-        ("two words", 1),
-        ("phase", math.nan),
-    ],
-)
-def test_a_method_shows_finite_numbers_under_names_of_its_own(name, value):
+@pytest.mark.parametrize("name", ["step", "paused", "next_ticket", "run_id", "two words", "phase"])
+def test_a_method_shows_finite_numbers_under_its_own_names(name):
+    value = math.nan if name == "phase" else 1
     with pytest.raises(ValueError, match=f"{name!r}|must be finite, {name} is nan"):
         MethodState(fields={name: value})
 
 
 async def test_recovery_before_forgotten_pools_is_refused(backend):
-    buffer = backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
-    pool = await buffer.claim(0)
-    await buffer.commit(pool, pool.trajectories, MethodState(fields={"phase": 0}))
+    buffer = await filled(backend)
+    await train(buffer)
     await buffer.checkpoint(1)
     with pytest.raises(ConfigError, match="forgotten"):
         await buffer.recover(0)
 
 
 async def test_a_pool_of_which_nothing_is_left_is_empty(backend):
-    buffer = backend.make(max_attempts=1, max_staleness=0)
-    await start(buffer)
+    buffer = await started(backend, max_attempts=1, max_staleness=0)
     await buffer.admit("w", 0, N * G)
     await buffer.release("w", [0, 1, 2, 3], failed=True)
     pool = await buffer.claim(0)
@@ -234,10 +156,9 @@ async def test_a_pool_of_which_nothing_is_left_is_empty(backend):
 
 
 @pytest.mark.parametrize("until", ["ready", "claimed", "committed"])
-async def test_the_next_learner_has_groups_without_any_success_played_again(backend, until):
+async def test_the_next_learner_has_groups_without_any_success_generated_again(backend, until):
     """What failed them all, like a reward with an error, may be fixed now. A group with one success stays closed."""
-    buffer = backend.make(max_attempts=2, max_staleness=1)
-    await start(buffer)
+    buffer = await started(backend, max_attempts=2, max_staleness=1)
     for _ in range(2):
         slots = await buffer.admit("w", 0, 2 * N * G)
         await fill(buffer, [slot for slot in slots if (slot.ticket, slot.rollout) == (N, 0)])
@@ -246,8 +167,7 @@ async def test_the_next_learner_has_groups_without_any_success_played_again(back
         pool = await buffer.claim(0)
     if until == "committed":
         await buffer.commit(pool, [])
-    heir = backend.make(max_attempts=2, max_staleness=1)
-    await heir.recover(0)
+    heir = await recovered(backend, max_attempts=2, max_staleness=1)
     await heir.announce(0, "v000000-e2")
     assert await heir.claim(0) is None
     assert (await heir.ledger()).incomplete_groups == 1, "of ticket N"
@@ -263,14 +183,10 @@ async def test_the_next_learner_has_groups_without_any_success_played_again(back
 
 
 async def test_a_commit_of_a_step_that_is_not_the_next_says_that_something_is_lost(backend):
-    buffer = backend.make(max_staleness=3)
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    buffer = await filled(backend, max_staleness=3, pools=2)
     pool = await buffer.claim(0)
-    with pytest.raises(BufferLost):
-        await buffer.commit(Pool(1, pool.trajectories), pool.trajectories)
-    with pytest.raises(BufferLost):
-        await buffer.claim(1)
+    commit = buffer.commit(Pool(1, pool.trajectories), pool.trajectories)
+    await all_raise(BufferLost, commit, buffer.claim(1))
 
 
 async def test_an_epoch_never_goes_back_though_the_buffer_has_forgotten_it(backend):
@@ -310,8 +226,7 @@ async def test_a_run_is_finished_until_the_next_learner_takes_over(backend):
     for _ in range(2):
         await buffer.finish()
         assert (await worker.state()).is_finished
-    continuing = backend.make()
-    await continuing.recover(0)
+    await recovered(backend)
     assert not (await worker.state()).is_finished
     with pytest.raises(Fenced):
         await buffer.finish()
@@ -320,9 +235,7 @@ async def test_a_run_is_finished_until_the_next_learner_takes_over(backend):
 
 @pytest.mark.parametrize("order", ["ticket", "oldest_complete"])
 async def test_the_pool_that_is_trained_on_is_told_from_the_one_that_is_waited_for(backend, order):
-    buffer = backend.make(order=order)
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, 2 * N * G))
+    buffer = await filled(backend, order=order, pools=2)
     before = await buffer.queues(0)
     assert (before.is_claimed, before.ready_of_pool, before.ready) == (False, 2 * N if order != "ticket" else N, 2 * N)
     pool = await buffer.claim(0)

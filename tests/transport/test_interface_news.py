@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SLOW
-from tests.transport.filling import G, N, fill, start
+from tests.transport.filling import G, N, fill, start, started
 
 LONG_S = 60.0
 SHORT_S = 0.02
@@ -40,7 +40,7 @@ CHANGES: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "another worker leaves": lambda buffer: buffer.leave("other", [0]),
     "an attempt has failed": lambda buffer: buffer.release("other", [0], failed=True),
     "an operator reopens a ticket": lambda buffer: buffer.reopen(0),
-    "admission goes on": lambda buffer: buffer.pause(False),
+    "admission resumes": lambda buffer: buffer.pause(False),
     "the run is finished": lambda buffer: buffer.finish(),
     "a learner takes over": lambda buffer: buffer.recover(0),
 }
@@ -48,8 +48,7 @@ CHANGES: dict[str, Callable[[Any], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 async def test_a_worker_that_waits_is_told_when(backend, name):
-    buffer, worker = backend.make(), backend.make()
-    await start(buffer)
+    buffer, worker = await started(backend), backend.make()
     await buffer.admit("other", 0, G)
     assert await told_by(worker, lambda: CHANGES[name](buffer))
 
@@ -67,8 +66,7 @@ async def test_what_happened_before_a_worker_waits_is_not_missed(backend):
 
 
 async def test_ordinary_work_wakes_nobody(backend):
-    buffer, worker = backend.make(), backend.make()
-    await start(buffer)
+    buffer, worker = await started(backend), backend.make()
     await caught_up(worker)
     await fill(buffer, await buffer.admit("other", 0, N * G))
     pool = await buffer.claim(0)
@@ -77,8 +75,7 @@ async def test_ordinary_work_wakes_nobody(backend):
 
 
 async def test_a_ticket_whose_lease_ran_out_is_news_for_others_when_one_worker_has_found_it(backend):
-    buffer, worker = backend.make(), backend.make()
-    await start(buffer)
+    buffer, worker = await started(backend), backend.make()
     await buffer.admit("other", 0, 2 * G)
     await caught_up(worker)
     await backend.expire_leases()
@@ -88,8 +85,7 @@ async def test_a_ticket_whose_lease_ran_out_is_news_for_others_when_one_worker_h
 
 
 async def test_news_take_one_entry(redis_backend):
-    buffer = redis_backend.make()
-    await start(buffer)
+    buffer = await started(redis_backend)
     for version in range(1, 20):
         await buffer.announce(version, f"v{version:06d}-e1")
     assert await redis_backend.client.xlen(redis_backend.keys.news) == 1

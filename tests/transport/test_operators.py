@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from cusearch_async.transport.interface import RolloutSlot
 from tests.strategies import make_trajectory
-from tests.transport.filling import G, N, fill, start
+from tests.transport.filling import G, fill, filled, group, start, started
 
 
 async def test_an_operator_can_reopen_what_is_incomplete_or_is_stuck(backend):
-    buffer = backend.make(max_attempts=1)
-    await start(buffer)
+    buffer = await started(backend, max_attempts=1)
     await buffer.admit("w", 0, 2 * G)
     await buffer.put(make_trajectory(0, 1))
     await buffer.release("w", [0], failed=True)
@@ -23,9 +22,8 @@ async def test_an_operator_can_reopen_what_is_incomplete_or_is_stuck(backend):
     assert (ledger.incomplete_groups, ledger.failed_rollouts, ledger.finished) == (0, 0, 2)
 
 
-async def test_a_quarantined_trajectory_of_an_open_group_is_played_again(backend):
-    buffer = backend.make()
-    await start(buffer)
+async def test_a_quarantined_trajectory_of_an_open_group_is_generated_again(backend):
+    buffer = await started(backend)
     await buffer.admit("w", 0, G)
     await buffer.put(make_trajectory(0, 0))
     assert await buffer.quarantine("0:0", "strange")
@@ -34,21 +32,20 @@ async def test_a_quarantined_trajectory_of_an_open_group_is_played_again(backend
     ledger = await buffer.ledger()
     assert (ledger.buffered, ledger.quarantined, ledger.bytes, ledger.closes) == (0, 1, 0, True)
     await buffer.release("w", [0], failed=False)
-    assert await buffer.admit("v", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
-    await fill(buffer, [RolloutSlot(0, 0), RolloutSlot(0, 1)])
+    assert await buffer.admit("v", 0, G) == group(0)
+    await fill(buffer, group(0))
     assert await buffer.capacities() == [0, 2, 0, 0, 0, 0]
 
 
 async def test_a_paused_run_admits_nobody_and_takes_what_is_in_flight(backend):
-    buffer = backend.make()
-    await start(buffer)
+    buffer = await started(backend)
     slots = await buffer.admit("w", 0, G)
     await buffer.pause(True)
     assert (await buffer.state()).paused
     assert await buffer.admit("w", 0, G) == []
     await fill(buffer, slots)
     await buffer.pause(False)
-    assert await buffer.admit("w", 0, G) == [RolloutSlot(1, 0), RolloutSlot(1, 1)]
+    assert await buffer.admit("w", 0, G) == group(1)
 
 
 async def test_a_run_that_no_learner_has_taken_over_does_not_exist(backend):
@@ -61,9 +58,7 @@ async def test_a_run_that_no_learner_has_taken_over_does_not_exist(backend):
 
 async def test_a_claimed_trajectory_can_be_taken_out_by_an_operator(backend):
     """The way out for a learner that one trajectory ends at every start."""
-    buffer = backend.make()
-    await start(buffer)
-    await fill(buffer, await buffer.admit("w", 0, N * G))
+    buffer = await filled(backend)
     pool = await buffer.claim(0)
     assert await buffer.quarantine("2:1", "the learner dies of it")
     assert not await buffer.quarantine("2:1", "again")
@@ -76,10 +71,9 @@ async def test_a_claimed_trajectory_can_be_taken_out_by_an_operator(backend):
 
 
 async def test_a_group_of_which_one_was_taken_out_is_closed_when_all_are_there_again(backend):
-    buffer = backend.make()
-    await start(buffer)
+    buffer = await started(backend)
     await buffer.admit("w", 0, G)
     await fill(buffer, [RolloutSlot(0, 0)])
     assert await buffer.quarantine("0:0", "strange")
-    await fill(buffer, [RolloutSlot(0, 0), RolloutSlot(0, 1)])
+    await fill(buffer, group(0))
     assert not await buffer.reopen(0), "it waits for a learner, and is leased no more"

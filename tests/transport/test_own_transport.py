@@ -1,4 +1,4 @@
-"""A transport of one's own in place of Redis, with the one of docs/examples: processes and commands use only the
+"""A custom transport in place of Redis, the one of docs/examples: processes and commands use only the
 interface."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def config(atlas_config):
     RUNS.clear()
 
 
-async def test_a_run_on_a_transport_of_ones_own_is_worked_on_and_looked_into(config):
+async def test_a_run_on_a_custom_transport_is_worked_on_and_looked_into(config):
     async with open_buffer(config, identity=OURS) as learner, open_buffer(config, identity=OURS) as worker:
         await learner.recover(0)
         await learner.announce(0, "v000000-e1")

@@ -20,8 +20,7 @@ from cusearch_async.errors import BufferUnavailable
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
-from cusearch_async.transport.interface import WorkerStatus
-from cusearch_async.transport.listing import Filter
+from cusearch_async.transport.interface import Filter, WorkerStatus
 from cusearch_async.transport.roles import ROLES, SCRIPTS_OF_WORKERS, WRITTEN_BY_WORKERS, acl_file
 from cusearch_async.transport.scripts import script
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
@@ -97,8 +96,8 @@ if HAS_ROLES:
                 await worker.release("w", [slots[0].ticket], failed=True)
                 await worker.release("w", [slots[-1].ticket], failed=False)
                 for slot in await worker.admit("w", step, 2 * G):
-                    played = make_trajectory(slot.ticket, slot.rollout, sampled=3, versions=np.full(3, step, np.int32))
-                    assert await worker.put(played) == "stored"
+                    made = make_trajectory(slot.ticket, slot.rollout, sampled=3, versions=np.full(3, step, np.int32))
+                    assert await worker.put(made) == "stored"
                 pool = await learner.claim(step)
                 assert pool is not None
                 await learner.commit(pool, pool.trajectories[:1])
@@ -158,7 +157,7 @@ if HAS_ROLES:
             for slot in await worker.admit("w", 0, 2 * G):
                 await worker.put(make_trajectory(slot.ticket, slot.rollout))
             before = await learner.state(), await learner.ledger(), await learner.capacities()
-            worker._epoch = learner.epoch  # it can read that much
+            worker.epoch = learner.epoch  # it can read that much
             with pytest.raises(BufferUnavailable, match="refuses the connection"):
                 await ATTACKS[attack](worker)
             assert (await learner.state(), await learner.ledger(), await learner.capacities()) == before

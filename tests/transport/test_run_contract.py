@@ -10,9 +10,9 @@ import pytest
 
 from cusearch_async.errors import ContractMismatch
 from cusearch_async.run.identity import DATA, NOBODY, SERVED, Identity
-from cusearch_async.transport.interface import MethodState, RolloutSlot, WorkerStatus
+from cusearch_async.transport.interface import MethodState, WorkerStatus
 from tests.strategies import make_trajectory
-from tests.transport.filling import G, N, start
+from tests.transport.filling import G, N, all_raise, group, recovered, start, started
 
 OURS = Identity({"run.seed": "0", "retriever.topk": "2", DATA: "3 (a)", SERVED: "bm25 (b)"})
 OTHERS = {
@@ -41,32 +41,31 @@ async def work(worker: Any) -> list[Any]:
     return answers
 
 
-def assert_names(said: str, key: str, own: Identity, run: Identity) -> None:
-    assert "\n" not in said
-    assert f"{key} is {own.terms.get(key, 'not set')} here and {run.terms.get(key, 'not set')} in the run" in said
-    assert "config.toml" in said
-    assert "--accept-changes" in said
+def assert_names(message: str, key: str, own: Identity, run: Identity) -> None:
+    assert "\n" not in message
+    assert f"{key} is {own.terms.get(key, 'not set')} here and {run.terms.get(key, 'not set')} in the run" in message
+    assert "config.toml" in message
+    assert "--accept-changes" in message
 
 
 @pytest.mark.parametrize("key", OTHERS)
 async def test_a_worker_with_another_value_is_refused_before_it_takes_a_ticket(backend, key):
-    learner, worker = backend.make(OURS), backend.make(OTHERS[key])
-    await start(learner)
+    learner, worker = await started(backend, OURS), backend.make(OTHERS[key])
     before = await learner.state(), await learner.ledger()
     answers = await work(worker)
     assert len(set(answers)) == 1, "each says the same"
     assert_names(answers[0], key, OTHERS[key], OURS)
     assert (await learner.state(), await learner.ledger()) == before
     assert await learner.workers() == {}
-    assert await backend.make(OURS).admit("v", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
+    assert await backend.make(OURS).admit("v", 0, G) == group(0)
 
 
 @pytest.mark.parametrize("key", OTHERS)
 async def test_when_a_learner_changes_the_run_its_old_workers_are_refused_and_can_give_back(backend, key):
-    learner, worker = backend.make(OURS), backend.make(OURS)
-    await start(learner)
+    await started(backend, OURS)
+    worker = backend.make(OURS)
     assert await worker.check_identity()
-    assert await worker.admit("w", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
+    assert await worker.admit("w", 0, G) == group(0)
     heir = backend.make(OTHERS[key])
     await heir.recover(0, accepts_changes=True)
     await heir.announce(0, "v000000-e2")
@@ -77,13 +76,12 @@ async def test_when_a_learner_changes_the_run_its_old_workers_are_refused_and_ca
     await worker.leave("w", [0])
     fresh = backend.make(OTHERS[key])
     assert await fresh.check_identity()
-    assert await fresh.admit("v", 0, G) == [RolloutSlot(0, 0), RolloutSlot(0, 1)]
+    assert await fresh.admit("v", 0, G) == group(0)
 
 
 @pytest.mark.parametrize("key", OTHERS)
-async def test_a_second_learner_with_another_value_is_refused_and_the_first_goes_on(backend, key):
-    learner, second = backend.make(OURS), backend.make(OTHERS[key])
-    await start(learner)
+async def test_a_second_learner_with_another_value_is_refused_and_the_first_continues(backend, key):
+    learner, second = await started(backend, OURS), backend.make(OTHERS[key])
     before = await learner.state()
     with pytest.raises(ContractMismatch) as refused:
         await second.recover(0)
@@ -94,7 +92,7 @@ async def test_a_second_learner_with_another_value_is_refused_and_the_first_goes
     assert await learner.claim(0) is None, "it is not fenced off"
 
 
-async def test_a_learner_goes_on_with_the_same_contract_and_with_another_only_when_told_to(backend):
+async def test_a_learner_continues_with_the_same_contract_and_with_another_only_when_told_to(backend):
     await start(backend.make(OURS))
     await backend.make(OURS).recover(0)
     other = OTHERS["run.seed"]
@@ -137,9 +135,8 @@ async def test_who_has_no_contract_can_look_into_a_run_and_take_no_part_in_it(ba
     assert await operator.capacities() == [0] * 6
     await operator.pause(True)
     await operator.pause(False)
-    for attempt in (operator.check_identity(), operator.admit("w", 0, G), operator.recover(0)):
-        with pytest.raises(ContractMismatch, match=r"run\.seed is not set here and 0 in the run"):
-            await attempt
+    attempts = operator.check_identity(), operator.admit("w", 0, G), operator.recover(0)
+    await all_raise(ContractMismatch, *attempts, match=r"run\.seed is not set here and 0 in the run")
 
 
 async def test_a_run_without_a_contract_is_waited_for_and_nothing_of_it_is_taken(backend):
@@ -147,15 +144,9 @@ async def test_a_run_without_a_contract_is_waited_for_and_nothing_of_it_is_taken
     await start(backend.make(NOBODY))
     worker = backend.make(OURS)
     assert not await worker.check_identity()
-    for attempt in (
-        worker.admit("w", 0, G),
-        worker.put(make_trajectory(0, 0)),
-        worker.heartbeat("w", [], WorkerStatus()),
-    ):
-        with pytest.raises(
-            ContractMismatch, match=r"Redis has lost the contract of run .*; start the learner again, it writes it"
-        ):
-            await attempt
+    put, heartbeat = worker.put(make_trajectory(0, 0)), worker.heartbeat("w", [], WorkerStatus())
+    lost = r"Redis has lost the contract of run .*; start the learner again, it writes it"
+    await all_raise(ContractMismatch, worker.admit("w", 0, G), put, heartbeat, match=lost)
     await start(backend.make(OURS))
     assert await worker.check_identity()
     assert await worker.admit("w", 0, G)
@@ -197,11 +188,10 @@ async def test_a_second_run_of_the_same_name_is_refused_before_anything_is_writt
     await buffer.announce(2, "v2")  # is still the learner
 
 
-async def test_a_run_goes_on_from_wherever_its_folder_is_now(backend):
+async def test_a_run_continues_from_wherever_its_folder_is_now(backend):
     await backend.make(HERE).recover(0)
     moved = replace(HERE, host="elsewhere", folder="/mnt/atlas")
-    heir = backend.make(moved)
-    await heir.recover(0)
+    heir = await recovered(backend, moved)
     assert heir.epoch == 2
     assert await heir.identity() == moved
 
@@ -216,38 +206,33 @@ async def test_a_worker_needs_no_folder_of_the_run(backend):
 
 
 async def test_redis_holds_it_as_text_that_a_person_reads(redis_backend):
-    buffer = redis_backend.make(OURS)
-    await start(buffer)
+    buffer = await started(redis_backend, OURS)
     kept = {k.decode(): v.decode() for k, v in (await redis_backend.client.hgetall(buffer.keys.contract)).items()}
     assert kept == OURS.terms | {"digest": OURS.digest}
     assert kept["retriever.topk"] == "2"
 
 
 async def test_a_put_that_is_refused_leaves_nothing_behind(redis_backend):
-    learner, worker = redis_backend.make(OURS), redis_backend.make(OTHERS["run.seed"])
-    await start(learner)
+    learner, worker = await started(redis_backend, OURS), redis_backend.make(OTHERS["run.seed"])
     with pytest.raises(ContractMismatch):
         await worker.put(make_trajectory(0, 0))
     assert not [key async for key in redis_backend.client.scan_iter(match=learner.keys.staged("*"))]
 
 
 async def test_limits_and_contract_that_are_gone_come_from_the_next_learner(redis_backend):
-    buffer = redis_backend.make(OURS)
-    await start(buffer)
+    buffer = await started(redis_backend, OURS)
     limits = await redis_backend.client.hgetall(buffer.keys.limits)
     await buffer.admit("w", 0, G)
     await redis_backend.client.delete(buffer.keys.limits, buffer.keys.contract)
-    heir = redis_backend.make(OURS)
-    await heir.recover(0)
+    heir = await recovered(redis_backend, OURS)
     await heir.announce(0, "v000000-e2")
     assert await redis_backend.client.hgetall(heir.keys.limits) == limits
     assert await heir.identity() == OURS
-    assert await heir.admit("w", 0, G) == [RolloutSlot(1, 0), RolloutSlot(1, 1)]
+    assert await heir.admit("w", 0, G) == group(1)
 
 
 async def test_limits_that_are_gone_are_found_and_written_again(redis_backend):
-    buffer = redis_backend.make(OURS)
-    await start(buffer)
+    buffer = await started(redis_backend, OURS)
     await redis_backend.client.delete(buffer.keys.limits)
     assert (await buffer.audit()).findings == ("limits are missing: the next learner writes them again",)
     await buffer.recover(0)

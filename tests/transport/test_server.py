@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,18 @@ import redis
 
 from cusearch_async.config import Config, RedisConfig, load_config, redis_password
 from cusearch_async.errors import BufferUnavailable, ConfigError
-from cusearch_async.lifecycle.children import start_child
 from cusearch_async.transport import server as redis_server
 from cusearch_async.transport.buffer import RedisBuffer, open_buffer
 from cusearch_async.transport.connection import Connection, connect
 from cusearch_async.transport.server import (
     find_redis_server,
-    is_listening,
     own_server,
     redis_cli_line,
     redis_version,
     server_command,
     url_of_own,
 )
-from tests.conftest import SLOW, free_port, wait_until
+from tests.conftest import SLOW, free_port, serving
 from tests.transport.conftest import make_limits
 
 AWKWARD = ["two words", "it's", 'say "x"', "back\\slash", "#hash", "$HOME `id`", "żółw"]
@@ -38,29 +36,15 @@ AWKWARD = ["two words", "it's", 'say "x"', "back\\slash", "#hash", "$HOME `id`",
 
 @pytest.fixture
 def config(atlas_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """A run whose folder has a blank and a quote in its name, on a port of its own."""
+    """A run whose folder has a blank and a quote in its name, on a separate port."""
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
     folder = tmp_path / "user's run"
     url = f"redis://127.0.0.1:{free_port()}/0"
     return load_config(atlas_config, ["--run.folder", str(folder), "--redis.url", url])
 
 
-@contextmanager
-def started(command: list[str], url: str, log_file: Path) -> Iterator[None]:
-    server = start_child(command, log_file=log_file)
-    try:
-        wait_until(lambda: is_listening(url) or server.poll() is not None, timeout_s=20)
-        assert server.poll() is None, log_file.read_text()
-        yield
-    finally:
-        server.kill()
-        server.wait()
-
-
-@contextmanager
-def own(config: Config) -> Iterator[None]:
-    with started(own_server(config), config.redis.url, config.folder / "redis.log"):
-        yield
+def own(config: Config) -> AbstractContextManager[None]:
+    return serving(own_server(config.redis, config.folder), config.redis.url, config.folder / "redis.log")
 
 
 def port_of(config: Config) -> int:
@@ -68,8 +52,8 @@ def port_of(config: Config) -> int:
 
 
 def paste(config: Config, command: str) -> str:
-    """What a shell prints for a redis-cli command that is pasted behind the line we print."""
-    line = f"{redis_cli_line(config)} {command}"
+    """What a shell prints for a redis-cli command pasted after the line that we print."""
+    line = f"{redis_cli_line(config.redis, config.folder)} {command}"
     folder = find_redis_server().parent
     env = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, env=env).stdout.strip()
@@ -95,9 +79,9 @@ async def test_our_own_server_has_a_password_that_only_its_user_and_the_run_can_
         async with open_buffer(config) as buffer:  # as every process of the run does
             assert (await buffer.state()).epoch == 0
         assert paste(config, "ping") == "PONG"
-    first = redis_password(config)
-    own_server(config)
-    assert redis_password(config) == first, "a server that is started again keeps its password"
+    first = redis_password(config.redis, config.folder)
+    own_server(config.redis, config.folder)
+    assert redis_password(config.redis, config.folder) == first, "a server that is started again keeps its password"
 
 
 @pytest.mark.system
@@ -148,7 +132,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("guarded")
     port = free_port()
     url = f"redis://127.0.0.1:{port}/0"
-    with started(server_command(url, folder, "right"), url, folder / "log"):
+    with serving(server_command(url, folder, "right"), url, folder / "log"):
         client = redis.Redis(port=port, username="default", password="right")
         client.hset("cusearch:{x}:state", "step", 7)
         yield client
@@ -163,7 +147,7 @@ def test_the_run_may_ask_how_redis_is_set_up(guarded):
 async def test_a_server_that_is_started_after_its_clients_is_theirs_too(config):
     """README: the processes of a run may be started in any order; the password is made by the last one."""
     async with open_buffer(config, patience_s=30 * SLOW) as buffer:
-        assert redis_password(config) is None
+        assert redis_password(config.redis, config.folder) is None
         with pytest.raises(BufferUnavailable):
             async with open_buffer(config) as hasty:
                 await hasty.state()
@@ -172,10 +156,10 @@ async def test_a_server_that_is_started_after_its_clients_is_theirs_too(config):
 
 
 async def test_a_redis_that_wants_no_password_is_used_though_the_run_has_one(config):
-    own_server(config)
-    assert redis_password(config) is not None
+    own_server(config.redis, config.folder)
+    assert redis_password(config.redis, config.folder) is not None
     folder = config.folder / "other"
-    with started(server_command(config.redis.url, folder, None), config.redis.url, folder / "log"):
+    with serving(server_command(config.redis.url, folder, None), config.redis.url, folder / "log"):
         async with open_buffer(config) as buffer:
             await buffer.pause(True)
             assert (await buffer.state()).paused
@@ -185,28 +169,29 @@ async def test_a_redis_that_wants_no_password_is_used_though_the_run_has_one(con
 def test_the_password_of_our_own_server_is_sent_to_no_other(atlas_config, tmp_path, monkeypatch, url):
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
     folder = ["--run.folder", str(tmp_path)]
-    own_server(load_config(atlas_config, folder))
-    assert redis_password(load_config(atlas_config, folder)) is not None
+    config = load_config(atlas_config, folder)
+    own_server(config.redis, config.folder)
+    assert redis_password(config.redis, config.folder) is not None
     elsewhere = load_config(atlas_config, [*folder, "--redis.url", url])
-    assert redis_password(elsewhere) is None
+    assert redis_password(elsewhere.redis, elsewhere.folder) is None
     with pytest.raises(BufferUnavailable, match="loopback"):
-        own_server(elsewhere)
+        own_server(elsewhere.redis, elsewhere.folder)
 
 
 def test_a_password_that_another_user_keeps_is_named(config, monkeypatch):
-    own_server(config)
+    own_server(config.redis, config.folder)
 
     def denied(*_: Any, **__: Any) -> str:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_text", denied)  # root, as whom tests may run, can read everything
     with pytest.raises(ConfigError, match=r"redis/password.*Permission denied"):
-        redis_password(config)
+        redis_password(config.redis, config.folder)
 
 
 async def test_a_wrong_password_is_one_clear_error_at_once(tmp_path):
     url = f"redis://127.0.0.1:{free_port()}/0"
-    with started(server_command(url, tmp_path, "right"), url, tmp_path / "log"):
+    with serving(server_command(url, tmp_path, "right"), url, tmp_path / "log"):
         for password in ("wrong", None):
             connection = Connection(RedisConfig(url=url), 1000, password=lambda password=password: password)
             with pytest.raises(BufferUnavailable, match="CUSEARCH_REDIS_PASSWORD"):
@@ -263,20 +248,22 @@ def test_an_older_server_does_not_start_empty_on_the_files_of_a_newer_one(tmp_pa
         ),
     ],
 )
-def test_the_line_to_paste_names_the_server_of_the_config(atlas_config, tmp_path, monkeypatch, url, line):
+def test_the_line_to_paste_names_the_server_of_the_config(tmp_path, monkeypatch, url, line):
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
-    assert redis_cli_line(load_config(atlas_config, ["--redis.url", url, "--run.folder", str(tmp_path)])) == line
+    assert redis_cli_line(RedisConfig(url=url), tmp_path) == line
 
 
 @pytest.mark.system
 def test_the_redis_command_prints_the_line_and_never_the_password(config, atlas_config, tmp_path):
     overrides = ["--run.folder", str(config.folder), "--redis.url", config.redis.url]
     command = [sys.executable, "-m", "cusearch_async.cli.main", "redis", str(atlas_config), *overrides]
-    with started(command, config.redis.url, tmp_path / "log"):
-        said = (tmp_path / "log").read_text()
-        assert f"inspect it with: {redis_cli_line(config)}" in said
-        assert shlex.quote(str(config.folder / "redis" / "password")) in said
-        assert f"Redis {'.'.join(map(str, redis_version(find_redis_server())))} (" in said
-        assert (redis_password(config) or "?") not in said
+    with serving(command, config.redis.url, tmp_path / "log"):
+        shown = (tmp_path / "log").read_text()
+        assert f"inspect it with: {redis_cli_line(config.redis, config.folder)}" in shown
+        assert shlex.quote(str(config.folder / "redis" / "password")) in shown
+        assert f"Redis {'.'.join(map(str, redis_version(find_redis_server())))} (" in shown
+        assert (redis_password(config.redis, config.folder) or "?") not in shown
         assert paste(config, "ping") == "PONG"
-        assert url_of_own(config) == config.redis.url, "the server keeps the lock that the command took"
+        assert url_of_own(config.redis, config.folder) == config.redis.url, (
+            "the server keeps the lock that the command took"
+        )

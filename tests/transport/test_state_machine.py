@@ -1,11 +1,11 @@
 """Both buffers, driven by the same random interleavings of workers, learners, crashes and operators.
 
 Some workers have another contract than the run, a learner may change the run's, commands arrive a second time much
-later, what is kept vanishes, and Redis goes back to an earlier state of its own.
+later, what is kept vanishes, and Redis goes back to an earlier state.
 
 After every rule the two agree, the ledger closes, no trajectory is trained twice in one lineage, no ticket is lost, and
 every pool keeps the staleness bound and the sizes of its groups. A worker whose contract is not the run's takes and
-gives nothing, and is told so."""
+stores nothing, and gets an error."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Run(BothBuffers):
             del self.running[worker][slot]
 
     @rule(worker=st.sampled_from(WORKERS), left=st.sets(st.integers(0, 7), max_size=2), depth=st.integers(0, S_MAX))
-    def play(self, worker: str, left: set[int], depth: int) -> None:
+    def generate(self, worker: str, left: set[int], depth: int) -> None:
         """Admit as much as there is and finish it, but for a few."""
         self.admit(worker, 4 * G)
         for number, slot in enumerate(sorted(self.running[worker], key=lambda p: (p.ticket, p.rollout))):
@@ -131,8 +131,8 @@ class Run(BothBuffers):
 
     @rule(share=st.floats(0, 1), deeper=st.booleans(), size=st.integers(1, 2 * G), worker=st.sampled_from(WORKERS))
     def learn(self, share: float, deeper: bool, size: int, worker: str) -> None:
-        """A step as it goes when nothing happens: one worker plays what it lacks, and has the new weights at once."""
-        self.play(worker, set(), size)
+        """An ordinary step: one worker generates all that is missing, and has the new weights at once."""
+        self.generate(worker, set(), size)
         self.claim()
         if self.pool is not None:
             self.commit(share, deeper, size)
@@ -173,7 +173,7 @@ class Run(BothBuffers):
 
     @rule(worker=st.sampled_from(WORKERS), times=st.integers(1, ATTEMPTS))
     def fail(self, worker: str, times: int) -> None:
-        """An episode that cannot be played, by whoever tries it."""
+        """An episode that fails on every worker."""
         for _ in range(times):
             self.admit(worker, G)
             tickets = sorted({p.ticket for p in self.running[worker]})[:1]
@@ -182,7 +182,7 @@ class Run(BothBuffers):
 
     @rule(worker=st.sampled_from(WORKERS), heir=st.sampled_from(WORKERS))
     def die_and_be_followed(self, worker: str, heir: str) -> None:
-        """Another worker, with weights of its own, asks for what the dead one has left."""
+        """Another worker, with other weights, requests the tickets of the dead one."""
         self.admit(worker, 4 * G)
         self.worker_is_killed(worker)
         self.every_lease_runs_out()
@@ -264,7 +264,7 @@ class Run(BothBuffers):
 
     @rule()
     def take_over(self) -> None:
-        """A learner is killed, or replaced while it lives; the new one goes on from the checkpoint."""
+        """A learner is killed, or replaced while it lives; the new one resumes from the checkpoint."""
         if self.learners:
             self.old_learners.append(self.learners)
         self.learners = self.processes(self.limits)
@@ -289,7 +289,7 @@ class Run(BothBuffers):
 
     @rule()
     def a_learner_changes_the_run(self) -> None:
-        """One that may not is refused, and the learner that is there goes on."""
+        """One that may not is refused, and the current learner continues."""
         before = self.limits
         self.limits = self.begun_with if self.limits != self.begun_with else self.begun_with | CHANGED
         assert self.both("recover", *self.saved, self.epoch, by=self.processes(self.limits)) == REFUSED

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from cusearch_async.errors import WeightsUnavailable, WriteFailed
 from cusearch_async.weights import folder as weights
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.interface import ADAPTER_CONFIG, ADAPTER_TENSORS, MANIFEST, TENSORS, Canary
+from cusearch_async.weights.tensor_file import write_tensors
 
 CANARY = Canary([1, 2, 3], [-0.5, -1.5], 1e-3)
 
@@ -99,34 +102,39 @@ async def test_versions_that_are_to_be_scored_are_kept_besides_the_newest(tmp_pa
     assert await store.newest_of(3) == later
 
 
-def test_a_missing_version_is_named(tmp_path):
-    with pytest.raises(WeightsUnavailable, match="v000001-e1"):
-        WeightStore(tmp_path).verify("v000001-e1")
-
-
-def test_a_torn_tensor_file_is_refused(tmp_path):
-    store = WeightStore(tmp_path)
-    path = tmp_path / store.publish(0, 1, tensors(), CANARY) / TENSORS
+def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(WeightsUnavailable, match="torn"):
-        store.verify("v000000-e1")
 
 
-def test_one_changed_byte_names_its_tensor(tmp_path):
-    store = WeightStore(tmp_path)
-    path = tmp_path / store.publish(0, 1, {"only": torch.zeros(64)}, CANARY) / TENSORS
+def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    with pytest.raises(WeightsUnavailable, match="tensor only"):
-        store.verify("v000000-e1")
 
 
-def test_a_manifest_that_is_no_json_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, "v000000-e1 is missing or damaged"),
+        (lambda folder: cut(folder / TENSORS), "incomplete"),
+        (lambda folder: flip(folder / TENSORS), "tensor only does not match its checksum"),
+        (lambda folder: (folder / MANIFEST).write_text("{"), "v000000-e1 is missing or damaged"),
+    ],
+)
+def test_a_damaged_version_is_refused_by_name(tmp_path, damage, message):
     store = WeightStore(tmp_path)
-    (tmp_path / store.publish(0, 1, tensors(), CANARY) / MANIFEST).write_text("{")
-    with pytest.raises(WeightsUnavailable):
+    damage(tmp_path / store.publish(0, 1, {"only": torch.zeros(64)}, CANARY))
+    with pytest.raises(WeightsUnavailable, match=message):
         store.verify("v000000-e1")
+
+
+@pytest.mark.parametrize("other", [{"b": torch.ones(2)}, {"a": torch.ones(2, 1)}, {"a": torch.ones(2).int()}])
+def test_other_tensors_than_the_manifest_names_are_refused(tmp_path, other):
+    store = WeightStore(tmp_path)
+    name = store.publish(0, 1, {"a": torch.ones(2)}, CANARY)
+    write_tensors(tmp_path / name / TENSORS, other)
+    with pytest.raises(WeightsUnavailable, match=r"name different parameters|does not match its checksum"):
+        store.verify(name)
 
 
 def test_an_interrupted_publication_leaves_no_version(tmp_path):
@@ -193,7 +201,7 @@ def test_a_version_that_is_a_link_out_of_the_store_is_refused(tmp_path):
     store = WeightStore(tmp_path / "store")
     store.folder.mkdir()
     (store.folder / "v000001-e1").symlink_to(tmp_path / "other" / "v000001-e1")
-    with pytest.raises(WeightsUnavailable, match="leads out of the weight store"):
+    with pytest.raises(WeightsUnavailable, match="points outside the weight store"):
         store.verify("v000001-e1")
 
 

@@ -20,7 +20,7 @@ CANARY = Canary([1, 2], [-0.5], 0.1)
 
 
 class Mirror:
-    """A transport of one's own: versions are published into one folder, and copied to another."""
+    """A custom transport: versions are published into one folder, and copied to another."""
 
     def __init__(self, config):
         self.folder = config.folder
@@ -64,7 +64,7 @@ def test_the_shipped_ones_have_the_shape_of_a_transport(tmp_path):
         assert issubclass(kind, WeightTransport)
 
 
-async def test_one_of_ones_own_is_named_by_its_class(tmp_path):
+async def test_a_custom_transport_is_named_by_its_class(tmp_path):
     transport = transport_of(config(tmp_path, f"{__name__}:Mirror"))
     name = transport.store().publish(1, 1, {"w": torch.ones(2)}, CANARY)
     async with transport.serving(), transport.source() as source:
@@ -72,12 +72,12 @@ async def test_one_of_ones_own_is_named_by_its_class(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "message"),
     [
         ("nccl", r"weights.transport 'nccl' is unknown; use one of folder, http, or your own as package.module:Name"),
         (f"{__name__}:NoSource", r"must be a subclass of cusearch_async.weights.transports.WeightTransport, got"),
     ],
 )
-def test_what_is_no_transport_is_refused(named, said, tmp_path):
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_no_transport_is_refused(named, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
         transport_of(config(tmp_path, named))

@@ -138,8 +138,8 @@ class Fleet:
         if config.redis.transport == "redis":
             wanted.append(("Redis", config.redis.url, BufferUnavailable))
             if not is_listening(config.redis.url):
-                with holding_data(config) as lock:
-                    self._start("redis", own_server(config), inherited=(lock,))
+                with holding_data(config.redis, config.folder) as lock:
+                    self._start("redis", own_server(config.redis, config.folder), inherited=(lock,))
         if config.uses_retriever:
             wanted += self._start_retriever()
         for what, url, failure in wanted:

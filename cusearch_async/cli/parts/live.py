@@ -109,7 +109,7 @@ def print_inspection_commands(config: Config, console: Console) -> None:
     """Print two commands to paste into another terminal while the run is going on."""
     trust = " --trust" if any(code_in(config.model_dump(mode="json"))) else ""
     console.print(f"watch the run with: cusearch buckets {config.folder / 'launch.toml'}{trust}", soft_wrap=True)
-    console.print(f"or with redis-cli: {redis_cli_line(config)}", soft_wrap=True, markup=False)
+    console.print(f"or with redis-cli: {redis_cli_line(config.redis, config.folder)}", soft_wrap=True, markup=False)
 
 
 def watch(fleet: Fleet, config: Config, console: Console) -> None:

@@ -1,7 +1,7 @@
 -- Count the keys of a run against its counters, in one instant. Changes nothing.
 -- ARGV id...     of every traj: and payload: key that has just been seen
 -- Returns {trajectories in Redis, {difference...}}
-local findings, counters = {}, {}
+local findings, counters = {}, hash(key('ledger'))
 if not run.epoch then return {0, findings} end
 if not run.questions then return {0, {'limits are missing: the next learner writes them again'}} end
 local function find(text) findings[#findings + 1] = text end
@@ -13,11 +13,9 @@ local function list(what, names)
   table.sort(names)
   find(what .. ': ' .. #names .. ' (' .. table.concat(names, ', ', 1, math.min(5, #names)) .. (#names > 5 and ', ...)' or ')'))
 end
-local raw = redis.call('HGETALL', key('ledger'))
-for i = 1, #raw, 2 do counters[raw[i]] = tonumber(raw[i + 1]) end
-local function counter(name) return counters[name] or 0 end
+local function counter(name) return tonumber(counters[name]) or 0 end
 
--- what waits
+-- buffered trajectories
 local known, kept, gone, outside, bytes, cells, depths = {}, 0, {}, {}, 0, {}, {}
 for depth = 0, run.s_max do depths[tostring(depth)] = true end
 local function keep(id)
@@ -25,15 +23,14 @@ local function keep(id)
   kept = kept + 1
   if not is_whole(id) then gone[#gone + 1] = id end
 end
-raw = redis.call('HGETALL', key('waiting'))
-for i = 1, #raw, 2 do
-  local cell, depth, size = string.match(raw[i + 1], '^((%d+):%-?%d+):(%d+)$')
-  if not cell then return damaged("waiting holds '" .. raw[i] .. "' = '" .. raw[i + 1] .. "'") end
-  keep(raw[i])
+for id, value in pairs(hash(key('waiting'))) do
+  local cell, depth, size = string.match(value, '^((%d+):%-?%d+):(%d+)$')
+  if not cell then return damaged("waiting holds '" .. id .. "' = '" .. value .. "'") end
+  keep(id)
   bytes = bytes + size
   depths[depth] = true  -- a worker with another s_max may have put it there
   cells[cell] = (cells[cell] or 0) + 1
-  if not redis.call('ZSCORE', key('depth:' .. depth), raw[i]) then outside[#outside + 1] = raw[i] end
+  if not redis.call('ZSCORE', key('depth:' .. depth), id) then outside[#outside + 1] = id end
 end
 local in_buckets = 0
 for depth in pairs(depths) do in_buckets = in_buckets + redis.call('ZCARD', key('depth:' .. depth)) end
@@ -41,14 +38,13 @@ expect('buffered', kept, counter('buffered'))
 expect('in the depth buckets', in_buckets, counter('buffered'))
 expect('bytes', bytes, counter('bytes'))
 list('buffered, and not in the bucket of their depth', outside)
-raw = redis.call('HGETALL', key('depth_by_version'))
-for i = 1, #raw, 2 do
-  expect('depth_by_version ' .. raw[i], cells[raw[i]] or 0, tonumber(raw[i + 1]))
-  cells[raw[i]] = nil
+for cell, number in pairs(hash(key('depth_by_version'))) do
+  expect('depth_by_version ' .. cell, cells[cell] or 0, tonumber(number))
+  cells[cell] = nil
 end
 for cell, number in pairs(cells) do expect('depth_by_version ' .. cell, number, 0) end
 
--- what learners have taken
+-- claimed and trained pools
 local claimed, trained, unselected, places, step = 0, 0, 0, {}, run.checkpoint
 local function at(ticket) places[ticket] = (places[ticket] or 0) + 1 end
 while step < run.step or redis.call('EXISTS', pool_info_key(step)) == 1 do
@@ -73,12 +69,12 @@ if run.checkpoint == 0 then  -- else pools that were forgotten are in the counte
   expect('trained', trained, counter('trained'))
   expect('unselected', unselected, counter('unselected'))
 end
-list('gone without having been counted as lost', gone)
+list('missing, and not counted as lost', gone)
 local unknown = {}
 for _, id in ipairs(ARGV) do
   if not known[id] and redis.call('EXISTS', traj(id), payload(id)) > 0 then unknown[#unknown + 1] = id end
 end
-list('kept for nothing', unknown)
+list('orphaned', unknown)
 local finished = 0
 for _, name in ipairs({'buffered', 'claimed', 'trained', 'unselected', 'quarantined', 'lost'}) do
   finished = finished + counter(name)
@@ -95,7 +91,7 @@ for _, name in ipairs({'lease', 'requeue'}) do
 end
 for _, ticket in ipairs(redis.call('ZRANGE', key('ready'), 0, -1)) do
   at(ticket)
-  if #missing(ticket) ~= (tonumber(redis.call('HGET', key('incomplete'), ticket)) or 0) then wrong[#wrong + 1] = ticket end
+  if #missing(ticket) ~= lacking_of(ticket) then wrong[#wrong + 1] = ticket end
 end
 list('ready tickets that lack trajectories', wrong)
 wrong = {}

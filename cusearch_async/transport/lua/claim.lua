@@ -1,5 +1,5 @@
 -- Claim the pool of a step: N groups, all or none. The learner looks at the groups, checks them, and takes them.
--- Trajectories that disappeared from Redis are counted as lost, and played again if the pool is not taken yet.
+-- Trajectories that disappeared from Redis are counted as lost, and generated again if the pool is not taken yet.
 -- ARGV epoch step action(look | take) id...
 -- Returns nothing while the pool is not complete, else {status, {id that was lost...}, {id or ticket...}}:
 --   waits  no longer complete: the listed tickets are requeued
@@ -67,7 +67,7 @@ for _, ticket in ipairs(tickets) do
       end
     end
   end
-  if lacking ~= (tonumber(redis.call('HGET', key('incomplete'), ticket)) or 0) then
+  if lacking ~= lacking_of(ticket) then
     fail_attempt(ticket)
     again[#again + 1] = ticket
   end

@@ -28,9 +28,6 @@ redis.call('HSET', pool_info_key(step), 'trained', selected)
 count('claimed', -#ids)
 count('trained', selected)
 count('unselected', #ids - selected)
-save_method_state(method)
-for ticket, size in pairs(method.sizes) do  -- a granted group keeps its size
-  if tonumber(ticket) >= next_ticket then redis.call('HSETNX', key('sizes'), ticket, size) end
-end
+save_method_state(method, next_ticket)
 redis.call('HSET', state, 'step', step + 1, 'version', step + 1)
 return 1

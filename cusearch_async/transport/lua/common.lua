@@ -4,10 +4,15 @@ local state = KEYS[1]
 local prefix = string.sub(state, 1, -6)
 local function key(name) return prefix .. name end
 
+local function hash(name)  -- field -> value, as text
+  local listed, fields = redis.call('HGETALL', name), {}
+  for i = 1, #listed, 2 do fields[listed[i]] = listed[i + 1] end
+  return fields
+end
+
 local run = {}  -- the fields of `state` and of `limits`
 for _, name in ipairs({state, key('limits')}) do
-  local fields = redis.call('HGETALL', name)
-  for i = 1, #fields, 2 do run[fields[i]] = tonumber(fields[i + 1]) or fields[i + 1] end
+  for field, value in pairs(hash(name)) do run[field] = tonumber(value) or value end
 end
 
 local function traj(id) return prefix .. 'traj:' .. id end
@@ -35,20 +40,18 @@ local function tell()
   end
 end
 
--- The error for a learner of `epoch` that must stop: Redis has lost it, or another learner has taken over. Else nil.
+-- The error for a learner of `epoch` that Redis has lost, or that another has replaced. Else nil.
 local function refusal_of(epoch)
   if run.epoch == tonumber(epoch) then return nil end
-  if not run.epoch then return lost('nothing of it is there') end
-  if run.epoch < tonumber(epoch) then return lost('it knows learners up to epoch ' .. run.epoch .. ', this one has ' .. epoch) end
+  if not run.epoch then return lost('the keys of the run are missing') end
+  if run.epoch < tonumber(epoch) then return lost('its newest learner has epoch ' .. run.epoch .. ', this one has ' .. epoch) end
   return redis.error_reply('FENCED')
 end
 
 -- The error for a process that means another run; it contains this run's identity.
 local function another_run()
-  local terms, fields = {}, redis.call('HGETALL', key('contract'))
-  for i = 1, #fields, 2 do
-    if fields[i] ~= 'digest' then terms[fields[i]] = fields[i + 1] end
-  end
+  local terms = hash(key('contract'))
+  terms.digest = nil
   local place = redis.call('HMGET', state, 'run_id', 'host', 'folder')  -- as text, which `run` is not
   local found = {terms = terms, run_id = place[1] or '', host = place[2] or '', folder = place[3] or ''}
   return redis.error_reply('ANOTHER ' .. cjson.encode(found))
@@ -71,8 +74,9 @@ local function now()
   return clock, wall
 end
 
--- Store the state of the selection method: its memory as text, and its fields in `state`.
-local function save_method_state(method)
+-- Store the state of the selection method: its memory as text, its fields in `state`, and the sizes of groups: one that
+-- is `granted` (a ticket below it), or has a size, keeps its size.
+local function save_method_state(method, granted)
   redis.call('SET', key('memory'), method.memory)
   for name in string.gmatch(run.method_fields or '', '%S+') do redis.call('HDEL', state, name) end
   local names = {}
@@ -81,6 +85,9 @@ local function save_method_state(method)
     redis.call('HSET', state, name, value)
   end
   redis.call('HSET', state, 'method_fields', table.concat(names, ' '))
+  for ticket, size in pairs(method.sizes) do
+    if tonumber(ticket) >= granted then redis.call('HSETNX', key('sizes'), ticket, size) end
+  end
 end
 
 local function group_size(ticket) return tonumber(redis.call('HGET', key('sizes'), ticket)) or run.rollouts end
@@ -101,7 +108,6 @@ local function missing(ticket)
   return lacking
 end
 
--- Add a trajectory to the buffer.
 local function add_to_buffer(id, depth, version, bytes)
   redis.call('HSET', key('waiting'), id, depth .. ':' .. version .. ':' .. bytes)
   redis.call('ZADD', key('depth:' .. depth), ticket_of(id), id)
@@ -134,15 +140,16 @@ local function count_as_lost(id)
   count('lost', 1)
 end
 
--- End the lease of a ticket.
 local function end_lease(ticket)
   redis.call('ZREM', key('lease'), ticket)
   redis.call('HDEL', key('owner'), ticket)
 end
 
+local function lacking_of(ticket) return tonumber(redis.call('HGET', key('incomplete'), ticket)) or 0 end
+
 -- Record that a closed group lacks `lacking` trajectories; 0 if it is open or complete.
 local function mark_incomplete(ticket, lacking)
-  local before = tonumber(redis.call('HGET', key('incomplete'), ticket)) or 0
+  local before = lacking_of(ticket)
   if lacking > 0 then
     redis.call('HSET', key('incomplete'), ticket, lacking)
   else
@@ -160,7 +167,7 @@ local function close_group(ticket)
   redis.call('ZADD', key('ready'), ticket, ticket)
 end
 
--- Requeue a ticket from any place: the next worker plays the rollouts that its group lacks.
+-- Requeue a ticket from any place: the next worker runs the rollouts that its group lacks.
 local function requeue(ticket)
   end_lease(ticket)
   mark_incomplete(ticket, 0)

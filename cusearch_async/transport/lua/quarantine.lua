@@ -1,5 +1,5 @@
--- Quarantine trajectories with their reasons: from the buffer, where their groups then play them again (one failed
--- attempt per group), or from a pool that is claimed and not committed.
+-- Quarantine trajectories with their reasons: from the buffer, where they are then generated again (one failed attempt
+-- per group), or from a pool that is claimed and not committed.
 -- ARGV epoch(empty for an operator) [id reason]...     Returns how many were quarantined.
 local refused = ARGV[1] ~= '' and refusal_of(ARGV[1])
 if refused then return refused end

@@ -1,7 +1,7 @@
 -- A learner takes over at `step` with the method state of the checkpoint, and writes the run limits and its identity.
--- Pools that were trained after `step` become claimed again, so the same steps will get the same pools. What Redis has
--- lost, or never had, is played again or deleted. So is a group in which no episode has succeeded, with a new count of
--- attempts, and after a change of the contract everything that was played before. Every older learner is fenced.
+-- Pools that were trained after `step` become claimed again, so the same steps will get the same pools. Data that Redis
+-- has lost, or never had, is generated again or deleted. So is a group in which no episode has succeeded, with a new
+-- count of attempts, and after a change of the contract all earlier trajectories. Every older learner is fenced.
 -- A second delivery, however late, changes nothing: its nonce has an epoch already.
 -- ARGV step method(JSON: memory, fields, sizes) nonce least_epoch limits(JSON: name -> text)
 --      identity(JSON: terms(key -> text), their digest, run_id, host, folder) accepts_changes
@@ -9,7 +9,7 @@
 local step, method, nonce, least_epoch = tonumber(ARGV[1]), cjson.decode(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local limits, own, accepts_changes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6]), ARGV[7] == '1'
 
-local OUTDATED = 'it was played before the settings of the run were changed (--accept-changes)'
+local OUTDATED = 'it was generated before the settings of the run were changed (--accept-changes)'
 
 -- 1. Read and check everything first: a script that fails halfway is not rolled back.
 local given = redis.call('HGET', key('learners'), nonce)
@@ -37,12 +37,12 @@ for name, what in pairs(numbers) do
     if not size or (name == 'sizes' and (size < 1 or size > 7000)) then return damaged(what .. " is '" .. number .. "' now") end
   end
 end
-local depths, waiting = {}, redis.call('HGETALL', key('waiting'))
-for i = 1, #waiting, 2 do
-  local depth, version, bytes = string.match(waiting[i + 1], '^(%d+):%-?(%d+):(%d+)$')
-  local is_id = string.match(waiting[i], '^%d+:%d+$') and #waiting[i] < 30
+local depths = {}
+for id, known in pairs(hash(key('waiting'))) do
+  local depth, version, bytes = string.match(known, '^(%d+):%-?(%d+):(%d+)$')
+  local is_id = string.match(id, '^%d+:%d+$') and #id < 30
   if not (is_id and natural(depth) and natural(version) and natural(bytes)) then
-    return damaged("waiting holds '" .. waiting[i] .. "' = '" .. waiting[i + 1] .. "' now")
+    return damaged("waiting holds '" .. id .. "' = '" .. known .. "' now")
   end
   depths[depth] = true
 end
@@ -106,29 +106,22 @@ local function generate_again(ticket)
   redis.call('HDEL', key('attempts'), ticket)
   to_requeue[ticket] = true
 end
-local function count_pool_as_lost(s, pool)
-  if pool.trained then
+for s, pool in pairs(pools) do
+  local is_behind, is_lost = s < step, #pool.ids ~= pool.size  -- Redis is behind the checkpoint, or has lost the list
+  if not pool.trained then
+    count('claimed', -pool.size)
+  elseif not is_behind then
     count('trained', -pool.trained)
     count('unselected', pool.trained - pool.size)
-  else
-    count('claimed', -pool.size)
   end
-  count('lost', pool.size)
-  forget_pool(s)
-end
-for s, pool in pairs(pools) do
-  if s < step then  -- Redis is behind the checkpoint
-    if not pool.trained then count_pool_as_lost(s, pool) else forget_pool(s) end
-  elseif #pool.ids ~= pool.size then
-    count_pool_as_lost(s, pool)
+  if is_behind then
+    if not pool.trained then count('lost', pool.size) end
+    forget_pool(s)
+  elseif is_lost then
+    count('lost', pool.size)
+    forget_pool(s)
     for _, ticket in ipairs(pool.tickets) do to_requeue[ticket] = true end
   elseif another_contract or pool.size == 0 then
-    if pool.trained then
-      count('trained', -pool.trained)
-      count('unselected', pool.trained - pool.size)
-    else
-      count('claimed', -pool.size)
-    end
     for _, id in ipairs(pool.ids) do keep_apart(id, OUTDATED) end
     redis.call('UNLINK', pool_key(s), pool_info_key(s))
     for _, ticket in ipairs(pool.tickets) do
@@ -136,15 +129,11 @@ for s, pool in pairs(pools) do
       generate_again(ticket)
     end
   else
+    count('claimed', pool.size)
+    redis.call('HDEL', pool_info_key(s), 'trained')
     for _, ticket in ipairs(pool.tickets) do somewhere[ticket] = true end
-    if pool.trained then
-      count('trained', -pool.trained)
-      count('unselected', pool.trained - pool.size)
-      count('claimed', pool.size)
-      redis.call('HDEL', pool_info_key(s), 'trained')
-      for _, id in ipairs(pool.ids) do
-        if has_fields(id) then redis.call('HSET', traj(id), 'state', 'claimed') end
-      end
+    for _, id in ipairs(pool.ids) do
+      if has_fields(id) then redis.call('HSET', traj(id), 'state', 'claimed') end
     end
   end
 end
@@ -170,14 +159,11 @@ if another_contract then
   end
 end
 for ticket in pairs(somewhere) do
-  local has_nothing = tonumber(redis.call('HGET', key('incomplete'), ticket)) == group_size(ticket)
+  local has_nothing = lacking_of(ticket) == group_size(ticket)
   if another_contract or (has_nothing and redis.call('ZSCORE', key('ready'), ticket)) then generate_again(ticket) end
 end
 
-save_method_state(method)
-for ticket, size in pairs(method.sizes) do  -- as in commit; the staleness bound may have changed
-  if tonumber(ticket) >= granted then redis.call('HSETNX', key('sizes'), ticket, size) end
-end
+save_method_state(method, granted)
 for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
 redis.call('SET', key('next_ticket'), next_ticket)
 local epoch = math.max(run.epoch or 0, least_epoch) + 1
@@ -196,10 +182,9 @@ for depth = 0, run.s_max do depths[depth] = true end
 for depth in pairs(depths) do redis.call('UNLINK', key('depth:' .. depth)) end
 redis.call('UNLINK', key('depth_by_version'))
 local counted = tonumber(redis.call('HGET', key('ledger'), 'buffered')) or 0
-waiting = redis.call('HGETALL', key('waiting'))
 redis.call('HSET', key('ledger'), 'buffered', 0, 'bytes', 0)
-for i = 1, #waiting, 2 do add_to_buffer(waiting[i], string.match(waiting[i + 1], '^(%d+):(%-?%d+):(%d+)$')) end
-count('lost', math.max(0, counted - #waiting / 2))
+for id, known in pairs(hash(key('waiting'))) do add_to_buffer(id, string.match(known, '^(%d+):(%-?%d+):(%d+)$')) end
+count('lost', math.max(0, counted - redis.call('HLEN', key('waiting'))))
 if not is_counted then
   for _, name in ipairs({'buffered', 'claimed', 'trained', 'unselected', 'quarantined', 'lost'}) do
     count('finished', tonumber(redis.call('HGET', key('ledger'), name) or 0))

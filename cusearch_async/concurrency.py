@@ -1,13 +1,16 @@
-"""Combines single async calls into batches."""
+"""Concurrent calls: batched, or shared while they are in flight; and the pause before a retry."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 Answer = TypeVar("Answer")
+
+_MOST_DOUBLINGS = 60
 
 
 class Batcher(Generic[Item, Answer]):
@@ -53,3 +56,38 @@ class Batcher(Generic[Item, Answer]):
         for (_, wait), answer in zip(batch, answers, strict=True):
             if not wait.cancelled():
                 wait.set_result(answer)
+
+
+class InFlight(Generic[Key, Answer]):
+    """Requests in flight by key. Answers are not cached."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Key, asyncio.Task[Answer]] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._tasks
+
+    async def share(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        """The answer of `ask()`, or of the request with this key that is already in flight.
+
+        All callers of a request get the same answer or the same exception. A cancelled caller stops waiting; the
+        request continues for the others."""
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(ask())
+            task.add_done_callback(lambda _: self._tasks.pop(key))
+            # Else asyncio warns of an exception that was never retrieved, when all callers were cancelled.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Cancel all requests in flight, and wait until they have ended."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def doubling_pause_s(failed: int, first_s: float, longest_s: float) -> float:
+    """The pause after `failed` failures in a row: it doubles each time, from `first_s` up to `longest_s`."""
+    return min(first_s * 2.0 ** min(failed - 1, _MOST_DOUBLINGS), longest_s)
