@@ -250,17 +250,6 @@ def test_a_pass_takes_what_the_allocator_gives(name, dtype, checkpointing, tmp_p
     assert expected.scoring == pytest.approx(allocated_peak(score), rel=0.1)
 
 
-def test_layers_that_are_alike_are_counted_from_a_few(tmp_path):
-    """Nine layers, from two and three of them, and one by one."""
-    shape = written(SHAPES["deep"], tmp_path)
-    mixed = Qwen3Config(**SHAPES["deep"].to_dict() | {"layer_types": ["full_attention"] * 8 + ["sliding_attention"]})
-    mixed.use_sliding_window = True
-    whole = written(mixed, tmp_path)
-    for checkpointing in (True, False):
-        settings = ("bfloat16", 512, checkpointing, 200)
-        assert passes(shape, *settings) == passes(whole, *settings)
-
-
 def test_logits_are_counted_in_both_dtypes_and_twice_where_their_entropy_is():
     few, many = (passes(QWEN_3B, "bfloat16", 4096, True, at_once) for at_once in (1024, 2048))
     logits = 4 * 151936 * 1024
@@ -279,7 +268,7 @@ def test_the_largest_forward_pass(micro, minibatch, ranks, expected):
     assert sizing.forward_tokens(config_of(*changes, ranks=ranks)) == expected
 
 
-# The host, and time.
+# The host.
 
 
 def test_the_hosts_memory_is_that_of_all_ranks():
@@ -292,19 +281,6 @@ def test_the_hosts_memory_is_that_of_all_ranks():
     assert offloaded[1:] == (20 * parameters, 20 * parameters + writing)
     divided, _, _ = sizing.host_bytes(QWEN_3B, config_of("--learner.zero_stage", "3"))
     assert divided == 2 * 2 * (parameters + 4 * 151936 * 2048), "the embedding is the largest parameter"
-
-
-def test_a_step_is_six_flops_per_weight_and_token_and_the_passes_beside():
-    settings = ("--loss.kl_coef", "0", "--loss.proximal", "loglinear", "--learner.gradient_checkpointing", "false")
-    plain = sizing.step_flops(QWEN_3B, config_of(*settings), 1000, 10)
-    assert plain == pytest.approx(6 * QWEN_3B.parameters * 10_000 + 6 * 36 * 2048 * 1000**2 * 10)
-
-    def passes(trajectories: int) -> float:
-        """In forward passes; the plain ones are three. M is 32."""
-        return 3 * sizing.step_flops(QWEN_3B, config_of(), 1000, trajectories) / (plain * trajectories / 10)
-
-    assert passes(32) == pytest.approx(3 + 2), "π_ref and recomputing; π_prox is the first mini-batch's own pass"
-    assert passes(128) == pytest.approx(3 + 2 + 3 / 4)
 
 
 # Rollout workers.

@@ -1,4 +1,4 @@
-"""Whether a run fits: a learner rank and an engine into a GPU or the machine, its files onto the disk; and its time."""
+"""Whether a run fits: a learner rank and an engine into a GPU or the machine, its files onto the disk."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ ASLEEP = int(1.5 * GIB)
 """Assumed for a process that waits for its turn on a GPU: CUDA's context and compiled kernels. Not measured."""
 MEAN_LENGTH = 0.5
 """Assumed mean length of an episode, as a share of the longest: most end with an answer much earlier."""
-PEAK_FLOPS = 989e12
-"""Of an H100 in bfloat16, by its data sheet."""
-PEAK_SHARE = 0.4
-"""Assumed share of the peak that the learner reaches."""
 KEPT_VERSIONS = 3
 """Weight versions that stay on disk (`weights.folder.WeightStore`)."""
 VERSIONS = KEPT_VERSIONS + 1
@@ -216,23 +212,3 @@ def _on_disk(what: str, folder: Path, kept: Sequence[tuple[int, str, Path]], key
 
 def _size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
-
-
-# --- time ---------------------------------------------------------------------------------------------
-
-
-def step_time(config: Config, shape: ModelShape) -> Iterator[Finding]:
-    """By arithmetic, for GPUs: a float32 model is for a CPU."""
-    if config.model.dtype != "bfloat16":
-        return
-    trained = config.questions_per_step * config.pool.rollouts
-    trained = trained if config.method.make().uses_whole_pool else config.method.budget
-    mean = MEAN_LENGTH * config.episode.max_tokens
-    flops = sizing.step_flops(shape, config, mean, trained)
-    seconds = flops / (config.learner.ranks * PEAK_SHARE * PEAK_FLOPS)
-    text = (
-        f"{flops / 1e15:.1f} PFLOP for {trained} trajectories of {mean:.0f} tokens, padding not counted: "
-        f"{seconds:.1f} s on {config.learner.ranks} H100 at an assumed {PEAK_SHARE:.0%} of {PEAK_FLOPS / 1e12:.0f} "
-        "TFLOP/s"
-    )
-    yield Finding("ok", "step time", text)

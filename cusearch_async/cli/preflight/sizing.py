@@ -1,4 +1,4 @@
-"""Estimates the memory of a learner rank and of a rollout worker, the work of a step, and the staleness of its data.
+"""Estimates the memory of a learner rank and of a rollout worker, and the staleness of the data.
 
 Only the shape of a model is needed, not its weights. Sizes are in bytes. Tensors of known shape are counted exactly,
 activations by running the module without memory, and CUDA, NCCL and the allocator get a fixed allowance.
@@ -167,18 +167,6 @@ def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
         held += ranks * memory.held + config.rollout.workers * shape.parameters * DTYPE_BYTES[dtype]
     collected = version_bytes(shape, dtype) if stage == 3 else 0  # a version is published at the same time
     return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, dtype) + collected
-
-
-def step_flops(shape: ModelShape, config: Config, mean_tokens: float, trajectories: int) -> float:
-    """Of all ranks together in one learner step: two for each weight and token of a forward pass, and those of causal
-    attention; backward is as much as two of them, and recomputing as one. π_prox has no pass of its own in the first
-    mini-batch."""
-    learner, loss = config.learner, config.loss
-    of_proximal = max(0.0, 1 - loss.minibatch / trajectories) if loss.proximal == "recomputed" and trajectories else 0
-    passes = 3 + learner.gradient_checkpointing + of_proximal + (loss.kl_coef > 0)
-    weights = shape.parameters - (0 if shape.tied else shape.vocab * shape.hidden)
-    attention = 2 * shape.layers * shape.heads * shape.head_dim * mean_tokens
-    return passes * trajectories * mean_tokens * (2 * weights + attention)
 
 
 # --- rollout ------------------------------------------------------------------------------------------
