@@ -303,7 +303,7 @@ MUTANTS = {
     "one question is proof": (FINDINGS, "(only_first + 1) / (a.size + 2)", "only_first / a.size"),
     "what is always wrong is known by heart": (FINDINGS, "known.low > _KNOWS and", "True and"),
     "closed and blocked are swapped": (EVALUATED, '("full", "closed", "blocked")', '("full", "blocked", "closed")'),
-    "a probe counts as a sample": (EVALUATED, "played[len(modes) :]", "played[len(modes) - 1 :]"),
+    "a probe counts as a sample": (EVALUATED, "results[len(modes) :]", "results[len(modes) - 1 :]"),
     "a judge's failure loses the scores": (EVALUATED, "except* JudgeFailed as group", "except* ConfigError as group"),
     "what is not read is wrong": (JUDGE, "if is_right is not None]", "if True]"),
     "a version is scored before it is there": (SCORING, "if following > state.published:", "if False:"),

@@ -7,12 +7,13 @@ service), and a host or a disk that is too small, is no error: the run may be on
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 
 from rich.console import Console
 
-from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.cli.parts.arguments import add_config, parsed
 from cusearch_async.cli.preflight import gpus, machine, memory, sizing, sources, workload
 from cusearch_async.cli.preflight.finding import Finding, table
 from cusearch_async.cli.preflight.gpus import Device, device_of
@@ -25,27 +26,16 @@ GPU_MEMORY = "GPU memory"
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser, without="this machine")
-    parser.add_argument(
-        "--gpu-gib", type=_gib, help="memory of one GPU, in GiB (of the GPU that is here, else run.gpu_gib, else 80)"
-    )
+    size = parsed(float, lambda gib: 0 < gib < math.inf, "a size in GiB, like 80")
+    text = "memory of one GPU, in GiB (of the GPU that is here, else run.gpu_gib, else 80)"
+    parser.add_argument("--gpu-gib", type=size, help=text)
     parser.set_defaults(run=run)
-
-
-def _gib(text: str) -> float:
-    try:
-        gib = float(text)
-    except ValueError:
-        gib = 0.0
-    if not 0 < gib < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a size in GiB, like 80, got {text!r}")
-    return gib
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if overrides and not arguments.config:
-        raise ConfigError(
-            f"{overrides[0]} is a setting of a config; name one: `cusearch check CONFIG {overrides[0]} …`"
-        )
+        name = overrides[0]
+        raise ConfigError(f"{name} is a setting of a config; name one: `cusearch check CONFIG {name} …`")
     console = Console()
     if arguments.config:
         config = load_config(arguments.config, overrides)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from cusearch_async.cli.parts.arguments import at_least
 from cusearch_async.cli.parts.terminal import duration
 from cusearch_async.errors import ConfigError, RunInUse, StudyIncomplete
 from cusearch_async.files import write_file
@@ -27,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, help="the study's folder; default: runs/studies/NAME")
     parser.add_argument("--report", action="store_true", help="make no runs; write the report from the tables")
     parser.add_argument("--retry-failed", action="store_true", help="make failed runs again")
-    parser.add_argument("--most", type=int, help="end after so many runs")
+    parser.add_argument("--max-runs", type=at_least(1), help="stop after so many runs")
     parser.set_defaults(run=run)
 
 
@@ -38,14 +39,12 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     from cusearch_async.study.running import run_all, to_do  # noqa: PLC0415
     from cusearch_async.study.tables import Tables  # noqa: PLC0415
 
-    if arguments.most is not None and arguments.most < 1:
-        raise ConfigError(f"--most must be >= 1, got {arguments.most}")
     plan = read_plan(arguments.file)
     folder = arguments.folder or Path("runs") / "studies" / plan.study.name
     console = Console()
     with claimed(folder, arguments.file, plan):
         before = Tables.read(folder)
-        left = [] if arguments.report else to_do(plan, before, arguments.retry_failed)[: arguments.most]
+        left = [] if arguments.report else to_do(plan, before, arguments.retry_failed)[: arguments.max_runs]
         progress = StudyProgress(plan, before, len(left), console)
         run_all(plan, folder, left, progress.tell)
         tables = Tables.read(folder)

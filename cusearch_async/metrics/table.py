@@ -196,7 +196,7 @@ FAMILIES = (
     ),
     Family(
         "Time",
-        "metrics/step.py, metrics/workers.py",
+        "metrics/step.py",
         (
             Metric("time/wait_s", "s", "waiting for the pool"),
             Metric("time/update_s", "s", "from the pool to the commit"),

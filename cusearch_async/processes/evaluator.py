@@ -116,7 +116,7 @@ async def load_due(
     cannot be read now.
 
     Raises: ContractMismatch when a learner has changed the run contract."""
-    version = due_version(state, done.version, config, last)
+    version = due_version(state, done.version, config.eval, last)
     if version is None:
         return None
     await buffer.check_identity()

@@ -6,10 +6,8 @@ import argparse
 
 import pytest
 
-from cusearch_async.atlas.questions import WORLDS
-from cusearch_async.cli.atlas import POOLS, check_policy, held_out_chains, searched_here
+from cusearch_async.cli.atlas import POOLS, check_policy, searched_here
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError
 from cusearch_async.evaluation.probing import PassResult
 from tests.strategies import make_trajectory
 
@@ -61,16 +59,3 @@ def test_a_check_keeps_the_noise_of_the_config(atlas_config):
     config = searched_here(load_config(atlas_config, overrides))
     assert (config.retriever.noise, config.retriever.stochastic, config.retriever.topk) == (0.25, False, 2)
     assert config.eval.suite == ()
-
-
-@pytest.mark.parametrize(
-    ("per_length", "said"),
-    [
-        (0, "--per-length must be >= 1 test chain of each number of links, got 0"),
-        (-3, "--per-length must be >= 1 .*, got -3"),
-        (9999, r"--per-length must be <= 500 \(test chains of 1 links\), got 9999"),
-    ],
-)
-def test_a_number_of_chains_that_there_is_not_is_refused(per_length, said):
-    with pytest.raises(ConfigError, match=said):
-        held_out_chains(per_length, WORLDS["atlas"])

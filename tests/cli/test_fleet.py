@@ -281,7 +281,7 @@ def test_a_retriever_that_is_there_already_is_used_and_named(config, caplog):
     caplog.set_level("INFO")
     fleet = Unstarted(config)
     with socket.create_server(("127.0.0.1", int(config.retriever.url.rpartition(":")[2]))):
-        fleet._start_retriever()
+        fleet.start_services()
     assert fleet.children == {}
     assert f"reusing the retriever already running at {config.retriever.url}" in caplog.text
 

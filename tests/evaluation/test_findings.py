@@ -91,7 +91,7 @@ async def test_evidence_that_is_never_recognised_says_nothing_of_a_leak():
 
     helps, unknown = await said_of(planted.reads, Paraphrases())
     assert helps.startswith("searching helps")
-    assert unknown == "the evidence was never recognised among the passages, so blocking it tells nothing"
+    assert unknown == "the evidence was never recognised among the passages, so blocking it shows nothing"
 
 
 @pytest.mark.parametrize("others", [NEEDS_NONE, UNKNOWN], ids=["no search", "unknown"])
