@@ -1,7 +1,5 @@
-"""Makes the starter policies of the atlas worlds: a small Qwen2, supervised on the traces of `atlas.traces`.
-
-The starter of the hard world is that of the plain one, trained further.
-"""
+"""Makes the starter policies of the atlas worlds: a small Qwen2, supervised on the traces of `atlas.traces`. The one of
+the hard world is the plain one, trained further."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ def make_tokenizer(writer: TraceWriter, traces: int = 4000) -> PreTrainedTokeniz
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(TAGS) - 1,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=VOCABULARY - len(TAGS) - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     pattern = re.compile("|".join(map(re.escape, TAGS)))
     texts = (pattern.sub(" ", passage.text) for _ in range(traces) for passage in writer.write())
@@ -52,21 +48,10 @@ def make_tokenizer(writer: TraceWriter, traces: int = 4000) -> PreTrainedTokeniz
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=CONTEXT,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    sizes |= {"num_key_value_heads": 4, "max_position_embeddings": CONTEXT, "vocab_size": len(tokenizer)}
+    return Qwen2ForCausalLM(Qwen2Config(**sizes, **tokens, tie_word_embeddings=False))
 
 
 def _encode(

@@ -243,11 +243,7 @@ def test_a_start_says_on_which_machine(make_run):
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="named after the instructions of x86-64")
 def test_a_start_says_with_which_vector_instructions_a_cpu_computes():
     """With others the last bits of an update differ, and the names of two processors may be the same."""
-    command = [
-        sys.executable,
-        "-c",
-        "from cusearch_async.run.provenance import computing; print(computing(1).device)",
-    ]
+    command = [sys.executable, "-c", "from cusearch_async.run.provenance import computing; print(computing(1).device)"]
     here = computing(1).device
     fewest = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
     there = subprocess.run(command, capture_output=True, text=True, check=True, env=fewest).stdout.strip()

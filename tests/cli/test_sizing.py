@@ -287,8 +287,7 @@ def test_the_hosts_memory_is_that_of_all_ranks():
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("Qwen/Qwen2.5-3B", 36864), ("Qwen/Qwen2.5-7B", 57344), ("meta-llama/Llama-3.2-3B", 114688)],
+    ("name", "expected"), [("Qwen/Qwen2.5-3B", 36864), ("Qwen/Qwen2.5-7B", 57344), ("meta-llama/Llama-3.2-3B", 114688)]
 )
 def test_kv_bytes_per_token(name, expected):
     """Keys and values x layers x kv heads x 128 x 2 bytes, as 2 x 36 x 2 x 128 x 2."""

@@ -69,16 +69,7 @@ def test_scores_of_a_benchmark_are_also_by_hops_where_it_has_several():
     hops = [2, 3, None] * 5
     asked = [with_hops(i, "musique", hops[i]) for i in range(15)] + [with_hops(i, "nq", 1) for i in range(15)]
     scores = summarize(EPISODES, asked)
-    assert list(scores) == [
-        "musique",
-        "musique, 2 hops",
-        "musique, 3 hops",
-        "nq",
-        "1 hop",
-        "2 hops",
-        "3 hops",
-        "all",
-    ]
+    assert list(scores) == ["musique", "musique, 2 hops", "musique, 3 hops", "nq", "1 hop", "2 hops", "3 hops", "all"]
     assert [scores[name]["count"] for name in scores] == [15, 5, 5, 15, 15, 5, 5, 30]
     assert scores["musique, 2 hops"]["em"] == np.mean([i % 2 for i in range(0, 15, 3)])
 

@@ -8,6 +8,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
         "steps": len(rows),
         "wall_s": round(wall_s, 1),
         "trajectories_trained": ledger.trained,
-        "ledger": {name: getattr(ledger, name) for name in Ledger.__dataclass_fields__} | {"closes": closes},
+        "ledger": asdict(ledger) | {"closes": closes},
     }
     if not rows:  # nothing to draw
         console.print(f"no step was done in {wall_s:.0f} s, start-up included")
