@@ -52,7 +52,7 @@ CHECKS, LIMITS = ("transport/checks.py", "test_claims.py"), ("transport/limits.p
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
 STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/takeover.py", "test_takeover.py")
 LOADING, LORA = ("rollout/weight_loader.py", "test_weight_loader.py"), ("learner/adapter.py", "test_adapter_layers.py")
-USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
+USABLE, STEP = ("study/variants.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 SERVED = ("retrieval/client.py", "test_served.py")
 TERMS, SCOPES = ("run/identity.py", "test_identity.py"), ("config/scopes.py", "test_scopes.py")
 

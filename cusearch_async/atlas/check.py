@@ -1,4 +1,4 @@
-"""What a policy of an atlas world can do, and what its pools are like, from episodes that it has played."""
+"""The skills of a policy of an atlas world, and figures of its pools, from its episodes."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ from cusearch_async.study.curves import CURVES, Curve, draw
 from cusearch_async.study.plan import Part, Plan, PlannedRun
 from cusearch_async.study.statistics import Estimate, estimate, holm
 from cusearch_async.study.tables import Tables
-from cusearch_async.study.usable import compare_at_equal, usable_of
-from cusearch_async.study.variants import Variant, compare, matrix, said, variants_of
+from cusearch_async.study.variants import Variant, compare, compare_at_equal, matrix, said, usable_of, variants_of
 
 with packages_of("study"):
     import pandas as pd

@@ -209,6 +209,8 @@ CASES = [
     Case("replay of no run", "cusearch replay here --step 1", r"here.* is not the folder of a run; give one"),
     Case("runs of nothing", "cusearch runs --folder here", r"here holds no run; give the folder that your runs are in"),
     Case("compare one", "cusearch runs compare here", r"needs two runs or more: cusearch runs compare runs/one"),
+    Case("compare no runs", "cusearch runs compare here there", r"is not the folder of a run; give one like runs/demo"),
+    Case("trace of no run", "cusearch trace here --step 1", r"here.* is not the folder of a run; give one"),
     Case("compare to .xyz", "cusearch runs compare a b --output c.xyz", r"--output .*c\.xyz.* must end in one of"),
     # --- models
     Case("no model", "cusearch launch mine.toml --model.path ./gone", r"model\.path '\./gone' does not exist; give a"),
@@ -217,6 +219,7 @@ CASES = [
     Case(
         "no tokenizer", "cusearch launch mine.toml --model.path model", r"put tokenizer\.json next to", TINY, model()
     ),
+    Case("long turns", "cusearch launch atlas --episode.max_turn_tokens 200", r"1736 .* 1024.*; lower"),
     Case("a short context", "cusearch launch mine.toml --model.path model", r"1016 .* 80; lower", TINY, model(80)),
     Case("a model that sees", "cusearch launch mine.toml --model.path model",
          r"model\.path 'model' is a gemma3, .*only text models are supported: use", TINY, seeing_model("gemma3")),
@@ -309,6 +312,9 @@ CASES = [
          r"--output y/o\.jsonl cannot be written: .*; choose another", files={"y": ""}),
     Case("convert into a file", "cusearch data convert atlas --output y/o.parquet",
          r"--output y/o\.parquet cannot be written: .*; choose another", files={"y": ""}),
+    Case("a demo elsewhere", "cusearch demo atlas --run.folder site", r"site holds no run\.json, .*choose another with",
+         files={"site/config.toml": "title = 'my blog'"}),
+    Case("a used port", "cusearch redis atlas --run.folder new --redis.url $redis", r"listens there already; ch"),
     Case("no run's folder", "cusearch reset atlas --run.folder there --redis.url $redis", r"not the folder of a run",
          files={"there/thesis.txt": "years of work"}),
     Case("no GPU", "cusearch worker rollout atlas --rollout.gpus [97] --rollout.cores []",

@@ -12,7 +12,7 @@ from cusearch_async.evaluation.probing import PassResult
 from tests.strategies import make_trajectory
 
 
-class Playing:
+class Running:
     """Greedy episodes are right and of depth 1; the others are wrong, and of depth 2."""
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class Playing:
 
 
 @pytest.mark.system
-def test_a_check_plays_the_held_out_cities_greedy_and_sampled_and_then_pools(atlas_config, capsys):
-    playing = Playing()
+def test_a_check_runs_the_held_out_cities_greedy_and_sampled_and_then_pools(atlas_config, capsys):
+    running = Running()
     arguments = argparse.Namespace(config=[atlas_config], checkpoint=None, per_length=2)
-    check_policy(arguments, ["--episode.temperature", "0.5", "--retriever.backend", "serper"], playing)
-    greedy, sampled, *siblings = playing.passes
+    check_policy(arguments, ["--episode.temperature", "0.5", "--retriever.backend", "serper"], running)
+    greedy, sampled, *siblings = running.passes
     assert (greedy.temperature, sampled.temperature) == (0.0, 0.5)
     assert len(greedy.questions) == 10
     assert greedy.questions == sampled.questions

@@ -271,7 +271,7 @@ def test_a_gpu_of_no_size_is_refused(gib, capsys):
         (80000, 80, "error", "more than a GPU of 80 GiB"),
     ],
 )
-def test_the_kv_cache_must_hold_episodes_and_fit_beside_the_weights(mib, gib, status, text):
+def test_the_kv_cache_must_hold_episodes_and_fit_with_the_weights(mib, gib, status, text):
     found = findings("--rollout.vllm.kv_cache_memory_bytes", str(mib << 20), gib=gib)["KV cache"]
     assert found.status == status
     assert text in found.text
@@ -280,9 +280,9 @@ def test_the_kv_cache_must_hold_episodes_and_fit_beside_the_weights(mib, gib, st
 def test_engines_over_several_gpus_are_counted_per_gpu():
     settings = ("--rollout.gpus", "[0, 1, 2, 3]", "--rollout.workers", "2", "--rollout.vllm.tensor_parallel_size")
     one, two = findings()["KV cache"], findings(*settings, "2")["KV cache"]
-    assert "beside 5.7 GiB of weights" in one.text
+    assert "with 5.7 GiB of weights" in one.text
     assert "36864 bytes per token" in one.text
-    assert "beside 2.9 GiB of weights" in two.text
+    assert "with 2.9 GiB of weights" in two.text
     assert "18432 bytes per token" in two.text
     three = findings("--rollout.workers", "1", *settings[:2], settings[-1], "3")["KV cache"]
     assert three.status == "error"
@@ -291,11 +291,11 @@ def test_engines_over_several_gpus_are_counted_per_gpu():
 
 def test_an_engines_share_of_its_gpu_is_read():
     whole, half = findings()["KV cache"], findings("--rollout.vllm.gpu_memory_utilization", "0.5")["KV cache"]
-    assert "63.9 GiB beside" in whole.text
-    assert "30.3 GiB beside" in half.text
+    assert "63.9 GiB with" in whole.text
+    assert "30.3 GiB with" in half.text
 
 
-def test_weights_that_do_not_fit_beside_vllm_leave_no_kv_cache():
+def test_weights_that_do_not_fit_with_vllm_leave_no_kv_cache():
     found = findings(gib=8)["KV cache"]
     assert found.status == "error"
     assert "0.0 GiB" in found.text

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import SLOW
 
-pytestmark = pytest.mark.system  # each starts an interpreter of its own
+pytestmark = pytest.mark.system  # each starts an interpreter
 
 COMMAND = [sys.executable, "-m", "cusearch_async.cli.main"]
 ROOT = Path(__file__).parents[2]

@@ -67,8 +67,8 @@ def test_the_comparison_fits_80_columns_and_counts_links_in_english():
     assert "…" not in "".join(lines)
 
 
-async def test_a_demo_has_a_redis_of_its_own_beside_one_that_is_in_use(atlas_config, redis_url):
-    config = load_config(atlas_config, ["--redis.url", redis_url, "--run.name", "demo-beside"])
+async def test_a_demo_starts_a_separate_redis_where_one_is_in_use(atlas_config, redis_url):
+    config = load_config(atlas_config, ["--redis.url", redis_url, "--run.name", "demo-second"])
     own = await asyncio.to_thread(demo.with_own_redis, config)
     assert own.redis.url != redis_url
     assert not is_listening(own.redis.url)
@@ -77,7 +77,7 @@ async def test_a_demo_has_a_redis_of_its_own_beside_one_that_is_in_use(atlas_con
         await buffer.recover(0)
         await buffer.heartbeat("w1", [], WorkerStatus(version=0))
         await buffer.connection.client.zincrby(buffer.keys.workers, 600_000, "w1")  # alive, however slow this machine
-        with pytest.raises(RunInUse, match="run 'demo-beside' is alive: w1"):
+        with pytest.raises(RunInUse, match="run 'demo-second' is alive: w1"):
             await asyncio.to_thread(demo.with_own_redis, config)
 
 
@@ -204,20 +204,20 @@ def test_a_complete_run_of_another_name_is_not_ours(complete, tmp_path):
         launch.run(Namespace(config=config, accept_changes=False, take_over=False), overrides)
 
 
-def test_a_model_that_is_torn_is_not_announced(complete, monkeypatch, caplog):
-    """The run goes on from the checkpoint before it, and makes the steps again."""
+def test_a_model_that_is_damaged_is_not_announced(complete, monkeypatch, caplog):
+    """The run continues from the checkpoint before it, and makes the steps again."""
     path, overrides = complete
     config = load_config(path, overrides)
-    torn = config.folder / "checkpoints" / "step000008-e3"
-    (torn / "model" / "model.safetensors").write_bytes(b"weighty")
+    damaged = config.folder / "checkpoints" / "step000008-e3"
+    (damaged / "model" / "model.safetensors").write_bytes(b"weighty")
     assert live.whole_checkpoint(config).state.step == 6
-    assert f"checkpoint {torn} is damaged (model/model.safetensors); it is skipped" in caplog.messages
+    assert f"checkpoint {damaged} is damaged (model/model.safetensors); it is skipped" in caplog.messages
 
-    def go_on(folder):
-        raise ConfigError("it goes on")
+    def continues(folder):
+        raise ConfigError("it continues")
 
-    monkeypatch.setattr(launch.run_folder, "refuse_if_held", go_on)
-    with pytest.raises(ConfigError, match="it goes on"):
+    monkeypatch.setattr(launch.run_folder, "refuse_if_held", continues)
+    with pytest.raises(ConfigError, match="it continues"):
         launch.run(Namespace(config=path, accept_changes=False, take_over=False), overrides)
     (config.folder / "checkpoints" / "step000006-e3" / "model" / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):

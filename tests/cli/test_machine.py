@@ -280,14 +280,14 @@ def test_what_is_not_there_is_said_with_the_command_that_starts_it(monkeypatch):
     assert found["retriever.zerosearch.url"].text.endswith("`vllm serve MODEL --port 6001` starts it")
     assert found["redis.url"].text.endswith("`cusearch redis CONFIG` starts it"), "launch starts only what is here"
     own = addresses(retriever=retriever)["retriever.zerosearch.url"]
-    assert "`cusearch atlas simulate CONFIG`" in own.text, "atlas has a simulator of its own"
+    assert "`cusearch atlas simulate CONFIG`" in own.text, "atlas has a simulator"
 
 
 def rooms(config: Config) -> dict[str, Finding]:
     return {finding.what: finding for finding in memory.disk(config, published("Qwen/Qwen2.5-3B"))}
 
 
-def test_weights_in_a_folder_of_their_own_need_its_disk_and_not_the_runs(monkeypatch, tmp_path):
+def test_weights_in_a_separate_folder_need_its_disk_and_not_the_runs(monkeypatch, tmp_path):
     usage, shared = namedtuple("usage", "total used free"), tmp_path / "shm"
     config = load_config(PAPER, ["--run.folder", str(tmp_path / "run"), "--weights.folder", str(shared)])
     version = 2 * (published("Qwen/Qwen2.5-3B").parameters + 151936 * 2048)

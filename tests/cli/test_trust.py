@@ -101,7 +101,7 @@ def test_code_that_is_trusted_is_imported(foreign, monkeypatch, capsys):
     assert (foreign / "was_here").exists()
 
 
-def test_a_config_of_ones_own_needs_no_trust(foreign, monkeypatch, tmp_path, capsys):
+def test_the_users_config_needs_no_trust(foreign, monkeypatch, tmp_path, capsys):
     """It is in no folder of a run."""
     name_code(foreign, "environment.search.reward")
     (tmp_path / "mine.toml").write_text((foreign / "config.toml").read_text())

@@ -221,7 +221,7 @@ def done_at(folder, weights: str) -> int:
     return done.version
 
 
-def test_an_evaluator_goes_on_behind_torn_lines(tmp_path):
+def test_an_evaluator_continues_after_incomplete_lines(tmp_path):
     output = tmp_path / "eval.jsonl"
     assert done_at(tmp_path, "v000005-e1") == -1
     output.write_bytes(b'{"step": 0, "epoch": 1}\n{"step": 5, "al\n\x00\x00\n[3]\n{"step": 10, "epo')

@@ -126,9 +126,9 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     if rollout.vllm.kv_cache_memory_bytes is not None:
         room = rollout.vllm.kv_cache_memory_bytes
         is_shared = bool(shared_gpus(config)) and not config.run.colocate
-        whole, beside = (int(share * gpu_bytes), sizing.ENGINE_ALLOWANCE) if is_shared else (gpu_bytes, 0)
-        if weights + room + beside > whole:  # vLLM takes what it is told, whatever its share is
-            more = f", and {beside / GIB:g} GiB beside," if beside else ""
+        whole, passes = (int(share * gpu_bytes), sizing.ENGINE_ALLOWANCE) if is_shared else (gpu_bytes, 0)
+        if weights + room + passes > whole:  # vLLM takes it, whatever its share is
+            more = f", and {passes / GIB:g} GiB for its passes," if passes else ""
             key = f"{share:.0%} (rollout.vllm.gpu_memory_utilization) of " if is_shared else ""
             text = (
                 f"weights ({weights / GIB:.1f} GiB) and rollout.vllm.kv_cache_memory_bytes ({room / GIB:.1f} GiB)"
@@ -139,7 +139,7 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     fitting = max(0, room) // (per_token * longest)
     at_once = min(rollout.max_num_seqs, rollout.max_episodes)
     text = (
-        f"{max(0, room) / GIB:.1f} GiB beside {weights / GIB:.1f} GiB of weights hold {fitting} episodes of {longest} "
+        f"{max(0, room) / GIB:.1f} GiB with {weights / GIB:.1f} GiB of weights hold {fitting} episodes of {longest} "
         f"tokens ({per_token} bytes per token); {at_once} are decoded at once"
     )
     if not fitting:

@@ -91,7 +91,7 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
     Stage 1 divides masters and moments among the ranks, 2 also the gradients, 3 also the weights. Stage 0 in float32
     runs plain AdamW, whose masters are the weights themselves. Gradients count on the device even where the optimizer
     is offloaded: DeepSpeed moves them at different times in different stages. An adapter (learner.lora) is what is
-    trained then: the model's weights stay beside it, and are the reference; activations stay, too, since the adapter's
+    trained then: the model's weights are held too, and are the reference; activations stay, too, since the adapter's
     A needs the input of each layer for its gradient."""
     from cusearch_async.cli.preflight.activations import passes  # noqa: PLC0415  (imports torch)
 
@@ -192,7 +192,7 @@ def splits_evenly(shape: ModelShape, split: int) -> bool:
 
 
 def steps_in_flight(workers: int, max_episodes: int, generated: int) -> float:
-    """Learner steps' worth of trajectories that the workers can play at once; `generated` are those of one step."""
+    """Learner steps' worth of trajectories that the workers can generate at once; `generated` are those of one step."""
     return workers * max_episodes / generated
 
 
