@@ -25,7 +25,6 @@ class Fact:
 
     @property
     def query(self) -> str:
-        """The search that finds this fact."""
         return f"{self.relation} of {self.entity}"
 
     @property

@@ -23,7 +23,6 @@ def _folded(name: str) -> str:
 
 
 def _country_rows(countries: dict[str, Any]) -> list[list[str]]:
-    """One row a country; its land neighbours by area, largest first."""
     needed = ("capital", "currencyname", "tld")
     kept = {code: c for code, c in countries.items() if all(c[key] for key in needed) and code not in DISSOLVED}
     rows = []

@@ -28,7 +28,6 @@ class World:
 
     name: str
     needed: range
-    """How many searches its questions need."""
     is_hard: bool
 
 
@@ -54,7 +53,6 @@ class Chain:
 
     @property
     def needed(self) -> tuple[Fact, ...]:
-        """The facts that have to be searched for."""
         return self.facts[self.is_first_given :]
 
     @property

@@ -46,7 +46,6 @@ class Style:
 
     @property
     def stops(self) -> tuple[float, ...]:
-        """The probabilities that are taught, each once."""
         found = (self.answers_at_once, self.answers_after_link, self.answers_after_nothing, self.answers_at_end)
         return tuple(sorted({stop for stop in found if stop is not None}))
 
@@ -80,8 +79,6 @@ STYLES = {style.world.name: style for style in (PLAIN, HARD)}
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A stretch of a trace."""
-
     text: str
     author: Literal["environment", "policy"]
     stop: float | None = None

@@ -57,7 +57,6 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
 def _encode(
     tokenizer: PreTrainedTokenizerFast, trace: Sequence[Passage], stops: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels [L]."""
     ids: list[int] = []
     labels: list[int] = []
     actions = tokenizer.convert_tokens_to_ids(["<search>", "<answer>"])
@@ -124,7 +123,6 @@ def train_cycle(
     report: Callable[[int, float], None],
     done: int = 0,
 ) -> None:
-    """One one-cycle schedule of supervised training."""
     search, answer = tokenizer.convert_tokens_to_ids(["<search>", "<answer>"])
     choices = torch.zeros(len(style.stops), len(tokenizer))
     choices[:, answer] = torch.tensor(style.stops)

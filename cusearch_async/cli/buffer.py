@@ -119,7 +119,6 @@ async def export(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def as_json(trajectory: Trajectory) -> dict[str, Any]:
-    """All fields of a trajectory; arrays become lists."""
     values = {name: getattr(trajectory, name) for name in Trajectory.__slots__}
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 

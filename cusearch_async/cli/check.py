@@ -71,7 +71,6 @@ def check(config: Config, shape: ModelShape | None, device: Device | None) -> It
 
 
 def _fits(config: Config, shape: ModelShape, device: Device | None) -> Iterator[Finding]:
-    """Memory and disk, by the shape of the model."""
     try:
         sizing.learner_memory(shape, config, sizing.forward_tokens(config))
     except Exception as error:  # the model's own code may raise anything where its tensors have no memory

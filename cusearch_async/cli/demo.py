@@ -78,7 +78,6 @@ def with_own_redis(config: Config) -> Config:
 
 
 def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, name: str, what: str) -> Scores:
-    """Score a model in a separate process."""
     output, process = config.folder / f"eval_{name}.json", f"eval_{name}"
     fleet.start_command(process, "eval", options=["--checkpoint", model, "--output", str(output)])
     screen.wait(lambda: f"{what} on held-out questions", lambda: fleet.has_ended(process), lambda: [])

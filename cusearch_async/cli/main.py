@@ -51,8 +51,6 @@ WITHOUT_SETTINGS = ("study", "trace", "runs")
 
 
 class Version(argparse.Action):
-    """Computes the version, with git in a checkout, only where it is printed."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from cusearch_async.version import full_version  # noqa: PLC0415  (only for this)
 

@@ -89,6 +89,5 @@ async def count_keys(config: Config) -> int:
 
 
 async def forget_keys(config: Config) -> int:
-    """Delete the run's keys in Redis. Returns how many there were."""
     async with open_buffer(config) as buffer:
         return await buffer.reset()

@@ -43,8 +43,6 @@ COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """The contents of a run's folder."""
-
     folder: Path
     settings: dict[str, Any]
     starts: list[Start]

@@ -75,7 +75,6 @@ class StudyProgress:
         return f"about {duration(self._left * sum(self._seconds) / len(self._seconds))} left"
 
     def tell(self, run: PlannedRun, outcome: str, seconds: float) -> None:
-        """Of a run that is over."""
         self._left -= 1
         if outcome == "done":
             self._seconds.append(seconds)

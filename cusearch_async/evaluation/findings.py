@@ -41,9 +41,7 @@ class Samples:
 
     k: int
     pass_at_1: float
-    """Share of right episodes."""
     pass_at_k: float
-    """Share of questions with a right one among the k."""
     agreement: float | None
     """Share of pairs of samples of a question that give the same answer, abstentions left out; None without a pair."""
     abstain_share: float
@@ -73,7 +71,6 @@ class Paired:
     """Two policies, or two modes, on the same questions."""
 
     only_first: int
-    """Questions that only the first has right."""
     only_second: int
     difference: float
     """EM of the first less that of the second."""

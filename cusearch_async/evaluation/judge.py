@@ -32,9 +32,7 @@ class Verdicts:
     model: str
     prompt: str
     right: float
-    """Share of the episodes with a verdict."""
     agrees_with_em: float
-    """The same."""
     unreadable: float
     """Share of all episodes: the answer is neither yes nor no."""
 
@@ -85,7 +83,6 @@ def _client(settings: JudgeConfig) -> AsyncOpenAI:
 
 
 async def _ask(client: AsyncOpenAI, settings: JudgeConfig, text: str) -> str:
-    """The judge's answer. Raises: JudgeFailed."""
     try:
         answer = await client.chat.completions.create(
             model=settings.model, messages=[{"role": "user", "content": text}], temperature=0.0
@@ -99,6 +96,6 @@ async def _ask(client: AsyncOpenAI, settings: JudgeConfig, text: str) -> str:
 
 
 def _verdict(answer: str) -> bool | None:
-    """Yes or no, after a reasoning model's thoughts; None for anything else."""
+    """After a reasoning model's thoughts; None for neither."""
     word = answer.rpartition("</think>")[2].strip().strip("*.!").lower()
     return {"yes": True, "no": False}.get(word)

@@ -86,7 +86,6 @@ def describe_environments(pool: Pool, selected: Sequence[Trajectory], labels: Se
 
 
 def describe_ledger(ledger: Ledger) -> Metrics:
-    """What waits in the buffer, and what went wrong so far."""
     return {f"buffer/{name}": float(getattr(ledger, name)) for name in _LEDGER}
 
 

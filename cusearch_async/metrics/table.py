@@ -15,16 +15,12 @@ class Metric:
     """`share` is of 0 to 1, `count` since the last step, `total` since the run began; `[S+1]` a list by depth."""
     meaning: str
     look_closer: str = ""
-    """When the run deserves attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Metrics that one function computes."""
-
     title: str
     source: str
-    """Where they are computed."""
     metrics: tuple[Metric, ...]
 
 

@@ -28,7 +28,6 @@ Points = Callable[[PlannedRun, Tables], tuple[NDArray[np.float64], Matrix]]
 @dataclass(frozen=True, slots=True)
 class Curve:
     name: str
-    """Of its file."""
     across: str
     upwards: str
     top: float

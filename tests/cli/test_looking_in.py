@@ -175,22 +175,21 @@ def test_the_ledger_command_counts_the_keys_unless_it_is_to_be_quick(
             main.main()
         return ended.value.code
 
-    async def change(command: str, *words: str) -> None:
+    async def change(act) -> None:
         async with open_buffer(config) as open_:
-            await open_.connection.client.execute_command(command, *words)
+            await act(open_.connection.client, open_.keys)
 
     assert status() == 0
     assert "2 trajectories in Redis, counted by keys: this agrees with the ledger" in capsys.readouterr().out
     assert status("--json") == 0
     assert json.loads(capsys.readouterr().out)["closes"]
-    keys = f"cusearch:{{{config.run.name}}}"
-    asyncio.run(change("DEL", f"{keys}:trajectory:0:1"))
+    asyncio.run(change(lambda client, keys: client.delete(keys.trajectory("0:1"))))
     assert status("--quick") == 0, "the counters do not know"
     assert status() == 1
     assert "gone without having been counted as lost: 1 (0:1)" in capsys.readouterr().out
     assert status("--json") == 1
     assert json.loads(capsys.readouterr().out)["audit"]["kept"] == 2
-    asyncio.run(change("HINCRBY", f"{keys}:ledger", "finished", "1"))
+    asyncio.run(change(lambda client, keys: client.hincrby(keys.ledger, "finished", 1)))
     assert status() == 1
     assert "DOES NOT CLOSE" in capsys.readouterr().out
 

@@ -311,6 +311,7 @@ def test_the_disk_holds_checkpoints_and_weight_versions(monkeypatch, tmp_path):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(free, 0, free))
         assert rooms(config)["disk"].status == status
     said = rooms(config)["disk"].text
+    assert " GiB free for " in said
     assert "146.0 GiB needed for 3 checkpoints of 40.2 GiB and 4 weight versions of 6.3 GiB" in said
     (tmp_path / "no" / "run" / "weights").mkdir(parents=True)
     (tmp_path / "no" / "run" / "weights" / "x").write_bytes(b"1")

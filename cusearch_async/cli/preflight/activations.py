@@ -28,7 +28,6 @@ class Passes:
     training: int
     """Of forward and backward, with the gradient of one parameter."""
     scoring: int
-    """Of a forward pass alone."""
 
 
 @functools.cache

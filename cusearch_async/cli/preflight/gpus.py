@@ -45,7 +45,6 @@ def device_of(config: Config, given_gib: float | None) -> Device | None:
 
 
 def shared_gpus(config: Config) -> list[int]:
-    """GPUs that the learner and a worker both use."""
     return sorted({*_of_learner(config)} & {*_of_rollout(config)})
 
 

@@ -32,7 +32,6 @@ ANSWER_S = 2.0
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, in the order of the table."""
     yield Finding("ok", "Python", f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}")
     yield from packages()
     yield from devices()
@@ -59,7 +58,6 @@ def packages() -> Iterator[Finding]:
 
 
 def remedy() -> str:
-    """The command that installs the packages."""
     target, extra = ("setup-gpu", "gpu") if _is_for_gpus() else ("setup", "cpu")
     return f"`make {target}`, or outside a checkout `pip install 'cusearch-async[{extra}]'`"
 
@@ -70,7 +68,6 @@ def _is_for_gpus() -> bool:
 
 
 def devices() -> Iterator[Finding]:
-    """The driver and the GPUs, as torch sees them."""
     try:
         yield driver(cuda.cuda_of_torch())
     except (ImportError, OSError) as error:  # a shared library that is missing, a half-installed package

@@ -65,7 +65,6 @@ def learner_room(config: Config, gpu_bytes: int) -> int:
 
 
 def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
-    """Whether a rank of the learner fits into a GPU."""
     stage, room = config.learner.zero_stage, learner_room(config, gpu_bytes)
     memory = _memory(config, shape)
     text = (
@@ -112,7 +111,6 @@ def adapter(config: Config, shape: ModelShape) -> Finding:
 
 
 def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
-    """Whether a worker's weights and KV cache fit into its GPUs."""
     rollout, dtype, longest = config.rollout, config.model.dtype, config.episode.max_tokens
     split, share = rollout.vllm.tensor_parallel_size, rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
     if not sizing.splits_evenly(shape, split):

@@ -1,8 +1,7 @@
-"""Estimates the memory of a learner rank and of a rollout worker, and the staleness of the data.
+"""Estimates the memory of a learner rank and of a rollout worker, and the staleness of the data, from a model's shape.
 
-Only the shape of a model is needed, not its weights. Sizes are in bytes. Tensors of known shape are counted exactly,
-activations by running the module without memory, and CUDA, NCCL and the allocator get a fixed allowance.
-"""
+Sizes are in bytes. Tensors of known shape are counted exactly, activations by running the module without memory, and
+CUDA, NCCL and the allocator get a fixed allowance."""
 
 from __future__ import annotations
 
@@ -38,8 +37,6 @@ CUDA graphs."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerMemory:
-    """Memory of one rank, by use."""
-
     weights: int
     reference: int
     """π_ref; with ZeRO-3 divided as the policy is."""
@@ -56,18 +53,17 @@ class LearnerMemory:
     scoring: int
     """During π_ref's forward pass only: its activations, and π_ref itself where it waits in the host's memory."""
     host: int
-    """What waits in the host's memory: π_ref, and what DeepSpeed offloads. With the optimizer's state that is a
-    float32 gradient, a copy of the stepped weights, and, unless gradients are added up in float32 on the device, their
-    sum."""
+    """In the host's memory: π_ref, and DeepSpeed's offload. With the optimizer's state that is a float32 gradient, a
+    copy of the stepped weights, and, unless gradients are added up in float32 on the device, their sum."""
 
     @property
     def held(self) -> int:
-        """Memory that is in use permanently."""
+        """Permanently."""
         return self.weights + self.reference + self.optimizer + self.gradients + self.buffers
 
     @property
     def peak(self) -> int:
-        """Peak memory. A pass and the optimizer's step never come at the same time."""
+        """A pass and the optimizer's step never come at the same time."""
         return self.held + max(self.step, self.activations, self.scoring) + DEVICE_ALLOWANCE
 
 
@@ -99,11 +95,9 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
     given, stage = learner.deepspeed, learner.zero_stage if stage is None else stage
     parameters, size, lora = shape.parameters, DTYPE_BYTES[dtype], learner.lora
     trained = adapter_parameters(shape, lora.rank, lora.names) if lora.rank else parameters
-    share, weights = (
-        -(-trained // learner.ranks),
-        size * (-(-parameters // learner.ranks) if stage == 3 else parameters),
-    )
-    stepped, beside = share if stage else trained, size * (share if stage == 3 else trained) if lora.rank else 0
+    share = -(-trained // learner.ranks)
+    weights = size * (-(-parameters // learner.ranks) if stage == 3 else parameters)
+    stepped, added = share if stage else trained, size * (share if stage == 3 else trained) if lora.rank else 0
     is_plain = stage == 0 and dtype == "float32"
     optimizer = FLOAT32 * stepped * (2 if is_plain else 3)
     options = given.zero_optimization
@@ -120,7 +114,7 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
         shape, dtype, tokens, learner.gradient_checkpointing, learner.logits_chunk_tokens, config.loss.entropy_coef > 0
     )
     return LearnerMemory(
-        weights=beside + (0 if rests_on_host else weights),
+        weights=added + (0 if rests_on_host else weights),
         reference=0 if waits else reference,
         optimizer=0 if steps_on_host else optimizer,
         gradients=GRADIENT_BYTES.get(given.grad_accum_dtype or "", size) * (share if stage >= 2 else trained),

@@ -96,7 +96,6 @@ def _index(retriever: RetrieverConfig, folder: Path) -> Finding:
 
 
 def _hub_file(key: str, name: str) -> Finding:
-    """Whether `hf:OWNER/NAME/FILE` is in the local cache."""
     try:
         repository, file = hub_place(name, key)
         cached = try_to_load_from_cache(repository, file, repo_type="dataset")

@@ -17,7 +17,6 @@ from cusearch_async.errors import ConfigError
 
 
 def lengths(config: Config, shape: ModelShape | None) -> Finding:
-    """Whether the longest episode fits into the model's context."""
     from cusearch_async.models import refuse_two_ropes  # noqa: PLC0415  (transformers only where it is needed)
 
     longest = config.episode.max_tokens
@@ -115,7 +114,6 @@ def batch(config: Config) -> Iterator[Finding]:
 
 
 def staleness(config: Config) -> Finding:
-    """The expected mean staleness."""
     rollout, most = config.rollout, config.pool.max_staleness
     generated = config.questions_per_step * config.pool.rollouts
     slow, fast = sizing.expected_staleness(rollout.workers, rollout.max_episodes, generated, most)
