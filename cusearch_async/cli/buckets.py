@@ -43,9 +43,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--ledger", action="store_true", help="print the ledger, and check it against the keys in Redis")
     shown.add_argument("--workers", action="store_true", help="list the rollout workers")
     shown.add_argument("--contract", action="store_true", help="show the run contract, which every process must match")
-    parser.add_argument(
-        "--quick", action="store_true", help="--ledger: read counters only; do not scan the keys (this blocks Redis)"
-    )
+    text = "--ledger: read counters only; do not scan the keys (this blocks Redis)"
+    parser.add_argument("--quick", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="--ledger: print JSON")
     parser.set_defaults(run=run)
 
@@ -87,11 +86,10 @@ def show_ledger(found: Ledger, counted: Audit | None, as_json: bool) -> bool:
         print(msgspec.json.encode(shown).decode())
         return closes
     Console().print(ledger(found))
-    if counted and counted.closes:
+    if counted:
         agrees = f"{counted.kept} trajectories in Redis, counted by keys: this agrees with the ledger"
-        Console().print(Text(agrees, style="green"))
-    elif counted:
-        Console().print(Text("\n".join(counted.findings), style="red"))
+        text = agrees if counted.closes else "\n".join(counted.findings)
+        Console().print(Text(text, style="green" if counted.closes else "red"))
     return closes
 
 

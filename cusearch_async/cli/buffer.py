@@ -42,7 +42,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     export = actions.add_parser("export", help="write buffered trajectories as JSON lines")
     for action in (listing, export):
         add_config(action)
-        _add_filter(action)
+        action.add_argument("--depth", type=at_least(0), help="only this search depth")
+        action.add_argument("--min-staleness", type=at_least(0), help="at least this many steps behind the learner")
+        action.add_argument("--min-reward", type=finite, help="at least this reward")
+        action.add_argument("--max-reward", type=finite, help="at most this reward")
+        action.add_argument("--text", help="text in the question (case-insensitive)")
     listing.add_argument("--limit", type=at_least(1), default=20, help="most rows to show (20)")
     export.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
     peek = actions.add_parser("peek", help="show one trajectory: turns, passages, mask, log-probabilities")
@@ -58,14 +62,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_config(actions.add_parser("pause", help="start no new episodes; episodes in flight continue"))
     add_config(actions.add_parser("resume", help="start episodes again"))
     parser.set_defaults(run=run)
-
-
-def _add_filter(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--depth", type=at_least(0), help="only this search depth")
-    parser.add_argument("--min-staleness", type=at_least(0), help="at least this many steps behind the learner")
-    parser.add_argument("--min-reward", type=finite, help="at least this reward")
-    parser.add_argument("--max-reward", type=finite, help="at most this reward")
-    parser.add_argument("--text", help="text in the question (case-insensitive)")
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
@@ -129,9 +125,8 @@ async def peek(config: Config, arguments: argparse.Namespace) -> None:
     async with open_run(config) as buffer:
         found = await buffer.fetch(arguments.trajectory)
     if found is None:
-        raise ConfigError(
-            f"run {config.run.name!r} has no trajectory {arguments.trajectory!r}; `cusearch buffer ls` lists them"
-        )
+        name = arguments.trajectory
+        raise ConfigError(f"run {config.run.name!r} has no trajectory {name!r}; `cusearch buffer ls` lists them")
     trajectory, fields = found
     tokenizer = load_tokenizer(config.model.location)
     console = Console()
@@ -193,9 +188,8 @@ async def requeue(config: Config, arguments: argparse.Namespace) -> None:
     async with open_run(config) as buffer:
         is_reopened = await buffer.reopen(arguments.ticket)
     if not is_reopened:
-        raise ConfigError(
-            f"ticket {arguments.ticket} is not leased and has no incomplete group; `cusearch buckets` shows the groups"
-        )
+        text = f"ticket {arguments.ticket} is not leased and has no incomplete group"
+        raise ConfigError(f"{text}; `cusearch buckets` shows the groups")
     log.info("ticket %d is requeued", arguments.ticket)
 
 

@@ -28,9 +28,8 @@ log = logging.getLogger(__name__)
 def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser, looks=False)
     add_accept_changes(parser)
-    parser.add_argument(
-        "--take-over", action="store_true", help="replace the learner of a run that is alive, and add workers to it"
-    )
+    text = "replace the learner of a run that is alive, and add workers to it"
+    parser.add_argument("--take-over", action="store_true", help=text)
     parser.set_defaults(run=run)
 
 
@@ -68,9 +67,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
     live.print_results(config, live.whole_checkpoint(config), console)
     if not summary["ledger"]["closes"]:
-        raise BufferLost(
-            f"the ledger of run {config.run.name} does not close; see above, and `cusearch buckets --ledger`"
-        )
+        remedy = "see above, and `cusearch buckets --ledger`"
+        raise BufferLost(f"the ledger of run {config.run.name} does not close; {remedy}")
 
 
 def is_complete(done: int, config: Config) -> bool:

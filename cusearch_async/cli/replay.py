@@ -21,11 +21,8 @@ from cusearch_async.run.history import made_otherwise, start_now
 def add(parser: argparse.ArgumentParser) -> None:
     add_run_folder(parser)
     parser.add_argument("--method", help="show what this method would have taken; its settings as --method.KEY VALUE")
-    parser.add_argument(
-        "--update",
-        action="store_true",
-        help="make the update again too, from the checkpoint before it, and compare metrics and weights",
-    )
+    text = "make the update again too, from the checkpoint before it, and compare metrics and weights"
+    parser.add_argument("--update", action="store_true", help=text)
     parser.set_defaults(run=run)
 
 
@@ -59,9 +56,8 @@ def _changed(recorded: Config, method: str | None, overrides: list[str]) -> Conf
 def _table(step: RecordedStep, choices: dict[str, Choice]) -> Table:
     pool = step.pool.trajectories
     recorded = set(step.record.selected)
-    shown = Table(
-        title=f"step {step.record.step}: {len(pool)} trajectories", title_justify="left", box=None, pad_edge=False
-    )
+    title = f"step {step.record.step}: {len(pool)} trajectories"
+    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
     shown.add_column("", no_wrap=True)
     for name in ("whole pool", *choices):
         shown.add_column(name, justify="right")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,7 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     with claimed(folder, arguments.file, plan):
         before = Tables.read(folder)
         left = [] if arguments.report else to_do(plan, before, arguments.retry_failed)[: arguments.max_runs]
-        progress = StudyProgress(plan, before, len(left), console)
-        run_all(plan, folder, left, progress.tell)
+        run_all(plan, folder, left, _reporter(plan, before, len(left), console))
         tables = Tables.read(folder)
         if not len(tables.runs):
             raise StudyIncomplete(f"study {plan.study.name} has no run yet in {folder}")
@@ -55,31 +54,25 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     _conclude(plan, tables)
 
 
-class StudyProgress:
-    """A line for each run that is over, and how long the rest will take, from the mean of the runs before."""
+def _reporter(plan: Plan, tables: Tables, left: int, console: Console) -> Callable[[PlannedRun, str, float], None]:
+    """Prints a line for each run that is over, with how long the rest will take, from the mean of the runs before."""
+    rows = tables.of(list(plan.runs.values()))
+    seconds = list(rows[rows["status"] == "done"]["wall_s"])
 
-    def __init__(self, plan: Plan, tables: Tables, left: int, console: Console) -> None:
-        rows = tables.of(list(plan.runs.values()))
-        done = rows[rows["status"] == "done"]
-        self._seconds = list(done["wall_s"])
-        self._left = left
-        self._console = console
-        said = f"study {plan.study.name}: {len(plan.runs)} runs, {len(done)} done, {left} to do now"
-        console.print(said + (f", {self.time_left}" if self.time_left else ""))
-
-    @property
-    def time_left(self) -> str:
-        """Empty without a run to judge by."""
-        if not self._seconds or not self._left:
+    def rest(separator: str) -> str:
+        if not seconds or not left:
             return ""
-        return f"about {duration(self._left * sum(self._seconds) / len(self._seconds))} left"
+        return f"{separator} about {duration(left * sum(seconds) / len(seconds))} left"
 
-    def tell(self, run: PlannedRun, outcome: str, seconds: float) -> None:
-        self._left -= 1
+    def report(run: PlannedRun, outcome: str, wall_s: float) -> None:
+        nonlocal left
+        left -= 1
         if outcome == "done":
-            self._seconds.append(seconds)
-        rest = f"; {self.time_left}" if self.time_left else ""
-        self._console.print(f"{run.id}: {outcome}, {seconds:.0f} s{rest}", soft_wrap=True, markup=False)
+            seconds.append(wall_s)
+        console.print(f"{run.id}: {outcome}, {wall_s:.0f} s{rest(';')}", soft_wrap=True, markup=False)
+
+    console.print(f"study {plan.study.name}: {len(plan.runs)} runs, {len(seconds)} done, {left} to do now{rest(',')}")
+    return report
 
 
 def _conclude(plan: Plan, tables: Tables) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
 import pytest
 
-from cusearch_async.cli.main import main
 from cusearch_async.data.questions import load_questions
 from cusearch_async.errors import EpisodeFailed
 
@@ -23,22 +21,6 @@ def write(tmp_path):
         return str(path)
 
     return put
-
-
-@pytest.fixture
-def cusearch(monkeypatch, capsys):
-    """Exit status and output of a command."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["cusearch", *arguments])
-        monkeypatch.setenv("COLUMNS", "200")
-        try:
-            main()
-        except SystemExit as ended:
-            return ended.code, capsys.readouterr().out
-        return 0, capsys.readouterr().out
-
-    return run
 
 
 def test_a_good_file_is_summed_up(cusearch, write):

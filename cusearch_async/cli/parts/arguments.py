@@ -22,14 +22,8 @@ from cusearch_async.run.folder import MARKER
 T = TypeVar("T")
 
 CODE = (
-    "method.name",
-    "environment.LABEL.name",
-    "environment.LABEL.reward",
-    "loss.objective",
-    "retriever.backend",
-    "retriever.bm25.tokenizer",
-    "redis.transport",
-    "weights.transport",
+    *("method.name", "environment.LABEL.name", "environment.LABEL.reward", "loss.objective"),
+    *("retriever.backend", "retriever.bm25.tokenizer", "redis.transport", "weights.transport"),
 )
 """Settings that may be package.module:Name."""
 
@@ -52,15 +46,13 @@ def add_run_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--trust", action="store_true", help="import the code that a config in the folder of a run names, if it does"
-    )
+    text = "import the code that a config in the folder of a run names, if it does"
+    parser.add_argument("--trust", action="store_true", help=text)
 
 
 def add_accept_changes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--accept-changes", action="store_true", help="continue with settings that change what the run means"
-    )
+    text = "continue with settings that change what the run means"
+    parser.add_argument("--accept-changes", action="store_true", help=text)
 
 
 def parsed(kind: Callable[[str], T], is_right: Callable[[T], bool], what: str) -> Callable[[str], T]:
@@ -92,10 +84,8 @@ def refuse_untrusted(arguments: argparse.Namespace) -> None:
         except (FileNotFoundError, ConfigError):  # the command itself says so
             continue
         for key, name in code_in(settings):
-            raise ConfigError(
-                f"{path} is in the folder of a run and names code, {key} = {name!r}; add --trust to import it, if you "
-                "know where the folder comes from"
-            )
+            remedy = "add --trust to import it, if you know where the folder comes from"
+            raise ConfigError(f"{path} is in the folder of a run and names code, {key} = {name!r}; {remedy}")
 
 
 def code_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

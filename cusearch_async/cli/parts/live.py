@@ -110,25 +110,24 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 
     Raises: ProcessDied, also when only the learner was stopped: the evaluator would wait forever for the last version.
     """
-    progress = Progress(
-        TextColumn("learner step"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[pace]}")
-    )
+    columns = (TextColumn("learner step"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[pace]}"))
+    progress = Progress(*columns)
     task = progress.add_task("steps", total=config.run.steps, pace="")
-    metrics = MetricsFile(config.folder / METRICS)
-    earlier = metrics.rows()[-1]["epoch"] if metrics.rows() else None
+    before = rows_of(config.folder)
+    earlier = before[-1]["epoch"] if before else None
 
     def of_this_start() -> str:
-        rows = metrics.rows()
+        rows = rows_of(config.folder)
         is_new = bool(rows) and rows[-1]["epoch"] != earlier
         return pace(rows, config.run.steps) if is_new else ""
 
     def body() -> list[RenderableType]:
-        rows = metrics.rows()
+        rows = rows_of(config.folder)
         progress.update(task, completed=len(rows), pace=of_this_start())
         return [progress, *([progress_table(rows)] if rows else [])]
 
     def what() -> str:
-        done, steps = len(metrics.rows()), config.run.steps
+        done, steps = len(rows_of(config.folder)), config.run.steps
         return f"waiting for step {done} of {steps}" if done < steps else "waiting for the learner and the evaluator"
 
     refuse_stopped = functools.cache(lambda: refuse_stopped_early(config))  # the checkpoints are read once
@@ -161,20 +160,16 @@ def refuse_stopped_early(config: Config) -> None:
         )
 
 
-class MetricsFile:
-    """The rows of a metrics.jsonl; the file is read again only when it has changed."""
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl, which is read again only when it has changed."""
+    path = folder / METRICS
+    status = path.stat() if path.exists() else None
+    return _read_rows(path, status.st_size, status.st_mtime_ns) if status else []
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-        self._rows: list[dict[str, Any]] = []
 
-    def rows(self) -> list[dict[str, Any]]:
-        status = self._path.stat() if self._path.exists() else None
-        seen = (status.st_size, status.st_mtime_ns) if status else None
-        if seen != self._seen:
-            self._seen, self._rows = seen, read_metrics(self._path)
-        return self._rows
+@functools.lru_cache(maxsize=1)
+def _read_rows(path: Path, _size: int, _changed: int) -> list[dict[str, Any]]:
+    return read_metrics(path)
 
 
 def progress_table(rows: list[dict[str, Any]]) -> Table:
@@ -185,18 +180,11 @@ def progress_table(rows: list[dict[str, Any]]) -> Table:
     for name in (*names, "wait\ns", "update\ns"):
         shown.add_column(name, justify="left" if depths in name else "right", no_wrap=True, vertical="bottom")
     for row in rows[-12:]:
-        shown.add_row(
-            str(row["step"]),
-            f"{row['reward/all']:.3f}",
-            f"{row['reward/em']:.3f}",
-            f"{row['depth/mean']:.2f}",
-            bars(row["depth/generated"]),
-            bars(row["depth/selected"]),
-            f"{row.get('selection/phase', 0):g}",
-            f"{row['staleness/min']:g}-{row['staleness/max']:g}",
-            f"{row['time/wait_s']:.1f}",
-            f"{row['time/update_s']:.1f}",
-        )
+        figures = (f"{row['reward/all']:.3f}", f"{row['reward/em']:.3f}", f"{row['depth/mean']:.2f}")
+        pools = (bars(row["depth/generated"]), bars(row["depth/selected"]), f"{row.get('selection/phase', 0):g}")
+        times = (f"{row['time/wait_s']:.1f}", f"{row['time/update_s']:.1f}")
+        staleness = f"{row['staleness/min']:g}-{row['staleness/max']:g}"
+        shown.add_row(str(row["step"]), *figures, *pools, staleness, *times)
     return shown
 
 
@@ -209,7 +197,7 @@ def bars(counts: list[int]) -> str:
 def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: float, console: Console) -> dict[str, Any]:
     """Print the table and the ledger, and draw plot.png. Returns the run's part of summary.json."""
     closes = is_closed(ledger, counted)
-    rows = read_metrics(config.folder / METRICS)
+    rows = rows_of(config.folder)
     starts = read_starts(config.folder)
     earlier = starts[-1].step if starts else 0
     summary = {
@@ -233,8 +221,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
     done = f"{len(rows)} steps, {max(0, len(rows) - earlier)} of them" if earlier else f"{len(rows)} steps"
     console.print(
         f"{done} in {wall_s:.0f} s, start-up included; {ledger.trained} trajectories trained, max staleness "
-        f"{staleness_max:g} (bound {config.pool.max_staleness}); "
-        f"the ledger {'closes' if closes else 'DOES NOT CLOSE'}"
+        f"{staleness_max:g} (bound {config.pool.max_staleness}); the ledger {'closes' if closes else 'DOES NOT CLOSE'}"
     )
     for finding in counted.findings if counted else ():
         console.print(Text(finding, style="red"), soft_wrap=True)
