@@ -14,6 +14,7 @@ from transformers import Qwen2Config
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.cli import check
 from cusearch_async.cli.preflight import gpus as gpus_module
+from cusearch_async.cli.preflight import workload
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.gpus import Device, device_of
 from cusearch_async.cli.preflight.shapes import PUBLISHED, shape_of
@@ -330,10 +331,16 @@ def test_ranks_without_work_are_a_warning():
     assert "8 of 40 ranks (learner.ranks) will be idle" in found.text
 
 
-def test_staleness_is_said_for_both_slower_sides():
-    text = findings("--rollout.workers", "1", "--rollout.max_episodes", "96")["staleness"].text
-    assert "about 0.5 steps if the workers are slower, 2.0 if the learner is slower" in text
-    assert "0.5 steps' worth, and 4.0 steps' worth may be buffered" in text
+@pytest.mark.parametrize(
+    ("workers", "episodes", "bound", "slow"), [(1, 192, 2, 1.0), (4, 192, 2, 2.0), (1, 96, 8, 0.5), (4, 192, 0, 0.0)]
+)
+def test_staleness_goes_with_what_is_in_flight_up_to_the_bound(workers, episodes, bound, slow):
+    settings = {"rollout.workers": workers, "rollout.max_episodes": episodes, "pool.max_staleness": bound}
+    overrides = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    config = load_config(BASE, [*overrides, "--learner.publish_every", "1"])
+    text = workload.staleness(config).text
+    assert f"about {slow} steps if the workers are slower, {bound}.0 if the learner is slower" in text
+    assert f"{workers * episodes / 192:.1f} steps' worth, and {bound + 2}.0 steps' worth may be buffered" in text
 
 
 def test_a_model_that_is_unknown_here_is_said_and_no_error():

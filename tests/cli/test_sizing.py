@@ -296,15 +296,7 @@ def test_the_kv_cache_gets_what_weights_leave_of_vllms_share():
     assert sizing.kv_room(QWEN_7B, "bfloat16", 16 * GIB) < 0
 
 
-# Staleness and the batch.
-
-
-@pytest.mark.parametrize(
-    ("workers", "episodes", "bound", "expected"),
-    [(1, 192, 2, (1.0, 2.0)), (4, 192, 2, (2.0, 2.0)), (1, 96, 8, (0.5, 8.0)), (4, 192, 0, (0.0, 0.0))],
-)
-def test_staleness_goes_with_what_is_in_flight_up_to_the_bound(workers, episodes, bound, expected):
-    assert sizing.expected_staleness(workers, episodes, 192, bound) == expected
+# The batch.
 
 
 def test_the_papers_batch_leaves_a_quarter_alone():

@@ -70,12 +70,6 @@ def test_without_a_pair_no_agreement_is_said():
     )
 
 
-def test_a_judge_that_failed_is_named():
-    failed = report(judge_failed="the judge at eval.judge.url http://j fails: Connection error.")
-    assert failed.lines()[1] == "no verdicts: the judge at eval.judge.url http://j fails: Connection error."
-    assert failed.as_json()["judge"] == {"failed": failed.judge_failed}
-
-
 def test_it_is_written_as_json_and_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr("cusearch_async.models.load_tokenizer", lambda _: Letters())
     output = tmp_path / "new" / "scores.json"

@@ -80,19 +80,17 @@ def devices() -> Iterator[Finding]:
         cuda.refuse_idle_cuda()
     except ConfigError as error:
         yield Finding("error", "GPUs", str(error).partition("; see `cusearch check`")[0] + "; see the driver above")
-    else:
-        if not count:
-            yield Finding("ok", "GPUs", "none; every process runs on the CPU")
+        return
+    if not count:
+        yield Finding("ok", "GPUs", "none; every process runs on the CPU")
 
 
 def visible_devices(count: int) -> Iterator[Finding]:
     """Whether CUDA finds all that CUDA_VISIBLE_DEVICES names."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if not cuda.is_cpu_meant() and names.count(",") + 1 > count and names:
-        text = (
-            f"is {names!r}, of which CUDA finds {count}; `nvidia-smi -L` lists the GPUs, and an empty value hides all"
-        )
-        yield Finding("warning", "CUDA_VISIBLE_DEVICES", text)
+        advice = "`nvidia-smi -L` lists the GPUs, and an empty value hides all"
+        yield Finding("warning", "CUDA_VISIBLE_DEVICES", f"is {names!r}, of which CUDA finds {count}; {advice}")
 
 
 def driver(built_for: str | None) -> Finding:
@@ -167,7 +165,7 @@ def redis_server() -> Finding:
 
 
 def hub() -> Finding:
-    """Never an error: what a run needs may be on this machine already, which `check CONFIG` says."""
+    """Never an error: the files of a run may be on this machine already."""
     cache = f"cache {constants.HF_HUB_CACHE}"
     if constants.HF_HUB_OFFLINE:
         return Finding("ok", "Hugging Face Hub", f"HF_HUB_OFFLINE is set: nothing is downloaded; {cache}")
@@ -180,13 +178,8 @@ def hub() -> Finding:
 
 def can_connect(url: str) -> bool:
     """Whether the host of `url` accepts a connection, in a thread: looking a name up has no time limit."""
-    found = threading.Event()
-
-    def connect() -> None:
-        if is_listening(url):
-            found.set()
-
-    asking = threading.Thread(target=connect, daemon=True)
-    asking.start()
-    asking.join(ANSWER_S)
-    return found.is_set()
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(is_listening(url)), daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    return found == [True]

@@ -13,7 +13,7 @@ from cusearch_async.cli.preflight import sizing
 from cusearch_async.cli.preflight.finding import Finding, Status
 from cusearch_async.cli.preflight.gpus import shared_gpus
 from cusearch_async.cli.preflight.shapes import ModelShape
-from cusearch_async.cli.preflight.sizing import GIB, LearnerMemory
+from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config
 
 TIGHT = 0.9
@@ -23,12 +23,7 @@ ASLEEP = int(1.5 * GIB)
 MEAN_LENGTH = 0.5
 """Assumed mean length of an episode, as a share of the longest: most end with an answer much earlier."""
 KEPT_VERSIONS = 3
-"""Weight versions that stay on disk (`weights.folder.WeightStore`)."""
-VERSIONS = KEPT_VERSIONS + 1
-"""One more is being written."""
-
-
-# --- the learner --------------------------------------------------------------------------------------
+"""Weight versions that stay on disk (`weights.folder.WeightStore`); one more is being written."""
 
 
 def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
@@ -52,7 +47,7 @@ def _ranks(count: int) -> str:
     return f"{count} rank" + "s" * (count > 1)
 
 
-def _memory(config: Config, shape: ModelShape, stage: int | None = None) -> LearnerMemory:
+def _memory(config: Config, shape: ModelShape, stage: int | None = None) -> sizing.LearnerMemory:
     return sizing.learner_memory(shape, config, sizing.forward_tokens(config), stage)
 
 
@@ -80,13 +75,12 @@ def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding
     adds_in_float32 = config.model.dtype == "bfloat16" and config.learner.deepspeed.grad_accum_dtype == "fp32"
     possible = range(2 if adds_in_float32 else 0, 4)
     fitting = [s for s in possible if _memory(config, shape, s).peak <= TIGHT * room]
+    advice = (
+        "use more learner.ranks, learner.gradient_checkpointing, a smaller learner.micro_batch_tokens, "
+        "learner.reference = 'cpu' or learner.deepspeed.zero_optimization.offload_optimizer"
+    )
     if fitting:
         advice = f"learner.zero_stage = {fitting[0]} fits"
-    else:
-        advice = (
-            "use more learner.ranks, learner.gradient_checkpointing, a smaller learner.micro_batch_tokens, "
-            "learner.reference = 'cpu' or learner.deepspeed.zero_optimization.offload_optimizer"
-        )
     status: Status = "error" if memory.peak > room else "warning"
     return Finding(status, "learner memory", f"{text}; {advice}")
 
@@ -107,18 +101,12 @@ def adapter(config: Config, shape: ModelShape) -> Finding:
     return Finding("ok", "adapter", text)
 
 
-# --- an engine ----------------------------------------------------------------------------------------
-
-
 def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     rollout, dtype, longest = config.rollout, config.model.dtype, config.episode.max_tokens
     split, share = rollout.vllm.tensor_parallel_size, rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
     if not sizing.splits_evenly(shape, split):
-        text = (
-            f"rollout.vllm.tensor_parallel_size = {split} does not divide the {shape.heads} attention heads and "
-            f"{shape.kv_heads} key heads of {config.model.path!r}"
-        )
-        return Finding("error", "KV cache", text)
+        heads = f"the {shape.heads} attention heads and {shape.kv_heads} key heads of {config.model.path!r}"
+        return Finding("error", "KV cache", f"rollout.vllm.tensor_parallel_size = {split} does not divide {heads}")
     weights = shape.parameters * sizing.DTYPE_BYTES[dtype] // split
     room = sizing.kv_room(shape, dtype, gpu_bytes, share, split)
     if rollout.vllm.kv_cache_memory_bytes is not None:
@@ -145,9 +133,6 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     if fitting < MEAN_LENGTH * at_once:
         return Finding("warning", "KV cache", f"{text}; vLLM will evict and recompute: lower rollout.max_num_seqs")
     return Finding("ok", "KV cache", text)
-
-
-# --- the host -----------------------------------------------------------------------------------------
 
 
 def host_memory(config: Config, shape: ModelShape) -> Finding:
@@ -185,10 +170,10 @@ def _in_memory(what: str, text: str, needed: int) -> Finding:
 def disk(config: Config, shape: ModelShape) -> Iterator[Finding]:
     """Room for the checkpoints and weight versions that a run keeps, and for one more of each. Too little is no error:
     the run may be on another machine."""
-    dtype, count = config.model.dtype, config.learner.keep_checkpoints + 1
+    dtype, count, kept = config.model.dtype, config.learner.keep_checkpoints + 1, KEPT_VERSIONS + 1
     checkpoint, version = sizing.checkpoint_bytes(shape, dtype), sizing.version_bytes(shape, dtype)
     checkpoints = (count * checkpoint, f"{count} checkpoints of {_size(checkpoint)}", config.folder / "checkpoints")
-    versions = (VERSIONS * version, f"{VERSIONS} weight versions of {_size(version)}", config.weights_folder)
+    versions = (kept * version, f"{kept} weight versions of {_size(version)}", config.weights_folder)
     if config.weights.folder is None:
         yield _on_disk("disk", config.folder, [checkpoints, versions], "--run.folder")
     else:

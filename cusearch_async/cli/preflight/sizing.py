@@ -1,4 +1,4 @@
-"""Estimates the memory of a learner rank and of a rollout worker, and the staleness of the data, from a model's shape.
+"""Estimates the memory of a learner rank and of a rollout worker from a model's shape, and the share of singletons.
 
 Sizes are in bytes. Tensors of known shape are counted exactly, activations by running the module without memory, and
 CUDA, NCCL and the allocator get a fixed allowance."""
@@ -30,9 +30,6 @@ ENGINE_SHARE = 0.92
 ENGINE_ALLOWANCE = 4 * GIB
 """The part of that share that is not for weights or KV cache: one full forward pass, the logits of the sampler,
 CUDA graphs."""
-
-
-# --- learner ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +160,6 @@ def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
     return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, dtype) + collected
 
 
-# --- rollout ------------------------------------------------------------------------------------------
-
-
 def kv_bytes_per_token(shape: ModelShape, dtype: str, split: int = 1) -> int:
     """Keys and values of all layers on one of `split` GPUs; a head that cannot be divided is on several."""
     return 2 * shape.layers * -(-shape.kv_heads // split) * shape.head_dim * DTYPE_BYTES[dtype]
@@ -180,27 +174,6 @@ def kv_room(shape: ModelShape, dtype: str, gpu_bytes: int, share: float = ENGINE
 def splits_evenly(shape: ModelShape, split: int) -> bool:
     """Whether vLLM can divide the model's heads over `split` GPUs: key heads are divided, or repeated."""
     return shape.heads % split == 0 and (shape.kv_heads % split == 0 or split % shape.kv_heads == 0)
-
-
-# --- staleness ----------------------------------------------------------------------------------------
-
-
-def steps_in_flight(workers: int, max_episodes: int, generated: int) -> float:
-    """Learner steps' worth of trajectories that the workers can generate at once; `generated` are those of one step."""
-    return workers * max_episodes / generated
-
-
-def expected_staleness(workers: int, max_episodes: int, generated: int, max_staleness: int) -> tuple[float, float]:
-    """Mean staleness (when the workers are the slower side, when the learner is).
-
-    Little's law: a trajectory that starts while F others are in flight or buffered is trained on F / (N G) steps later.
-    Slow workers leave nothing buffered, so F is what they have in flight. Fast workers fill the buffer until admission
-    stops them, max_staleness steps ahead of the weights; staleness never gets higher."""
-    ahead = steps_in_flight(workers, max_episodes, generated)
-    return min(float(max_staleness), ahead), float(max_staleness)
-
-
-# --- batch --------------------------------------------------------------------------------------------
 
 
 def singleton_share(questions: int, rollouts: int, budget: int) -> float:

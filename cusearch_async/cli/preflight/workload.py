@@ -114,12 +114,15 @@ def batch(config: Config) -> Iterator[Finding]:
 
 
 def staleness(config: Config) -> Finding:
+    """The expected mean, by Little's law: a trajectory that starts while F others are in flight or buffered is trained
+    on F / (N G) steps later. Slow workers leave nothing buffered, so F is in flight; fast ones fill the buffer until
+    admission stops them, max_staleness steps ahead of the weights."""
     rollout, most = config.rollout, config.pool.max_staleness
     generated = config.questions_per_step * config.pool.rollouts
-    slow, fast = sizing.expected_staleness(rollout.workers, rollout.max_episodes, generated, most)
-    ahead = sizing.steps_in_flight(rollout.workers, rollout.max_episodes, generated)
+    ahead = rollout.workers * rollout.max_episodes / generated
+    slow = min(most, ahead)
     text = (
-        f"about {slow:.1f} steps if the workers are slower, {fast:.1f} if the learner is slower, never above "
+        f"about {slow:.1f} steps if the workers are slower, {most:.1f} if the learner is slower, never above "
         f"pool.max_staleness = {most}: {rollout.workers} x {rollout.max_episodes} episodes in flight are {ahead:.1f} "
         f"steps' worth, and {config.buffer_limit / generated:.1f} steps' worth may be buffered"
     )
