@@ -52,7 +52,7 @@ CHECKS, LIMITS = ("transport/limits.py", "test_claims.py"), ("transport/limits.p
 MEMORY, TURN = ("transport/memory.py", "test_claims.py"), ("rollout/turn.py", "test_turn.py")
 STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/takeover.py", "test_takeover.py")
 LOADING, LORA = ("rollout/weight_loader.py", "test_weight_loader.py"), ("learner/adapter.py", "test_adapter_layers.py")
-USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
+USABLE, STEP = ("study/variants.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 SERVED = ("retrieval/client.py", "test_served.py")
 TERMS, SCOPES = ("run/identity.py", "test_identity.py"), ("config/scopes.py", "test_scopes.py")
 
@@ -303,7 +303,7 @@ MUTANTS = {
     "one question is proof": (FINDINGS, "(only_first + 1) / (a.size + 2)", "only_first / a.size"),
     "what is always wrong is known by heart": (FINDINGS, "known.low > _KNOWS and", "True and"),
     "closed and blocked are swapped": (EVALUATED, '("full", "closed", "blocked")', '("full", "blocked", "closed")'),
-    "a probe counts as a sample": (EVALUATED, "played[len(modes) :]", "played[len(modes) - 1 :]"),
+    "a probe counts as a sample": (EVALUATED, "results[len(modes) :]", "results[len(modes) - 1 :]"),
     "a judge's failure loses the scores": (EVALUATED, "except* JudgeFailed as group", "except* ConfigError as group"),
     "what is not read is wrong": (JUDGE, "if is_right is not None]", "if True]"),
     "a version is scored before it is there": (SCORING, "if following > state.published:", "if False:"),

@@ -15,9 +15,14 @@ from cusearch_async.algorithm.methods import METHODS, Candidates, NoMemory, Plan
 from cusearch_async.cli.config import reference
 from cusearch_async.config import known_keys, load_config
 from cusearch_async.metrics import table
-from cusearch_async.metrics.step import describe_environments, describe_ledger, describe_step, describe_times
+from cusearch_async.metrics.step import (
+    WorkerRates,
+    describe_environments,
+    describe_ledger,
+    describe_step,
+    describe_times,
+)
 from cusearch_async.metrics.update import UpdateReport
-from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.run import folder as run_folder
 from cusearch_async.transport.interface import Ledger
 from cusearch_async.types import Pool

@@ -1,4 +1,4 @@
-"""What a policy of an atlas world can do, and what its pools are like, from episodes that it has played."""
+"""The skills of a policy of an atlas world, and figures of its pools, from its episodes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ class LocalSearch:
 
 @dataclass(frozen=True, slots=True)
 class Skills:
-    """Counts over episodes."""
-
     searches: int
     right_queries: int
     """That ask for a fact of the chain, in whatever order of words."""
@@ -92,7 +90,6 @@ class PoolFigures:
     identical: float
     """Share of the trajectories that repeat an earlier one of their group, token for token."""
     zero_variance: float
-    """Share of the groups with equal rewards."""
     depths: list[int]  # [S+1] trajectories of each depth
 
 

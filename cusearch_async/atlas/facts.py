@@ -14,14 +14,7 @@ from pathlib import Path
 DATA = Path(__file__).parent / "data"
 
 CITY_RELATIONS = ("country", "time zone")
-COUNTRY_RELATIONS = (
-    "capital",
-    "largest neighbour",
-    "smallest neighbour",
-    "currency",
-    "internet domain",
-    "continent",
-)
+COUNTRY_RELATIONS = ("capital", "largest neighbour", "smallest neighbour", "currency", "internet domain", "continent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +25,6 @@ class Fact:
 
     @property
     def query(self) -> str:
-        """The search that finds this fact."""
         return f"{self.relation} of {self.entity}"
 
     @property
@@ -69,8 +61,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 @cache
 def load_facts() -> Facts:
-    """Read the two shipped tables. Neighbours are by land area; a country with one neighbour has only a
-    largest one."""
+    """From the shipped tables. Neighbours are by land area; a country with one neighbour has only a largest one."""
     country_rows, city_rows = _rows("countries.tsv"), _rows("cities.tsv")
     name_of = {row["code"]: row["name"] for row in country_rows}
     facts = []
@@ -79,15 +70,10 @@ def load_facts() -> Facts:
         facts.append(Fact("time zone", row["name"], row["time_zone"]))
     for row in country_rows:
         neighbours = [name_of[code] for code in row["neighbours"].split(",") if code]
-        values = {
-            "capital": row["capital"],
-            "largest neighbour": neighbours[0] if neighbours else "",
-            "smallest neighbour": neighbours[-1] if len(neighbours) > 1 else "",
-            "currency": row["currency"],
-            "internet domain": row["domain"],
-            "continent": row["continent"],
-        }
-        facts.extend(Fact(relation, row["name"], value) for relation, value in values.items() if value)
+        largest, smallest = neighbours[0] if neighbours else "", neighbours[-1] if len(neighbours) > 1 else ""
+        values = (row["capital"], largest, smallest, row["currency"], row["domain"], row["continent"])
+        found = zip(COUNTRY_RELATIONS, values, strict=True)
+        facts.extend(Fact(relation, row["name"], value) for relation, value in found if value)
     return Facts(
         cities=tuple(row["name"] for row in city_rows),
         countries=tuple(name_of.values()),

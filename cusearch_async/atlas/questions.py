@@ -1,10 +1,8 @@
 """Questions of the atlas worlds: chains of links, each of which needs one search.
 
-"the currency of the largest neighbour of the country of Pinsk" has three: country -> largest neighbour ->
-currency. A chain never comes back to an entity it has passed, so no link can be skipped. In the hard world the first
-link is sometimes given: "The country of Pinsk is Belarus. What is the currency of the country of Pinsk?" needs one
-search, and some questions need none.
-"""
+"the currency of the largest neighbour of the country of Pinsk" has three: country -> largest neighbour -> currency. A
+chain never returns to an entity it has passed, so no link can be skipped. In the hard world the first link is sometimes
+given: "The country of Pinsk is Belarus. What is the currency of the country of Pinsk?" needs one search."""
 
 from __future__ import annotations
 
@@ -30,7 +28,6 @@ class World:
 
     name: str
     needed: range
-    """How many searches its questions need."""
     is_hard: bool
 
 
@@ -56,7 +53,6 @@ class Chain:
 
     @property
     def needed(self) -> tuple[Fact, ...]:
-        """What has to be searched for."""
         return self.facts[self.is_first_given :]
 
     @property
@@ -85,8 +81,8 @@ class Chain:
 
 
 def draw_chain(facts: Facts, city: str, links: int) -> Chain | None:
-    """One chain of `links` links that starts at `city`, the same at every call; None if there is none
-    (an island has no neighbours to go on to)."""
+    """One chain of `links` links that starts at `city`, the same at every call; None if there is none (an island has no
+    neighbours)."""
     rng = random.Random(f"{city}/{links}")
     found = next(_walks(facts, city, links, rng, visited=frozenset({city})), None)
     return Chain(found) if found else None
@@ -123,9 +119,8 @@ def _is_city_of(facts: Facts, city: str, country: str) -> bool:
 
 @cache
 def chains(split: str, world: World = WORLDS["atlas"]) -> tuple[Chain, ...]:
-    """All chains of a split: for each of its cities one of each length that exists.
-
-    `train` and `test` share no city. Order: by city, then by number of links."""
+    """All chains of a split: for each of its cities one of each length that exists, by city, then by number of links.
+    `train` and `test` share no city."""
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     facts = load_facts()

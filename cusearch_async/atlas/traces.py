@@ -1,12 +1,9 @@
 """Supervised episodes of the atlas worlds, from which their starter policies learn to search and to read.
 
-What a starter must be able to do, so that reinforcement learning has only depth to learn: write the right next
-query, and read the right value off a passage. What it must not do yet: go on to the end of a chain, and stop there.
-Where a turn may search or answer, that choice is one token, and is taught as a distribution over the two; the traces
-themselves go on.
-
-Most traces have their entities renamed to random syllables, so that the model copies and does not remember.
-"""
+A starter must write the right next query, and read the right value off a passage, so that reinforcement learning has
+only depth to learn: to continue to the end of a chain, and stop there. Where a turn may search or answer, that choice
+is one token, and is taught as a distribution over the two; the traces themselves continue. Most traces have their
+entities renamed to random syllables, so that the model copies and does not remember."""
 
 from __future__ import annotations
 
@@ -49,7 +46,6 @@ class Style:
 
     @property
     def stops(self) -> tuple[float, ...]:
-        """The probabilities that are taught, each once."""
         found = (self.answers_at_once, self.answers_after_link, self.answers_after_nothing, self.answers_at_end)
         return tuple(sorted({stop for stop in found if stop is not None}))
 
@@ -83,8 +79,6 @@ STYLES = {style.world.name: style for style in (PLAIN, HARD)}
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A stretch of a trace."""
-
     text: str
     author: Literal["environment", "policy"]
     stop: float | None = None
@@ -126,13 +120,10 @@ class TraceWriter:
 
     def _question(self, chain: Chain, name: Callable[[str], str]) -> str:
         """As `Chain.text`, with other names."""
+        first, given = chain.facts[0], ""
         if chain.is_first_given:
-            first = chain.facts[0]
-            given = f"{first.sentence} "
-            return (
-                self._sentence(first, name) + " " + chain.text.removeprefix(given).replace(chain.city, name(chain.city))
-            )
-        return chain.text.replace(chain.city, name(chain.city))
+            given = self._sentence(first, name) + " "
+        return given + chain.text.removeprefix(f"{first.sentence} ").replace(chain.city, name(chain.city))
 
     def _read(self, chain: Chain, fact: Fact, name: Callable[[str], str]) -> tuple[str, float | None]:
         """The thought after the passage of `fact` was found, and whether to answer then."""
@@ -154,7 +145,7 @@ class TraceWriter:
             thought, stop = "Not found.", self.style.answers_after_nothing
 
     def _observe(self, fact: Fact) -> list[Fact]:
-        """What a search for `fact` returns: its passage among up to two others, now and then not at all."""
+        """The results of a search for `fact`: its passage among up to two others, now and then not at all."""
         others = [f for f in self._results[fact.relation, fact.entity] if f != fact]
         if self._rng.random() < 0.3:
             others = self._rng.sample(self._facts, 3)

@@ -1,7 +1,5 @@
-"""Makes the starter policies of the atlas worlds: a small Qwen2, supervised on the traces of `atlas.traces`.
-
-The starter of the hard world is that of the plain one, trained further.
-"""
+"""Makes the starter policies of the atlas worlds: a small Qwen2, supervised on the traces of `atlas.traces`. The one of
+the hard world is the plain one, trained further."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ def make_tokenizer(writer: TraceWriter, traces: int = 4000) -> PreTrainedTokeniz
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(TAGS) - 1,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=VOCABULARY - len(TAGS) - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     pattern = re.compile("|".join(map(re.escape, TAGS)))
     texts = (pattern.sub(" ", passage.text) for _ in range(traces) for passage in writer.write())
@@ -52,27 +48,15 @@ def make_tokenizer(writer: TraceWriter, traces: int = 4000) -> PreTrainedTokeniz
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=CONTEXT,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    sizes |= {"num_key_value_heads": 4, "max_position_embeddings": CONTEXT, "vocab_size": len(tokenizer)}
+    return Qwen2ForCausalLM(Qwen2Config(**sizes, **tokens, tie_word_embeddings=False))
 
 
 def _encode(
     tokenizer: PreTrainedTokenizerFast, trace: Sequence[Passage], stops: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels [L]."""
     ids: list[int] = []
     labels: list[int] = []
     actions = tokenizer.convert_tokens_to_ids(["<search>", "<answer>"])
@@ -139,7 +123,6 @@ def train_cycle(
     report: Callable[[int, float], None],
     done: int = 0,
 ) -> None:
-    """One one-cycle schedule of supervised training."""
     search, answer = tokenizer.convert_tokens_to_ids(["<search>", "<answer>"])
     choices = torch.zeros(len(style.stops), len(tokenizer))
     choices[:, answer] = torch.tensor(style.stops)

@@ -1,36 +1,36 @@
-"""`cusearch atlas facts | warmstart | check | simulate`: make and test the embedded world and its starter policy, and
-run its replacement for ZeroSearch's language model."""
+"""`cusearch atlas facts | warmstart | check | simulate`: rebuild and test the data and the starter policy of the
+built-in toy task, and run its replacement for ZeroSearch's language model."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.atlas.questions import WORLDS, Chain, World, test_chains
+from cusearch_async.atlas.questions import WORLDS, test_chains
 from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.cli.parts.page import stretches
 from cusearch_async.cli.parts.passes import run_passes_with
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import STARTER, STARTERS, Config, RetrieverConfig, load_config
+from cusearch_async.data.questions import held_out_world, load_run_questions
 from cusearch_async.errors import ConfigError
+from cusearch_async.evaluation.conditions import as_line, conditions
+from cusearch_async.evaluation.probing import Pass, PassResult
+from cusearch_async.evaluation.scoring import Scores, summarize
 from cusearch_async.http_server import serve
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from cusearch_async.evaluation.probing import PassResult
-    from cusearch_async.evaluation.scoring import Scores
-
-    Play = Callable[..., Coroutine[Any, Any, list[PassResult]]]
+RunPasses = Callable[..., Coroutine[Any, Any, list[PassResult]]]
 
 POOLS = 10
-"""Pools of a run that `check` plays."""
+"""Pools of a run that `check` generates."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -75,18 +75,19 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
     warmstart.make_starter(folder, style, arguments.seed, str(STARTER), report)
 
 
-def check_policy(arguments: argparse.Namespace, overrides: list[str], play: Play = run_passes_with) -> None:
+def check_policy(arguments: argparse.Namespace, overrides: list[str], run: RunPasses = run_passes_with) -> None:
     """Raises: ConfigError."""
     config = searched_here(load_config(arguments.config, overrides))
-    chains = held_out_chains(arguments.per_length, world_of(config))
+    world = held_out_world(config)
+    if world is None:
+        raise ConfigError(f"data.source must be one of {', '.join(WORLDS)} for this command")
+    try:
+        chains = test_chains(arguments.per_length, world)
+    except ValueError as error:
+        raise ConfigError(f"--per-length {error}") from error
     configure_process([])
     refuse_idle_cuda()
     from cusearch_async.atlas.check import LocalSearch, pool_figures, skills  # noqa: PLC0415
-    from cusearch_async.cli.parts.page import stretches  # noqa: PLC0415
-    from cusearch_async.data.questions import load_run_questions  # noqa: PLC0415
-    from cusearch_async.evaluation.conditions import as_line, conditions  # noqa: PLC0415
-    from cusearch_async.evaluation.probing import Pass  # noqa: PLC0415
-    from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415
 
     console = Console()
@@ -97,7 +98,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], play: Play
     own = [drawn.of(ticket) for ticket in range(POOLS * config.pool.questions)]
     temperature = config.episode.temperature
     passes = [Pass(questions, 0.0), Pass(questions, temperature), *[Pass(own, temperature)] * config.pool.rollouts]
-    greedy, sampled, *siblings = (one.episodes for one in asyncio.run(play(search, config, model, passes)))
+    greedy, sampled, *siblings = (one.episodes for one in asyncio.run(run(search, config, model, passes)))
     tokenizer = load_tokenizer(model)
     found = skills([stretches(t, tokenizer) for t in greedy], chains)
     named = conditions(config, model, questions, f"greedy, and temperature {temperature:g}")
@@ -114,30 +115,12 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], play: Play
     console.print(_scores(summarize(greedy, questions, metric), summarize(sampled, questions, metric)))
 
 
-def held_out_chains(per_length: int, world: World) -> list[Chain]:
-    """Raises: ConfigError."""
-    try:
-        return test_chains(per_length, world)
-    except ValueError as error:
-        raise ConfigError(f"--per-length {error}") from error
-
-
 def searched_here(config: Config) -> Config:
-    """The config as `check` plays it: held-out cities, and LocalSearch for the retriever."""
+    """The config for `check`: held-out cities, and LocalSearch for the retriever."""
     settings = config.retriever
     own = {name: getattr(settings, name) for name in ("topk", "distractors", "noise", "stochastic")}
     suite = config.eval.model_copy(update={"suite": ()})
     return config.model_copy(update={"retriever": RetrieverConfig(**own), "eval": suite})
-
-
-def world_of(config: Config) -> World:
-    """The world whose questions a config evaluates on. Raises: ConfigError."""
-    from cusearch_async.data.questions import held_out_world  # noqa: PLC0415
-
-    world = held_out_world(config)
-    if world is None:
-        raise ConfigError(f"data.source must be one of {', '.join(WORLDS)} for this command")
-    return world
 
 
 def _scores(greedy: Scores, sampled: Scores) -> Table:

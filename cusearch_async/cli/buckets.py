@@ -1,8 +1,7 @@
 """`cusearch buckets CONFIG`: shows the buffer of a live run, refreshed until ctrl-C.
 
 With --ledger it shows where every finished trajectory is, from the counters, compares them with the keys in Redis, and
-exits with status 1 when they do not agree; with --workers or --contract the workers of the run, or what every process
-must agree on."""
+exits with status 1 when they do not agree."""
 
 from __future__ import annotations
 
@@ -44,9 +43,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--ledger", action="store_true", help="print the ledger, and check it against the keys in Redis")
     shown.add_argument("--workers", action="store_true", help="list the rollout workers")
     shown.add_argument("--contract", action="store_true", help="show the run contract, which every process must match")
-    parser.add_argument(
-        "--quick", action="store_true", help="--ledger: read counters only; do not scan the keys (this blocks Redis)"
-    )
+    text = "--ledger: read counters only; do not scan the keys (this blocks Redis)"
+    parser.add_argument("--quick", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="--ledger: print JSON")
     parser.set_defaults(run=run)
 
@@ -59,8 +57,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         found, counted = asyncio.run(read_ledger(config, arguments.quick))
         sys.exit(0 if show_ledger(found, counted, arguments.json) else 1)
     if arguments.workers or arguments.contract:
-        present, agreed = asyncio.run(read_workers(config))
-        Console().print(contract(agreed) if arguments.contract else workers(present))
+        asyncio.run(show_workers(config, arguments.contract))
     else:
         asyncio.run(show(config, arguments.once))
 
@@ -89,17 +86,17 @@ def show_ledger(found: Ledger, counted: Audit | None, as_json: bool) -> bool:
         print(msgspec.json.encode(shown).decode())
         return closes
     Console().print(ledger(found))
-    if counted and counted.closes:
+    if counted:
         agrees = f"{counted.kept} trajectories in Redis, counted by keys: this agrees with the ledger"
-        Console().print(Text(agrees, style="green"))
-    elif counted:
-        Console().print(Text("\n".join(counted.findings), style="red"))
+        text = agrees if counted.closes else "\n".join(counted.findings)
+        Console().print(Text(text, style="green" if counted.closes else "red"))
     return closes
 
 
-async def read_workers(config: Config) -> tuple[dict[str, WorkerStatus], Identity]:
+async def show_workers(config: Config, with_contract: bool) -> None:
     async with open_run(config) as buffer:
-        return await buffer.workers(), await buffer.identity()
+        shown = contract(await buffer.identity()) if with_contract else workers(await buffer.workers())
+    Console().print(shown)
 
 
 def contract(agreed: Identity) -> Table:
@@ -118,7 +115,7 @@ class Snapshot:
     pool: int
     """The pool that the learner takes next."""
     queues: Queues
-    """With how much of that pool is ready."""
+    """With the ready groups of that pool."""
     depth_by_version: dict[tuple[int, int], int]
     workers: dict[str, WorkerStatus]
 
@@ -137,15 +134,11 @@ def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableTy
     """On 80 columns and 24 lines all but the last workers is seen, with up to six depths and a staleness of two; the
     ledger always."""
     alive = sum(status.is_alive for status in now.workers.values())
+    buffered = Panel(buckets(now, config), title="buffered: depth × staleness", expand=False)
     return Group(
         head(now.state, config),
         Panel(ledger(now.ledger), title="ledger", expand=False),
-        Columns(
-            [
-                Panel(buckets(now, config), title="buffered: depth × staleness", expand=False),
-                Panel(groups(now, before, config), title="groups", expand=False),
-            ]
-        ),
+        Columns([buffered, Panel(groups(now, before, config), title="groups", expand=False)]),
         Panel(workers(now.workers), title=f"workers: {alive} alive of {len(now.workers)}", expand=False),
         Text(f"inspect it with: {redis_cli_line(config.redis, config.folder)}", no_wrap=True, overflow="ignore"),
     )
@@ -165,19 +158,16 @@ def head(state: RunState, config: Config) -> Text:
 
 def buckets(now: Snapshot, config: Config) -> Table:
     """One row per depth, one column per staleness; fuller cells stand out more."""
-    ages = {cell: max(0, now.state.step - cell[1]) for cell in now.depth_by_version}
+    ages = {version: max(0, now.state.step - version) for _, version in now.depth_by_version}
     oldest = max([*ages.values(), config.pool.max_staleness])
     counts = [[0] * (oldest + 1) for _ in range(config.episode.s_max + 1)]
-    for cell, count in now.depth_by_version.items():
-        counts[cell[0]][ages[cell]] += count
-    most = max(max(row) for row in counts)
+    for (depth, version), count in now.depth_by_version.items():
+        counts[depth][ages[version]] += count
+    most, fullest = max(map(max, counts)), max(map(sum, counts))
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("depth", justify="right")
-    for age in range(oldest + 1):
-        shown.add_column(str(age), justify="right")
-    shown.add_column("all", justify="right")
+    for name in ("depth", *map(str, range(oldest + 1)), "all"):
+        shown.add_column(name, justify="right")
     shown.add_column("")
-    fullest = max(sum(row) for row in counts)
     for depth, row in enumerate(counts):
         cells = [Text(f" {count or '·'} ", style=_shade(count, most)) for count in row]
         shown.add_row(str(depth), *cells, str(sum(row)), _bar(sum(row), fullest))
@@ -239,7 +229,7 @@ def _does(status: WorkerStatus) -> Text:
 
 
 def ledger(counts: Ledger) -> Text:
-    """The ledger in two lines, and whether it closes."""
+    """In two lines, and whether it closes."""
     closes = "[green]closes[/]" if counts.closes else "[bold red]DOES NOT CLOSE[/]"
     return Text.from_markup(
         f"finished {counts.finished} = buffered {counts.buffered} + claimed {counts.claimed} "

@@ -1,13 +1,10 @@
-"""`cusearch buffer ls|peek|export CONFIG`: inspect single trajectories of a live run.
-
-`requeue`, `quarantine`, `pause` and `resume` change the run.
-"""
+"""`cusearch buffer ls|peek|export CONFIG`: inspect single trajectories of a live run. `requeue`, `quarantine`, `pause`
+and `resume` change the run."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from rich.text import Text
 
 from cusearch_async.cli.parts.arguments import add_config, add_trust, at_least, finite
 from cusearch_async.cli.parts.opening import open_run
+from cusearch_async.cli.parts.page import spans
 from cusearch_async.cli.parts.terminal import cut, plain, visible
 from cusearch_async.config import CONFIG_HELP, Config, load_config
 from cusearch_async.errors import ConfigError
@@ -44,7 +42,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     export = actions.add_parser("export", help="write buffered trajectories as JSON lines")
     for action in (listing, export):
         add_config(action)
-        _add_filter(action)
+        action.add_argument("--depth", type=at_least(0), help="only this search depth")
+        action.add_argument("--min-staleness", type=at_least(0), help="at least this many steps behind the learner")
+        action.add_argument("--min-reward", type=finite, help="at least this reward")
+        action.add_argument("--max-reward", type=finite, help="at most this reward")
+        action.add_argument("--text", help="text in the question (case-insensitive)")
     listing.add_argument("--limit", type=at_least(1), default=20, help="most rows to show (20)")
     export.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
     peek = actions.add_parser("peek", help="show one trajectory: turns, passages, mask, log-probabilities")
@@ -62,20 +64,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_filter(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--depth", type=at_least(0), help="only this search depth")
-    parser.add_argument("--min-staleness", type=at_least(0), help="at least this many steps behind the learner")
-    parser.add_argument("--min-reward", type=finite, help="at least this reward")
-    parser.add_argument("--max-reward", type=finite, help="at most this reward")
-    parser.add_argument("--text", help="text in the question (case-insensitive)")
-
-
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     config = load_config(arguments.config, overrides)
-    actions = {
-        **{"ls": ls, "export": export, "peek": peek, "requeue": requeue, "quarantine": quarantine},
-        **{"pause": admit, "resume": admit},
-    }
+    actions = {"ls": ls, "export": export, "peek": peek, "requeue": requeue, "quarantine": quarantine}
+    actions |= {"pause": admit, "resume": admit}
     asyncio.run(actions[arguments.action](config, arguments))
 
 
@@ -123,7 +115,6 @@ async def export(config: Config, arguments: argparse.Namespace) -> None:
 
 
 def as_json(trajectory: Trajectory) -> dict[str, Any]:
-    """All fields of a trajectory; arrays become lists."""
     values = {name: getattr(trajectory, name) for name in Trajectory.__slots__}
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
@@ -134,9 +125,8 @@ async def peek(config: Config, arguments: argparse.Namespace) -> None:
     async with open_run(config) as buffer:
         found = await buffer.fetch(arguments.trajectory)
     if found is None:
-        raise ConfigError(
-            f"run {config.run.name!r} has no trajectory {arguments.trajectory!r}; `cusearch buffer ls` lists them"
-        )
+        name = arguments.trajectory
+        raise ConfigError(f"run {config.run.name!r} has no trajectory {name!r}; `cusearch buffer ls` lists them")
     trajectory, fields = found
     tokenizer = load_tokenizer(config.model.location)
     console = Console()
@@ -166,26 +156,21 @@ def overview(trajectory: Trajectory, fields: dict[str, str]) -> Table:
 
 def turns(trajectory: Trajectory, tokenizer: Any) -> list[Panel]:
     """The prompt, the model's turns and the observations, one box each."""
-    panels = []
-    place = sampled_before = 0
-    for is_sampled, run_of in itertools.groupby(trajectory.sampled.tolist()):
-        length = len(list(run_of))
-        ids = trajectory.token_ids[place : place + length].tolist()
-        if is_sampled:
-            logprobs = trajectory.logprobs[sampled_before : sampled_before + length]
-            title = f"model: {length} tokens, trained on; mean log-probability {logprobs.mean():.2f}"
-            panels.append(Panel(marked(ids, logprobs, tokenizer), title=title, border_style="green"))
-            sampled_before += length
+    panels, logprobs = [], trajectory.logprobs
+    for author, ids in spans(trajectory):
+        if author == "model":
+            own, logprobs = logprobs[: len(ids)], logprobs[len(ids) :]
+            title = f"model: {len(ids)} tokens, trained on; mean log-probability {own.mean():.2f}"
+            panels.append(Panel(marked(ids, own, tokenizer), title=title, border_style="green"))
         else:
-            style, who = (PROMPT, "prompt") if place == 0 else (ENVIRONMENT, "environment")
+            style = PROMPT if author == "prompt" else ENVIRONMENT
             text = plain(tokenizer.decode(ids, skip_special_tokens=False).strip(), style)
-            panels.append(Panel(text, title=f"{who}: {length} tokens, masked", border_style=style))
-        place += length
+            panels.append(Panel(text, title=f"{author}: {len(ids)} tokens, masked", border_style=style))
     return panels
 
 
 def marked(ids: list[int], logprobs: np.ndarray[Any, Any], tokenizer: Any) -> Text:
-    """The text of a turn, with unlikely tokens underlined."""
+    """The text of a turn; unlikely tokens are underlined."""
     text, before, is_unlikely = Text(), "", False
     for count, logprob in enumerate(logprobs, start=1):
         # A piece is what this token adds to the text. Tokens that end inside a character wait for the rest of it.
@@ -203,9 +188,8 @@ async def requeue(config: Config, arguments: argparse.Namespace) -> None:
     async with open_run(config) as buffer:
         is_reopened = await buffer.reopen(arguments.ticket)
     if not is_reopened:
-        raise ConfigError(
-            f"ticket {arguments.ticket} is not leased and has no incomplete group; `cusearch buckets` shows the groups"
-        )
+        text = f"ticket {arguments.ticket} is not leased and has no incomplete group"
+        raise ConfigError(f"{text}; `cusearch buckets` shows the groups")
     log.info("ticket %d is requeued", arguments.ticket)
 
 

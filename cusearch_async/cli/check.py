@@ -1,53 +1,41 @@
-"""`cusearch check CONFIG`: checks a config before anything is started: lengths, memory, time, files, services. Without
-a config it looks at this machine, and names the command that fixes what is wrong with it.
+"""`cusearch check CONFIG`: checks a config before anything is started: lengths, memory, files, services. Without a
+config it checks this machine, and names the command that fixes what is wrong with it.
 
-An error of a config is a setting that can never work. What is missing now (a download, a service), and a host or a disk
-that is too small, is reported, but is not an error: the run may be on another machine. Status 1 if anything is an
-error.
-"""
+An error of a config is a setting that can never work; the status is then 1. What is missing now (a download, a
+service), and a host or a disk that is too small, is no error: the run may be on another machine."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 
 from rich.console import Console
 
-from cusearch_async.cli.parts.arguments import add_config
-from cusearch_async.cli.preflight import gpus, machine, memory, sources, workload
+from cusearch_async.cli.parts.arguments import add_config, parsed
+from cusearch_async.cli.preflight import gpus, machine, memory, sizing, sources, workload
 from cusearch_async.cli.preflight.finding import Finding, table
 from cusearch_async.cli.preflight.gpus import Device, device_of
 from cusearch_async.cli.preflight.shapes import ModelShape, shape_of
 from cusearch_async.config import Config, load_config
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, first_line
 
-UNCOUNTED = "memory and time"
+GPU_MEMORY = "GPU memory"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser, without="this machine")
-    parser.add_argument(
-        "--gpu-gib", type=_gib, help="memory of one GPU, in GiB (of the GPU that is here, else run.gpu_gib, else 80)"
-    )
+    size = parsed(float, lambda gib: 0 < gib < math.inf, "a size in GiB, like 80")
+    text = "memory of one GPU, in GiB (of the GPU that is here, else run.gpu_gib, else 80)"
+    parser.add_argument("--gpu-gib", type=size, help=text)
     parser.set_defaults(run=run)
-
-
-def _gib(text: str) -> float:
-    try:
-        gib = float(text)
-    except ValueError:
-        gib = 0.0
-    if not 0 < gib < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a size in GiB, like 80, got {text!r}")
-    return gib
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if overrides and not arguments.config:
-        raise ConfigError(
-            f"{overrides[0]} is a setting of a config; name one: `cusearch check CONFIG {overrides[0]} …`"
-        )
+        name = overrides[0]
+        raise ConfigError(f"{name} is a setting of a config; name one: `cusearch check CONFIG {name} …`")
     console = Console()
     if arguments.config:
         config = load_config(arguments.config, overrides)
@@ -56,8 +44,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     else:
         findings, shape, device = list(machine.examine()), None, None
     console.print(table(findings))
-    is_counted = not any(finding.what == UNCOUNTED for finding in findings)
-    if shape is not None and device is not None and is_counted:
+    if shape is not None and device is not None and any(finding.what == GPU_MEMORY for finding in findings):
         console.print(memory.stages(config, shape, device.bytes))
     if any(finding.status == "error" for finding in findings):
         sys.exit(1)
@@ -84,24 +71,19 @@ def check(config: Config, shape: ModelShape | None, device: Device | None) -> It
 
 
 def _fits(config: Config, shape: ModelShape, device: Device | None) -> Iterator[Finding]:
-    """Memory, disk and time, by the shape of the model."""
-    from cusearch_async.cli.preflight.activations import why_not_counted  # noqa: PLC0415  (imports torch)
-
-    uncounted = why_not_counted(shape, config.model.dtype)
-    if uncounted is not None:
-        text = (
-            f"cannot be computed for {config.model.path!r}, a {shape.config.model_type} ({uncounted}); watch the GPUs"
-        )
-        yield Finding("not reachable", UNCOUNTED, text)
+    try:
+        sizing.learner_memory(shape, config, sizing.forward_tokens(config))
+    except Exception as error:  # the model's own code may raise anything where its tensors have no memory
+        what = f"{config.model.path!r}, a {shape.config.model_type} ({first_line(error)})"
+        yield Finding("not reachable", "memory", f"cannot be computed for {what}; watch the GPUs")
         return
     if config.learner.lora.rank:
         yield memory.adapter(config, shape)
     if device is None:
         yield memory.memory_on_cpu(config, shape)
     else:
-        yield Finding("ok", "GPU memory", f"{device.gib:.4g} GiB ({device.source})")
+        yield Finding("ok", GPU_MEMORY, f"{device.gib:.4g} GiB ({device.source})")
         yield memory.learner_memory(config, shape, device.bytes)
         yield memory.worker_memory(config, shape, device.bytes)
         yield memory.host_memory(config, shape)
-        yield from memory.step_time(config, shape)
     yield from memory.disk(config, shape)

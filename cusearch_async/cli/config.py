@@ -1,6 +1,4 @@
-"""`cusearch config [CONFIG]`: prints every setting, its value and its meaning, as in docs/configuration.md.
-
-With --schema it prints the JSON schema of a config, so that editors can complete and check it."""
+"""`cusearch config [CONFIG]`: prints every setting, its value and its meaning, or with --schema the JSON schema."""
 
 from __future__ import annotations
 

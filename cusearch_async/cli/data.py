@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,19 +16,19 @@ from rich.table import Table
 from cusearch_async.cli.parts.arguments import add_trust
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, load_config
-from cusearch_async.environments import NoSearch
+from cusearch_async.data.checking import Checked, asked_in, known_of, overlap, read_all, warnings_of
+from cusearch_async.data.files import refuse_ending, write_questions
+from cusearch_async.data.questions import load_questions
+from cusearch_async.environments import Environment, NoSearch
 from cusearch_async.errors import EpisodeFailed
 from cusearch_async.files import refuse_unwritable, writing_output
-
-if TYPE_CHECKING:
-    from cusearch_async.data.checking import Checked
-    from cusearch_async.environments import Environment
-    from cusearch_async.types import Question
+from cusearch_async.rollout import prompting
+from cusearch_async.types import Question
 
 SHOWN = 20
 """Most problems of a file that are printed."""
 SAMPLES = 3
-"""Questions of a file that are printed as they are asked."""
+"""Questions of a file that are printed with their prompts."""
 FILES = ".parquet, .jsonl, .json, .csv or .tsv, or hf:OWNER/NAME/FILE"
 
 
@@ -36,15 +36,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = actions.add_parser("check", help="report problems, by row; exit with status 1 if there are any")
     check.add_argument("sources", nargs="+", metavar="FILE", help=FILES)
-    check.add_argument(
-        "--config",
-        type=Path,
-        nargs="+",
-        help="also check that the questions fit into this run's prompts, with its model and template",
-    )
-    check.add_argument(
-        "--against", nargs="+", metavar="FILE", help="also report questions that these held-out files ask, too"
-    )
+    fit = "also check that the questions fit into this run's prompts, with its model and template"
+    check.add_argument("--config", type=Path, nargs="+", help=fit)
+    overlapping = "also report questions that these held-out files contain, too"
+    check.add_argument("--against", nargs="+", metavar="FILE", help=overlapping)
     add_trust(check)
     check.set_defaults(run=check_files)
     convert = actions.add_parser("convert", help="write questions in Search-R1's schema")
@@ -54,8 +49,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    from cusearch_async.data.checking import asked_in, read_all  # noqa: PLC0415  (pyarrow is slow)
-
     console = Console()
     frame = frame_of(arguments.config, overrides)
     compared = [read_all(source, "--against") for source in arguments.against or ()]
@@ -67,26 +60,20 @@ def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
     outcomes = [not any(one.problems for one in compared)]
     outcomes += [report(read_all(source, "data check"), frame, held_out, console) for source in arguments.sources]
     if frame.tokenizer is None:
-        console.print(
-            "lengths were not checked: they depend on the model and the template of a run; add --config CONFIG"
-        )
+        remedy = "they depend on the model and the template of a run; add --config CONFIG"
+        console.print(f"lengths were not checked: {remedy}")
     if not all(outcomes):
         sys.exit(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """How a run asks questions."""
+    """The settings of a run that decide its prompts."""
 
     config: Config
     environment: Environment
     tokenizer: Any
     """The policy's; None without a config."""
-
-    def prompt(self, question: Question) -> str:
-        """The text that is asked."""
-        said = self.environment.prompt(question)
-        return said.before + said.text + said.after
 
 
 def frame_of(files: Sequence[Path] | None, overrides: list[str]) -> Frame:
@@ -102,8 +89,6 @@ def frame_of(files: Sequence[Path] | None, overrides: list[str]) -> Frame:
 
 def report(found: Checked, frame: Frame, held_out: Mapping[str, str], console: Console) -> bool:
     """Print the contents and the problems of a file. True when it has questions and no problems."""
-    from cusearch_async.data.checking import known_of, overlap, warnings_of  # noqa: PLC0415
-
     questions, problems = found.questions, [*found.problems, *overlap(found, held_out)]
     console.print(str(found.path), style="bold", markup=False, highlight=False, soft_wrap=True)
     shown = Table(box=None, pad_edge=False)
@@ -136,27 +121,25 @@ def report(found: Checked, frame: Frame, held_out: Mapping[str, str], console: C
 
 
 def show_samples(questions: Sequence[Question], frame: Frame, console: Console) -> None:
-    """Some questions from all over the file, as they are asked and scored."""
+    """Some questions from all over the file, with their prompts and gold answers."""
     last = len(questions) - 1
     for place in sorted({round(last * part / (SAMPLES - 1)) for part in range(SAMPLES)} if questions else ()):
         question = questions[place]
         console.print(plain(question.id, "bold"))
-        console.print(plain(frame.prompt(question).strip(), "dim"))
+        prompt = frame.environment.prompt(question)
+        console.print(plain(f"{prompt.before}{prompt.text}{prompt.after}".strip(), "dim"))
         console.print(plain(f"gold answers: {' | '.join(question.answers)}"))
 
 
 def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], list[tuple[str, str]]]:
     """Tokens of every prompt, and (question id, problem) for each question that a run would refuse."""
-    from cusearch_async.rollout.prompting import build_prompt  # noqa: PLC0415
-
     most = frame.config.episode.max_prompt_tokens
     lengths, refused = [], []
     for question in questions:
         asked = replace(question, environment=frame.config.evaluated_in)
         try:
-            length = len(
-                build_prompt(frame.tokenizer, frame.environment.prompt(asked), frame.config.model.chat_template)
-            )
+            prompt = frame.environment.prompt(asked)
+            length = len(prompting.build_prompt(frame.tokenizer, prompt, frame.config.model.chat_template))
         except EpisodeFailed as error:
             refused.append((question.id, str(error)))
             continue
@@ -167,9 +150,6 @@ def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], 
 
 
 def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
-    from cusearch_async.data.files import refuse_ending, write_questions  # noqa: PLC0415
-    from cusearch_async.data.questions import load_questions  # noqa: PLC0415
-
     refuse_ending(arguments.output, "--output")
     refuse_unwritable(arguments.output, "--output")
     questions = load_questions(arguments.sources)

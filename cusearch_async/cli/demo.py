@@ -19,6 +19,7 @@ from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import read_ledger, refuse_if_alive
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import BufferUnavailable, ConfigError, ProcessDied
+from cusearch_async.evaluation.scoring import Scores
 from cusearch_async.lifecycle.children import free_port
 from cusearch_async.run import folder as run_folder
 from cusearch_async.training.checkpoint import Checkpoint
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         fleet.start_services()
         live.print_inspection_commands(config, console)
         screen = live.Screen(fleet, console)
-        before = evaluate(fleet, screen, config, config.model.location, "before")
+        before = evaluate(fleet, screen, config, config.model.location, "before", "scoring the starter policy")
         fleet.start_run(arguments.accept_changes)
         live.watch(fleet, config, console)
         ledger, counted = asyncio.run(read_ledger(config))
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         newest = live.whole_checkpoint(config)
         if newest is None:
             raise ProcessDied(f"the learner has ended without a checkpoint in {config.folder / 'checkpoints'}")
-        after = evaluate(fleet, screen, config, str(newest.path / "model"), "after")
+        after = evaluate(fleet, screen, config, str(newest.path / "model"), "after", "scoring the trained policy")
     summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
     finish(config, newest, before, after, summary, console)
 
@@ -76,34 +77,23 @@ def with_own_redis(config: Config) -> Config:
     return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url})})
 
 
-def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, name: str) -> dict[str, dict[str, float]]:
-    """Score a model in a separate process."""
+def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, name: str, what: str) -> Scores:
     output, process = config.folder / f"eval_{name}.json", f"eval_{name}"
-    what = {"before": "scoring the starter policy", "after": "scoring the trained policy"}[name]
     fleet.start_command(process, "eval", options=["--checkpoint", model, "--output", str(output)])
     screen.wait(lambda: f"{what} on held-out questions", lambda: fleet.has_ended(process), lambda: [])
     fleet.stop(process)
-    scores: dict[str, dict[str, float]] = json.loads(output.read_text(encoding="utf-8"))["scores"]
+    scores: Scores = json.loads(output.read_text(encoding="utf-8"))["scores"]
     return scores
 
 
 def finish(
-    config: Config,
-    newest: Checkpoint,
-    before: dict[str, dict[str, float]],
-    after: dict[str, dict[str, float]],
-    summary: dict[str, Any],
-    console: Console,
+    config: Config, newest: Checkpoint, before: Scores, after: Scores, summary: dict[str, Any], console: Console
 ) -> None:
     """Write summary.json; print the scores before and after, and where the results are."""
-    summary = {
-        "em_before": before["all"]["em"],
-        "em_after": after["all"]["em"],
-        "depth_before": before["all"]["depth"],
-        "depth_after": after["all"]["depth"],
-        "by_category": {name: {"before": before[name], "after": after[name]} for name in before},
-        **summary,
-    }
+    sides = {"before": before, "after": after}
+    figures = {f"{key}_{side}": scores["all"][key] for key in ("em", "depth") for side, scores in sides.items()}
+    by_category = {name: {side: scores[name] for side, scores in sides.items()} for name in before}
+    summary = {**figures, "by_category": by_category, **summary}
     path = config.folder / run_folder.SUMMARY
     path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
     console.print(comparison(before, after))
@@ -115,7 +105,7 @@ def finish(
     console.print(f"{'summary':<8} {path}", soft_wrap=True)
 
 
-def comparison(before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> Table:
+def comparison(before: Scores, after: Scores) -> Table:
     shown = Table(title="held-out cities, greedy: before → after")
     shown.add_column("questions with")
     for name in ("n", "reward", "EM", "search depth"):

@@ -1,8 +1,7 @@
 """`cusearch eval CONFIG`: scores a policy on held-out questions through the agent loop, greedy by default.
 
---samples, --probe and --against say where its answers come from, and whether another policy is better. With --output
-NAME.json it writes all to that file, tables to NAME.md, and readable episodes to NAME.html.
-"""
+--samples, --probe and --against show where its answers come from, and whether another policy is better. With --output
+NAME.json it writes all to that file, and readable episodes to NAME.html."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import argparse
 import asyncio
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,27 +19,27 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.cli.parts import page
-from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.cli.parts.arguments import add_config, at_least, parsed
 from cusearch_async.cli.parts.passes import run_passes_with
 from cusearch_async.cli.parts.terminal import plain
-from cusearch_async.config import Config, load_config
+from cusearch_async.config import Config, JudgeConfig, load_config
+from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.errors import ConfigError, JudgeFailed
 from cusearch_async.evaluation.conditions import as_line, conditions, full_name, suite_of
+from cusearch_async.evaluation.probing import Mode, Pass, PassResult
+from cusearch_async.evaluation.scoring import Scores, summarize
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
+from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.types import Question, Trajectory
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
+if TYPE_CHECKING:  # they need packages of an extra
     from cusearch_async.evaluation.findings import Paired, Samples
     from cusearch_async.evaluation.judge import Verdicts
-    from cusearch_async.evaluation.probing import Mode, Pass, PassResult
-    from cusearch_async.evaluation.scoring import Scores
-    from cusearch_async.types import Question, Trajectory
 
-    Play = Callable[[str, Sequence[Pass]], Awaitable[list[PassResult]]]
-
+RunPasses = Callable[[str, Sequence[Pass]], Awaitable[list[PassResult]]]
+"""Runs passes with the model of a path."""
 COLUMNS = {
     "em": "EM",
     "sub_em": "sub-EM",
@@ -55,31 +54,29 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser, looks=False)
     parser.add_argument("--checkpoint", help="model folder or Hub id to score; default: model.path of the config")
     parser.add_argument("--suite", help="benchmarks or question files, separated by commas; default: eval.suite")
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, help="sampling temperature; 0, the default, is greedy"
-    )
-    parser.add_argument("--samples", type=int, default=0, help="also so many samples per question: pass@k, agreement")
-    parser.add_argument("--probe", action="store_true", help="also without the evidence, and without any search engine")
+    temperature = parsed(float, lambda value: 0 <= value < math.inf, "a finite number of at least 0")
+    text = "sampling temperature; 0, the default, is greedy"
+    parser.add_argument("--temperature", type=temperature, default=0.0, help=text)
+    text = "also sample so many answers per question (pass@k, agreement)"
+    parser.add_argument("--samples", type=at_least(0), default=0, help=text)
+    parser.add_argument("--probe", action="store_true", help="also score with gold passages blocked, and closed-book")
     parser.add_argument("--against", help="another model to score on the same questions, and to compare with")
-    parser.add_argument(
-        "--output", type=Path, help="write the scores to this .json file, and a .md and a .html next to it"
-    )
+    parser.add_argument("--output", type=Path, help="write the scores to this .json file, and a .html next to it")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Raises: ConfigError; JudgeFailed, after all else is written when the judge fails behind the episodes."""
+    """Raises: ConfigError; JudgeFailed, after all else is written when the judge fails after the episodes."""
     if arguments.suite:
         if any(word.partition("=")[0] == "--eval.suite" for word in overrides):
             raise ConfigError("--suite and --eval.suite are the same setting; give one of them")
         overrides = [*overrides, "--eval.suite", json.dumps(arguments.suite.split(","))]
     config = load_config(arguments.config, overrides)
-    if arguments.samples < 0:
-        raise ConfigError(f"--samples must be >= 0, got {arguments.samples}")
-    if not 0 <= arguments.temperature < math.inf:
-        raise ConfigError(f"--temperature must be >= 0 and finite, got {arguments.temperature}; 0 is greedy")
-    if arguments.output:
-        prepare(arguments.output)
+    output: Path | None = arguments.output
+    if output:
+        if output.suffix != ".json":
+            raise ConfigError(f"--output must be a .json file, got {output}; a .html is written next to it")
+        refuse_unwritable(output, "--output")
     configure_process([])
     refuse_idle_cuda()
     model = arguments.checkpoint or config.model.location
@@ -93,59 +90,58 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console.print(table(report.scores, report.title))
     for line in report.lines():
         console.print(plain(line), soft_wrap=True)
-    if arguments.output:
-        write(arguments.output, report, model)
+    if output:
+        write(output, report, model)
     if report.judge_failed:
         raise JudgeFailed(report.judge_failed)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found out of a policy."""
+    """The findings about a policy."""
 
     title: str
     scores: Scores
     episodes: Sequence[Trajectory]
     conditions: dict[str, str | int | float]
-    """What the scores belong to; see evaluation/conditions.py."""
+    """See evaluation/conditions.py."""
     recall: float | None
     """Mean share of the evidence that was found; None where no question names its evidence."""
     samples: Samples | None
     probes: dict[str, Scores]
     """Scores of the other modes."""
     found: list[str]
-    """What the probes say, in words."""
+    """The result of the probes, in words."""
     against: Paired | None
     against_name: str
     verdicts: Verdicts | None
-    """Of the judge."""
     judge_failed: str
-    """Why there are no verdicts of a judge that was asked; empty if it was not, or did not fail."""
+    """Why there are no verdicts of the judge; empty if it was not asked, or did not fail."""
 
     def lines(self) -> list[str]:
-        said = [as_line(self.conditions)]
+        lines = [as_line(self.conditions)]
         if self.recall is not None:
-            said.append(f"retrieval recall {self.recall:.3f} of the evidence")
+            lines.append(f"retrieval recall {self.recall:.3f} of the evidence")
         for mode, scores in self.probes.items():
-            said.append(f"{mode}: EM {_figure(scores['all'], 'em')}, depth {scores['all']['depth']:.2f}")
+            lines.append(f"{mode}: EM {_figure(scores['all'], 'em')}, depth {scores['all']['depth']:.2f}")
         if self.samples is not None:
-            said.append(_of_samples(self.samples))
+            lines.append(_of_samples(self.samples))
         if self.verdicts is not None:
             name, unreadable = self.verdicts.model or "the judge", self.verdicts.unreadable
-            said.append(
-                f"judged by {name}: {self.verdicts.right:.3f} right; exact match says the same of "
+            lines.append(
+                f"judged by {name}: {self.verdicts.right:.3f} right; exact match agrees on "
                 f"{self.verdicts.agrees_with_em:.3f}"
-                + (f"; no verdict on {unreadable:.3f}, where it says neither yes nor no" if unreadable else "")
+                + (f"; no verdict on {unreadable:.3f}, where it answers neither yes nor no" if unreadable else "")
             )
         if self.judge_failed:
-            said.append(f"no verdicts: {self.judge_failed}")
+            lines.append(f"no verdicts: {self.judge_failed}")
         if self.against is not None:
             one = self.against
-            said.append(
+            lines.append(
                 f"less {self.against_name}: EM {one.difference:+.3f} [{one.interval[0]:+.3f}, {one.interval[1]:+.3f}], "
                 f"p = {one.p:.2g} (exact McNemar; {one.only_first} questions only here, {one.only_second} only there)"
             )
-        return said + self.found
+        return lines + self.found
 
     def as_json(self) -> dict[str, Any]:
         parts = {"samples": self.samples, "against": self.against, "judge": self.verdicts}
@@ -165,16 +161,13 @@ def _of_samples(samples: Samples) -> str:
 
 
 async def scored(config: Config, model: str, arguments: argparse.Namespace) -> Report:
-    """Play with the config's retriever, and summarise. Raises: ConfigError; JudgeFailed before any episode."""
-    # vLLM and torch are loaded only by the commands that use them.
-    from cusearch_async.data.questions import load_eval_questions  # noqa: PLC0415
-    from cusearch_async.evaluation.judge import try_judge  # noqa: PLC0415
-    from cusearch_async.retrieval.client import SearchClient  # noqa: PLC0415
-
+    """Run with the config's retriever, and summarise. Raises: ConfigError; JudgeFailed before any episode."""
     questions = load_eval_questions(config)
     if arguments.probe and not any(question.evidence for question in questions):
         raise ConfigError("--probe needs questions that name their evidence, and none of these does")
     if config.eval.judge.url:
+        from cusearch_async.evaluation.judge import try_judge  # noqa: PLC0415  (of an extra)
+
         await try_judge(config.eval.judge)
     async with SearchClient.open(config) as search:
         if config.uses_retriever:
@@ -183,21 +176,18 @@ async def scored(config: Config, model: str, arguments: argparse.Namespace) -> R
 
 
 async def evaluated(
-    config: Config, model: str, arguments: argparse.Namespace, questions: Sequence[Question], play: Play
+    config: Config, model: str, arguments: argparse.Namespace, questions: Sequence[Question], run_passes: RunPasses
 ) -> Report:
-    """`play` plays passes with the model of a path."""
-    from cusearch_async.evaluation import findings  # noqa: PLC0415
-    from cusearch_async.evaluation.probing import Pass  # noqa: PLC0415
-    from cusearch_async.evaluation.scoring import summarize  # noqa: PLC0415
+    from cusearch_async.evaluation import findings  # noqa: PLC0415  (of an extra)
 
     modes: tuple[Mode, ...] = ("full", "closed", "blocked") if arguments.probe else ("full",)
     passes = [Pass(questions, arguments.temperature, mode) for mode in modes]
     sampled = max(arguments.samples, 4 if arguments.probe else 0)
-    played = await play(model, [*passes, *[Pass(questions, config.episode.temperature)] * sampled])
-    of_mode = dict(zip(modes, played[: len(modes)], strict=True))
-    samples, full = played[len(modes) :], of_mode["full"]
-    other = await play(arguments.against, passes[:1]) if arguments.against else []
-    verdicts, judge_failed = await _judged(config, full.episodes)
+    results = await run_passes(model, [*passes, *[Pass(questions, config.episode.temperature)] * sampled])
+    of_mode = dict(zip(modes, results[: len(modes)], strict=True))
+    samples, full = results[len(modes) :], of_mode["full"]
+    other = await run_passes(arguments.against, passes[:1]) if arguments.against else []
+    verdicts, judge_failed = await _judged(config.eval.judge, full.episodes)
     known = [share for share in full.recall if share is not None]
     how = "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
     named: dict[str, str | int | float] = {**conditions(config, model, questions, how)}
@@ -206,6 +196,9 @@ async def evaluated(
         named["samples_temperature"] = config.episode.temperature
     if arguments.against:
         named["against"] = full_name(arguments.against)
+    found = []
+    if arguments.probe:
+        found = findings.findings(questions, full, of_mode["closed"], of_mode["blocked"], samples, metric)
     return Report(
         title=f"{full_name(model)}: {len(questions)} questions of {suite_of(config)}, {how}",
         scores=summarize(full.episodes, questions, metric),
@@ -214,9 +207,7 @@ async def evaluated(
         recall=sum(known) / len(known) if known else None,
         samples=findings.summarize_samples([one.episodes for one in samples], metric) if samples else None,
         probes={mode: summarize(of_mode[mode].episodes, questions, metric) for mode in modes[1:]},
-        found=findings.findings(questions, full, of_mode["closed"], of_mode["blocked"], samples, metric)
-        if arguments.probe
-        else [],
+        found=found,
         against=findings.compare_paired(full.em, other[0].em) if other else None,
         against_name=full_name(arguments.against or ""),
         verdicts=verdicts,
@@ -224,36 +215,30 @@ async def evaluated(
     )
 
 
-async def _judged(config: Config, episodes: Sequence[Trajectory]) -> tuple[Verdicts | None, str]:
-    """The judge's verdicts, or why there are none: what was played is not lost with them."""
-    from cusearch_async.evaluation.judge import judge  # noqa: PLC0415
+async def _judged(settings: JudgeConfig, episodes: Sequence[Trajectory]) -> tuple[Verdicts | None, str]:
+    """The judge's verdicts, or why there are none: the episodes are not lost with them."""
+    if not settings.url:
+        return None, ""
+    from cusearch_async.evaluation import judge  # noqa: PLC0415  (of an extra)
 
-    verdicts, failed = None, ""
+    failed = ""
     try:
-        verdicts = await judge(config.eval.judge, episodes) if config.eval.judge.url else None
+        return await judge.judge(settings, episodes), ""
     except* JudgeFailed as group:
         failed = str(group.exceptions[0])
-    return verdicts, failed
-
-
-def prepare(output: Path) -> None:
-    """Check before the episodes are played that the output can be written. Raises: ConfigError."""
-    if output.suffix != ".json":
-        raise ConfigError(f"--output must be a .json file, got {output}; a .md and a .html are written next to it")
-    refuse_unwritable(output, "--output")
+    return None, failed
 
 
 def write(output: Path, report: Report, model: str) -> None:
-    """All as JSON, tables and findings in Markdown, and episodes as a page."""
-    from cusearch_async.models import load_tokenizer  # noqa: PLC0415
+    """All as JSON, and episodes as a page."""
+    from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
 
-    said = "".join(f"\n- {line}" for line in report.lines())
-    rows = [["category", "n", *COLUMNS.values()], *_cells(report.scores)]
+    cells = [[name, str(s["count"]), *(_figure(s, column) for column in COLUMNS)] for name, s in report.scores.items()]
+    rows = [["category", "n", *COLUMNS.values()], *cells]
     episodes = page.page(report.episodes, load_tokenizer(model), rows, report.title)
     with writing_output(output, "--output"):
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(report.as_json(), indent=1), encoding="utf-8")
-        output.with_suffix(".md").write_text(markdown(report.scores, report.title) + said + "\n", encoding="utf-8")
         output.with_suffix(".html").write_text(episodes, encoding="utf-8")
 
 
@@ -270,18 +255,6 @@ def table(scores: Scores, title: str) -> Table:
         style = "bold" if category == "all" else None
         shown.add_row(plain(category), str(s["count"]), em, *others, style=style)
     return shown
-
-
-def markdown(scores: Scores, title: str) -> str:
-    header = ["category", "n", *COLUMNS.values()]
-    rows = [header, ["---", *["---:"] * (len(header) - 1)], *_cells(scores)]
-    lines = ("| " + " | ".join(row) + " |" for row in rows)
-    return f"# {title}\n\n" + "\n".join(lines) + "\n\nMeans, with their 95 % bootstrap intervals in brackets.\n"
-
-
-def _cells(scores: Scores) -> list[list[str]]:
-    """A row of texts per category."""
-    return [[category, str(s["count"]), *(_figure(s, name) for name in COLUMNS)] for category, s in scores.items()]
 
 
 def _figure(score: dict[str, Any], name: str) -> str:

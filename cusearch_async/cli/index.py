@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from cusearch_async.cli.parts.arguments import add_config
 from cusearch_async.config import load_config
@@ -33,18 +33,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
     console = Console()
     started = time.monotonic()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        reading = progress.add_task("reading (bytes)", total=None)
-        corpus = Corpus(
-            Path(settings.corpus), lambda done, total: progress.update(reading, completed=done, total=total)
-        )
+    with Progress(console=console) as progress:
+        read = progress.add_task("reading (bytes)", total=None)
+        corpus = Corpus(Path(settings.corpus), lambda done, total: progress.update(read, completed=done, total=total))
         making = progress.add_task(f"indexing ({settings.backend})", total=len(corpus))
         indexing.build(corpus, settings.index, settings, lambda done, total: progress.update(making, completed=done))
     console.print(f"{len(corpus)} passages indexed in {settings.index} in {time.monotonic() - started:.0f} s")

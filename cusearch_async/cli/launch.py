@@ -14,6 +14,7 @@ from cusearch_async.cli.parts.arguments import add_accept_changes, add_config
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.cli.parts.opening import read_ledger, refuse_if_alive, refuse_other_run
 from cusearch_async.config import Config, load_config
+from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.errors import BufferLost
 from cusearch_async.metrics.files import read_scores
 from cusearch_async.run import folder as run_folder
@@ -27,9 +28,8 @@ log = logging.getLogger(__name__)
 def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser, looks=False)
     add_accept_changes(parser)
-    parser.add_argument(
-        "--take-over", action="store_true", help="replace the learner of a run that is alive, and add workers to it"
-    )
+    text = "replace the learner of a run that is alive, and add workers to it"
+    parser.add_argument("--take-over", action="store_true", help=text)
     parser.set_defaults(run=run)
 
 
@@ -52,7 +52,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         asyncio.run(refuse_other_run(config))
         if not arguments.take_over:
             asyncio.run(refuse_if_alive(config, "stop it first, or add --take-over to replace its learner"))
-    from cusearch_async.data.questions import load_eval_questions  # noqa: PLC0415
     from cusearch_async.processes.engines import check_policy  # noqa: PLC0415  (transformers only where it is needed)
 
     check_policy(config, config.model.location)
@@ -68,14 +67,13 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
     live.print_results(config, live.whole_checkpoint(config), console)
     if not summary["ledger"]["closes"]:
-        raise BufferLost(
-            f"the ledger of run {config.run.name} does not close; see above, and `cusearch buckets --ledger`"
-        )
+        remedy = "see above, and `cusearch buckets --ledger`"
+        raise BufferLost(f"the ledger of run {config.run.name} does not close; {remedy}")
 
 
 def is_complete(done: int, config: Config) -> bool:
     """Whether all steps are done and, with an evaluator, the last version is scored."""
-    scored = (
-        read_scores(config.folder / run_folder.SCORES, epochs_and_steps(config.folder)) if config.eval.every else []
-    )
-    return done >= config.run.steps and (not config.eval.every or (bool(scored) and scored[-1]["step"] >= done))
+    if done < config.run.steps or not config.eval.every:
+        return done >= config.run.steps
+    scored = read_scores(config.folder / run_folder.SCORES, epochs_and_steps(config.folder))
+    return bool(scored) and scored[-1]["step"] >= done

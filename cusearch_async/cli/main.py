@@ -40,19 +40,17 @@ COMMANDS = {
     "index": "build the index of retriever.corpus in the folder retriever.index",
     "data": "check question files, or write them in Search-R1's schema",
     "study": "make a grid of runs over several seeds, and report their differences with intervals",
-    "atlas": "the embedded world: make its facts and starter policy, check them",
+    "atlas": "the built-in toy task: rebuild or test its data and starter model",
     "redis": "start a Redis server for a run (every write is synced to disk)",
     "reset": "delete a run: its keys in Redis, its checkpoints, weights and metrics",
 }
 """Name -> line of help. The module of the same name in this folder adds the arguments to the parser and sets `run`."""
 
 WITHOUT_SETTINGS = ("study", "trace", "runs")
-"""Commands that read no config, so that a setting on their command line would mean nothing."""
+"""Commands that read no config: a setting on their command line is an error."""
 
 
 class Version(argparse.Action):
-    """Prints the version, which takes a call of git in a checkout."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from cusearch_async.version import full_version  # noqa: PLC0415  (only for this)
 
@@ -61,8 +59,7 @@ class Version(argparse.Action):
 
 
 def make_parser(typed: Collection[str] = tuple(COMMANDS)) -> Parser:
-    """The parser. Only commands whose names are in `typed` (the words of the command line) get their arguments; the
-    others are only listed."""
+    """Only commands in `typed` (the words of the command line) get their arguments; the others are only listed."""
     parser = Parser(
         prog="cusearch",
         description="Asynchronous reinforcement learning for search agents (CuSearch).",

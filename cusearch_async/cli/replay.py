@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -15,27 +14,20 @@ from cusearch_async.cli.parts.arguments import add_run_folder
 from cusearch_async.config import Config, with_overrides
 from cusearch_async.errors import ReplayDiffers
 from cusearch_async.lifecycle.placement import configure_process, count_sharers
-
-if TYPE_CHECKING:
-    from cusearch_async.replay.selection import Choice, RecordedStep
-    from cusearch_async.replay.update import ReplayedUpdate
+from cusearch_async.replay.selection import Choice, RecordedStep, checkpoint_before
+from cusearch_async.run.history import made_otherwise, start_now
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_run_folder(parser)
     parser.add_argument("--method", help="show what this method would have taken; its settings as --method.KEY VALUE")
-    parser.add_argument(
-        "--update",
-        action="store_true",
-        help="make the update again too, from the checkpoint before it, and compare metrics and weights",
-    )
+    text = "make the update again too, from the checkpoint before it, and compare metrics and weights"
+    parser.add_argument("--update", action="store_true", help=text)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Raises: ConfigError; ReplayDiffers when the step's own method does not choose as it did."""
-    from cusearch_async.replay.selection import RecordedStep  # noqa: PLC0415  (only where it is needed)
-
     step = RecordedStep.read(arguments.folder, arguments.step)
     console = Console()
     again = step.choose(step.config)
@@ -48,11 +40,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise ReplayDiffers(f"step {arguments.step} was not chosen as it would be now: see the table")
     console.print("the selection and its advantages are identical, bit for bit", soft_wrap=True)
     if arguments.update:
-        _report(_update(step, arguments.folder), step, console)
+        _update(step, arguments.folder, console)
 
 
 def _changed(recorded: Config, method: str | None, overrides: list[str]) -> Config:
-    """Another method has its own settings from `overrides` and its defaults: the recorded one's are no keys of it."""
+    """Another method has its settings from `overrides` and its defaults: the recorded one's are no keys of it."""
     values = recorded.model_dump(mode="json", exclude_none=True)
     if method and method != recorded.method.name:
         own = recorded.method.own_kind.model_fields
@@ -64,9 +56,8 @@ def _changed(recorded: Config, method: str | None, overrides: list[str]) -> Conf
 def _table(step: RecordedStep, choices: dict[str, Choice]) -> Table:
     pool = step.pool.trajectories
     recorded = set(step.record.selected)
-    shown = Table(
-        title=f"step {step.record.step}: {len(pool)} trajectories", title_justify="left", box=None, pad_edge=False
-    )
+    title = f"step {step.record.step}: {len(pool)} trajectories"
+    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
     shown.add_column("", no_wrap=True)
     for name in ("whole pool", *choices):
         shown.add_column(name, justify="right")
@@ -94,9 +85,8 @@ def _mean(values: np.ndarray[tuple[int], np.dtype[np.generic]]) -> str:
     return f"{values.mean():.3f}" if len(values) else "–"
 
 
-def _update(step: RecordedStep, folder: Path) -> ReplayedUpdate:
-    from cusearch_async.replay.selection import checkpoint_before  # noqa: PLC0415
-
+def _update(step: RecordedStep, folder: Path, console: Console) -> None:
+    """Raises: ReplayDiffers, with what differs between how the update was made and how it is made now."""
     checkpoint = checkpoint_before(folder, step.record.step, step.config.learner)
     configure_process(step.config.learner.cores, sharers=count_sharers(step.config))
     os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
@@ -109,19 +99,14 @@ def _update(step: RecordedStep, folder: Path) -> ReplayedUpdate:
     if step.start:
         torch.set_num_threads(step.start.computing.threads)
     learner = DeepSpeedLearner(step.config, Ranks(step.config.learner.collective_timeout_s))
-    return replay_update(step, folder, checkpoint, learner)
-
-
-def _report(found: ReplayedUpdate, step: RecordedStep, console: Console) -> None:
-    """Raises: ReplayDiffers, which says what the update is now made with that differs."""
-    number = step.record.step
+    found, number = replay_update(step, folder, checkpoint, learner), step.record.step
     differing = {name: values for name, values in found.metrics.items() if values[0] != values[1]}
     tensors = found.differing_tensors
-    weights = f"version {number + 1} is not kept, so the weights are not compared"
-    if tensors is not None:
-        weights = (
-            f"{len(tensors)} parameters differ from version {number + 1}" if tensors else "the weights are identical"
-        )
+    weights = "the weights are identical"
+    if tensors is None:
+        weights = f"version {number + 1} is not kept, so the weights are not compared"
+    elif tensors:
+        weights = f"{len(tensors)} parameters differ from version {number + 1}"
     same = len(found.metrics) - len(differing)
     console.print(f"update: {same} of {len(found.metrics)} metrics are identical; {weights}", soft_wrap=True)
     if not found.is_same:
@@ -133,9 +118,7 @@ def _report(found: ReplayedUpdate, step: RecordedStep, console: Console) -> None
 
 
 def _causes(step: RecordedStep) -> str:
-    """What the update is made with now, against what it was made with."""
-    from cusearch_async.run.history import made_otherwise, start_now  # noqa: PLC0415
-
+    """The difference between how the update is made now and how it was made."""
     before = step.start
     if before is None:
         return f"what it was made with is not known: starts/{step.record.epoch:04d}.json cannot be read"

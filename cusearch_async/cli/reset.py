@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         is_in_folder = (folder / "redis").exists() and not is_listening(config.redis.url)
         keys = 0 if is_in_folder else asyncio.run(count_keys(config))
         what = _describe(config, keys, is_in_folder)
-        if what is None:
+        if not what:
             log.info("run %s has no keys in Redis and no folder %s; nothing to delete", config.run.name, folder)
             return
         if folder.exists():
@@ -57,17 +57,17 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     log.info("deleted run %s: %s", config.run.name, what)
 
 
-def _describe(config: Config, keys: int, is_in_folder: bool) -> str | None:
-    """What will be deleted, in words; None when there is nothing."""
-    files = {folder: sum(path.is_file() for path in folder.rglob("*")) for folder in config.folders}
-    parts = [f"{keys} keys in Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]}"] if keys else []
-    if keys and not config.folder.exists():
-        parts[0] += f" (but there is no folder {config.folder}: is this your run?)"
-    for folder, count in files.items():
+def _describe(config: Config, keys: int, is_in_folder: bool) -> str:
+    """The things that will be deleted, in words; empty when there are none."""
+    parts = []
+    if keys:
+        strange = "" if config.folder.exists() else f" (but there is no folder {config.folder}: is this your run?)"
+        parts.append(f"{keys} keys in Redis at {urlsplit(config.redis.url).netloc.rpartition('@')[2]}{strange}")
+    for folder in config.folders:
         with_redis = " (its Redis, which is not running, too)" if is_in_folder and folder == config.folder else ""
-        if count:
+        if count := sum(path.is_file() for path in folder.rglob("*")):
             parts.append(f"{count} files in {folder}{with_redis}")
-    return ", ".join(parts) or None
+    return ", ".join(parts)
 
 
 def _confirmed(question: str) -> bool:
@@ -89,6 +89,5 @@ async def count_keys(config: Config) -> int:
 
 
 async def forget_keys(config: Config) -> int:
-    """Delete the run's keys in Redis. Returns how many there were."""
     async with open_buffer(config) as buffer:
         return await buffer.reset()

@@ -1,5 +1,5 @@
-"""`cusearch runs`: the runs in a folder; `runs compare RUN RUN...`: what differs, and their curves; `runs plot RUN...`:
-the plot of each, finished or not."""
+"""`cusearch runs`: the runs in a folder; `runs compare RUN RUN...`: their differences and curves; `runs plot RUN...`: a
+plot of each, finished or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cusearch_async.files import refuse_unwritable
 from cusearch_async.metrics.files import read_metrics, read_scores
 from cusearch_async.run import identity
 from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
-from cusearch_async.run.history import Start, made_otherwise, read_starts, read_stop
+from cusearch_async.run.history import Start, Stop, made_otherwise, read_starts, read_stop
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,6 @@ COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """What the folder of a run says of it."""
-
     folder: Path
     settings: dict[str, Any]
     starts: list[Start]
@@ -75,34 +73,32 @@ class KeptRun:
             return "not started"
         if self.error is not None:
             return FAILED
-        stop = read_stop(self.folder, self.starts[-1].epoch)
+        stop = self._stop()
         if stop is None:
             return "running or killed"
-        return f"{stop.outcome}, 0 trained" if self.has_trained_nothing else stop.outcome
+        # every selection is empty in a run whose episodes all fail
+        selected = [row.get("depth/selected") for row in self.rows]
+        has_trained = any(not isinstance(counts, list) or any(counts) for counts in selected)
+        return stop.outcome if has_trained else f"{stop.outcome}, 0 trained"
 
     @property
     def error(self) -> str | None:
-        """What ended the last learner; None when no error did."""
-        stop = read_stop(self.folder, self.starts[-1].epoch) if self.starts else None
+        """The error that ended the last learner; None when none did."""
+        stop = self._stop()
         return stop.outcome if stop and stop.step is None else None
 
-    @property
-    def has_trained_nothing(self) -> bool:
-        """Whether every step had an empty selection, as in a run whose episodes all fail."""
-        selected = [row.get("depth/selected") for row in self.rows]
-        return all(isinstance(counts, list) and not any(counts) for counts in selected)
+    def _stop(self) -> Stop | None:
+        return read_stop(self.folder, self.starts[-1].epoch) if self.starts else None
 
     @property
     def last_em(self) -> float | None:
         """Held-out, of the newest version that the evaluator or the demo has scored."""
         try:
-            em = self.scores[-1]["all"]["em"] if self.scores else self._summary()["em_after"]
-            return float(em)
+            if self.scores:
+                return float(self.scores[-1]["all"]["em"])
+            return float(json.loads((self.folder / SUMMARY).read_bytes())["em_after"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-
-    def _summary(self) -> Any:
-        return json.loads((self.folder / SUMMARY).read_bytes())
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -131,22 +127,17 @@ def list_runs(arguments: argparse.Namespace, _: list[str]) -> None:
         shown.add_column(name, justify="right" if is_number else "left", no_wrap=name not in ("run", "method"))
     errors = []
     for folder in folders:
-        cells, error = _row(folder, is_wide)
+        try:
+            run = KeptRun.read(folder)
+            cells, why = _cells(run, is_wide), run.error
+        except (ConfigError, OSError) as error:  # such a run hides no other
+            cells, why = [folder.name, *["–"] * (len(COLUMNS) - 2), "not readable"], first_line(error)
         shown.add_row(*map(cut, cells))
-        if error is not None:
-            errors.append(f"{folder.name} {FAILED}: {error}")
+        if why is not None:
+            errors.append(f"{folder.name} {FAILED}: {why}")
     console.print(shown)
     for line in errors:
         console.print(plain(line), soft_wrap=True)
-
-
-def _row(folder: Path, is_wide: bool) -> tuple[list[str], str | None]:
-    """Its cells, and why it failed or cannot be read: such a run hides no other."""
-    try:
-        run = KeptRun.read(folder)
-        return _cells(run, is_wide), run.error
-    except (ConfigError, OSError) as error:
-        return [folder.name, *["–"] * (len(COLUMNS) - 2), "not readable"], first_line(error)
 
 
 def _cells(run: KeptRun, is_wide: bool) -> list[str]:
@@ -186,19 +177,15 @@ def compare(arguments: argparse.Namespace, _: list[str]) -> None:
         for line in differences(first, other) or ["settings, packages, machine, code, data and model are the same"]:
             console.print(plain(f"  {line}"), soft_wrap=True)
     console.print(_figures(runs))
-    held_out = {str(run.folder): _held_out(run) for run in runs}
+    held_out = {
+        str(run.folder): [(row["step"], row["all"]["em"]) for row in run.scores if "all" in row] for run in runs
+    }
     draw_together({str(run.folder): run.rows for run in runs}, held_out, arguments.output)
     console.print(f"plot    {arguments.output}", soft_wrap=True)
 
 
-def _held_out(run: KeptRun) -> list[tuple[int, float]]:
-    """(version, EM) of what the evaluator has scored."""
-    return [(row["step"], row["all"]["em"]) for row in run.scores if "all" in row]
-
-
 def differences(first: KeptRun, other: KeptRun) -> list[str]:
-    """What is not the same in two runs, a line each: settings, then what they were made with; and what of it is not
-    known."""
+    """The differences between two runs, a line each: settings, then code, machine and data; and what is not known."""
     found = identity.differences(identity.texts_of(other.settings), identity.texts_of(first.settings))
     if not first.starts or not other.starts:
         return [*map(str, found), "packages, machine, code, data and model: not recorded by both runs"]

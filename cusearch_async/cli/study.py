@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from cusearch_async.cli.parts.arguments import at_least
 from cusearch_async.cli.parts.terminal import duration
 from cusearch_async.errors import ConfigError, RunInUse, StudyIncomplete
 from cusearch_async.files import write_file
@@ -27,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, help="the study's folder; default: runs/studies/NAME")
     parser.add_argument("--report", action="store_true", help="make no runs; write the report from the tables")
     parser.add_argument("--retry-failed", action="store_true", help="make failed runs again")
-    parser.add_argument("--most", type=int, help="end after so many runs")
+    parser.add_argument("--max-runs", type=at_least(1), help="stop after so many runs")
     parser.set_defaults(run=run)
 
 
@@ -38,16 +39,13 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     from cusearch_async.study.running import run_all, to_do  # noqa: PLC0415
     from cusearch_async.study.tables import Tables  # noqa: PLC0415
 
-    if arguments.most is not None and arguments.most < 1:
-        raise ConfigError(f"--most must be >= 1, got {arguments.most}")
     plan = read_plan(arguments.file)
     folder = arguments.folder or Path("runs") / "studies" / plan.study.name
     console = Console()
     with claimed(folder, arguments.file, plan):
         before = Tables.read(folder)
-        left = [] if arguments.report else to_do(plan, before, arguments.retry_failed)[: arguments.most]
-        progress = StudyProgress(plan, before, len(left), console)
-        run_all(plan, folder, left, progress.tell)
+        left = [] if arguments.report else to_do(plan, before, arguments.retry_failed)[: arguments.max_runs]
+        run_all(plan, folder, left, _reporter(plan, before, len(left), console))
         tables = Tables.read(folder)
         if not len(tables.runs):
             raise StudyIncomplete(f"study {plan.study.name} has no run yet in {folder}")
@@ -56,32 +54,25 @@ def run(arguments: argparse.Namespace, _: list[str]) -> None:
     _conclude(plan, tables)
 
 
-class StudyProgress:
-    """A line for each run that is over, and how long the rest will take, from the mean of the runs before."""
+def _reporter(plan: Plan, tables: Tables, left: int, console: Console) -> Callable[[PlannedRun, str, float], None]:
+    """Prints a line for each run that is over, with how long the rest will take, from the mean of the runs before."""
+    rows = tables.of(list(plan.runs.values()))
+    seconds = list(rows[rows["status"] == "done"]["wall_s"])
 
-    def __init__(self, plan: Plan, tables: Tables, left: int, console: Console) -> None:
-        rows = tables.of(list(plan.runs.values()))
-        done = rows[rows["status"] == "done"]
-        self._seconds = list(done["wall_s"])
-        self._left = left
-        self._console = console
-        said = f"study {plan.study.name}: {len(plan.runs)} runs, {len(done)} done, {left} to do now"
-        console.print(said + (f", {self.time_left}" if self.time_left else ""))
-
-    @property
-    def time_left(self) -> str:
-        """Empty without a run to judge by."""
-        if not self._seconds or not self._left:
+    def rest(separator: str) -> str:
+        if not seconds or not left:
             return ""
-        return f"about {duration(self._left * sum(self._seconds) / len(self._seconds))} left"
+        return f"{separator} about {duration(left * sum(seconds) / len(seconds))} left"
 
-    def tell(self, run: PlannedRun, outcome: str, seconds: float) -> None:
-        """Of a run that is over."""
-        self._left -= 1
+    def report(run: PlannedRun, outcome: str, wall_s: float) -> None:
+        nonlocal left
+        left -= 1
         if outcome == "done":
-            self._seconds.append(seconds)
-        rest = f"; {self.time_left}" if self.time_left else ""
-        self._console.print(f"{run.id}: {outcome}, {seconds:.0f} s{rest}", soft_wrap=True, markup=False)
+            seconds.append(wall_s)
+        console.print(f"{run.id}: {outcome}, {wall_s:.0f} s{rest(';')}", soft_wrap=True, markup=False)
+
+    console.print(f"study {plan.study.name}: {len(plan.runs)} runs, {len(seconds)} done, {left} to do now{rest(',')}")
+    return report
 
 
 def _conclude(plan: Plan, tables: Tables) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cusearch_async.cli.parts import page
 from cusearch_async.cli.parts.arguments import add_run_folder
 from cusearch_async.files import refuse_unwritable, writing_output
+from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.run.folder import TRACES
-
-if TYPE_CHECKING:
-    from cusearch_async.replay.selection import RecordedStep
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +26,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, _: list[str]) -> None:
     """Raises: ConfigError when the step is not recorded, or the page cannot be written."""
     from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
-    from cusearch_async.replay.selection import RecordedStep  # noqa: PLC0415
 
     step = RecordedStep.read(arguments.folder, arguments.step)
     output = arguments.output or arguments.folder / TRACES / f"{arguments.step:06d}.html"

@@ -15,16 +15,11 @@ from cusearch_async.processes.start import PROCESSES
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=PROCESSES, metavar="NAME", help=f"one of {', '.join(PROCESSES)}")
     add_config(parser, looks=False)
-    parser.add_argument(
-        "--gpu", type=_gpus, default=(), metavar="0,1", help="use these GPUs, not those of the config or free ones"
-    )
+    text = "use these GPUs, not those of the config or free ones"
+    parser.add_argument("--gpu", type=lambda given: tuple(given.split(",")), default=(), metavar="0,1", help=text)
     add_accept_changes(parser)
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # DeepSpeed's launcher; as LOCAL_RANK
     parser.set_defaults(run=run)
-
-
-def _gpus(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
 
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What scores belong to: the policy, the questions, and the settings that decide about scores besides these."""
+"""The conditions of scores: the policy, the questions, and the settings that decide about scores besides these."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def conditions(config: Config, model: str, questions: Sequence[Question], sampli
         "S_max": episode.s_max,
         "turn_tokens": episode.max_turn_tokens,
         "observation_tokens": episode.max_observation_tokens,
-        "prompt": _prompt(environment.template) + _arguments(config.model.chat_template),
+        "prompt": _prompt(environment.template)
+        + "".join(f", {name} = {value!r}" for name, value in config.model.chat_template.items()),
         **{name: repr(value) for name, value in environment.own.model_dump(mode="json").items()},
         "dtype": config.model.dtype + quantised,
         "sampling": sampling,
@@ -43,10 +44,6 @@ def _prompt(template: str) -> str:
     if template in TEMPLATES:
         return template
     return f"{template.splitlines()[0][:60]} ({xxhash.xxh3_64_hexdigest(template.encode())[:8]})"
-
-
-def _arguments(chat_template: Mapping[str, object]) -> str:
-    return "".join(f", {name} = {value!r}" for name, value in chat_template.items())
 
 
 def as_line(named: Mapping[str, object]) -> str:
@@ -63,7 +60,7 @@ def suite_of(config: Config) -> str:
 
 
 def search_engine(settings: RetrieverConfig) -> str:
-    """A search engine, and what is done to its results."""
+    """A search engine, and the changes to its results."""
     if settings.backend == "zerosearch":
         simulator = settings.zerosearch
         return (

@@ -1,4 +1,4 @@
-"""Where answers come from, in words: what episodes with the search engine and without it say of a policy.
+"""Where answers come from, in words: episodes with the search engine compared with those without it.
 
 A policy that has learned the answers by heart is as right without an engine. One whose engine leaks answers is right
 without the evidence. One that guesses is as right whatever it is shown, and its samples disagree.
@@ -37,13 +37,11 @@ _ABSTAINS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What k samples of each question say."""
+    """Of k samples of each question."""
 
     k: int
     pass_at_1: float
-    """Share of right episodes."""
     pass_at_k: float
-    """Share of questions with a right one among the k."""
     agreement: float | None
     """Share of pairs of samples of a question that give the same answer, abstentions left out; None without a pair."""
     abstain_share: float
@@ -73,7 +71,6 @@ class Paired:
     """Two policies, or two modes, on the same questions."""
 
     only_first: int
-    """Questions that only the first has right."""
     only_second: int
     difference: float
     """EM of the first less that of the second."""
@@ -110,7 +107,7 @@ def findings(
     samples: Sequence[PassResult],
     metric: Metric = "squad",
 ) -> list[str]:
-    """What the probes say of a policy, in words. All are of the same questions.
+    """The result of the probes, in words. All are of the same questions.
 
     Only questions that name evidence count: others need no search, or cannot be blocked."""
     needing = [i for i, question in enumerate(questions) if question.evidence]
@@ -119,18 +116,17 @@ def findings(
     right, by_heart, without = ([one.em[i] for i in needing] for one in (full, closed, blocked))
     told = summarize_samples([[one.episodes[i] for i in needing] for one in samples], metric)
     blocked_in = sum(bool(blocked.recall[i]) for i in needing)
-    said = [_of_searching(right, by_heart, told)]
+    found = [_of_searching(right, by_heart, told)]
     if not blocked_in and not any(full.recall[i] for i in needing):
-        said.append("the evidence was never recognised among the passages, so blocking it tells nothing")
-        return said
+        return [*found, "the evidence was never recognised among the passages, so blocking it shows nothing"]
     leaking = compare_paired(without, by_heart)
     if leaking.p < SIGNIFICANT and leaking.difference > 0:
-        said.append(
+        found.append(
             f"the engine leaks answers: without the evidence EM is {_mean(without):.3f}, without any engine "
             f"{_mean(by_heart):.3f} (p = {leaking.p:.2g}); evidence was found, and blocked, in {blocked_in} of "
             f"{len(needing)} questions"
         )
-    return said
+    return found
 
 
 def _of_searching(full: Sequence[float], closed: Sequence[float], samples: Samples) -> str:

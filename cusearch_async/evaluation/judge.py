@@ -1,8 +1,7 @@
-"""A language model that judges answers, beside exact match: for answers that are right in other words.
+"""A language model that judges answers, in addition to exact match: for answers that are right in other words.
 
-Off by default, and never a reward: a judge can be wrong, and can be talked round. Its model and prompt are kept with
-its verdicts, and an episode without an answer is not shown to it.
-"""
+Off by default, and never a reward: a judge can be wrong, and can be manipulated. An episode without an answer is not
+shown to it."""
 
 from __future__ import annotations
 
@@ -33,20 +32,18 @@ class Verdicts:
     model: str
     prompt: str
     right: float
-    """Share of the episodes with a verdict that it takes for right."""
     agrees_with_em: float
-    """Share of the episodes with a verdict where it says what exact match says."""
     unreadable: float
-    """Share of all episodes of which it says neither yes nor no."""
+    """Share of all episodes: the answer is neither yes nor no."""
 
 
 async def try_judge(settings: JudgeConfig) -> None:
-    """Ask an easy question, before the episodes are played. Raises: JudgeFailed without a yes or no."""
+    """Ask an easy question, before any episode. Raises: JudgeFailed without a yes or no."""
     async with _client(settings) as client:
-        said = await _ask(client, settings, _TRIAL)
-    if _verdict(said) is None:
+        answer = await _ask(client, settings, _TRIAL)
+    if _verdict(answer) is None:
         raise JudgeFailed(
-            f"the judge at eval.judge.url {settings.url} must say yes or no, and says {said!r:.100}; give the URL of "
+            f"the judge at eval.judge.url {settings.url} must answer yes or no, got {answer!r:.100}; give the URL of "
             "an OpenAI-compatible server, like http://127.0.0.1:8001/v1"
         )
 
@@ -68,7 +65,7 @@ async def judge(settings: JudgeConfig, episodes: Sequence[Trajectory]) -> Verdic
             asked = {number: tasks.create_task(one(episodes[number])) for number in shown}
     found = {number: task.result() for number, task in asked.items()}
     if shown and all(verdict is None for verdict in found.values()):
-        raise JudgeFailed(f"the judge {settings.model} says neither yes nor no of any of {len(shown)} answers")
+        raise JudgeFailed(f"the judge {settings.model} answers neither yes nor no for any of {len(shown)} answers")
     verdicts = [(found.get(number, False), bool(episode.em)) for number, episode in enumerate(episodes)]
     read = [(is_right, em) for is_right, em in verdicts if is_right is not None]
     return Verdicts(
@@ -86,7 +83,6 @@ def _client(settings: JudgeConfig) -> AsyncOpenAI:
 
 
 async def _ask(client: AsyncOpenAI, settings: JudgeConfig, text: str) -> str:
-    """What the judge says. Raises: JudgeFailed."""
     try:
         answer = await client.chat.completions.create(
             model=settings.model, messages=[{"role": "user", "content": text}], temperature=0.0
@@ -99,7 +95,7 @@ async def _ask(client: AsyncOpenAI, settings: JudgeConfig, text: str) -> str:
         return str(answer)
 
 
-def _verdict(said: str) -> bool | None:
-    """Yes or no, after what a reasoning model thinks; None for anything else."""
-    word = said.rpartition("</think>")[2].strip().strip("*.!").lower()
+def _verdict(answer: str) -> bool | None:
+    """After a reasoning model's thoughts; None for neither."""
+    word = answer.rpartition("</think>")[2].strip().strip("*.!").lower()
     return {"yes": True, "no": False}.get(word)

@@ -30,7 +30,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What was played in a pass, in the order of the questions."""
+    """The episodes of a pass, in the order of the questions."""
 
     episodes: list[Trajectory]
     recall: list[float | None]
@@ -44,12 +44,12 @@ class PassResult:
 
 @dataclass(slots=True)
 class ProbedSearch:
-    """A search engine in one of the modes, which writes down what evidence it finds."""
+    """A search engine in one of the modes, which records the evidence that it finds."""
 
     search_engine: Search
     mode: Mode = "full"
     _found: dict[int, set[str]] = field(default_factory=dict)
-    """Ticket -> evidence that its searches found."""
+    """By ticket."""
 
     async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
         if self.mode == "closed":
@@ -92,10 +92,10 @@ def _with_and_without_title(text: str) -> tuple[str, str]:
 async def run_passes(
     runner: EpisodeRunner, search: ProbedSearch, passes: Sequence[Pass], concurrency: int
 ) -> list[PassResult]:
-    """What was played in each pass. `search` is the one that the runner's environments use."""
-    played = []
+    """`search` is the one that the runner's environments use."""
+    results = []
     for rollout, one in enumerate(passes):
         search.mode = one.mode
         episodes = await evaluate(runner, one.questions, one.temperature, concurrency, rollout)
-        played.append(PassResult(episodes, search.take_recall(one.questions)))
-    return played
+        results.append(PassResult(episodes, search.take_recall(one.questions)))
+    return results

@@ -1,4 +1,4 @@
-"""eval.jsonl: what an evaluator has scored, and what is still to be scored."""
+"""eval.jsonl: the scores of an evaluator, and the versions that are still to be scored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Done:
         self.version = -1
 
     def follow(self, weights: str) -> None:
-        """`weights` are what is announced: behind a learner that went back to a checkpoint, versions come again."""
+        """`weights` are the announced ones: after a learner that went back to a checkpoint, versions come again."""
         if epoch_of(weights) != self._epoch:
             self._epoch = epoch_of(weights)
             rows = read_scores(self._folder / SCORES, epochs_and_steps(self._folder))
@@ -31,9 +31,9 @@ class Done:
 
 
 def record(
-    run_folder: Path, version: int, weights: str, seconds: float, scores: Scores, played: Sequence[Trajectory] = ()
+    run_folder: Path, version: int, weights: str, seconds: float, scores: Scores, episodes: Sequence[Trajectory] = ()
 ) -> None:
-    """Add a row to eval.jsonl. What single questions got is under `each`, in their order. Raises: WriteFailed."""
+    """Add a row to eval.jsonl; the figures of single questions are under `each`, in order. Raises: WriteFailed."""
     row = {"step": version, "epoch": epoch_of(weights), "seconds": round(seconds, 1)}
-    each = {"em": [int(t.em) for t in played], "depth": [t.depth for t in played]}
+    each = {"em": [int(t.em) for t in episodes], "depth": [t.depth for t in episodes]}
     append_row(run_folder / SCORES, row | scores | {"each": each})

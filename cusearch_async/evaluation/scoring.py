@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cusearch_async.algorithm.answers import Metric, sub_exact_match
-from cusearch_async.config import Config
+from cusearch_async.config import EvalConfig
 from cusearch_async.errors import EpisodeFailed, InvalidTrajectory, SearchRefused
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.rollout.episode import EpisodeRunner
@@ -39,51 +39,50 @@ found something. answered: the episode ended with an answer."""
 async def evaluate(
     runner: EpisodeRunner, questions: Sequence[Question], temperature: float, concurrency: int, rollout: int = 0
 ) -> list[Trajectory]:
-    """One episode per question, in their order; `temperature` 0 is greedy. Each `rollout` has random numbers of its
-    own.
+    """One episode per question, in their order; `temperature` 0 is greedy. Each `rollout` has separate random numbers.
 
-    Raises: ConfigError before the first is played when a question does not fit."""
+    Raises: ConfigError before the first episode when a question does not fit."""
     runner.check(questions)
     room = asyncio.Semaphore(concurrency)
-    done, said = 0, time.monotonic()
+    done, logged = 0, time.monotonic()
 
     async def one(number: int, question: Question) -> Trajectory:
-        nonlocal done, said
+        nonlocal done, logged
         async with room:
             trajectory = await runner.run(question, EVAL_TICKETS + number, rollout, "evaluation", temperature)
         done += 1
-        if time.monotonic() - said > LOG_EVERY_S:
-            log.info("played %d of %d episodes", done, len(questions))
-            said = time.monotonic()
+        if time.monotonic() - logged > LOG_EVERY_S:
+            log.info("finished %d of %d episodes", done, len(questions))
+            logged = time.monotonic()
         return trajectory
 
     async with asyncio.TaskGroup() as tasks:
-        played = [tasks.create_task(one(number, question)) for number, question in enumerate(questions)]
-    return [task.result() for task in played]
+        episodes = [tasks.create_task(one(number, question)) for number, question in enumerate(questions)]
+    return [task.result() for task in episodes]
 
 
 def summarize(trajectories: Sequence[Trajectory], questions: Sequence[Question], metric: Metric = "squad") -> Scores:
     """Scores by category, in order of first appearance, and over `all`. A category with questions of several hops, and
     several categories together, are also scored by hops. `metric` is what the episodes were scored with."""
-    played = list(zip(trajectories, questions, strict=True))
+    pairs = list(zip(trajectories, questions, strict=True))
     categories = list(dict.fromkeys(question.category for question in questions))
     groups: dict[str, list[Trajectory]] = {}
     for category in categories:
-        members = [(trajectory, question) for trajectory, question in played if question.category == category]
+        members = [(trajectory, question) for trajectory, question in pairs if question.category == category]
         groups[category] = [trajectory for trajectory, _ in members]
         groups |= {f"{category}, {hops}": some for hops, some in _by_hops(members).items()}
-    groups |= _by_hops(played) if len(categories) > 1 else {}
+    groups |= _by_hops(pairs) if len(categories) > 1 else {}
     groups["all"] = list(trajectories)
     return {name: _score(members, metric) for name, members in groups.items()}
 
 
-def _by_hops(played: Sequence[tuple[Trajectory, Question]]) -> dict[str, list[Trajectory]]:
+def _by_hops(pairs: Sequence[tuple[Trajectory, Question]]) -> dict[str, list[Trajectory]]:
     """ "2 hops" -> episodes, fewest hops first; empty where not at least two counts are known."""
-    counts = sorted({question.hops for _, question in played if question.hops is not None})
+    counts = sorted({question.hops for _, question in pairs if question.hops is not None})
     if len(counts) < 2:
         return {}
     return {
-        f"{count} hop{'s' * (count != 1)}": [trajectory for trajectory, question in played if question.hops == count]
+        f"{count} hop{'s' * (count != 1)}": [trajectory for trajectory, question in pairs if question.hops == count]
         for count in counts
     }
 
@@ -99,21 +98,13 @@ def bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _score(members: Sequence[Trajectory], metric: Metric) -> dict[str, Any]:
-    values = np.array(
-        [
-            (
-                t.em,
-                sub_exact_match(t.prediction or "", t.answers, metric),
-                t.f1,
-                t.reward,
-                t.depth,
-                t.prediction is not None,
-                t.format_valid,
-            )
-            for t in members
-        ],
-        dtype=np.float64,
-    )
+    plain = ("em", "f1", "reward", "depth", "format_valid")
+    figures = [
+        {name: getattr(t, name) for name in plain}
+        | {"sub_em": sub_exact_match(t.prediction or "", t.answers, metric), "answered": t.prediction is not None}
+        for t in members
+    ]
+    values = np.array([[one[name] for name in FIGURES] for one in figures], dtype=np.float64)
     means, intervals = values.mean(axis=0), bootstrap(values)
     scores: dict[str, Any] = {"count": len(members)}
     for column, name in enumerate(FIGURES):
@@ -125,8 +116,8 @@ def _score(members: Sequence[Trajectory], metric: Metric) -> dict[str, Any]:
 async def score_all(
     runner: EpisodeRunner, questions: Sequence[Question], version: int, concurrency: int
 ) -> list[Trajectory] | None:
-    """A greedy episode per question by the loaded version; None when a question could not be played, because a mean
-    over the other questions cannot be compared."""
+    """A greedy episode per question by the loaded version; None when the episode of a question fails, because a
+    mean over the other questions cannot be compared."""
     try:
         return await evaluate(runner, questions, 0.0, concurrency)
     except* (SearchRefused, EpisodeFailed, InvalidTrajectory, TimeoutError) as failed:
@@ -134,15 +125,15 @@ async def score_all(
     return None
 
 
-def due_version(state: RunState, scored: int, config: Config, last: int) -> int | None:
+def due_version(state: RunState, scored: int, settings: EvalConfig, last: int) -> int | None:
     """The version to score next; None when it is not published yet.
 
     The newest one, once it or one before it is a multiple of `eval.every` that was not `scored`; with `eval.in_order`
     the first such multiple. The `last` of the run always."""
-    every = config.eval.every
+    every = settings.every
     if not state.weights or state.published <= scored:
         return None
     following = min((scored // every + 1) * every, last) if scored >= 0 else 0
     if following > state.published:
         return None
-    return following if config.eval.in_order else state.published
+    return following if settings.in_order else state.published

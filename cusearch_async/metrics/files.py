@@ -29,8 +29,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def read_scores(path: Path, starts: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     """The rows of an eval.jsonl in order of version, one a version; none without the file.
 
-    `starts` holds (epoch, step) of each learner that took the run over: one that went back to `step` left the later
-    versions of earlier epochs behind, and their scores are of weights that the run does not go on from."""
+    `starts` holds (epoch, step) of each learner that took the run over: one that went back to `step` left later
+    versions of earlier epochs, and their scores are of weights that the run does not continue from."""
     kept: dict[int, dict[str, Any]] = {}
     for row in sorted(_rows(path), key=_epoch):
         if all(epoch <= row["epoch"] or row["step"] <= step for epoch, step in starts):

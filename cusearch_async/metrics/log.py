@@ -1,4 +1,4 @@
-"""Where metrics go: one JSON line per step, and TensorBoard."""
+"""Writes metrics: one JSON line per step, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -36,15 +36,9 @@ class MetricsLog:
         append_row(self._path, {"step": step, "epoch": self._epoch, "time": round(time.time(), 3), **metrics})
         with self._drawing():
             self._draw(step, metrics)
-        log.info(
-            "step %d  reward %.3f  em %.3f  depth %.2f  phase %d  staleness %.1f",
-            step,
-            metrics["reward/all"],
-            metrics["reward/em"],
-            metrics["depth/mean"],
-            metrics.get("selection/phase", 0),
-            metrics["staleness/mean"],
-        )
+        text = "step %d  reward %.3f  em %.3f  depth %.2f  phase %d  staleness %.1f"
+        phase, figures = metrics.get("selection/phase", 0), ("reward/all", "reward/em", "depth/mean")
+        log.info(text, step, *(metrics[name] for name in figures), phase, metrics["staleness/mean"])
 
     def _draw(self, step: int, metrics: Metrics) -> None:
         for name, value in metrics.items():
@@ -62,7 +56,7 @@ class MetricsLog:
             self._board.close()
 
     def _say_unless_tensorboards(self, failed: threading.ExceptHookArgs) -> None:
-        """The traceback of a thread that has failed, but for one of TensorBoard: `_drawing` says that in one line."""
+        """The traceback of a thread that has failed, except TensorBoard's: `_drawing` reports that in one line."""
         if not type(failed.thread).__module__.startswith("tensorboard."):
             self._hook(failed)
 

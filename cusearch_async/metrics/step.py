@@ -1,17 +1,29 @@
-"""What a learner step says of its pool, its selection, the buffer and its timing."""
+"""The metrics of a learner step: its pool, its selection, the buffer, its timing and the workers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods.sdga import count_depths
 from cusearch_async.metrics.table import Metrics
-from cusearch_async.transport.interface import Ledger
+from cusearch_async.transport.interface import Ledger, WorkerStatus
 from cusearch_async.types import Pool, Trajectory
+
+_LEDGER = (
+    "buffered",
+    "bytes",
+    "requeued",
+    "incomplete_groups",
+    "failed_rollouts",
+    "quarantined",
+    "lost",
+    "late_refused",
+)
+_TOTALS = ("sampled_tokens", "busy_s", "alive_s", "weight_load_s", "searches", "search_failures")
 
 
 def describe_step(
@@ -74,25 +86,13 @@ def describe_environments(pool: Pool, selected: Sequence[Trajectory], labels: Se
 
 
 def describe_ledger(ledger: Ledger) -> Metrics:
-    """What waits in the buffer, and what went wrong so far."""
-    names = (
-        "buffered",
-        "bytes",
-        "requeued",
-        "incomplete_groups",
-        "failed_rollouts",
-        "quarantined",
-        "lost",
-        "late_refused",
-    )
-    return {f"buffer/{name}": float(getattr(ledger, name)) for name in names}
+    return {f"buffer/{name}": float(getattr(ledger, name)) for name in _LEDGER}
 
 
 def describe_times(
     wait_s: float, update_s: float, publish_s: float, checkpoint_s: float, publishing_s: float, tokens: int
 ) -> Metrics:
-    """How long the parts of a step took; `checkpoint_s` is of the checkpoint before it, `publishing_s` went on beside
-    it, `tokens` were trained on."""
+    """The seconds of a step's parts; `checkpoint_s` is of the checkpoint before it, `publishing_s` ran concurrently."""
     step_s = checkpoint_s + wait_s + update_s + publish_s
     return {
         "time/wait_s": wait_s,
@@ -104,6 +104,39 @@ def describe_times(
         "learner/idle_share": wait_s / step_s,
         "learner/tokens_per_s": tokens / update_s,
     }
+
+
+class WorkerRates:
+    """Turns the running totals that workers report into rates over a learner step."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, dict[str, float]] = {}
+
+    def since_last(self, workers: Mapping[str, WorkerStatus]) -> Metrics:
+        """Tokens per second of all workers, share of time their engines stood idle, seconds of weight loading; searches
+        made and attempts failed, and the slowest worker's 99th percentile of a search's seconds."""
+        now = {
+            name: {key: float(getattr(status, key)) for key in _TOTALS}
+            for name, status in workers.items()
+            if status.alive_s > 0
+        }
+        zero = dict.fromkeys(_TOTALS, 0.0)
+        since = {
+            name: {key: value - self._last.get(name, zero)[key] for key, value in totals.items()}
+            for name, totals in now.items()
+        }
+        self._last = now
+        since = {name: totals for name, totals in since.items() if totals["alive_s"] > 0}
+        total = {key: sum(totals[key] for totals in since.values()) for key in _TOTALS}
+        return {
+            "rollout/workers": float(len(since)),
+            "rollout/tokens_per_s": sum(totals["sampled_tokens"] / totals["alive_s"] for totals in since.values()),
+            "rollout/idle_share": max(0.0, 1 - total["busy_s"] / total["alive_s"]) if since else 0.0,
+            "rollout/weight_load_s": total["weight_load_s"],
+            "rollout/searches": total["searches"],
+            "rollout/search_failures": total["search_failures"],
+            "rollout/search_p99_s": max((workers[name].search_p99_s for name in since), default=0.0),
+        }
 
 
 def _singleton_mass(selected: Sequence[Trajectory], advantages: Advantages) -> float:

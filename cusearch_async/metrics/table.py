@@ -15,16 +15,12 @@ class Metric:
     """`share` is of 0 to 1, `count` since the last step, `total` since the run began; `[S+1]` a list by depth."""
     meaning: str
     look_closer: str = ""
-    """When the run deserves attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Metrics that one function computes."""
-
     title: str
     source: str
-    """Where they are computed."""
     metrics: tuple[Metric, ...]
 
 
@@ -108,12 +104,7 @@ FAMILIES = (
                 "−1 to 1 [S+1]",
                 "Σ a_t·A_t / Σ a_t·|A_t|: all pushed down to all pushed up; raw singletons push up",
             ),
-            Metric(
-                "by_depth/mismatch_kl",
-                "nats [S+1]",
-                "as `off_policy/mismatch_kl`",
-                "> 1e-3 on policy",
-            ),
+            Metric("by_depth/mismatch_kl", "nats [S+1]", "as `off_policy/mismatch_kl`", "> 1e-3 on policy"),
             Metric("by_depth/weight_bounded_share", "share [S+1]", "tokens whose off-policy weight was bounded"),
             Metric("by_depth/ess", "share [S+1]", "effective sample size / n: (Σ w)² / (n Σ w²)", "< 0.3"),
             Metric("by_depth/staleness", "steps [S+1]", "mean staleness of the pool's trajectories"),
@@ -133,11 +124,7 @@ FAMILIES = (
                 "then KL, differences and weights say nothing of the learner on fresh tokens (0 and 1)",
                 "> 1e-3 on policy",
             ),
-            Metric(
-                "off_policy/logprob_difference_mean",
-                "nats",
-                "|log π_prox − log μ|",
-            ),
+            Metric("off_policy/logprob_difference_mean", "nats", "|log π_prox − log μ|"),
             Metric("off_policy/logprob_difference_max", "nats", "largest of a token"),
             Metric("off_policy/weight_mean", "ratio", "mean of w after its bound", "outside 0.5 to 2"),
             Metric(
@@ -175,9 +162,7 @@ FAMILIES = (
                 "computed once)",
             ),
             Metric(
-                "train/prefix_share",
-                "share",
-                "of these: in a prefix that another trajectory of the mini-batch shares",
+                "train/prefix_share", "share", "of these: in a prefix that another trajectory of the mini-batch shares"
             ),
             Metric("train/padding_share", "share", "padding in forward passes", "> 0.05"),
             Metric("train/optimizer_steps", "steps", "optimizer steps"),
@@ -196,7 +181,7 @@ FAMILIES = (
     ),
     Family(
         "Time",
-        "metrics/step.py, metrics/workers.py",
+        "metrics/step.py",
         (
             Metric("time/wait_s", "s", "waiting for the pool"),
             Metric("time/update_s", "s", "from the pool to the commit"),

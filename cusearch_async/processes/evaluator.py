@@ -112,7 +112,7 @@ class Evaluator:
     async def load_due(self, state: RunState, last: int) -> int | None:
         """Load the version that is due for scoring, where `last` is the last of the run; None when there is none, or it
         cannot be read now. Raises: ContractMismatch when a learner has changed the run contract."""
-        version = due_version(state, self._done.version, self._config, last)
+        version = due_version(state, self._done.version, self._config.eval, last)
         if version is None:
             return None
         await self._buffer.check_identity()

@@ -20,7 +20,7 @@ class Outcome:
     claim: Claim
     measure: Measure
     context: Context
-    """The setting: the values of what varies in the part and the claim does not name."""
+    """The values of what varies in the part and the claim does not name."""
     found: Estimate
     """Of the seeds whose runs are all done."""
     planned: int
@@ -31,7 +31,7 @@ class Outcome:
 
     @property
     def reported(self) -> float | None:
-        """What somebody else has found for it."""
+        """The difference that somebody else has found for it."""
         context = dict(self.context)
         for one in self.claim.reported:
             if one.measure == self.measure and all(plain(context.get(key)) == v for key, v in one.where.items()):
@@ -64,12 +64,10 @@ def outcomes_of(plan: Plan, tables: Tables) -> dict[Measure, list[Outcome]]:
     for claim in plan.claims:
         for measure in claim.measures or plan.study.primary:
             found.setdefault(measure, []).extend(_tested(claim, measure, plan, tables))
-    return {measure: _corrected(tested) for measure, tested in found.items()}
-
-
-def _corrected(tested: Sequence[Outcome]) -> list[Outcome]:
-    adjusted = holm([one.found for one in tested])
-    return [replace(one, p_holm=p) for one, p in zip(tested, adjusted, strict=True)]
+    return {
+        measure: [replace(one, p_holm=p) for one, p in zip(tested, holm([one.found for one in tested]), strict=True)]
+        for measure, tested in found.items()
+    }
 
 
 def _tested(claim: Claim, measure: Measure, plan: Plan, tables: Tables) -> Iterator[Outcome]:
@@ -81,7 +79,7 @@ def _tested(claim: Claim, measure: Measure, plan: Plan, tables: Tables) -> Itera
 
 
 def _claimed(claim: Claim, measure: Measure, runs: Sequence[PlannedRun], tables: Tables) -> list[NDArray[np.float64]]:
-    """Of each seed that can tell [questions]: what is claimed to be above 0 on average."""
+    """Of each seed with all its runs [questions]: what is claimed to be above 0 on average."""
     first, *others = (_gains(claim, measure, half, tables) for half in claim.halves(runs))
     return [first[seed] - sum(one[seed] for one in others) for seed in first if all(seed in one for one in others)]
 

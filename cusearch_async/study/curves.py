@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +21,17 @@ _COLUMNS = 4
 _BASELINE, _OTHER = "black", "#d1495b"
 
 
-class Points(Protocol):
-    def __call__(self, run: PlannedRun, tables: Tables) -> tuple[NDArray[np.float64], Matrix]:
-        """Of a run that is done: where its points lie [P], and what each question got there [P, questions]."""
+Points = Callable[[PlannedRun, Tables], tuple[NDArray[np.float64], Matrix]]
+"""Of a run that is done: the places of its points [P], and the values of each question there [P, questions]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
     name: str
-    """Of its file."""
     across: str
     upwards: str
     top: float
-    """Nothing is above it."""
+    """Upper bound of the values."""
     points: Points
 
 
@@ -63,8 +61,7 @@ CURVES = (
 
 
 def draw(curve: Curve, variants: Sequence[Variant], tables: Tables, path: Path) -> None:
-    """The mean over seeds, with its 95 % interval where there are two seeds or more. The intervals are of each curve by
-    itself; the tests are of differences, paired by seed and question, and see more."""
+    """The mean over seeds, with its 95 % interval where there are two seeds or more."""
     shown = [variant for variant in variants if variant.done]
     baseline = next((variant for variant in shown if variant.is_baseline), None)
     panels = [variant for variant in shown if not variant.is_baseline] or shown
@@ -86,8 +83,8 @@ def draw(curve: Curve, variants: Sequence[Variant], tables: Tables, path: Path) 
         axes.set_visible(False)
     grid[0, 0].set_ylim(bottom=0)
     figure.supylabel(curve.upwards, fontsize=9)
-    beside = f"; black: {baseline.name}" if baseline is not None else ""
-    figure.supxlabel(f"{curve.across}{beside}", fontsize=9)
+    black = f"; black: {baseline.name}" if baseline is not None else ""
+    figure.supxlabel(f"{curve.across}{black}", fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

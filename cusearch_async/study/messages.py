@@ -10,7 +10,6 @@ from pydantic import BaseModel, ValidationError
 
 from cusearch_async.config.messages import explain
 
-_SIMILARITY = 0.6
 _HINTS = {
     "study": '; the file of a study begins with [study], name = "mine" and configs = ["atlas"]',
     "study.baseline": '; it says what the other runs are compared with, like { "method.name" = "grpo_full" }',
@@ -22,19 +21,17 @@ _HINTS = {
 
 
 def explain_study(error: ValidationError, file: Mapping[str, Any], sections: Mapping[str, type[BaseModel]]) -> str:
-    """One line per mistake. `file` is what was read; `sections` are the models by the name of their section, "" for
-    that of the file."""
+    """One line per mistake. `sections` are the models by the name of their section, "" for that of the `file`."""
     problems = error.errors()
     unknown = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
     lines = []
     for problem in problems:
-        loc = problem["loc"]
-        has_inner = any(other["loc"][: len(loc)] == loc != other["loc"] for other in problems)
-        if problem["type"] == "too_short" and has_inner:  # pydantic counts only items without a mistake
-            continue
-        if problem["type"] == "missing" and any(_nearest(str(name), [loc[-1]]) for *_, name in unknown):
-            continue  # it is there, with another name
-        lines.append(_explain(problem, file, sections))
+        kind, loc = problem["type"], problem["loc"]
+        # pydantic counts only items without a mistake, and a misspelled key is there, with another name
+        is_too_short = kind == "too_short" and any(o["loc"][: len(loc)] == loc != o["loc"] for o in problems)
+        is_misspelled = kind == "missing" and any(_nearest(str(name), [loc[-1]]) for *_, name in unknown)
+        if not is_too_short and not is_misspelled:
+            lines.append(_explain(problem, file, sections))
     return "\n".join(lines)
 
 
@@ -77,4 +74,4 @@ def _place(outer: list[Any], file: Mapping[str, Any]) -> str:
 
 
 def _nearest(name: str, known: Collection[Any]) -> str:
-    return next(iter(difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=_SIMILARITY)), "")
+    return next(iter(difflib.get_close_matches(name, list(map(str, known)), n=1, cutoff=0.6)), "")

@@ -1,30 +1,14 @@
 """The plan of a study, from its TOML file: which runs it consists of, and what is measured.
 
-[study]
-name = "replication"
-configs = ["atlas-hard"]              # as `cusearch launch` takes them
-baseline = { "method.name" = "grpo_full" }
-[settings]                            # of every run
-"eval.every" = 8
-[[part]]
-name = "methods"
-seeds = 5
-[part.grid]                           # every combination of these
-"method.name" = ["grpo_full", "sdga_phase"]
-"retriever.stochastic" = [true, false]
-[[claim]]                             # what the study is to test
-text = "depth-first selection beats GRPO"
-part = "methods"
-better = { "method.name" = "sdga_phase" }
-than = { "method.name" = "grpo_full" }
-"""
+[study] has name, configs and baseline, [settings] the settings of every run; each [[part]] a grid of settings, of which
+it has every combination with every seed; each [[claim]] what is to be tested. configs/studies/ has an example."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,68 +25,57 @@ from cusearch_async.study.messages import explain_study
 
 Value = bool | int | float | str | list[Any]
 Measure = Literal["em_last", "em_area", "depth_growth"]
-
-
-def _dotted(given: Any) -> Any:
-    """The settings of a table, also of one whose keys were written without quotes, by their dotted keys."""
-    return dict(flat(given)) if isinstance(given, dict) else given
-
-
-SettingValues = Annotated[dict[str, Value], BeforeValidator(_dotted)]
+Dotted = BeforeValidator(lambda given: dict(flat(given)) if isinstance(given, dict) else given)
+"""Of a table whose keys may be written without quotes."""
+SettingValues = Annotated[dict[str, Value], Dotted]
 """Dotted key of a setting -> its value."""
-
 Context = tuple[tuple[str, Any], ...]
 """Settings and their values."""
-
 OF_A_RUN = ("run.name", "run.folder", "run.seed", "redis.url", "retriever.url", "weights.folder")
 """Settings that the study gives each of its runs."""
 
 
 class StudySection(Section):
     name: str = Field(pattern=NAME)
-    """Name of the study."""
     configs: Annotated[tuple[Folder, ...], BeforeValidator(as_list)] = Field(min_length=1)
     """The config files of all runs, as `cusearch launch` takes them."""
     primary: tuple[Literal["em_last", "em_area"], ...] = ("em_last", "em_area")
-    """The measures that are decided by: held-out greedy exact match after the last step, and its mean over the run (the
-    area under its curve). They cannot be changed once the study has a run."""
+    """Held-out greedy exact match after the last step, and its mean over the run (the area under its curve). Fixed once
+    the study has a run."""
     baseline: SettingValues = Field(min_length=1)
-    """What the other runs are compared with: settings that differ in it."""
+    """Settings of the runs that the others are compared with."""
 
 
 class Part(Section):
     name: str = Field(pattern=NAME)
     asks: str = ""
-    """What it is for, in a sentence of the report."""
+    """Its purpose, a sentence of the report."""
     seeds: int = Field(ge=1)
     """Runs of each combination, with run.seed 0, 1, …"""
     settings: SettingValues = Field({})
     """Settings of all its runs."""
     baseline: SettingValues = Field({})
-    """What the part's runs are compared with; empty for study.baseline."""
+    """Instead of study.baseline."""
     beside: str = ""
     """Another part: each run is also compared with the one of that part that differs in `settings` alone."""
-    grid: Annotated[dict[str, Annotated[tuple[Value, ...], Field(min_length=1)]], BeforeValidator(_dotted)] = Field({})
-    """Setting -> its values; the part has every combination."""
+    grid: Annotated[dict[str, Annotated[tuple[Value, ...], Field(min_length=1)]], Dotted] = Field({})
+    """Setting -> its values."""
 
 
 class Reported(Section):
-    """What somebody else has found for a claim."""
+    """A result of somebody else for a claim."""
 
     difference: float
     """In the measure, such as 0.118 for 11.8 points of exact match."""
     where: SettingValues = Field({})
-    """In which setting of what the claim does not name; empty for any."""
+    """Settings that the claim does not name; empty for any."""
     measure: Measure = "em_last"
 
 
 class Claim(Section):
-    """What the study is to test; claims cannot be changed once the study has a run.
-
-    A claim about the combinations of a part is tested once for each setting of what it does not name."""
+    """Tested once for each setting of what it does not name. Claims cannot be changed once the study has a run."""
 
     text: str = Field(min_length=1)
-    """What is claimed, by whom."""
     part: str
     """Name of the part whose runs it is about."""
     better: SettingValues = Field(min_length=1)
@@ -112,9 +85,9 @@ class Claim(Section):
     more_where: SettingValues = Field({})
     """Settings where the difference is claimed to be larger than elsewhere; empty for no such claim."""
     measures: tuple[Measure, ...] = ()
-    """What they are measured by; empty for study.primary."""
+    """Empty for study.primary."""
     reported: tuple[Reported, ...] = ()
-    """What the claim rests on, shown beside what the study finds; may be added at any time."""
+    """May be added at any time."""
 
     @property
     def named(self) -> set[str]:
@@ -125,7 +98,7 @@ class Claim(Section):
         return [self.better, self.than] if self.than else [self.better]
 
     def halves(self, runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
-        """Those where more is claimed, and the others; all of them where no such thing is claimed."""
+        """Those where more is claimed, and the others; else all."""
         if not self.more_where:
             return [list(runs)]
         return [[run for run in runs if has(run.config, self.more_where) == there] for there in (True, False)]
@@ -134,7 +107,6 @@ class Claim(Section):
 class StudyFile(Section):
     study: StudySection
     settings: SettingValues = Field({})
-    """Settings of all runs."""
     part: tuple[Part, ...] = Field(min_length=1)
     claim: tuple[Claim, ...] = ()
 
@@ -144,7 +116,7 @@ class PlannedRun:
     id: str
     """Readable, and different for different settings."""
     settings: dict[str, Value]
-    """What the study file says of it."""
+    """From the study file."""
     seed: int
     config: Config
     """Resolved; without OF_A_RUN."""
@@ -153,8 +125,7 @@ class PlannedRun:
 
     def arguments(self) -> list[str]:
         """The settings as overrides of a command line."""
-        values = self.settings | {"run.seed": self.seed}
-        return [word for key, value in values.items() for word in (f"--{key}", _text(value))]
+        return _overrides(self.settings | {"run.seed": self.seed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +139,6 @@ class Plan:
     """By id, in the order of the parts; the seeds of a combination alternate with other combinations."""
 
     def of(self, part: str) -> list[PlannedRun]:
-        """The runs of a part."""
         return [run for run in self.runs.values() if part in run.parts]
 
     def differing(self, part: str) -> list[str]:
@@ -178,22 +148,21 @@ class Plan:
 
     def contexts(self, part: str, named: Collection[str]) -> dict[Context, list[PlannedRun]]:
         """The runs of a part, by their values of the settings that differ in it and are not `named`."""
-        free = [key for key in self.differing(part) if key not in named]
-        return grouped(self.of(part), free)
+        return grouped(self.of(part), [key for key in self.differing(part) if key not in named])
 
     def pairs(self, part: Part) -> dict[str, str]:
-        """The runs of a part -> those of the part beside it that differ from them in its settings alone."""
+        """The runs of a part -> those of the part `beside` it that differ from them in its settings alone."""
         same = [key for key in self.varied if key not in part.settings]
 
-        def shared(run: PlannedRun) -> str:
-            return json.dumps([run.seed, *(str(value_of(run.config, key)) for key in same)])
+        def shared(run: PlannedRun) -> tuple[Any, ...]:
+            return run.seed, *(str(value_of(run.config, key)) for key in same)
 
         others = {shared(run): run.id for run in self.of(part.beside)}
         found = {run.id: others.get(shared(run), run.id) for run in self.of(part.name)}
         return {name: other for name, other in found.items() if other != name}
 
     def baseline(self, part: Part) -> dict[str, Value]:
-        """What the others of a part are compared with: its settings that differ in the part."""
+        """Its settings that differ in the part."""
         differing = self.differing(part.name)
         return {key: value for key, value in (part.baseline or self.study.baseline).items() if key in differing}
 
@@ -230,7 +199,8 @@ def read_plan(path: Path) -> Plan:
     for claim in file.claim:
         _check_claim(claim, plan)
     for part in file.part:
-        _check_beside(part, plan)
+        if part.beside:
+            _check_beside(part, plan)
     return plan
 
 
@@ -245,7 +215,7 @@ def _check_baselines(plan: Plan) -> None:
     for part in plan.parts:
         baseline, about = plan.baseline(part), f"part {part.name!r}"
         if not any(has(run.config, baseline) for run in plan.of(part.name)):
-            raise ConfigError(f"{about} has no run with its baseline: {_said(baseline)}")
+            raise ConfigError(f"{about} has no run with its baseline: {_listed(baseline)}")
         for runs in plan.contexts(part.name, baseline).values():
             _check_questions(about, runs)
 
@@ -255,27 +225,24 @@ def _check_claim(claim: Claim, plan: Plan) -> None:
     about = f"claim {claim.text!r}: part {claim.part!r}"
     for name, side in (("better", claim.better), ("than", claim.than), ("more_where", claim.more_where)):
         if not any(has(run.config, side) for run in plan.of(claim.part)):
-            raise ConfigError(f"{about} has no run with its {name}: {_said(side)}")
+            raise ConfigError(f"{about} has no run with its {name}: {_listed(side)}")
     for runs in plan.contexts(claim.part, claim.named).values():
         _check_questions(about, runs)
         for half, side in itertools.product(claim.halves(runs), claim.sides):
             seeds = Counter(run.seed for run in half if has(run.config, side))
             if max(seeds.values(), default=0) > 1:
                 raise ConfigError(
-                    f"{about} has several runs of one seed with {_said(side)}: both sides of a claim must name the "
+                    f"{about} has several runs of one seed with {_listed(side)}: both sides of a claim must name the "
                     "same settings, and more_where one of two values"
                 )
-
     for one in claim.reported:
         contexts = plan.contexts(claim.part, claim.named).values()
-        if not any(has(runs[0].config, one.where) for runs in contexts if runs) or claim.named & {*one.where}:
-            raise ConfigError(f"{about} is tested in no such setting as its reported where: {_said(one.where)}")
+        if not any(has(runs[0].config, one.where) for runs in contexts) or claim.named & {*one.where}:
+            raise ConfigError(f"{about} is tested in no such setting as its reported where: {_listed(one.where)}")
 
 
 def _check_beside(part: Part, plan: Plan) -> None:
     """Raises: ConfigError unless there are runs beside each of its runs, which are scored on the same questions."""
-    if not part.beside:
-        return
     pairs = plan.pairs(part)
     if not pairs:
         raise ConfigError(f"part {part.name!r}: no run of beside = {part.beside!r} differs in its settings alone")
@@ -290,12 +257,11 @@ def _check_questions(about: str, runs: Sequence[PlannedRun]) -> None:
         raise ConfigError(f"{about} compares runs that are scored on other held-out questions; they must have the same")
 
 
-def _said(settings: dict[str, Value]) -> str:
+def _listed(settings: dict[str, Value]) -> str:
     return ", ".join(f"{key} = {_text(value)}" for key, value in settings.items())
 
 
 def grouped(runs: Sequence[PlannedRun], keys: Sequence[str]) -> dict[Context, list[PlannedRun]]:
-    """The runs by their values of these settings."""
     found: dict[Context, list[PlannedRun]] = {}
     for run in runs:
         found.setdefault(tuple((key, value_of(run.config, key)) for key in keys), []).append(run)
@@ -303,7 +269,7 @@ def grouped(runs: Sequence[PlannedRun], keys: Sequence[str]) -> dict[Context, li
 
 
 def has(config: Config, settings: dict[str, Value]) -> bool:
-    """Whether a config has these settings. Raises: ConfigError for a setting that there is none of."""
+    """Raises: ConfigError for an unknown setting."""
     return all(plain(value_of(config, key)) == value for key, value in settings.items())
 
 
@@ -314,24 +280,21 @@ def plain(value: Any) -> Value:
     return value if isinstance(value, bool | int | float) else str(value)
 
 
-def _runs_of(part: Part, file: StudyFile) -> list[PlannedRun]:
-    found = []
+def _runs_of(part: Part, file: StudyFile) -> Iterator[PlannedRun]:
     for seed in range(part.seeds):
         for values in itertools.product(*part.grid.values()):
             settings = file.settings | part.settings | dict(zip(part.grid, values, strict=True))
-            found.append(_planned(settings, seed, part, file))
-    return found
+            yield _planned(settings, seed, part, file)
 
 
 def _planned(settings: dict[str, Value], seed: int, part: Part, file: StudyFile) -> PlannedRun:
     taken = [key for key in settings if key in OF_A_RUN]
     if taken:
         raise ConfigError(f"part {part.name!r}: {taken[0]} is set by the study itself; remove it")
-    words = [word for key, value in settings.items() for word in (f"--{key}", _text(value))]
     try:
-        config = load_config(list(file.study.configs), [*words, "--run.seed", str(seed)])
+        config = load_config(list(file.study.configs), _overrides(settings | {"run.seed": seed}))
     except ConfigError as error:
-        raise ConfigError(f"part {part.name!r}, with {_said(settings)}: {error}") from error
+        raise ConfigError(f"part {part.name!r}, with {_listed(settings)}: {error}") from error
     if not config.eval.in_order:
         raise ConfigError(f"part {part.name!r}: a study needs eval.in_order = true, so that no version is skipped")
     if config.run.steps % config.eval.every:
@@ -353,7 +316,7 @@ def _id_of(config: Config) -> str:
 
 
 def value_of(config: Config, key: str) -> Any:
-    """The value of a setting, by its dotted key. Raises: ConfigError for a setting that there is none of."""
+    """The value of a setting, by its dotted key. Raises: ConfigError for an unknown setting."""
     found: Any = config
     try:
         for name in key.split("."):
@@ -361,6 +324,10 @@ def value_of(config: Config, key: str) -> Any:
     except (AttributeError, KeyError) as error:
         raise ConfigError(explain_unknown_setting(key)) from error
     return found
+
+
+def _overrides(settings: dict[str, Value]) -> list[str]:
+    return [word for key, value in settings.items() for word in (f"--{key}", _text(value))]
 
 
 def _text(value: Any) -> str:

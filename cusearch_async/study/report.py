@@ -1,8 +1,4 @@
-"""The report of a study, from its tables alone: report.md and its figures.
-
-First the claims of the study, then for each part: curves, a table of the measures with intervals, the differences to
-the baseline and to the runs of another part, EM by the searches that a question needs, what was trained on, the costs.
-Every row says how many of its seeds it is of; failed runs are listed."""
+"""The report of a study, from its tables alone: report.md and its figures, first the claims, then each part."""
 
 from __future__ import annotations
 
@@ -20,8 +16,7 @@ from cusearch_async.study.curves import CURVES, Curve, draw
 from cusearch_async.study.plan import Part, Plan, PlannedRun
 from cusearch_async.study.statistics import Estimate, estimate, holm
 from cusearch_async.study.tables import Tables
-from cusearch_async.study.usable import compare_at_equal, usable_of
-from cusearch_async.study.variants import Variant, compare, matrix, said, variants_of
+from cusearch_async.study.variants import Variant, compare, compare_at_equal, matrix, said, usable_of, variants_of
 
 with packages_of("study"):
     import pandas as pd
@@ -62,7 +57,7 @@ FIGURES = "figures"
 
 
 def write_report(plan: Plan, tables: Tables, folder: Path) -> Path:
-    """Write report.md and its figures into `folder`; returns its path."""
+    """Write report.md and its figures into `folder`. Returns its path."""
     figures = folder / FIGURES
     figures.mkdir(parents=True, exist_ok=True)
     for old in figures.glob("*.png"):
@@ -81,7 +76,7 @@ def report_of(plan: Plan, tables: Tables) -> str:
 
 
 def figures_of(plan: Plan, tables: Tables) -> dict[str, tuple[Curve, list[Variant]]]:
-    """The figures that the report shows, by file name: which curve, of which runs."""
+    """By file name: the curve, and its runs."""
     return {
         _figure(part, context, curve): (curve, variants)
         for part in plan.parts
@@ -116,17 +111,11 @@ def _head(plan: Plan, tables: Tables) -> str:
 def _claims(plan: Plan, tables: Tables) -> str:
     text = f"\n## Claims\n\n{CLAIMS}\n" if plan.claims else ""
     for measure, tested in outcomes_of(plan, tables).items():
-        rows = [
-            [
-                one.claim.text,
-                said(dict(one.context)),
-                f"{one.found.seeds} of {one.planned}",
-                *_effect_cells(one.found, one.p_holm, len(tested), measure),
-                reported(one),
-                one.verdict,
-            ]
-            for one in tested
-        ]
+        rows = []
+        for one in tested:
+            cells = [one.claim.text, said(dict(one.context)), f"{one.found.seeds} of {one.planned}"]
+            cells += [*_effect_cells(one.found, one.p_holm, len(tested), measure), reported(one), one.verdict]
+            rows.append(cells)
         text += f"\nBy {NAMES[measure]}:\n"
         header = ["claim", "where", "seeds", "effect", "p", "Holm's p", "detectable", "reported", "verdict"]
         text += _table(header, rows)
@@ -244,9 +233,8 @@ def _by_need(variants: Sequence[Variant], tables: Tables) -> str:
         answers = [tables.answers_of(run) for run in variant.done]
         last = np.concatenate([one[one["version"] == one["version"].max()][["needed", "em"]] for one in answers])
         needs = range(int(last[:, 0].max()) + 1)
-        rows.append(
-            [variant.name, *(_number(last[last[:, 0] == n, 1].mean() if n in last[:, 0] else None) for n in needs)]
-        )
+        means = (last[last[:, 0] == n, 1].mean() if n in last[:, 0] else None for n in needs)
+        rows.append([variant.name, *map(_number, means)])
     if not needs:
         return ""
     return "\nEM after the last step, by searches needed:\n" + _table(["", *map(str, needs)], rows)
@@ -279,10 +267,10 @@ def _costs(variants: Sequence[Variant], tables: Tables) -> str:
     for variant in variants:
         table = tables.of(variant.done)
         means, seconds = table[list(COSTS)].mean(), table[list(SECONDS)].median()
-        updates = float(np.mean([_optimizer_steps(run, tables) for run in variant.done]))
+        updates = np.mean([_optimizer_steps(run, tables) for run in variant.done])
         cells = [_number(means[name] / unit, 0) for name, (_, unit) in COSTS.items()]
         cells += [_number(seconds[name], 0) for name in SECONDS]
-        rows.append([variant.name, _number(updates, 0), *cells])
+        rows.append([variant.name, _number(float(updates), 0), *cells])
     header = ["", "optimizer steps", *(name for name, _ in COSTS.values()), *SECONDS.values()]
     text = "\nMean cost of a run (seconds: medians, which also depend on what else the machine did):\n"
     return text + _table(header, rows)

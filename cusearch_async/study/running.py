@@ -40,16 +40,20 @@ def to_do(plan: Plan, tables: Tables, retry_failed: bool) -> list[PlannedRun]:
 def run_all(
     plan: Plan, folder: Path, runs: Sequence[PlannedRun], on_done: Callable[[PlannedRun, str, float], None]
 ) -> None:
-    """Make the `runs`, and add each to the tables in `folder` when it is over. One that an earlier call has begun goes
-    on. `on_done` is called with each run, its status or reason of failure, and its seconds."""
+    """Make the `runs`, and add each to the tables in `folder` when it is over. One that an earlier call has begun is
+    continued. `on_done` is called with each run, its status or reason of failure, and its seconds."""
     for name, status in Tables.read(folder).statuses.items():
         if status == "done":
             _remove(folder / WORK / name)
     for run in runs:
         where = folder / WORK / run.id
         reason, wall_s = _launch(plan, run, where)
-        row = _result(plan, run, where, reason, wall_s)
-        _keep_starts(where, folder / STARTS / run.id)
+        try:
+            row = failed(run, plan, reason, wall_s) if reason else done(run, plan, where, wall_s)
+        except ConfigError as error:
+            row = failed(run, plan, str(error), wall_s)
+        if (where / STARTS).exists():
+            shutil.copytree(where / STARTS, folder / STARTS / run.id, dirs_exist_ok=True)
         tables = Tables.read(folder)
         is_done = row.runs["status"][0] == "done"
         if is_done and (before := tables.failures.get(run.id)):
@@ -60,12 +64,6 @@ def run_all(
         on_done(run, "done" if is_done else row.runs["reason"][0], wall_s)
 
 
-def _keep_starts(where: Path, kept: Path) -> None:
-    """With which config, packages, machine and commands the run was made, which its folder does not outlive."""
-    if (where / STARTS).exists():
-        shutil.copytree(where / STARTS, kept, dirs_exist_ok=True)
-
-
 def _remove(where: Path) -> None:
     """Of a run that is in the tables, all but its log."""
     if where.exists():
@@ -73,18 +71,9 @@ def _remove(where: Path) -> None:
     _seconds_path(where).unlink(missing_ok=True)
 
 
-def _result(plan: Plan, run: PlannedRun, where: Path, reason: str, wall_s: float) -> Tables:
-    if not reason:
-        try:
-            return done(run, plan, where, wall_s)
-        except ConfigError as error:
-            reason = str(error)
-    return failed(run, plan, reason, wall_s)
-
-
 def _launch(plan: Plan, run: PlannedRun, where: Path) -> tuple[str, float]:
-    """Launch a run, or go on with it, in the folder `where`. Returns why it failed, in a line, empty if it did not, and
-    the seconds of all attempts at it."""
+    """Launch or continue a run in the folder `where`. Returns why it failed, or nothing, and the seconds of all
+    attempts."""
     where.parent.mkdir(parents=True, exist_ok=True)
     _wait_until_free(where)
     output = where.with_name(f"{where.name}.log")
@@ -116,7 +105,7 @@ def _command(plan: Plan, run: PlannedRun, where: Path) -> list[str]:
         "redis.url": f"redis://127.0.0.1:{free_port()}/0",
         "retriever.url": f"http://127.0.0.1:{free_port()}",
     }
-    words = [word for pair in own.items() for word in (f"--{pair[0]}", pair[1])]
+    words = [word for key, value in own.items() for word in (f"--{key}", value)]
     launch = [sys.executable, "-m", "cusearch_async.cli.main", "launch", *map(str, plan.study.configs)]
     return [*launch, *run.arguments(), *words]
 
@@ -135,7 +124,7 @@ def _wait_until_free(where: Path) -> None:
 
 
 def _reason(status: int, output: Path, seen: int) -> str:
-    """Of this attempt: the last line of its log, which has `seen` bytes of earlier ones, and how it ended."""
+    """The last line of this attempt's log, which has `seen` bytes of earlier ones, and how it ended."""
     how = f"killed by signal {-status}" if status < 0 else f"exited with {status}"
     with output.open("rb") as file:
         file.seek(seen)
@@ -144,7 +133,7 @@ def _reason(status: int, output: Path, seen: int) -> str:
 
 
 def _seconds_before(where: Path) -> float:
-    """What earlier attempts at a run took."""
+    """Of earlier attempts at a run."""
     path = _seconds_path(where)
     return float(path.read_text() or 0) if path.exists() else 0.0
 

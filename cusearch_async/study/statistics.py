@@ -1,18 +1,15 @@
-"""What can be said of the runs of a study: means with intervals, tests, and what could have been seen.
+"""The statistics of a study: means with intervals, tests, and detectable effects.
 
-A measure is linear in what every held-out question got: [seeds, questions] numbers whose mean it is. Its error is that
-of other seeds and of other questions, as all seeds answer the same ones: of the crossed model x = m + a_s + b_q + e_sq,
+A measure is the mean of [seeds, questions] numbers. Its error is that of other seeds and of other questions, as all
+seeds answer the same ones: of the crossed model x = m + a_s + b_q + e_sq,
 
     Var(mean) = V_s + V_q - V_e,    V_s = var of the seeds' means / S,   V_q = var of the questions' means / Q,
                                     V_e = var of the residuals / (S Q)
 
-with Satterthwaite's degrees of freedom (1946). It is what a hierarchical bootstrap over seeds and questions estimates,
-corrected for few seeds: that bootstrap's percentile interval is far too narrow with two to five of them. By itself it
-is too sure far out in the tail, where Holm's correction looks: by chance few seeds lie close together, the questions
-then decide, and they bring many degrees of freedom. So the seeds' means alone must say it as well, in the t-test of
-V_s: of the two the larger p-value and the wider interval count, and the interval leaves out 0 just where p is below
-0.05. Differences are paired by seed and by question.
-"""
+with Satterthwaite's degrees of freedom (1946): what a hierarchical bootstrap over seeds and questions estimates,
+corrected for few seeds. By itself it is too sure far out in the tail, where Holm's correction looks: by chance few
+seeds lie close together, and the questions decide. So of it and the t-test of the seeds' means alone the larger p-value
+and the wider interval count. Differences are paired by seed and by question."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ LEVEL = 0.95
 POWER = 0.8
 
 Matrix = NDArray[np.float64]
-"""[seeds, questions] What each question contributes to a measure in the run of each seed."""
+"""[seeds, questions] The contribution of each question to a measure in the run of each seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class Estimate:
 
 
 def contributions(answers: pd.DataFrame, measure: str) -> NDArray[np.float64]:
-    """[questions] What each question contributes to a measure of one run, from its rows of the answers.
+    """[questions] The contribution of each question to a measure of one run, from its rows of the answers.
 
     Raises: ValueError for a measure that is not of the answers."""
     column = "depth" if measure == "depth_growth" else "em"
@@ -118,7 +115,7 @@ def contributions(answers: pd.DataFrame, measure: str) -> NDArray[np.float64]:
 
 
 def by_version(answers: pd.DataFrame, column: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Of one run: its scored versions [V], ascending, and what each question got [V, questions]."""
+    """Of one run: its scored versions [V], ascending, and the values of each question [V, questions]."""
     table = answers.sort_values(["version", "question"])
     versions = np.unique(table["version"].to_numpy(dtype=np.int64))
     return versions, table[column].to_numpy(dtype=np.float64).reshape(len(versions), -1)

@@ -1,11 +1,8 @@
-"""The tables of a study: its runs, their steps, and what every held-out question got.
+"""The tables of a study, from which the report is made.
 
-    <study folder>/runs.parquet, runs.csv   a row per run: settings, seed, status, measures, costs
-    <study folder>/steps.parquet            a row per run and learner step: metrics
-    <study folder>/answers.parquet          a row per run, scored version and held-out question
-
-They are what the report is made from. Of a run that is done only its starts are kept besides (`running.STARTS`).
-"""
+<study folder>/runs.parquet, runs.csv   a row per run: settings, seed, status, measures, costs
+<study folder>/steps.parquet            a row per run and learner step: metrics
+<study folder>/answers.parquet          a row per run, scored version and held-out question"""
 
 from __future__ import annotations
 
@@ -32,25 +29,10 @@ with packages_of("study"):
     import pyarrow  # noqa: F401  (pandas reads and writes parquet with it)
 
 STEP_METRICS = (
-    "reward/all",
-    "reward/trained",
-    "reward/em",
-    "depth/mean",
-    "depth/mean_trained",
-    "groups/singleton_share",
-    "groups/zero_variance_share",
-    "staleness/mean",
-    "staleness/max",
-    "selection/phase",
-    "selection/singleton_mass",
-    "train/tokens",
-    "train/grad_norm",
-    "train/entropy",
-    "train/kl_reference",
-    "off_policy/mismatch_kl",
-    "off_policy/ess",
-    "time/step_s",
-    "episode/sampled_tokens",
+    *("reward/all", "reward/trained", "reward/em", "depth/mean", "depth/mean_trained"),
+    *("groups/singleton_share", "groups/zero_variance_share", "staleness/mean", "staleness/max"),
+    *("selection/phase", "selection/singleton_mass", "train/tokens", "train/grad_norm", "train/entropy"),
+    *("train/kl_reference", "off_policy/mismatch_kl", "off_policy/ess", "time/step_s", "episode/sampled_tokens"),
 )
 """Metrics that are kept of every step, where it has them."""
 BY_DEPTH = ("depth/generated", "depth/selected", "by_depth/mismatch_kl", "by_depth/ess")
@@ -106,8 +88,8 @@ class Tables:
     @property
     def failures(self) -> dict[str, str]:
         """Failed run -> its reason."""
-        failed = self.runs[self.runs["status"] == "failed"] if len(self.runs) else self.runs
-        return dict(zip(failed["run"], failed["reason"], strict=True)) if len(failed) else {}
+        rows = zip(self.runs["run"], self.runs["reason"], strict=True) if len(self.runs) else ()
+        return {run: reason for run, reason in rows if self.statuses[run] == "failed"}
 
     def of(self, runs: Sequence[PlannedRun]) -> pd.DataFrame:
         """The rows of these runs, with all columns also where no run is done yet."""
@@ -139,7 +121,7 @@ def failed(run: PlannedRun, plan: Plan, reason: str, wall_s: float) -> Tables:
 
 
 def done(run: PlannedRun, plan: Plan, folder: Path, wall_s: float) -> Tables:
-    """What is kept of a run that has ended well, from its folder. Raises: ConfigError when it is not complete."""
+    """Of a run that has ended well, from its folder. Raises: ConfigError when it is not complete."""
     rows = read_metrics(folder / METRICS)
     scores = read_scores(folder / SCORES, epochs_and_steps(folder))
     every, steps = run.config.eval.every, run.config.run.steps
@@ -155,12 +137,9 @@ def done(run: PlannedRun, plan: Plan, folder: Path, wall_s: float) -> Tables:
 
 
 def _settings(run: PlannedRun, plan: Plan) -> dict[str, Any]:
-    varied = {key: _scalar(value_of(run.config, key)) for key in plan.varied}
-    return {"run": run.id, "seed": run.seed, "parts": " ".join(run.parts), **varied}
-
-
-def _scalar(value: Any) -> Any:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else value
+    varied = {key: value_of(run.config, key) for key in plan.varied}
+    cells = {key: ", ".join(map(str, value)) if isinstance(value, tuple) else value for key, value in varied.items()}
+    return {"run": run.id, "seed": run.seed, "parts": " ".join(run.parts), **cells}
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, Any]:
@@ -176,18 +155,15 @@ def _answers(run: PlannedRun, scores: list[dict[str, Any]]) -> pd.DataFrame:
         each = row["each"]
         if len(each["em"]) != len(questions):
             raise ConfigError(f"version {row['step']} was scored on {len(each['em'])} of {len(questions)} questions")
-        parts.append(
-            pd.DataFrame(
-                {
-                    "run": run.id,
-                    "version": np.int16(row["step"]),
-                    "question": np.arange(len(questions), dtype=np.int16),
-                    "em": np.array(each["em"], dtype=np.int8),
-                    "depth": np.array(each["depth"], dtype=np.int8),
-                    "needed": np.array(needed, dtype=np.int8),
-                }
-            )
-        )
+        of_version = {
+            "run": run.id,
+            "version": np.int16(row["step"]),
+            "question": np.arange(len(questions), dtype=np.int16),
+            "em": np.array(each["em"], dtype=np.int8),
+            "depth": np.array(each["depth"], dtype=np.int8),
+            "needed": np.array(needed, dtype=np.int8),
+        }
+        parts.append(pd.DataFrame(of_version))
     return pd.concat(parts, ignore_index=True)
 
 

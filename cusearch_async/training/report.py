@@ -7,9 +7,14 @@ from collections import defaultdict
 
 from cusearch_async.config import Config
 from cusearch_async.metrics.log import MetricsLog
-from cusearch_async.metrics.step import describe_environments, describe_ledger, describe_step, describe_times
+from cusearch_async.metrics.step import (
+    WorkerRates,
+    describe_environments,
+    describe_ledger,
+    describe_step,
+    describe_times,
+)
 from cusearch_async.metrics.table import Metrics
-from cusearch_async.metrics.workers import WorkerRates
 from cusearch_async.training.selector import Chosen
 from cusearch_async.transport.interface import LearnerBuffer
 

@@ -69,7 +69,7 @@ GOOD = [
         "another fact",
         "not found",
         "misread",
-        "ended behind a result",
+        "ended after a result",
         "never executed",
         "a search that failed is made again",
         "a search that found is made again",

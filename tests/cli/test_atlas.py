@@ -6,15 +6,13 @@ import argparse
 
 import pytest
 
-from cusearch_async.atlas.questions import WORLDS
-from cusearch_async.cli.atlas import POOLS, check_policy, held_out_chains, searched_here
+from cusearch_async.cli.atlas import POOLS, check_policy, searched_here
 from cusearch_async.config import load_config
-from cusearch_async.errors import ConfigError
 from cusearch_async.evaluation.probing import PassResult
 from tests.strategies import make_trajectory
 
 
-class Playing:
+class Running:
     """Greedy episodes are right and of depth 1; the others are wrong, and of depth 2."""
 
     def __init__(self) -> None:
@@ -36,11 +34,11 @@ class Playing:
 
 
 @pytest.mark.system
-def test_a_check_plays_the_held_out_cities_greedy_and_sampled_and_then_pools(atlas_config, capsys):
-    playing = Playing()
+def test_a_check_runs_the_held_out_cities_greedy_and_sampled_and_then_pools(atlas_config, capsys):
+    running = Running()
     arguments = argparse.Namespace(config=[atlas_config], checkpoint=None, per_length=2)
-    check_policy(arguments, ["--episode.temperature", "0.5", "--retriever.backend", "serper"], playing)
-    greedy, sampled, *siblings = playing.passes
+    check_policy(arguments, ["--episode.temperature", "0.5", "--retriever.backend", "serper"], running)
+    greedy, sampled, *siblings = running.passes
     assert (greedy.temperature, sampled.temperature) == (0.0, 0.5)
     assert len(greedy.questions) == 10
     assert greedy.questions == sampled.questions
@@ -61,16 +59,3 @@ def test_a_check_keeps_the_noise_of_the_config(atlas_config):
     config = searched_here(load_config(atlas_config, overrides))
     assert (config.retriever.noise, config.retriever.stochastic, config.retriever.topk) == (0.25, False, 2)
     assert config.eval.suite == ()
-
-
-@pytest.mark.parametrize(
-    ("per_length", "said"),
-    [
-        (0, "--per-length must be >= 1 test chain of each number of links, got 0"),
-        (-3, "--per-length must be >= 1 .*, got -3"),
-        (9999, r"--per-length must be <= 500 \(test chains of 1 links\), got 9999"),
-    ],
-)
-def test_a_number_of_chains_that_there_is_not_is_refused(per_length, said):
-    with pytest.raises(ConfigError, match=said):
-        held_out_chains(per_length, WORLDS["atlas"])

@@ -14,6 +14,7 @@ from transformers import Qwen2Config
 from cusearch_async.algorithm.methods import METHODS
 from cusearch_async.cli import check
 from cusearch_async.cli.preflight import gpus as gpus_module
+from cusearch_async.cli.preflight import workload
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.gpus import Device, device_of
 from cusearch_async.cli.preflight.shapes import PUBLISHED, shape_of
@@ -271,7 +272,7 @@ def test_a_gpu_of_no_size_is_refused(gib, capsys):
         (80000, 80, "error", "more than a GPU of 80 GiB"),
     ],
 )
-def test_the_kv_cache_must_hold_episodes_and_fit_beside_the_weights(mib, gib, status, text):
+def test_the_kv_cache_must_hold_episodes_and_fit_with_the_weights(mib, gib, status, text):
     found = findings("--rollout.vllm.kv_cache_memory_bytes", str(mib << 20), gib=gib)["KV cache"]
     assert found.status == status
     assert text in found.text
@@ -280,9 +281,9 @@ def test_the_kv_cache_must_hold_episodes_and_fit_beside_the_weights(mib, gib, st
 def test_engines_over_several_gpus_are_counted_per_gpu():
     settings = ("--rollout.gpus", "[0, 1, 2, 3]", "--rollout.workers", "2", "--rollout.vllm.tensor_parallel_size")
     one, two = findings()["KV cache"], findings(*settings, "2")["KV cache"]
-    assert "beside 5.7 GiB of weights" in one.text
+    assert "with 5.7 GiB of weights" in one.text
     assert "36864 bytes per token" in one.text
-    assert "beside 2.9 GiB of weights" in two.text
+    assert "with 2.9 GiB of weights" in two.text
     assert "18432 bytes per token" in two.text
     three = findings("--rollout.workers", "1", *settings[:2], settings[-1], "3")["KV cache"]
     assert three.status == "error"
@@ -291,11 +292,11 @@ def test_engines_over_several_gpus_are_counted_per_gpu():
 
 def test_an_engines_share_of_its_gpu_is_read():
     whole, half = findings()["KV cache"], findings("--rollout.vllm.gpu_memory_utilization", "0.5")["KV cache"]
-    assert "63.9 GiB beside" in whole.text
-    assert "30.3 GiB beside" in half.text
+    assert "63.9 GiB with" in whole.text
+    assert "30.3 GiB with" in half.text
 
 
-def test_weights_that_do_not_fit_beside_vllm_leave_no_kv_cache():
+def test_weights_that_do_not_fit_with_vllm_leave_no_kv_cache():
     found = findings(gib=8)["KV cache"]
     assert found.status == "error"
     assert "0.0 GiB" in found.text
@@ -330,10 +331,16 @@ def test_ranks_without_work_are_a_warning():
     assert "8 of 40 ranks (learner.ranks) will be idle" in found.text
 
 
-def test_staleness_is_said_for_both_slower_sides():
-    text = findings("--rollout.workers", "1", "--rollout.max_episodes", "96")["staleness"].text
-    assert "about 0.5 steps if the workers are slower, 2.0 if the learner is slower" in text
-    assert "0.5 steps' worth, and 4.0 steps' worth may be buffered" in text
+@pytest.mark.parametrize(
+    ("workers", "episodes", "bound", "slow"), [(1, 192, 2, 1.0), (4, 192, 2, 2.0), (1, 96, 8, 0.5), (4, 192, 0, 0.0)]
+)
+def test_staleness_goes_with_what_is_in_flight_up_to_the_bound(workers, episodes, bound, slow):
+    settings = {"rollout.workers": workers, "rollout.max_episodes": episodes, "pool.max_staleness": bound}
+    overrides = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    config = load_config(BASE, [*overrides, "--learner.publish_every", "1"])
+    text = workload.staleness(config).text
+    assert f"about {slow} steps if the workers are slower, {bound}.0 if the learner is slower" in text
+    assert f"{workers * episodes / 192:.1f} steps' worth, and {bound + 2}.0 steps' worth may be buffered" in text
 
 
 def test_a_model_that_is_unknown_here_is_said_and_no_error():

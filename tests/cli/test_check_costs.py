@@ -1,8 +1,6 @@
-"""`cusearch check`: a GPU for learner and engine, the host's memory, disk and time."""
+"""`cusearch check`: a GPU for learner and engine, the host's memory, and disk."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import pytest
 
@@ -49,11 +47,10 @@ def test_every_config_for_one_gpu_has_a_card_in_its_name():
         assert findings(path=CONFIGS / f"one-gpu-{gib}gb.toml", gib=gib / 2)["learner memory"].status == "error"
 
 
-def test_the_host_the_disk_and_the_time_are_said():
+def test_the_host_and_the_disk_are_reported():
     found = findings()
     assert "4 ranks on one machine: 46.0 GiB while loading, 0.0 GiB permanently" in found["host memory"].text
     assert "40.2 GiB while a checkpoint is written" in found["host memory"].text
-    assert "s on 4 H100 at an assumed 40% of 989 TFLOP/s" in found["step time"].text
     assert "146.0 GiB needed for 3 checkpoints of 40.2 GiB and 4 weight versions of 6.3 GiB" in found["disk"].text
     assert {found[what].status for what in ("host memory", "disk")} <= {"ok", "too small"}
 
@@ -63,11 +60,3 @@ def test_a_host_that_is_too_small_is_said_and_no_error(monkeypatch):
     found = findings()["host memory"]
     assert (found.status, "46.0 GiB needed, 4.0 GiB there" in found.text) == ("too small", True)
     assert findings("--model.dtype", "bfloat16", path=CONFIGS / "atlas.toml")["disk"].status == "ok"
-
-
-def test_a_disk_that_is_too_small_is_said_with_what_is_needed_and_there(monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1 << 40, used=0, free=3 << 30))
-    found = findings()["disk"]
-    assert found.status == "too small"
-    assert "3.0 GiB free" in found.text
-    assert "GiB needed" in found.text

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
 import pytest
 
-from cusearch_async.cli.main import main
 from cusearch_async.data.questions import load_questions
 from cusearch_async.errors import EpisodeFailed
 
@@ -25,27 +23,25 @@ def write(tmp_path):
     return put
 
 
-@pytest.fixture
-def cusearch(monkeypatch, capsys):
-    """Exit status and output of a command."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["cusearch", *arguments])
-        monkeypatch.setenv("COLUMNS", "200")
-        try:
-            main()
-        except SystemExit as ended:
-            return ended.code, capsys.readouterr().out
-        return 0, capsys.readouterr().out
-
-    return run
-
-
 def test_a_good_file_is_summed_up(cusearch, write):
     status, output = cusearch("data", "check", write(GOOD, GOOD | {"id": "2", "data_source": "hotpotqa"}))
     assert status == 0
     assert "2 good rows, 1.0 answers each; 0 problems" in output
     assert "hotpotqa" in output
+    assert output.count("gold answers: James Joyce") == 2, "of fewer than three questions all are shown once"
+    assert "evidence known of 0; hops (questions): not known" in output
+    assert "not read" not in output
+
+
+def test_each_of_several_files_is_reported_with_what_is_known_and_what_is_not_read(cusearch, write):
+    rows = [GOOD | {"id": str(i), "metadata": {"hops": 2 + i % 2}, "facts": []} for i in range(3)]
+    rows[0]["evidence_docs"] = [{"text": "x"}]
+    status, output = cusearch("data", "check", write("{", name="bad.jsonl"), write(*rows, name="good.jsonl"))
+    assert status == 1
+    assert "bad.jsonl" in output
+    assert "3 good rows, " in output
+    assert "evidence known of 1; hops (questions): 2 (2), 3 (1)" in output
+    assert "columns that are not read: facts" in output
 
 
 def test_every_wrong_row_is_named_and_the_good_ones_are_counted(cusearch, write):
@@ -91,36 +87,12 @@ def test_of_many_problems_the_first_are_shown(cusearch, write):
     assert "no question can be used" in output
 
 
-def test_each_of_several_files_is_reported(cusearch, write):
-    status, output = cusearch("data", "check", write("{", name="bad.jsonl"), write(GOOD, name="good.jsonl"))
-    assert status == 1
-    assert "bad.jsonl" in output
-    assert "1 good row, " in output
-
-
 def test_convert_writes_what_is_read_back(cusearch, write, tmp_path):
     source, output = write(GOOD, GOOD | {"id": "2"}), tmp_path / "new" / "train.parquet"
     status, said = cusearch("data", "convert", source, "--output", str(output))
     assert status == 0
     assert "2 questions in" in said
     assert load_questions([str(output)]) == load_questions([source])
-
-
-def test_convert_writes_json_lines_with_what_is_known_besides(cusearch, write, tmp_path):
-    known = {"metadata": {"hops": 2, "type": "bridge"}, "evidence_docs": [{"text": "x"}], "answer_aliases": ["Joyce"]}
-    source, output = write(GOOD | known), tmp_path / "train.jsonl"
-    assert cusearch("data", "convert", source, "--output", str(output))[0] == 0
-    (row,) = map(json.loads, output.read_text().splitlines())
-    assert row["golden_answers"] == ["James Joyce", "Joyce"]
-    assert row["metadata"] == known["metadata"]
-    assert load_questions([str(output)]) == load_questions([source])
-
-
-@pytest.mark.parametrize("name", ["x.csv", "x.json", "x"])
-def test_convert_refuses_a_file_of_a_kind_that_it_cannot_write(cusearch, write, tmp_path, name):
-    status, _ = cusearch("data", "convert", write(GOOD), "--output", str(tmp_path / name))
-    assert status == f"cusearch: --output must end in .parquet or .jsonl, got {tmp_path / name}"
-    assert not (tmp_path / name).exists()
 
 
 def test_three_questions_are_shown_as_they_are_asked_and_scored(cusearch, write, atlas_config):
@@ -133,11 +105,6 @@ def test_three_questions_are_shown_as_they_are_asked_and_scored(cusearch, write,
     assert "who wrote 1?" not in output
     _, output = cusearch("data", "check", write(*rows), "--config", str(atlas_config))
     assert "nq/4 Question: who wrote 4? gold answers:" in " ".join(output.split()), "the template of the config"
-
-
-def test_of_fewer_than_three_questions_all_are_shown_once(cusearch, write):
-    _, output = cusearch("data", "check", write(GOOD, GOOD | {"id": "2"}))
-    assert output.count("gold answers: James Joyce") == 2
 
 
 def test_the_lengths_of_prompts_are_told_where_a_config_names_the_tokenizer(cusearch, write, atlas_config):
@@ -186,14 +153,3 @@ def test_answers_that_may_be_several_in_one_text_are_named(cusearch, write):
     assert status == 0
     output = " ".join(output.split())
     assert "3 gold answers may be several in one text (line 1: 'a || b'; line 2: 'a | b'; line 3: 'a; b')" in output
-
-
-def test_what_is_known_of_questions_and_what_is_not_read_is_said(cusearch, write):
-    rows = [GOOD | {"id": str(i), "metadata": {"hops": 2 + i % 2}, "facts": []} for i in range(3)]
-    rows[0]["evidence_docs"] = [{"text": "x"}]
-    _, output = cusearch("data", "check", write(*rows))
-    assert "evidence known of 1; hops (questions): 2 (2), 3 (1)" in output
-    assert "columns that are not read: facts" in output
-    output = cusearch("data", "check", write(GOOD))[1]
-    assert "evidence known of 0; hops (questions): not known" in output
-    assert "not read" not in output

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import SLOW
 
-pytestmark = pytest.mark.system  # each starts an interpreter of its own
+pytestmark = pytest.mark.system  # each starts an interpreter
 
 COMMAND = [sys.executable, "-m", "cusearch_async.cli.main"]
 ROOT = Path(__file__).parents[2]
@@ -73,16 +73,7 @@ runpy.run_module("cusearch_async.cli.main", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(
-    "at",
-    [
-        "argparse",
-        "pydantic",
-        "cusearch_async.cli.check",
-        "transformers",
-        "numpy",
-    ],
-)
+@pytest.mark.parametrize("at", ["argparse", "pydantic", "cusearch_async.cli.check", "transformers", "numpy"])
 def test_an_interrupt_while_libraries_are_imported_says_nothing(at):
     done = end_of([sys.executable, "-c", INTERRUPTED.format(at=at)])
     assert (done.returncode, done.stderr) == (130, "")

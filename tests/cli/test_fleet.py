@@ -175,7 +175,7 @@ def test_a_closed_terminal_ends_a_launch_in_good_order(config, atlas_config, tmp
         with (tmp_path / "learner.log").open("a") as log:
             log.write("10:00:00 learner: step 7\n")
         wait_until(lambda: "learner: step 7" in (tmp_path / "nohup.out").read_text(), 20)
-        assert not said.exists(), "it goes on"
+        assert not said.exists(), "it continues"
         launched.terminate()
     wait_until(said.exists, 20)
     launched.send_signal(signal.SIGHUP)
@@ -280,7 +280,7 @@ def test_a_retriever_that_is_there_already_is_used_and_named(config, caplog):
     caplog.set_level("INFO")
     fleet = Unstarted(config)
     with socket.create_server(("127.0.0.1", int(config.retriever.url.rpartition(":")[2]))):
-        fleet._start_retriever()
+        fleet.start_services()
     assert fleet.children == {}
     assert f"reusing the retriever already running at {config.retriever.url}" in caplog.text
 

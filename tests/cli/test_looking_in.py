@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cusearch_async.cli import buckets, main
+from cusearch_async.cli import buckets
 from cusearch_async.config import load_config
 from cusearch_async.lifecycle.children import start_child
 from cusearch_async.run.identity import Identity
@@ -83,13 +83,6 @@ def text_of(renderable) -> str:
     return console.file.getvalue()
 
 
-def run(command: list[str], monkeypatch, capsys) -> str:
-    monkeypatch.setattr("sys.argv", ["cusearch", *command])
-    monkeypatch.setenv("COLUMNS", "160")
-    main.main()
-    return capsys.readouterr().out
-
-
 async def test_buckets_show_depth_by_staleness_groups_workers_and_ledger(atlas_config, overrides):
     config = load_config(atlas_config, overrides)
     await fill(config)
@@ -136,87 +129,62 @@ async def test_while_a_pool_is_trained_on_buckets_count_the_next_one(atlas_confi
         (["--limit", "1"], ["0:0"]),
     ],
 )
-def test_ls_filters(config, atlas_config, overrides, arguments, ids, monkeypatch, capsys):
-    shown = run(["buffer", "ls", str(atlas_config), *overrides, *arguments], monkeypatch, capsys)
+def test_ls_filters(config, atlas_config, overrides, arguments, ids, cusearch):
+    shown = cusearch("buffer", "ls", atlas_config, *overrides, *arguments)[1]
     assert re.findall(r"^(\d+:\d+)", shown, re.MULTILINE) == ids
 
 
-def test_peek_shows_turns_passages_mask_and_logprobs(config, atlas_config, overrides, monkeypatch, capsys):
-    shown = run(["buffer", "peek", str(atlas_config), "0:1", *overrides], monkeypatch, capsys)
+def test_peek_shows_turns_passages_mask_and_logprobs(config, atlas_config, overrides, cusearch):
+    shown = cusearch("buffer", "peek", atlas_config, "0:1", *overrides)[1]
     for part in ("0:1, buffered, by w", "<search>Lima</search>", "environment", "masked", "trained on"):
         assert part in shown
     assert "Lima is in Peru." in shown
     assert "mean log-probability -" in shown
 
 
-def test_export_writes_every_field(config, atlas_config, overrides, tmp_path, monkeypatch, capsys):
+def test_export_writes_every_field(config, atlas_config, overrides, tmp_path, cusearch):
     path = tmp_path / "out.jsonl"
-    run(["buffer", "export", str(atlas_config), *overrides, "--output", str(path), "--depth", "1"], monkeypatch, capsys)
+    assert cusearch("buffer", "export", atlas_config, *overrides, "--output", path, "--depth", "1") == (0, "")
     (row,) = [json.loads(line) for line in path.read_text().splitlines()]
     arrays = {"token_ids": np.int32, "sampled": np.bool_, "logprobs": np.float32, "versions": np.int32}
     back = {n: np.array(v, arrays[n]) if n in arrays else tuple(v) if n == "answers" else v for n, v in row.items()}
     assert encode(Trajectory(**back)) == encode(readable(0, 0, depth=1, reward=0.2))
 
 
-def test_quarantine_and_requeue_change_what_they_say(config, atlas_config, overrides, monkeypatch, capsys):
-    arguments = [str(atlas_config), *overrides]
-    run(["buffer", "quarantine", arguments[0], "0:1", *overrides, "--reason", "odd"], monkeypatch, capsys)
-    assert "0:1  odd" in run(["buffer", "quarantine", *arguments], monkeypatch, capsys)
-    assert "0:1, quarantined" in run(["buffer", "peek", arguments[0], "0:1", *overrides], monkeypatch, capsys)
-    run(["buffer", "requeue", arguments[0], "1", *overrides], monkeypatch, capsys)
-    for command, named in (("requeue", "ticket 77"), ("quarantine", "'9:9'"), ("peek", "'9:9'")):
-        target = "77" if command == "requeue" else "9:9"
-        monkeypatch.setattr("sys.argv", ["cusearch", "buffer", command, arguments[0], target, *overrides])
-        with pytest.raises(SystemExit, match=named):
-            main.main()
+def test_quarantine_and_requeue_change_what_they_say(config, atlas_config, overrides, cusearch):
+    arguments = [atlas_config, *overrides]
+    assert cusearch("buffer", "quarantine", arguments[0], "0:1", *overrides, "--reason", "odd")[0] == 0
+    assert "0:1  odd" in cusearch("buffer", "quarantine", *arguments)[1]
+    assert "0:1, quarantined" in cusearch("buffer", "peek", arguments[0], "0:1", *overrides)[1]
+    assert cusearch("buffer", "requeue", arguments[0], "1", *overrides)[0] == 0
 
 
-def test_the_ledger_command_counts_the_keys_unless_it_is_to_be_quick(
-    config, atlas_config, overrides, monkeypatch, capsys
-):
-    def status(*arguments: str) -> object:
-        monkeypatch.setattr("sys.argv", ["cusearch", "buckets", str(atlas_config), "--ledger", *overrides, *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        return ended.value.code
+def test_the_ledger_command_counts_the_keys_unless_it_is_to_be_quick(config, atlas_config, overrides, cusearch):
+    def ledger(*arguments: str) -> tuple[object, str]:
+        return cusearch("buckets", atlas_config, "--ledger", *overrides, *arguments)
 
-    async def delete() -> None:
+    async def change(act) -> None:
         async with open_buffer(config) as open_:
-            await open_.connection.client.delete(open_.keys.trajectory("0:1"))
+            await act(open_.connection.client, open_.keys)
 
-    assert status() == 0
-    assert "2 trajectories in Redis, counted by keys: this agrees with the ledger" in capsys.readouterr().out
-    asyncio.run(delete())
-    assert status("--quick") == 0, "the counters do not know"
-    assert status() == 1
-    assert "missing, and not counted as lost: 1 (0:1)" in capsys.readouterr().out
-    assert status("--json") == 1
-    assert json.loads(capsys.readouterr().out)["audit"]["kept"] == 2
-
-
-def test_the_ledger_command_checks_it(config, atlas_config, overrides, monkeypatch, capsys):
-    for arguments, status in (([], 0), (["--json"], 0)):
-        monkeypatch.setattr("sys.argv", ["cusearch", "buckets", str(atlas_config), "--ledger", *overrides, *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main.main()
-        assert ended.value.code == status
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["closes"]
-
-    async def falsify():
-        async with open_buffer(config) as open_:
-            await open_.connection.client.hincrby(open_.keys.ledger, "finished", 1)
-
-    asyncio.run(falsify())
-    monkeypatch.setattr("sys.argv", ["cusearch", "buckets", str(atlas_config), "--ledger", *overrides])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    assert ended.value.code == 1
-    assert "DOES NOT CLOSE" in capsys.readouterr().out
+    status, shown = ledger()
+    assert (status, "2 trajectories in Redis, counted by keys: this agrees with the ledger" in shown) == (0, True)
+    status, shown = ledger("--json")
+    assert (status, json.loads(shown)["closes"]) == (0, True)
+    asyncio.run(change(lambda client, keys: client.delete(keys.trajectory("0:1"))))
+    assert ledger("--quick")[0] == 0, "the counters do not know"
+    status, shown = ledger()
+    assert (status, "missing, and not counted as lost: 1 (0:1)" in shown) == (1, True)
+    status, shown = ledger("--json")
+    assert (status, json.loads(shown)["audit"]["kept"]) == (1, 2)
+    asyncio.run(change(lambda client, keys: client.hincrby(keys.ledger, "finished", 1)))
+    status, shown = ledger()
+    assert (status, "DOES NOT CLOSE" in shown) == (1, True)
 
 
-def test_pause_and_resume(config, atlas_config, overrides, monkeypatch, capsys):
+def test_pause_and_resume(config, atlas_config, overrides, cusearch):
     for command, paused in (("pause", True), ("resume", False)):
-        run(["buffer", command, str(atlas_config), *overrides], monkeypatch, capsys)
+        assert cusearch("buffer", command, atlas_config, *overrides)[0] == 0
 
         async def is_paused():
             async with open_buffer(config) as open_:
@@ -225,11 +193,9 @@ def test_pause_and_resume(config, atlas_config, overrides, monkeypatch, capsys):
         assert asyncio.run(is_paused()) is paused
 
 
-def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, redis_url, monkeypatch):
+def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, redis_url, cusearch):
     settings = ["--redis.url", redis_url, "--run.name", "atlass"]
-    monkeypatch.setattr("sys.argv", ["cusearch", "buffer", "pause", str(atlas_config), *settings])
-    with pytest.raises(SystemExit, match="has no run 'atlass'; it has "):
-        main.main()
+    assert "has no run 'atlass'; it has " in cusearch("buffer", "pause", atlas_config, *settings)[0]
     config = load_config(atlas_config, settings)
 
     async def state():
@@ -239,14 +205,14 @@ def test_a_run_that_no_learner_has_started_cannot_be_paused(atlas_config, redis_
     assert not asyncio.run(state()), "nor is it made"
 
 
-def test_workers_are_listed_without_the_contract(config, atlas_config, overrides, monkeypatch, capsys):
-    shown = run(["buckets", str(atlas_config), "--workers", *overrides], monkeypatch, capsys)
+def test_workers_are_listed_without_the_contract(config, atlas_config, overrides, cusearch):
+    shown = cusearch("buckets", atlas_config, "--workers", *overrides)[1]
     assert re.search(r"w\s+\d+ s ago", shown)
     assert "run.seed" not in shown
 
 
-def test_the_contract_that_a_worker_must_have_is_listed(config, atlas_config, overrides, monkeypatch, capsys):
-    shown = run(["buckets", str(atlas_config), "--contract", "--run.seed", "7", *overrides], monkeypatch, capsys)
+def test_the_contract_that_a_worker_must_have_is_listed(config, atlas_config, overrides, cusearch):
+    shown = cusearch("buckets", atlas_config, "--contract", "--run.seed", "7", *overrides)[1]
     assert re.search(r"contract\s+method\.name '\[bold\]'\s+run\.seed    0\s*$", shown), shown
 
 
@@ -291,6 +257,6 @@ def pasted(lines, url):
     return [answer.strip() for answer in done.stdout.split("=====\n")[:-1]]
 
 
-def test_buckets_prints_the_line_that_looks_in(config, atlas_config, overrides, monkeypatch, capsys):
-    shown = run(["buckets", str(atlas_config), *overrides, "--once"], monkeypatch, capsys)
+def test_buckets_prints_the_line_that_looks_in(config, atlas_config, overrides, cusearch):
+    shown = cusearch("buckets", atlas_config, *overrides, "--once")[1]
     assert f"inspect it with: {redis_cli_line(config.redis, config.folder)}" in shown

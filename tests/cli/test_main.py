@@ -79,7 +79,7 @@ def test_the_list_of_commands_loads_no_command_and_no_library(command):
 
 
 def test_no_command_imports_another_command():
-    """What two of them need is a module of its own."""
+    """What two of them need is a separate module."""
     folder = Path(main.__file__).parent
     for path in folder.rglob("*.py"):
         nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from cusearch_async.cli import main
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import RunInUse
@@ -56,13 +55,10 @@ def test_the_data_of_a_run_has_one_server_for_as_long_as_that_lives(config, atla
 
 
 @pytest.mark.parametrize("other", ["same", "another"])
-def test_a_second_redis_command_names_the_first(config, atlas_config, tmp_path, monkeypatch, other):
+def test_a_second_redis_command_names_the_first(config, atlas_config, cusearch, other):
     url = config.redis.url if other == "same" else f"redis://127.0.0.1:{free_port()}/0"
-    words = ["cusearch", "redis", str(atlas_config), "--run.folder", str(config.folder), "--redis.url", url]
-    monkeypatch.setattr("sys.argv", words)
-    with serving(config), pytest.raises(SystemExit) as ended:
-        main.main()
-    said = str(ended.value.code)
+    with serving(config):
+        said, _ = cusearch("redis", atlas_config, "--run.folder", config.folder, "--redis.url", url)
     if other == "same":
         assert said == f"cusearch: redis.url {url}: this run's own Redis listens there already; use that"
     else:

@@ -38,7 +38,7 @@ def overrides(redis_url, tmp_path, request):
 
 @pytest.fixture
 def config(atlas_config, overrides):
-    """A run with keys in Redis, two files of its own, and one that is the user's."""
+    """A run with keys in Redis, two own files, and one that is the user's."""
     config = load_config(atlas_config, overrides)
     run_folder.mark(config.folder, config.run.name)
     (config.folder / "metrics.jsonl").write_text("")
@@ -71,7 +71,7 @@ def test_with_yes_keys_and_known_children_go_and_the_rest_stays(config, atlas_co
     assert [path.name for path in config.folder.iterdir()] == ["thesis.txt"]
 
 
-def test_weights_in_a_folder_of_their_own_go_too_and_a_strange_folder_does_not(
+def test_weights_in_a_separate_folder_are_deleted_too_and_a_strange_folder_does_not(
     config, atlas_config, overrides, tmp_path
 ):
     weights, strange = tmp_path / "shm", tmp_path / "strange"

@@ -11,7 +11,6 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
-    MistralConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -64,14 +63,10 @@ def real_model(config, dtype: str = "float32"):
     "config",
     [
         Qwen2Config(**TINY),
-        LlamaConfig(**TINY),
-        LlamaConfig(**TINY, head_dim=48),
-        LlamaConfig(**TINY, attention_bias=True, mlp_bias=True),
-        Qwen3Config(**TINY, head_dim=32),
-        MistralConfig(**TINY),
+        LlamaConfig(**TINY, head_dim=48, attention_bias=True, mlp_bias=True),
         Qwen3MoeConfig(**TINY, **MOE),
     ],
-    ids=["qwen2", "llama", "llama with wide heads", "llama with biases", "qwen3", "mistral", "experts"],
+    ids=["qwen2", "llama with wide heads and biases", "experts"],
 )
 def test_parameters_are_those_of_a_real_model(config, tied, tmp_path):
     config.tie_word_embeddings = tied
@@ -250,17 +245,6 @@ def test_a_pass_takes_what_the_allocator_gives(name, dtype, checkpointing, tmp_p
     assert expected.scoring == pytest.approx(allocated_peak(score), rel=0.1)
 
 
-def test_layers_that_are_alike_are_counted_from_a_few(tmp_path):
-    """Nine layers, from two and three of them, and one by one."""
-    shape = written(SHAPES["deep"], tmp_path)
-    mixed = Qwen3Config(**SHAPES["deep"].to_dict() | {"layer_types": ["full_attention"] * 8 + ["sliding_attention"]})
-    mixed.use_sliding_window = True
-    whole = written(mixed, tmp_path)
-    for checkpointing in (True, False):
-        settings = ("bfloat16", 512, checkpointing, 200)
-        assert passes(shape, *settings) == passes(whole, *settings)
-
-
 def test_logits_are_counted_in_both_dtypes_and_twice_where_their_entropy_is():
     few, many = (passes(QWEN_3B, "bfloat16", 4096, True, at_once) for at_once in (1024, 2048))
     logits = 4 * 151936 * 1024
@@ -279,7 +263,7 @@ def test_the_largest_forward_pass(micro, minibatch, ranks, expected):
     assert sizing.forward_tokens(config_of(*changes, ranks=ranks)) == expected
 
 
-# The host, and time.
+# The host.
 
 
 def test_the_hosts_memory_is_that_of_all_ranks():
@@ -294,25 +278,11 @@ def test_the_hosts_memory_is_that_of_all_ranks():
     assert divided == 2 * 2 * (parameters + 4 * 151936 * 2048), "the embedding is the largest parameter"
 
 
-def test_a_step_is_six_flops_per_weight_and_token_and_the_passes_beside():
-    settings = ("--loss.kl_coef", "0", "--loss.proximal", "loglinear", "--learner.gradient_checkpointing", "false")
-    plain = sizing.step_flops(QWEN_3B, config_of(*settings), 1000, 10)
-    assert plain == pytest.approx(6 * QWEN_3B.parameters * 10_000 + 6 * 36 * 2048 * 1000**2 * 10)
-
-    def passes(trajectories: int) -> float:
-        """In forward passes; the plain ones are three. M is 32."""
-        return 3 * sizing.step_flops(QWEN_3B, config_of(), 1000, trajectories) / (plain * trajectories / 10)
-
-    assert passes(32) == pytest.approx(3 + 2), "π_ref and recomputing; π_prox is the first mini-batch's own pass"
-    assert passes(128) == pytest.approx(3 + 2 + 3 / 4)
-
-
 # Rollout workers.
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("Qwen/Qwen2.5-3B", 36864), ("Qwen/Qwen2.5-7B", 57344), ("meta-llama/Llama-3.2-3B", 114688)],
+    ("name", "expected"), [("Qwen/Qwen2.5-3B", 36864), ("Qwen/Qwen2.5-7B", 57344), ("meta-llama/Llama-3.2-3B", 114688)]
 )
 def test_kv_bytes_per_token(name, expected):
     """Keys and values x layers x kv heads x 128 x 2 bytes, as 2 x 36 x 2 x 128 x 2."""
@@ -326,15 +296,7 @@ def test_the_kv_cache_gets_what_weights_leave_of_vllms_share():
     assert sizing.kv_room(QWEN_7B, "bfloat16", 16 * GIB) < 0
 
 
-# Staleness and the batch.
-
-
-@pytest.mark.parametrize(
-    ("workers", "episodes", "bound", "expected"),
-    [(1, 192, 2, (1.0, 2.0)), (4, 192, 2, (2.0, 2.0)), (1, 96, 8, (0.5, 8.0)), (4, 192, 0, (0.0, 0.0))],
-)
-def test_staleness_goes_with_what_is_in_flight_up_to_the_bound(workers, episodes, bound, expected):
-    assert sizing.expected_staleness(workers, episodes, 192, bound) == expected
+# The batch.
 
 
 def test_the_papers_batch_leaves_a_quarter_alone():

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from cusearch_async.cli import main
 from cusearch_async.cli.parts.arguments import CODE, code_in
 from cusearch_async.config import Config, known_keys, load_config, section_of
 from cusearch_async.config.section import Section
@@ -58,13 +57,6 @@ def foreign(atlas_config, tmp_path, monkeypatch):
     sys.path[:] = [place for place in sys.path if place != str(folder)]
 
 
-def run(monkeypatch, *command):
-    monkeypatch.setattr(sys, "argv", ["cusearch", *command])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    return str(ended.value.code)
-
-
 def name_code(folder, key):
     section = NAMED[key]
     for path in ("config.toml", "launch.toml", "starts/0001.toml"):
@@ -72,42 +64,38 @@ def name_code(folder, key):
 
 
 @pytest.mark.parametrize("command", LOOKING, ids=" ".join)
-def test_a_command_that_looks_imports_nothing_of_a_run_folder(foreign, monkeypatch, command):
+def test_a_command_that_looks_imports_nothing_of_a_run_folder(foreign, cusearch, command):
     name_code(foreign, "environment.search.reward")
-    said = run(monkeypatch, *command)
+    said = cusearch(*command)[0]
     assert "names code, environment.search.reward = 'theirs:reward'; add --trust to import it" in said
     assert not (foreign / "was_here").exists()
 
 
 @pytest.mark.parametrize("key", NAMED)
-def test_whatever_names_code_is_refused(foreign, monkeypatch, key):
+def test_whatever_names_code_is_refused(foreign, cusearch, key):
     name_code(foreign, key)
-    assert f"names code, {key} = 'theirs:" in run(monkeypatch, "config", "config.toml")
+    assert f"names code, {key} = 'theirs:" in cusearch("config", "config.toml")[0]
     assert not (foreign / "was_here").exists()
 
 
-def test_a_byte_order_mark_hides_no_code(foreign, monkeypatch):
+def test_a_byte_order_mark_hides_no_code(foreign, cusearch):
     name_code(foreign, "environment.search.reward")
     path = foreign / "config.toml"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert "names code, environment.search.reward = 'theirs:reward'" in run(monkeypatch, "config", "config.toml")
+    assert "names code, environment.search.reward = 'theirs:reward'" in cusearch("config", "config.toml")[0]
 
 
-def test_code_that_is_trusted_is_imported(foreign, monkeypatch, capsys):
+def test_code_that_is_trusted_is_imported(foreign, cusearch):
     name_code(foreign, "environment.search.reward")
-    monkeypatch.setattr(sys, "argv", ["cusearch", "config", "config.toml", "--trust"])
-    main.main()
-    assert "theirs:reward" in capsys.readouterr().out
+    assert "theirs:reward" in cusearch("config", "config.toml", "--trust")[1]
     assert (foreign / "was_here").exists()
 
 
-def test_a_config_of_ones_own_needs_no_trust(foreign, monkeypatch, tmp_path, capsys):
+def test_the_users_config_needs_no_trust(foreign, tmp_path, cusearch):
     """It is in no folder of a run."""
     name_code(foreign, "environment.search.reward")
     (tmp_path / "mine.toml").write_text((foreign / "config.toml").read_text())
-    monkeypatch.setattr(sys, "argv", ["cusearch", "config", str(tmp_path / "mine.toml")])
-    main.main()
-    assert "theirs:reward" in capsys.readouterr().out
+    assert "theirs:reward" in cusearch("config", tmp_path / "mine.toml")[1]
 
 
 def test_every_setting_that_may_name_code_is_known():

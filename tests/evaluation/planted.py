@@ -59,7 +59,7 @@ def is_confused(passages, question, rng):
 
 
 class PlantedRunner:
-    """Plays episodes of one search each, with a planted policy."""
+    """Runs episodes of one search each, with a planted policy."""
 
     def __init__(self, answer, search) -> None:
         self._answer = answer

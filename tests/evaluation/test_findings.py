@@ -30,7 +30,7 @@ async def said_of(answer, engine=None, questions=QUESTIONS):
     return findings(questions, full, closed, blocked, samples)
 
 
-def played(em, predictions=None, recall=1.0):
+def result(em, predictions=None, recall=1.0):
     """A pass of the EM and predictions by question."""
     given = predictions or ["x"] * len(em)
     episodes = [make_trajectory(i, 0, em=e, prediction=p) for i, (e, p) in enumerate(zip(em, given, strict=True))]
@@ -38,9 +38,9 @@ def played(em, predictions=None, recall=1.0):
 
 
 def said(questions, full, closed, blocked=None, recall=1.0, samples=None):
-    same = [played(full)] * 4
+    same = [result(full)] * 4
     return findings(
-        questions, played(full, None, recall), played(closed, None, None), played(blocked or closed, None, recall),
+        questions, result(full, None, recall), result(closed, None, None), result(blocked or closed, None, recall),
         samples or same,
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ async def test_evidence_that_is_never_recognised_says_nothing_of_a_leak():
 
     helps, unknown = await said_of(planted.reads, Paraphrases())
     assert helps.startswith("searching helps")
-    assert unknown == "the evidence was never recognised among the passages, so blocking it tells nothing"
+    assert unknown == "the evidence was never recognised among the passages, so blocking it shows nothing"
 
 
 @pytest.mark.parametrize("others", [NEEDS_NONE, UNKNOWN], ids=["no search", "unknown"])
@@ -109,7 +109,7 @@ def test_questions_that_name_no_evidence_say_nothing_of_searching(others):
 def test_samples_agree_over_the_questions_that_need_a_search():
     """On the easy ones they always do."""
     questions = [*NEEDS_NONE, *QUESTIONS[:60]]
-    samples = [played([0.0] * 140, ["x"] * 80 + [f"guess {k} {i}" for i in range(60)]) for k in range(4)]
+    samples = [result([0.0] * 140, ["x"] * 80 + [f"guess {k} {i}" for i in range(60)]) for k in range(4)]
     (line,) = said(questions, [0.0] * 140, [0.0] * 140, samples=samples)
     assert line.endswith("its samples agree in 0% of pairs, so it guesses")
 

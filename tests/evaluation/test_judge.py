@@ -87,7 +87,7 @@ async def test_verdicts_that_cannot_be_read_are_counted_and_in_no_share(text):
 
 
 async def test_a_judge_of_which_nothing_can_be_read_has_failed():
-    with pytest.raises(JudgeFailed, match="a-judge says neither yes nor no of any of 3 answers"):
+    with pytest.raises(JudgeFailed, match="a-judge answers neither yes nor no for any of 3 answers"):
         await ask(reply("maybe"))
 
 
@@ -102,13 +102,13 @@ async def test_a_judge_that_fails_is_no_verdict():
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (reply("I am a chatbot"), r"must say yes or no, and says 'I am a chatbot'"),
-        (reply(""), r"must say yes or no, and says ''"),
+        (reply("I am a chatbot"), r"must answer yes or no, got 'I am a chatbot'"),
+        (reply(""), r"must answer yes or no, got ''"),
         (NO_MODEL, "fails: .*no such model"),
         (says("<html>hello</html>"), "fails: "),
-        (a_web_page, "must say yes or no, and says '<html>hello</html>'"),
-        (says({"result": []}), "must say yes or no"),
-        (says({"choices": [{"message": None}]}), "must say yes or no"),
+        (a_web_page, "must answer yes or no, got '<html>hello</html>'"),
+        (says({"result": []}), "must answer yes or no"),
+        (says({"choices": [{"message": None}]}), "must answer yes or no"),
     ],
 )
 async def test_a_judge_that_cannot_judge_is_noticed_at_the_start(answer, said):

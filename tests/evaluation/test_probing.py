@@ -81,11 +81,11 @@ def test_other_passages_are_no_evidence(passage, evidence):
     assert evidence_in(passage, [evidence]) == set()
 
 
-async def test_passes_are_played_in_order_each_in_its_mode_and_with_random_numbers_of_its_own():
+async def test_passes_run_in_order_each_in_its_mode_and_with_separate_random_numbers():
     probed = ProbedSearch(Engine())
     runner, some = PlantedRunner(reads, probed), QUESTIONS[:3]
     passes = [Pass(some, 0.0), Pass(some, 0.0, "closed"), Pass(some, 0.0, "blocked"), Pass(some, 0.7)]
-    played = await run_passes(runner, probed, passes, concurrency=2)
-    assert [one.em for one in played] == [[1.0] * 3, [0.0] * 3, [0.0] * 3, [1.0] * 3]
-    assert [one.recall for one in played] == [[1.0] * 3, [0.0] * 3, [1.0] * 3, [1.0] * 3]
+    results = await run_passes(runner, probed, passes, concurrency=2)
+    assert [one.em for one in results] == [[1.0] * 3, [0.0] * 3, [0.0] * 3, [1.0] * 3]
+    assert [one.recall for one in results] == [[1.0] * 3, [0.0] * 3, [1.0] * 3, [1.0] * 3]
     assert sorted(set(runner.done)) == [(0, 0.0), (1, 0.0), (2, 0.0), (3, 0.7)]

@@ -13,8 +13,7 @@ from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.errors import WriteFailed
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.metrics.log import MetricsLog
-from cusearch_async.metrics.step import describe_environments, describe_step
-from cusearch_async.metrics.workers import WorkerRates
+from cusearch_async.metrics.step import WorkerRates, describe_environments, describe_step
 from cusearch_async.transport.interface import WorkerStatus
 from cusearch_async.types import Pool
 from tests.strategies import make_trajectory

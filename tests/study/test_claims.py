@@ -130,7 +130,7 @@ REPORTED = 'reported = [{ difference = %s, where = { "retriever.stochastic" = tr
 
 
 @pytest.mark.parametrize(("difference", "place"), [(0.9, "above"), (0.2, "inside"), (-0.3, "below")])
-def test_what_was_reported_is_shown_where_it_belongs_beside_the_interval(tmp_path, difference, place):
+def test_what_was_reported_is_shown_with_its_place_by_the_interval(tmp_path, difference, place):
     plan = plan_with(tmp_path, BETTER + REPORTED % difference)
     text = report_of(plan, tables_of(plan))
     rows = [line for line in text.splitlines() if line.startswith("| depth first is better")]

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from cusearch_async.cli import study
-from cusearch_async.errors import ConfigError, StudyIncomplete
+from cusearch_async.errors import StudyIncomplete
 from cusearch_async.study import report, running
 from cusearch_async.study.tables import Tables
 from tests.study.one_study import fake_child
@@ -27,7 +27,7 @@ def command(tmp_path, monkeypatch):
 
     def run(**options):
         plain = {"file": tmp_path / "small.toml", "folder": tmp_path / "study"}
-        plain |= {"report": False, "retry_failed": False, "most": None}
+        plain |= {"report": False, "retry_failed": False, "max_runs": None}
         study.run(argparse.Namespace(**plain | options), [])
         return Tables.read(tmp_path / "study")
 
@@ -42,7 +42,7 @@ def blank_figures(monkeypatch):
 
 def test_it_is_made_in_pieces_and_says_how_long_the_rest_takes(command, tmp_path, capsys):
     with pytest.raises(StudyIncomplete, match="3 runs are to do and 0 failed"):
-        command(most=1)
+        command(max_runs=1)
     out = capsys.readouterr().out
     assert "study small: 4 runs, 0 done, 1 to do now\n" in out
     assert "left" not in out, "with nothing to judge by, and nothing left"
@@ -52,11 +52,6 @@ def test_it_is_made_in_pieces_and_says_how_long_the_rest_takes(command, tmp_path
     assert re.search(r"study small: 4 runs, 1 done, 3 to do now, about \d+ s left\n", out)
     assert len(re.findall(r"; about \d+ s left", out)) == 2
     assert "4 of 4 runs are done" in (tmp_path / "study" / "report.md").read_text()
-
-
-def test_a_piece_of_no_run_is_refused(command):
-    with pytest.raises(ConfigError, match="--most must be >= 1, got -1"):
-        command(most=-1)
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -75,7 +70,7 @@ def test_a_report_makes_no_run_and_writes_the_csv_again(command, tmp_path):
     with pytest.raises(StudyIncomplete, match="no run yet"):
         command(report=True)
     with pytest.raises(StudyIncomplete):
-        command(most=2)
+        command(max_runs=2)
     (tmp_path / "study" / "runs.csv").unlink()
     with pytest.raises(StudyIncomplete, match="2 runs are to do"):
         command(report=True)
@@ -85,5 +80,5 @@ def test_a_report_makes_no_run_and_writes_the_csv_again(command, tmp_path):
 def test_a_first_run_that_fails_leaves_a_report(command, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_LAUNCH", "die")
     with pytest.raises(StudyIncomplete, match="3 runs are to do and 1 failed"):
-        command(most=1)
+        command(max_runs=1)
     assert ": killed by signal 9\n" in (tmp_path / "study" / "report.md").read_text()

@@ -18,7 +18,7 @@ from cusearch_async.study.claims import outcomes_of
 from cusearch_async.study.plan import read_file, read_plan
 from cusearch_async.study.report import figures_of, report_of, reported, shown
 from cusearch_async.study.tables import Tables
-from cusearch_async.study.usable import usable_of
+from cusearch_async.study.variants import usable_of
 
 pytestmark = pytest.mark.system  # it draws a whole report
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system  # it draws whole reports
 
 
 def rows_of(text, heading):
-    """The rows of the first table behind a heading, by their first cell."""
+    """The rows of the first table after a heading, by their first cell."""
     table = text.split(heading, 1)[1].split("\n| ", 1)[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()]
     return {row[0]: row[1:] for row in rows[2:]}
@@ -105,7 +105,7 @@ def test_one_seed_has_no_interval_and_that_is_said(plan, tmp_path):
     assert row[1].endswith("(no interval)")
 
 
-def test_a_part_may_have_a_baseline_of_its_own(plan, tmp_path):
+def test_a_part_may_have_a_separate_baseline(plan, tmp_path):
     part = plan.parts[1]
     (variants,) = variants_of(part, plan, tables_of(plan)).values()
     assert [(v.name, v.is_baseline) for v in variants] == [("max_staleness 2", True), ("max_staleness 0", False)]
@@ -237,8 +237,7 @@ def test_a_part_is_compared_with_the_same_runs_of_another_part(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("beside", "said"),
-    [("nothing", "no run of beside = 'nothing'"), ("fewer", "scored on other held-out questions")],
+    ("beside", "said"), [("nothing", "no run of beside = 'nothing'"), ("fewer", "scored on other held-out questions")]
 )
 def test_a_part_beside_nothing_or_other_questions_is_refused(tmp_path, beside, said):
     other = BESIDE[1].replace('pool.max_staleness" = 0', 'eval.questions_per_category" = 4')

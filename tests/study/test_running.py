@@ -70,7 +70,7 @@ def test_a_run_that_fails_is_kept_with_its_reason_and_the_others_go_on(plan, fol
     broken = [run.id for run in plan.runs.values() if how == "short" or run.config.method.name == "sdga_phase"]
     assert sorted(failed["run"]) == sorted(broken)
     assert all(reason in text for text in failed["reason"])
-    assert all((folder / "work" / run).is_dir() for run in failed["run"]), "to look into it, and to go on"
+    assert all((folder / "work" / run).is_dir() for run in failed["run"]), "to look into it, and to continue"
     assert {path.name for path in (folder / "work").glob("*.log")} == {f"{run}.log" for run in plan.runs}
     monkeypatch.delenv("FAKE_LAUNCH")
     if how == "fail":
@@ -101,7 +101,7 @@ def test_a_run_is_launched_with_its_settings_and_its_starts_outlive_its_folder(p
 
 
 @pytest.mark.parametrize("how", ["hang", "slow"])
-def test_a_study_that_is_killed_goes_on_with_the_run_that_it_had_begun(plan, folder, tmp_path, how):
+def test_a_study_that_is_killed_continues_with_the_run_that_it_had_begun(plan, folder, tmp_path, how):
     """Also at once, while the launch of the first one is still stopping."""
     command = [sys.executable, "-m", "tests.study.one_study", str(tmp_path / "small.toml"), str(folder)]
     root = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cusearch_async.study.tables import Tables
-from cusearch_async.study.usable import compare_at_equal, em_after, usable_of
+from cusearch_async.study.variants import compare_at_equal, em_after, usable_of
 from tests.study.studies import QUESTIONS, plan_of, tables_of
 
 

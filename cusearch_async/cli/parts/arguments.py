@@ -1,39 +1,36 @@
 """Arguments of several commands: the config, numbers, and whether a config may bring code.
 
-A config that a user names is his own, one in the folder of a run may be somebody else's. Commands that only look at a
-run import what such a config names, an environment or a transport, only with `--trust`: modules are searched in the
+A config that a user names is the user's, one in the folder of a run may be somebody else's. Commands that only inspect
+a run import what such a config names, an environment or a transport, only with `--trust`: modules are searched in the
 current folder too."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cusearch_async.config import CONFIG_HELP, flat
 from cusearch_async.config.toml import read_toml
 from cusearch_async.errors import ConfigError
 from cusearch_async.run.folder import MARKER
 
+T = TypeVar("T")
+
 CODE = (
-    "method.name",
-    "environment.LABEL.name",
-    "environment.LABEL.reward",
-    "loss.objective",
-    "retriever.backend",
-    "retriever.bm25.tokenizer",
-    "redis.transport",
-    "weights.transport",
+    *("method.name", "environment.LABEL.name", "environment.LABEL.reward", "loss.objective"),
+    *("retriever.backend", "retriever.bm25.tokenizer", "redis.transport", "weights.transport"),
 )
 """Settings that may be package.module:Name."""
 
 
 def add_config(parser: argparse.ArgumentParser, without: str = "", default: str = "", looks: bool = True) -> None:
-    """The configs of a run. They may be left out where it is said what is done `without`, or there is a `default`.
-    `looks`: the command only looks at a run, so it needs --trust for code of others."""
+    """The configs of a run. They may be left out where help says what is done `without`, or there is a `default`.
+    `looks`: the command only inspects a run, so it needs --trust for code of others."""
     text = f"{CONFIG_HELP}; without it, {without}" if without else CONFIG_HELP
     count = "*" if without or default else "+"
     parser.add_argument("config", type=Path, nargs=count, default=Path(default) if default else None, help=text)
@@ -49,41 +46,32 @@ def add_run_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--trust", action="store_true", help="import the code that a config in the folder of a run names, if it does"
-    )
+    text = "import the code that a config in the folder of a run names, if it does"
+    parser.add_argument("--trust", action="store_true", help=text)
 
 
 def add_accept_changes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--accept-changes", action="store_true", help="continue with settings that change what the run means"
-    )
+    text = "continue with settings that change what the run means"
+    parser.add_argument("--accept-changes", action="store_true", help=text)
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """The type of a whole number that is `least` or more."""
+def parsed(kind: Callable[[str], T], is_right: Callable[[T], bool], what: str) -> Callable[[str], T]:
+    """The type of an argument that is `what`, in words."""
 
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if number < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
-        return number
+    def parse(text: str) -> T:
+        with contextlib.suppress(ValueError):
+            if is_right(value := kind(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}")
 
     return parse
 
 
-def finite(text: str) -> float:
-    """The type of a number that is neither nan nor infinite."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
-    return number
+def at_least(least: int) -> Callable[[str], int]:
+    return parsed(int, lambda number: number >= least, f"a whole number of at least {least}")
+
+
+finite = parsed(float, math.isfinite, "a number")
 
 
 def refuse_untrusted(arguments: argparse.Namespace) -> None:
@@ -96,21 +84,16 @@ def refuse_untrusted(arguments: argparse.Namespace) -> None:
         except (FileNotFoundError, ConfigError):  # the command itself says so
             continue
         for key, name in code_in(settings):
-            raise ConfigError(
-                f"{path} is in the folder of a run and names code, {key} = {name!r}; add --trust to import it, if you "
-                "know where the folder comes from"
-            )
+            remedy = "add --trust to import it, if you know where the folder comes from"
+            raise ConfigError(f"{path} is in the folder of a run and names code, {key} = {name!r}; {remedy}")
 
 
 def code_in(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(key, package.module:Name) of all code that a config names; `settings` as read from TOML."""
     patterns = [re.escape(setting).replace("LABEL", ".+") for setting in CODE]
     for key, value in flat(settings):
-        if (
-            isinstance(value, str)
-            and ":" in value
-            and any(re.fullmatch(pattern, key, re.DOTALL) for pattern in patterns)
-        ):
+        is_code = isinstance(value, str) and ":" in value
+        if is_code and any(re.fullmatch(pattern, key, re.DOTALL) for pattern in patterns):
             yield key, value
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from cusearch_async.errors import ConfigError, packages_of
 from cusearch_async.metrics.drawing import pyplot
-from cusearch_async.run.folder import METRICS
 
 INK = "#333333"
 DEPTHS = "depth/generated"
-PHASE, LEAST, MOST = "selection/phase", "staleness/min", "staleness/max"
 BLUE, ORANGE, GREEN = "#3b6ea5", "#d9822b", "#4c9a6a"
 Lines = tuple[tuple[str, str, str, str], ...]
 """Metric, label, colour and style of each line of a panel."""
@@ -26,9 +23,6 @@ REWARDS: Lines = (
 DEPTH: Lines = (("depth/mean", "whole pool", BLUE, "-"), ("depth/mean_trained", "trained on", ORANGE, "-"))
 STALENESS: Lines = (("staleness/mean", "mean", BLUE, "-"),)
 IDLE: Lines = (("learner/idle_share", "learner", ORANGE, "-"), ("rollout/idle_share", "rollout engines", BLUE, "-"))
-DRAWN: dict[str, Any] = {"step": float, DEPTHS: list[float] | None} | dict.fromkeys(
-    (PHASE, LEAST, MOST, *(name for name, *_ in (*REWARDS, *DEPTH, *STALENESS, *IDLE))), float | None
-)
 
 
 def refuse_format(path: Path, option: str) -> None:
@@ -42,10 +36,8 @@ def refuse_format(path: Path, option: str) -> None:
 
 
 def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Reward and EM, depth, depth distribution, phase, staleness, time; one panel each, over learner steps.
-
-    Raises: ConfigError for rows with other values than a learner writes."""
-    _refuse_odd_rows(rows, title)
+    """Reward and EM, depth, depth distribution, phase, staleness, time; one panel each, over learner steps. What is no
+    number is a gap."""
     plt = pyplot()
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), constrained_layout=True)
@@ -54,9 +46,9 @@ def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
     for panel, lines in ((rewards, REWARDS), (depth, DEPTH), (staleness, STALENESS), (idle, IDLE)):
         for name, label, color, style in lines:
             panel.plot(steps, _series(rows, name), color=color, linestyle=style, label=label)
-    least, most = _series(rows, LEAST), _series(rows, MOST)
+    least, most = _series(rows, "staleness/min"), _series(rows, "staleness/max")
     staleness.fill_between(steps, least, most, color=BLUE, alpha=0.2, label="min to max", linewidth=0)
-    phases = _series(rows, PHASE)
+    phases = _series(rows, "selection/phase")
     phase.step(steps, phases, where="mid", color=GREEN, label="phase k")
     _draw_depths(depths, rows, steps)
     _finish(rewards, "Reward and exact match (sampled)", "", (0, 1.02))
@@ -73,9 +65,7 @@ def draw_together(
     runs: dict[str, list[dict[str, Any]]], held_out: dict[str, list[tuple[int, float]]], path: Path
 ) -> None:
     """EM, reward, depth and staleness of several runs by name, over learner steps. `held_out`: version and EM of what
-    was scored, as points beside the EM that was sampled. Raises: ConfigError as `draw`."""
-    for label, rows in runs.items():
-        _refuse_odd_rows(rows, label)
+    was scored, as points next to the EM that was sampled."""
     plt = pyplot()
     titles = {
         "reward/em": "Exact match (sampled; points: held-out)",
@@ -94,31 +84,20 @@ def draw_together(
     plt.close(figure)
 
 
-def _refuse_odd_rows(rows: list[dict[str, Any]], title: str) -> None:
-    """Raises: ConfigError for a value of a row that cannot be drawn. Values may be missing."""
-    for row in rows:
-        for name, kind in DRAWN.items():
-            try:
-                msgspec.convert(row.get(name), kind)
-            except (msgspec.ValidationError, OverflowError) as error:
-                place = f"{title}: the row of step {row['step']!r:.20} of {METRICS}"
-                raise ConfigError(f"{place} has {name} = {row[name]!r:.60}, which is no metric of a run") from error
-
-
 def _series(rows: list[dict[str, Any]], name: str) -> Any:
-    """[steps] The metric `name`; NaN for a step without it."""
-    values = np.array([row.get(name, np.nan) for row in rows], dtype=float)
-    return np.where(np.isfinite(values), values, np.nan)
+    """[steps] The metric `name`; NaN for a step without a finite number."""
+    values = [row.get(name) for row in rows]
+    return np.array([x if isinstance(x, float | int) and np.isfinite(x) else np.nan for x in values], dtype=float)
 
 
 def _draw_depths(panel: Any, rows: list[dict[str, Any]], steps: Any) -> None:
     with packages_of("study"):
         from matplotlib import colormaps  # noqa: PLC0415
 
-    deepest = max(len(row.get(DEPTHS) or []) for row in rows)
-    counts = np.zeros((len(rows), max(1, deepest)))
-    for of_step, row in zip(counts, rows, strict=True):
-        of_step[: len(row.get(DEPTHS) or [])] = np.nan_to_num(row.get(DEPTHS) or [])
+    by_step = [row.get(DEPTHS) or [] for row in rows]
+    counts = np.zeros((len(rows), max([1, *map(len, by_step)])))
+    for of_step, found in zip(counts, by_step, strict=True):
+        of_step[: len(found)] = found
     shares = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).T
     colors = colormaps["viridis"](np.linspace(0.05, 0.95, len(shares)))
     panel.stackplot(steps, shares, colors=colors, labels=[f"{depth}" for depth in range(len(shares))])

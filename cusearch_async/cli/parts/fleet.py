@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from cusearch_async.config import Config, save_config
+from cusearch_async.config import LOOPBACK, Config, save_config
 from cusearch_async.data.questions import asks_of_atlas
 from cusearch_async.errors import BufferUnavailable, CusearchError, ProcessDied, RetrievalUnavailable
 from cusearch_async.lifecycle.children import start_child
@@ -72,7 +72,7 @@ class Child:
     read: int
 
     def new_lines(self) -> list[str]:
-        """The lines that it has logged itself since the last call, without the output of libraries."""
+        """The lines that our code has logged since the last call, without the output of libraries."""
         with self.log.open("rb") as file:
             file.seek(self.read)
             complete, _, _ = file.read().rpartition(b"\n")
@@ -85,8 +85,8 @@ class Child:
         with self.log.open("rb") as file:
             file.seek(self.began)
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-        said = f": {_reason(lines)[:500]}" if lines else ""
-        return f"{self.name} ended with status {self.process.returncode}{said} (log: {self.log})"
+        why = f": {_reason(lines)[:500]}" if lines else ""
+        return f"{self.name} ended with status {self.process.returncode}{why} (log: {self.log})"
 
 
 def _reason(lines: Sequence[str]) -> str:
@@ -133,33 +133,30 @@ class Fleet:
         """Start Redis, the retriever and what it needs, unless they run already. Returns when all accept connections.
 
         Raises: BufferUnavailable, RetrievalUnavailable or ProcessDied for a service that does not start."""
-        config = self._config
-        wanted: list[tuple[str, str, type[CusearchError]]] = []
+        config, retriever = self._config, self._config.retriever
+        services: list[tuple[str, str, type[CusearchError]]] = []
         if config.redis.transport == "redis":
-            wanted.append(("Redis", config.redis.url, BufferUnavailable))
+            services.append(("Redis", config.redis.url, BufferUnavailable))
             if not is_listening(config.redis.url):
                 with holding_data(config.redis, config.folder) as lock:
                     self._start("redis", own_server(config.redis, config.folder), inherited=(lock,))
         if config.uses_retriever:
-            wanted += self._start_retriever()
-        for what, url, failure in wanted:
+            services.append(("the retriever", retriever.url, RetrievalUnavailable))
+            self._start_or_reuse("retriever", retriever.url, "worker", "retriever")
+        if config.uses_retriever and retriever.backend == "zerosearch" and asks_of_atlas(config):
+            services.append(("the simulator", retriever.zerosearch.url, RetrievalUnavailable))
+            self._start_or_reuse("simulator", retriever.zerosearch.url, "atlas", "simulate")
+        for what, url, failure in services:
             self._wait_for_service(what, url, failure)
 
-    def _start_retriever(self) -> list[tuple[str, str, type[CusearchError]]]:
-        """Start the retriever, and the simulator if zerosearch runs on atlas. Returns the services to wait for."""
-        retriever = self._config.retriever
-        wanted: list[tuple[str, str, type[CusearchError]]] = [("the retriever", retriever.url, RetrievalUnavailable)]
-        if is_listening(retriever.url):
-            log.info("reusing the retriever already running at %s", retriever.url)
+    def _start_or_reuse(self, name: str, url: str, *command: str) -> None:
+        """Raises: RetrievalUnavailable unless it runs, or the address is on this machine, where we can start it."""
+        if is_listening(url):
+            log.info("reusing the %s already running at %s", name, url)
+        elif urlsplit(url).hostname not in LOOPBACK:
+            raise RetrievalUnavailable(f"no {name} listens at {url}; start it first")
         else:
-            _refuse_remote("retriever.url", retriever.url)
-            self.start_command("retriever", "worker", "retriever")
-        if retriever.backend == "zerosearch" and asks_of_atlas(self._config):
-            wanted.append(("the simulator", retriever.zerosearch.url, RetrievalUnavailable))
-            if not is_listening(retriever.zerosearch.url):
-                _refuse_remote("retriever.zerosearch.url", retriever.zerosearch.url)
-                self.start_command("simulator", "atlas", "simulate")
-        return wanted
+            self.start_command(name, *command)
 
     def _wait_for_service(self, what: str, url: str, failure: type[CusearchError]) -> None:
         wait_s = self._config.run.wait_s
@@ -170,14 +167,16 @@ class Fleet:
             raise failure(f"{what} did not start at {url} within run.wait_s = {wait_s:g} s; see {self._logs}")
 
     def start_run(self, accept_changes: bool = False) -> None:
-        """Start the learner, the rollout workers and, with eval.every, the evaluator. With `accept_changes` the learner
-        takes over first: until then Redis holds the old run contract, and the other processes would be refused. So it
-        does in a run that was finished, where they would end at once."""
+        """Start the learner, the rollout workers and, with eval.every, the evaluator.
+
+        With `accept_changes` the learner takes over first: until then Redis holds the old run contract, and the other
+        processes would be refused. So it does in a run that was finished, where they would end at once."""
         starts = self._config.folder / "starts"
-        before = set(starts.glob("*.json"))
+        before, earlier = set(starts.glob("*.json")), read_starts(self._config.folder)
+        stop = read_stop(self._config.folder, earlier[-1].epoch) if earlier else None
         options = [*_gpu_option(self._gpus.learner), *(["--accept-changes"] if accept_changes else [])]
         self.start_command("learner", "worker", "learner", options=options, env={COMMAND: shlex.join(sys.argv)})
-        if accept_changes or self._was_finished():
+        if accept_changes or (stop is not None and stop.outcome == "finished"):
             with log_waiting(log, "waiting for the learner to take over the run"):
                 self.wait(lambda: set(starts.glob("*.json")) > before or self.has_ended("learner"))
         if self._config.eval.every:
@@ -185,12 +184,6 @@ class Fleet:
         for index, gpus in enumerate(self._gpus.workers):
             own = {"CUSEARCH_WORKER_INDEX": str(index)}
             self.start_command(f"rollout-{index}", "worker", "rollout", options=_gpu_option(gpus), env=own)
-
-    def _was_finished(self) -> bool:
-        """Whether the last learner of this folder had done all its steps."""
-        starts = read_starts(self._config.folder)
-        stop = read_stop(self._config.folder, starts[-1].epoch) if starts else None
-        return stop is not None and stop.outcome == "finished"
 
     def start_command(
         self, name: str, *command: str, options: Sequence[str] = (), env: dict[str, str] | None = None
@@ -290,12 +283,6 @@ def _names(children: Sequence[Child]) -> str:
 
 def _gpu_option(gpus: Gpus) -> list[str]:
     return ["--gpu", ",".join(gpus)] if gpus else []
-
-
-def _refuse_remote(key: str, url: str) -> None:
-    """Raises: RetrievalUnavailable unless the address is on this machine, where we can start a server."""
-    if urlsplit(url).hostname not in ("127.0.0.1", "localhost"):
-        raise RetrievalUnavailable(f"nothing listens at {key} {url}; start it first")
 
 
 def _interrupt(number: int, _: object) -> None:

@@ -1,4 +1,4 @@
-"""What `demo` and `launch` show of a run: the logs of its processes, the last steps as a table, and its results."""
+"""The display of `demo` and `launch`: the logs of the processes, the last steps as a table, and the results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import functools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ REFRESH_S = 0.5
 PACED_BY = 10
 """Steps whose times give the time that is left."""
 BAR = " ▁▂▃▄▅▆▇█"
-_FAR = ("waiting for", "played ", "step ", "loaded weights", "version ")
+_PROGRESS = ("waiting for", "finished ", "step ", "loaded weights", "version ")
 """Beginnings of progress lines: on a terminal only the newest one of each process is shown, in place."""
 
 
@@ -59,54 +60,46 @@ class Screen:
         body: Callable[[], Sequence[RenderableType]],
         pace: Callable[[], str] = lambda: "",
     ) -> None:
-        """Wait until `is_done`; show `what` is waited for and for how long, the `pace`, and `body`. Raises:
-        ProcessDied."""
-        began = said = time.monotonic()
+        """Wait until `is_done`; show `what` is waited for, the seconds, the `pace` and `body`. Raises: ProcessDied."""
+        began = logged = time.monotonic()
         waited_for = ""
         self._newest.clear()
-        with self._live() as live:
+        on_terminal = Live(console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop")
+        with on_terminal if self._console.is_terminal else contextlib.nullcontext() as live:
 
             def show() -> bool:
-                nonlocal said, began, waited_for
+                nonlocal logged, began, waited_for
                 now = time.monotonic()
-                has_spoken = self._relay(live)
+                has_logged = self._relay(live)
                 if waited_for != what():
                     began, waited_for = now, what()
                 if live is not None:
                     newest = [Text(f"{name}: {line}", style="dim") for name, line in self._newest.items()]
                     live.update(Group(*body(), Text(f"{waited_for}: {now - began:.0f} s"), *newest), refresh=True)
-                elif not has_spoken and now - said > LOG_EVERY_S:
+                elif not has_logged and now - logged > LOG_EVERY_S:
                     log.info("%s: %.0f s%s", waited_for, now - began, f"; {pace()}" if pace() else "")
-                said = now if has_spoken or now - said > LOG_EVERY_S else said
+                logged = now if has_logged or now - logged > LOG_EVERY_S else logged
                 return is_done()
 
             self._fleet.wait(show, poll_s=REFRESH_S)
             self._relay(live)
 
-    @contextlib.contextmanager
-    def _live(self) -> Iterator[Live | None]:
-        if not self._console.is_terminal:
-            yield None
-            return
-        with Live(console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop") as live:
-            yield live
-
     def _relay(self, live: Live | None) -> bool:
-        """Show the log lines of the processes since the last call. True when there were any."""
-        has_spoken = False
+        """Show the log lines of the processes since the last call. Whether any went to our log."""
+        has_logged = False
         for name, child in self._fleet.children.items():
             for line in child.new_lines():
                 self._newest[name] = line
-                if live is not None and not line.startswith(_FAR):
+                if live is not None and not line.startswith(_PROGRESS):
                     live.console.print(Text(f"{name}: {line}"))
                 elif live is None and not line.startswith("loaded weights"):
                     log.info("%s: %s", name, line)
-                    has_spoken = True
-        return has_spoken
+                    has_logged = True
+        return has_logged
 
 
 def print_inspection_commands(config: Config, console: Console) -> None:
-    """Print two commands to paste into another terminal while the run is going on."""
+    """Print two commands to paste into another terminal during the run."""
     trust = " --trust" if any(code_in(config.model_dump(mode="json"))) else ""
     console.print(f"watch the run with: cusearch buckets {config.folder / 'launch.toml'}{trust}", soft_wrap=True)
     console.print(f"or with redis-cli: {redis_cli_line(config.redis, config.folder)}", soft_wrap=True, markup=False)
@@ -117,30 +110,25 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 
     Raises: ProcessDied, also when only the learner was stopped: the evaluator would wait forever for the last version.
     """
-    progress = Progress(
-        TextColumn("learner step"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[pace]}")
-    )
+    columns = (TextColumn("learner step"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[pace]}"))
+    progress = Progress(*columns)
     task = progress.add_task("steps", total=config.run.steps, pace="")
-    metrics = MetricsFile(config.folder / METRICS)
-    earlier = metrics.rows()[-1]["epoch"] if metrics.rows() else None
+    before = rows_of(config.folder)
+    earlier = before[-1]["epoch"] if before else None
 
     def of_this_start() -> str:
-        rows = metrics.rows()
+        rows = rows_of(config.folder)
         is_new = bool(rows) and rows[-1]["epoch"] != earlier
         return pace(rows, config.run.steps) if is_new else ""
 
     def body() -> list[RenderableType]:
-        rows = metrics.rows()
+        rows = rows_of(config.folder)
         progress.update(task, completed=len(rows), pace=of_this_start())
         return [progress, *([progress_table(rows)] if rows else [])]
 
     def what() -> str:
-        done = len(metrics.rows())
-        return (
-            f"waiting for step {done} of {config.run.steps}"
-            if done < config.run.steps
-            else "waiting for the learner and the evaluator"
-        )
+        done, steps = len(rows_of(config.folder)), config.run.steps
+        return f"waiting for step {done} of {steps}" if done < steps else "waiting for the learner and the evaluator"
 
     refuse_stopped = functools.cache(lambda: refuse_stopped_early(config))  # the checkpoints are read once
 
@@ -153,8 +141,8 @@ def watch(fleet: Fleet, config: Config, console: Console) -> None:
 
 
 def pace(rows: list[dict[str, Any]], steps: int) -> str:
-    """How long a step takes, and what is left of `steps`: by the median of the newest start's last ten steps. Its first
-    one, which waits for engines that start, counts only while it is alone."""
+    """The time of a step and of the `steps` that are left, by the median of the newest start's last ten steps. Its
+    first one, which waits for engines that start, counts only while it is alone."""
     newest = [row for row in rows if row["epoch"] == rows[-1]["epoch"]]
     step_s = statistics.median(row["time/step_s"] for row in newest[1:][-PACED_BY:] or newest)
     left = steps - len(rows)
@@ -172,20 +160,16 @@ def refuse_stopped_early(config: Config) -> None:
         )
 
 
-class MetricsFile:
-    """The rows of a metrics.jsonl; the file is read again only when it has changed."""
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl, which is read again only when it has changed."""
+    path = folder / METRICS
+    status = path.stat() if path.exists() else None
+    return _read_rows(path, status.st_size, status.st_mtime_ns) if status else []
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-        self._rows: list[dict[str, Any]] = []
 
-    def rows(self) -> list[dict[str, Any]]:
-        status = self._path.stat() if self._path.exists() else None
-        seen = (status.st_size, status.st_mtime_ns) if status else None
-        if seen != self._seen:
-            self._seen, self._rows = seen, read_metrics(self._path)
-        return self._rows
+@functools.lru_cache(maxsize=1)
+def _read_rows(path: Path, _size: int, _changed: int) -> list[dict[str, Any]]:
+    return read_metrics(path)
 
 
 def progress_table(rows: list[dict[str, Any]]) -> Table:
@@ -196,18 +180,11 @@ def progress_table(rows: list[dict[str, Any]]) -> Table:
     for name in (*names, "wait\ns", "update\ns"):
         shown.add_column(name, justify="left" if depths in name else "right", no_wrap=True, vertical="bottom")
     for row in rows[-12:]:
-        shown.add_row(
-            str(row["step"]),
-            f"{row['reward/all']:.3f}",
-            f"{row['reward/em']:.3f}",
-            f"{row['depth/mean']:.2f}",
-            bars(row["depth/generated"]),
-            bars(row["depth/selected"]),
-            f"{row.get('selection/phase', 0):g}",
-            f"{row['staleness/min']:g}-{row['staleness/max']:g}",
-            f"{row['time/wait_s']:.1f}",
-            f"{row['time/update_s']:.1f}",
-        )
+        figures = (f"{row['reward/all']:.3f}", f"{row['reward/em']:.3f}", f"{row['depth/mean']:.2f}")
+        pools = (bars(row["depth/generated"]), bars(row["depth/selected"]), f"{row.get('selection/phase', 0):g}")
+        times = (f"{row['time/wait_s']:.1f}", f"{row['time/update_s']:.1f}")
+        staleness = f"{row['staleness/min']:g}-{row['staleness/max']:g}"
+        shown.add_row(str(row["step"]), *figures, *pools, staleness, *times)
     return shown
 
 
@@ -220,7 +197,7 @@ def bars(counts: list[int]) -> str:
 def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: float, console: Console) -> dict[str, Any]:
     """Print the table and the ledger, and draw plot.png. Returns the run's part of summary.json."""
     closes = is_closed(ledger, counted)
-    rows = read_metrics(config.folder / METRICS)
+    rows = rows_of(config.folder)
     starts = read_starts(config.folder)
     earlier = starts[-1].step if starts else 0
     summary = {
@@ -228,7 +205,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
         "steps": len(rows),
         "wall_s": round(wall_s, 1),
         "trajectories_trained": ledger.trained,
-        "ledger": {name: getattr(ledger, name) for name in Ledger.__dataclass_fields__} | {"closes": closes},
+        "ledger": asdict(ledger) | {"closes": closes},
     }
     if not rows:  # nothing to draw
         console.print(f"no step was done in {wall_s:.0f} s, start-up included")
@@ -244,8 +221,7 @@ def conclude(config: Config, ledger: Ledger, counted: Audit | None, wall_s: floa
     done = f"{len(rows)} steps, {max(0, len(rows) - earlier)} of them" if earlier else f"{len(rows)} steps"
     console.print(
         f"{done} in {wall_s:.0f} s, start-up included; {ledger.trained} trajectories trained, max staleness "
-        f"{staleness_max:g} (bound {config.pool.max_staleness}); "
-        f"the ledger {'closes' if closes else 'DOES NOT CLOSE'}"
+        f"{staleness_max:g} (bound {config.pool.max_staleness}); the ledger {'closes' if closes else 'DOES NOT CLOSE'}"
     )
     for finding in counted.findings if counted else ():
         console.print(Text(finding, style="red"), soft_wrap=True)
@@ -271,8 +247,7 @@ def whole_checkpoint(config: Config) -> Checkpoint | None:
 
 
 def print_results(config: Config, newest: Checkpoint | None, console: Console) -> None:
-    """Print where the results are and how to use them, one path per line. `newest` is the verified checkpoint whose
-    model is recommended."""
+    """Print where the results are and how to use them. `newest` is the verified checkpoint to use."""
     settings, plot = config.folder / "config.toml", config.folder / "plot.png"
     lines: dict[str, object] = {"plot": plot} if plot.exists() else {}
     lines |= {"metrics": config.folder / METRICS, "curves": f"tensorboard --logdir {config.folder / 'tensorboard'}"}

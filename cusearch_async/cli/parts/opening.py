@@ -44,7 +44,7 @@ async def refuse_if_alive(config: Config, remedy: str = "stop it first") -> None
 
 
 async def read_ledger(config: Config, quick: bool = False) -> tuple[Ledger, Audit | None]:
-    """The counters, and the result of counting the keys unless it is to be quick."""
+    """The counters, and the result of counting the keys unless it is `quick`."""
     async with open_run(config) as buffer:
         return await buffer.ledger(), None if quick else await buffer.audit()
 

@@ -1,4 +1,4 @@
-"""Episodes as an HTML page: what the policy wrote and what it was shown, turn by turn, each kind in its own colour."""
+"""Episodes as an HTML page: what the policy wrote and what it was shown, turn by turn, each kind in a colour."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import html
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from string import Template
 from typing import Any
+
+import numpy as np
 
 from cusearch_async.types import Trajectory
 
@@ -25,17 +27,19 @@ _OTHER_COLOURS = 6
 Stretches = list[tuple[str, str]]
 
 
-def stretches(trajectory: Trajectory, tokenizer: Any) -> Stretches:
-    """(author, text) in order: `prompt`, then alternately `model` and `environment`."""
-    found = []
+def spans(trajectory: Trajectory) -> Iterator[tuple[str, list[int]]]:
+    """(author, token ids) in order: `prompt`, then alternately `model` and `environment`."""
     place = 0
     for is_sampled, run_of in itertools.groupby(trajectory.sampled.tolist()):
         length = len(list(run_of))
-        ids = trajectory.token_ids[place : place + length].tolist()
         author = "model" if is_sampled else "environment" if place else "prompt"
-        found.append((author, tokenizer.decode(ids, skip_special_tokens=False)))
+        yield author, trajectory.token_ids[place : place + length].tolist()
         place += length
-    return found
+
+
+def stretches(trajectory: Trajectory, tokenizer: Any) -> Stretches:
+    """The same as text."""
+    return [(author, tokenizer.decode(ids, skip_special_tokens=False)) for author, ids in spans(trajectory)]
 
 
 def page(episodes: Sequence[Trajectory], tokenizer: Any, table: Sequence[Sequence[str]], title: str) -> str:
@@ -45,7 +49,11 @@ def page(episodes: Sequence[Trajectory], tokenizer: Any, table: Sequence[Sequenc
     texts = [stretches(trajectory, tokenizer) for trajectory in shown]
     colours = _colours(texts)
     parts = "".join(_episode(*those, colours) for those in zip(numbers, shown, texts, strict=True))
-    return _filled(parts, shown, _counted(shown, episodes), table, title, colours)
+    counted = f"All {len(episodes)} episodes."
+    if len(shown) < len(episodes):
+        wrong, of_wrong = (sum(not t.em for t in some) for some in (shown, episodes))
+        counted = f"{len(shown)} of {len(episodes)} episodes, with {wrong} of the {of_wrong} wrong ones."
+    return _filled(parts, shown, counted, table, title, colours)
 
 
 def _spread(episodes: Sequence[Trajectory]) -> list[int]:
@@ -56,13 +64,6 @@ def _spread(episodes: Sequence[Trajectory]) -> list[int]:
         step = -(-len(numbers) // max(1, MOST - len(chosen)))
         chosen += numbers[:: max(1, step)] if len(chosen) < MOST else []
     return sorted(chosen)
-
-
-def _counted(shown: Sequence[Trajectory], episodes: Sequence[Trajectory]) -> str:
-    if len(shown) == len(episodes):
-        return f"All {len(episodes)} episodes."
-    wrong, of_wrong = (sum(not t.em for t in some) for some in (shown, episodes))
-    return f"{len(shown)} of {len(episodes)} episodes, with {wrong} of the {of_wrong} wrong ones."
 
 
 def group_page(
@@ -79,18 +80,16 @@ def group_page(
     texts = [stretches(trajectory, tokenizer) for trajectory in trajectories]
     colours = _colours(texts)
     by_ticket = itertools.groupby(range(len(trajectories)), key=lambda number: trajectories[number].ticket)
-    taught = [
-        (sum(abs(advantages.get(number, 0.0)) for number in group), group) for group in (list(g) for _, g in by_ticket)
-    ]
-    for sum_of_advantages, group in sorted(taught, key=lambda pair: -pair[0]):
-        first = trajectories[group[0]]
-        notes = [f"A {advantages[number]:+.2f}" if number in advantages else UNSELECTED for number in group]
-        cards = "".join(
-            _episode(number, trajectories[number], texts[number], colours, note)
-            for number, note in zip(group, notes, strict=True)
-        )
+    groups = [list(numbers) for _, numbers in by_ticket]
+    taught = [sum(abs(advantages.get(number, 0.0)) for number in group) for group in groups]
+    for place in np.argsort(-np.array(taught), kind="stable").tolist():
+        cards = ""
+        for number in groups[place]:
+            note = f"A {advantages[number]:+.2f}" if number in advantages else UNSELECTED
+            cards += _episode(number, trajectories[number], texts[number], colours, note)
+        first = trajectories[groups[place][0]]
         gold = html.escape(" | ".join(first.answers))
-        kinds = "group taught" if sum_of_advantages else "group"
+        kinds = "group taught" if taught[place] else "group"
         parts.append(
             f'<section class="{kinds}"><h2>{first.ticket}: {html.escape(first.question)} <i>gold: {gold}</i></h2>'
             f'<div class="siblings">{cards}</div></section>'
@@ -101,14 +100,10 @@ def group_page(
 
 def _colours(texts: Sequence[Stretches]) -> dict[str, str]:
     """Tag -> CSS class, for the tags around what policy and environment wrote: the most frequent ones."""
-    written = [[text for author, text in of_episode if author != "prompt"] for of_episode in texts]
-    found = Counter(
-        name for of_episode in written for name in {p[1] for text in of_episode for p in _PAIR.finditer(text)}
-    )
-    known = [name for name in _SEARCH_R1 if any(f"<{name}>" in text for of_episode in written for text in of_episode)]
-    for name in known:
-        del found[name]
-    others = [name for name, _ in found.most_common(_OTHER_COLOURS)]
+    written = ["".join(text for author, text in of_episode if author != "prompt") for of_episode in texts]
+    found = Counter(name for text in written for name in {pair[1] for pair in _PAIR.finditer(text)})
+    known = [name for name in _SEARCH_R1 if any(f"<{name}>" in text for text in written)]
+    others = [name for name, _ in found.most_common() if name not in known][:_OTHER_COLOURS]
     return {name: name for name in known} | {name: f"other{number}" for number, name in enumerate(others)}
 
 
@@ -143,6 +138,7 @@ def _episode(number: int, trajectory: Trajectory, texts: Stretches, colours: Map
     outcome = "right" if trajectory.em else "wrong"
     parts = "".join(_stretch(author, text, colours) for author, text in texts)
     prediction = "no answer" if trajectory.prediction is None else trajectory.prediction
+    gold = html.escape(" | ".join(trajectory.answers))
     summary = (
         f"F1 {trajectory.f1:.2f}, reward {trajectory.reward:.2f}, {trajectory.turns} turns, "
         f"{trajectory.sampled_tokens} tokens sampled, format {'valid' if trajectory.format_valid else 'not valid'}"
@@ -153,8 +149,8 @@ def _episode(number: int, trajectory: Trajectory, texts: Stretches, colours: Map
         f'<summary><span class="mark">{"✓" if trajectory.em else "✗"}</span>'
         f'<span class="depth" title="depth">{trajectory.depth}</span>'
         f'<span class="question">{html.escape(trajectory.question)}</span>'
-        f'<span class="answers">{html.escape(prediction)} <i>gold: {html.escape(" | ".join(trajectory.answers))}</i>'
-        f'</span><span class="advantage">{note}</span></summary>'
+        f'<span class="answers">{html.escape(prediction)} <i>gold: {gold}</i></span>'
+        f'<span class="advantage">{note}</span></summary>'
         f"<p>{number}: {html.escape(trajectory.question_id)}. {summary}</p>{parts}</details>"
     )
 

@@ -1,21 +1,17 @@
-"""Plays episodes with a policy, for `eval` and `atlas check`. vLLM and torch are loaded only when it starts."""
+"""Runs episodes with a policy, for `eval` and `atlas check`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from cusearch_async.config import Config
-
-if TYPE_CHECKING:
-    from cusearch_async.environments import Search
-    from cusearch_async.evaluation.probing import Pass, PassResult
+from cusearch_async.environments import Search
+from cusearch_async.evaluation.probing import Pass, PassResult, ProbedSearch, run_passes
 
 
 async def run_passes_with(search: Search, config: Config, model: str, passes: Sequence[Pass]) -> list[PassResult]:
-    """What was played in each pass, with one engine."""
-    from cusearch_async.evaluation.probing import ProbedSearch, run_passes  # noqa: PLC0415
-    from cusearch_async.processes.engines import check_policy, open_runner  # noqa: PLC0415
+    """The results of the passes, with one engine."""
+    from cusearch_async.processes.engines import check_policy, open_runner  # noqa: PLC0415  (vLLM and torch)
 
     tokenizer = check_policy(config, model)
     probed = ProbedSearch(search)

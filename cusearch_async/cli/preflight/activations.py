@@ -1,5 +1,5 @@
-"""What a pass of any model takes beside its parameters: the learner's own module is run on torch's meta device, whose
-tensors have shapes and no memory, and the bytes that live at a time are counted."""
+"""The memory of a pass besides the parameters, for any model: the learner's own module is run on torch's meta device,
+whose tensors have shapes and no memory, and the bytes that live at a time are counted."""
 
 from __future__ import annotations
 
@@ -14,72 +14,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AttentionInterface
 
-from cusearch_async.cli.preflight.shapes import ModelShape, layers_of, on_meta
-from cusearch_async.errors import first_line
+from cusearch_async.cli.preflight.shapes import ModelShape, on_meta
 from cusearch_async.learner.model import SampledLogprobs, recompute_layers
 
 COUNTED = "counted"
 ROWS = 2
-FEW = 2
-"""Layers of a model whose layers are alike; what the others take is extrapolated from one more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Peaks in bytes, beside the parameters and their gradients."""
+    """Peaks in bytes, without the parameters and their gradients."""
 
     training: int
     """Of forward and backward, with the gradient of one parameter."""
     scoring: int
-    """Of a forward pass alone."""
 
 
 @functools.cache
 def passes(
     shape: ModelShape, dtype: str, tokens: int, checkpointing: bool, logits_chunk_tokens: int, bonus: bool = False
 ) -> Passes:
-    """Of `tokens` in a forward pass, all of which may be sampled. `bonus`: the entropy has a gradient."""
-    settings = (dtype, tokens, checkpointing, logits_chunk_tokens, bonus)
-    few, more = (_cut(shape.config, layers) for layers in (FEW, FEW + 1))
-    if shape.layers <= FEW + 1 or not _are_alike(shape.config):
-        return _count(shape.config, *settings)
-    first, second = _count(few, *settings), _count(more, *settings)
-    rest = shape.layers - FEW
-    return Passes(
-        first.training + rest * (second.training - first.training),
-        first.scoring + rest * (second.scoring - first.scoring),
-    )
+    """Of `tokens` in a forward pass, all of which may be sampled. `bonus`: the entropy has a gradient.
 
-
-@functools.cache
-def why_not_counted(shape: ModelShape, dtype: str) -> str | None:
-    """Why passes of a model cannot be tried without memory, as where its code looks at what is in a tensor; None if
-    they can."""
-    try:
-        _count(_cut(shape.config, min(FEW, shape.layers)), dtype, ROWS * 8, True, 8, False)
-    except Exception as error:  # the model's own code may raise anything
-        return first_line(error)
-    return None
-
-
-def _are_alike(config: Any) -> bool:
-    """Whether the layers have the same parameters, and attend alike."""
-    layers = layers_of(on_meta(config))
-    parameters = {tuple((name, tuple(p.shape)) for name, p in layer.named_parameters()) for layer in layers}
-    return len(parameters) == 1 and len(set(getattr(config, "layer_types", None) or [""])) == 1
-
-
-def _cut(config: Any, layers: int) -> Any:
-    """The config of the same model with so many layers."""
-    cut = copy.deepcopy(config)
-    cut.num_hidden_layers = layers
-    if getattr(cut, "layer_types", None):
-        cut.layer_types = cut.layer_types[:layers]
-    return cut
-
-
-def _count(config: Any, dtype: str, tokens: int, checkpointing: bool, logits_chunk_tokens: int, bonus: bool) -> Passes:
-    model = on_meta(_with_fixed_rope(config), dtype=getattr(torch, dtype), attn_implementation=COUNTED).eval()
+    Raises whatever the model's code raises without memory, as where it looks at what is in a tensor."""
+    config = _with_fixed_rope(shape.config)
+    model = on_meta(config, dtype=getattr(torch, dtype), attn_implementation=COUNTED).eval()
     if checkpointing:
         recompute_layers(model)
     module = SampledLogprobs(model, logits_chunk_tokens, bonus)

@@ -11,14 +11,8 @@ from rich.text import Text
 
 Status = Literal["ok", "warning", "error", "not reachable", "too small"]
 """not reachable, too small: on this machine."""
-
-STYLES: dict[Status, str] = {
-    "ok": "green",
-    "warning": "yellow",
-    "error": "bold red",
-    "not reachable": "cyan",
-    "too small": "yellow",
-}
+STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "error": "bold red"}
+STYLES |= {"not reachable": "cyan", "too small": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)

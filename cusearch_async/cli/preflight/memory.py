@@ -1,4 +1,4 @@
-"""Whether a run fits: a learner rank and an engine into a GPU or the machine, its files onto the disk; and its time."""
+"""Whether a run fits: a learner rank and an engine into a GPU or the machine, its files onto the disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cusearch_async.cli.preflight import sizing
 from cusearch_async.cli.preflight.finding import Finding, Status
 from cusearch_async.cli.preflight.gpus import shared_gpus
 from cusearch_async.cli.preflight.shapes import ModelShape
-from cusearch_async.cli.preflight.sizing import GIB, LearnerMemory
+from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import Config
 
 TIGHT = 0.9
@@ -22,17 +22,8 @@ ASLEEP = int(1.5 * GIB)
 """Assumed for a process that waits for its turn on a GPU: CUDA's context and compiled kernels. Not measured."""
 MEAN_LENGTH = 0.5
 """Assumed mean length of an episode, as a share of the longest: most end with an answer much earlier."""
-PEAK_FLOPS = 989e12
-"""Of an H100 in bfloat16, by its data sheet."""
-PEAK_SHARE = 0.4
-"""Assumed share of the peak that the learner reaches."""
 KEPT_VERSIONS = 3
-"""Weight versions that stay on disk (`weights.folder.WeightStore`)."""
-VERSIONS = KEPT_VERSIONS + 1
-"""One more is being written."""
-
-
-# --- the learner --------------------------------------------------------------------------------------
+"""Weight versions that stay on disk (`weights.folder.WeightStore`); one more is being written."""
 
 
 def stages(config: Config, shape: ModelShape, gpu_bytes: int) -> Table:
@@ -56,7 +47,7 @@ def _ranks(count: int) -> str:
     return f"{count} rank" + "s" * (count > 1)
 
 
-def _memory(config: Config, shape: ModelShape, stage: int | None = None) -> LearnerMemory:
+def _memory(config: Config, shape: ModelShape, stage: int | None = None) -> sizing.LearnerMemory:
     return sizing.learner_memory(shape, config, sizing.forward_tokens(config), stage)
 
 
@@ -69,7 +60,6 @@ def learner_room(config: Config, gpu_bytes: int) -> int:
 
 
 def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
-    """Whether a rank of the learner fits into a GPU."""
     stage, room = config.learner.zero_stage, learner_room(config, gpu_bytes)
     memory = _memory(config, shape)
     text = (
@@ -85,13 +75,12 @@ def learner_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding
     adds_in_float32 = config.model.dtype == "bfloat16" and config.learner.deepspeed.grad_accum_dtype == "fp32"
     possible = range(2 if adds_in_float32 else 0, 4)
     fitting = [s for s in possible if _memory(config, shape, s).peak <= TIGHT * room]
+    advice = (
+        "use more learner.ranks, learner.gradient_checkpointing, a smaller learner.micro_batch_tokens, "
+        "learner.reference = 'cpu' or learner.deepspeed.zero_optimization.offload_optimizer"
+    )
     if fitting:
         advice = f"learner.zero_stage = {fitting[0]} fits"
-    else:
-        advice = (
-            "use more learner.ranks, learner.gradient_checkpointing, a smaller learner.micro_batch_tokens, "
-            "learner.reference = 'cpu' or learner.deepspeed.zero_optimization.offload_optimizer"
-        )
     status: Status = "error" if memory.peak > room else "warning"
     return Finding(status, "learner memory", f"{text}; {advice}")
 
@@ -112,27 +101,20 @@ def adapter(config: Config, shape: ModelShape) -> Finding:
     return Finding("ok", "adapter", text)
 
 
-# --- an engine ----------------------------------------------------------------------------------------
-
-
 def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
-    """Whether a worker's weights and KV cache fit into its GPUs."""
     rollout, dtype, longest = config.rollout, config.model.dtype, config.episode.max_tokens
     split, share = rollout.vllm.tensor_parallel_size, rollout.vllm.gpu_memory_utilization or sizing.ENGINE_SHARE
     if not sizing.splits_evenly(shape, split):
-        text = (
-            f"rollout.vllm.tensor_parallel_size = {split} does not divide the {shape.heads} attention heads and "
-            f"{shape.kv_heads} key heads of {config.model.path!r}"
-        )
-        return Finding("error", "KV cache", text)
+        heads = f"the {shape.heads} attention heads and {shape.kv_heads} key heads of {config.model.path!r}"
+        return Finding("error", "KV cache", f"rollout.vllm.tensor_parallel_size = {split} does not divide {heads}")
     weights = shape.parameters * sizing.DTYPE_BYTES[dtype] // split
     room = sizing.kv_room(shape, dtype, gpu_bytes, share, split)
     if rollout.vllm.kv_cache_memory_bytes is not None:
         room = rollout.vllm.kv_cache_memory_bytes
         is_shared = bool(shared_gpus(config)) and not config.run.colocate
-        whole, beside = (int(share * gpu_bytes), sizing.ENGINE_ALLOWANCE) if is_shared else (gpu_bytes, 0)
-        if weights + room + beside > whole:  # vLLM takes what it is told, whatever its share is
-            more = f", and {beside / GIB:g} GiB beside," if beside else ""
+        whole, passes = (int(share * gpu_bytes), sizing.ENGINE_ALLOWANCE) if is_shared else (gpu_bytes, 0)
+        if weights + room + passes > whole:  # vLLM takes it, whatever its share is
+            more = f", and {passes / GIB:g} GiB for its passes," if passes else ""
             key = f"{share:.0%} (rollout.vllm.gpu_memory_utilization) of " if is_shared else ""
             text = (
                 f"weights ({weights / GIB:.1f} GiB) and rollout.vllm.kv_cache_memory_bytes ({room / GIB:.1f} GiB)"
@@ -143,7 +125,7 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     fitting = max(0, room) // (per_token * longest)
     at_once = min(rollout.max_num_seqs, rollout.max_episodes)
     text = (
-        f"{max(0, room) / GIB:.1f} GiB beside {weights / GIB:.1f} GiB of weights hold {fitting} episodes of {longest} "
+        f"{max(0, room) / GIB:.1f} GiB with {weights / GIB:.1f} GiB of weights hold {fitting} episodes of {longest} "
         f"tokens ({per_token} bytes per token); {at_once} are decoded at once"
     )
     if not fitting:
@@ -151,9 +133,6 @@ def worker_memory(config: Config, shape: ModelShape, gpu_bytes: int) -> Finding:
     if fitting < MEAN_LENGTH * at_once:
         return Finding("warning", "KV cache", f"{text}; vLLM will evict and recompute: lower rollout.max_num_seqs")
     return Finding("ok", "KV cache", text)
-
-
-# --- the host -----------------------------------------------------------------------------------------
 
 
 def host_memory(config: Config, shape: ModelShape) -> Finding:
@@ -191,10 +170,10 @@ def _in_memory(what: str, text: str, needed: int) -> Finding:
 def disk(config: Config, shape: ModelShape) -> Iterator[Finding]:
     """Room for the checkpoints and weight versions that a run keeps, and for one more of each. Too little is no error:
     the run may be on another machine."""
-    dtype, count = config.model.dtype, config.learner.keep_checkpoints + 1
+    dtype, count, kept = config.model.dtype, config.learner.keep_checkpoints + 1, KEPT_VERSIONS + 1
     checkpoint, version = sizing.checkpoint_bytes(shape, dtype), sizing.version_bytes(shape, dtype)
     checkpoints = (count * checkpoint, f"{count} checkpoints of {_size(checkpoint)}", config.folder / "checkpoints")
-    versions = (VERSIONS * version, f"{VERSIONS} weight versions of {_size(version)}", config.weights_folder)
+    versions = (kept * version, f"{kept} weight versions of {_size(version)}", config.weights_folder)
     if config.weights.folder is None:
         yield _on_disk("disk", config.folder, [checkpoints, versions], "--run.folder")
     else:
@@ -216,23 +195,3 @@ def _on_disk(what: str, folder: Path, kept: Sequence[tuple[int, str, Path]], key
 
 def _size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
-
-
-# --- time ---------------------------------------------------------------------------------------------
-
-
-def step_time(config: Config, shape: ModelShape) -> Iterator[Finding]:
-    """By arithmetic, for GPUs: a float32 model is for a CPU."""
-    if config.model.dtype != "bfloat16":
-        return
-    trained = config.questions_per_step * config.pool.rollouts
-    trained = trained if config.method.make().uses_whole_pool else config.method.budget
-    mean = MEAN_LENGTH * config.episode.max_tokens
-    flops = sizing.step_flops(shape, config, mean, trained)
-    seconds = flops / (config.learner.ranks * PEAK_SHARE * PEAK_FLOPS)
-    text = (
-        f"{flops / 1e15:.1f} PFLOP for {trained} trajectories of {mean:.0f} tokens, padding not counted: "
-        f"{seconds:.1f} s on {config.learner.ranks} H100 at an assumed {PEAK_SHARE:.0%} of {PEAK_FLOPS / 1e12:.0f} "
-        "TFLOP/s"
-    )
-    yield Finding("ok", "step time", text)

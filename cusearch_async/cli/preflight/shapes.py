@@ -27,15 +27,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         ("meta-llama/Llama-3.2-3B", "llama", 28, 3072, 24, 8, 8192, 128, 128256, 131072, True),
     )
 }
-"""What is used of a model's config.json when that cannot be read. Source: those files on the Hugging Face Hub."""
+"""Used where a model's config.json cannot be read. Source: those files on the Hugging Face Hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     parameters: int
-    """Elements of all parameters; a tied LM head counts once."""
+    """Elements; a tied LM head counts once."""
     largest_layer: int
-    """Elements of the largest layer, or of the embedding if that is larger."""
+    """Elements of the largest layer, or of a larger embedding."""
     layers: int
     heads: int
     kv_heads: int
@@ -45,20 +45,17 @@ class ModelShape:
     context: int
     """Longest sequence, in tokens."""
     tied: bool
-    """Whether the LM head is the embedding."""
     config: Any = field(repr=False, compare=False)
-    """transformers' own."""
 
 
 def shape_of(model: ModelConfig) -> ModelShape | None:
-    """The shape of the run's model: from its folder, from the Hub's local cache, or one of PUBLISHED. Uses no network;
-    None when it is not known here."""
+    """Of the run's model, without network: from its folder, from the Hub's local cache, or from PUBLISHED."""
     return read_shape(model.location) or published(model.path)
 
 
 @functools.cache
 def published(name: str) -> ModelShape | None:
-    """The shape of a well-known model by its name on the Hub."""
+    """Of a well-known model by its name on the Hub."""
     from transformers import AutoConfig  # noqa: PLC0415  (takes seconds to import)
 
     if name not in PUBLISHED:
@@ -68,9 +65,7 @@ def published(name: str) -> ModelShape | None:
 
 
 def read_shape(path: str) -> ModelShape | None:
-    """The shape of a model in a local folder, or of a Hub id in the local cache.
-
-    None when no config can be read, or when it is not that of a text model that transformers can build."""
+    """Of a local folder, or of a Hub id in the local cache; None unless transformers can build it as a text model."""
     from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  (as slow)
     from transformers import AutoConfig  # noqa: PLC0415  (takes seconds to import)
 

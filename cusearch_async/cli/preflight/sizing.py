@@ -1,8 +1,7 @@
-"""Estimates the memory of a learner rank and of a rollout worker, the work of a step, and the staleness of its data.
+"""Estimates the memory of a learner rank and of a rollout worker from a model's shape, and the share of singletons.
 
-Only the shape of a model is needed, not its weights. Sizes are in bytes. Tensors of known shape are counted exactly,
-activations by running the module without memory, and CUDA, NCCL and the allocator get a fixed allowance.
-"""
+Sizes are in bytes. Tensors of known shape are counted exactly, activations by running the module without memory, and
+CUDA, NCCL and the allocator get a fixed allowance."""
 
 from __future__ import annotations
 
@@ -33,13 +32,8 @@ ENGINE_ALLOWANCE = 4 * GIB
 CUDA graphs."""
 
 
-# --- learner ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerMemory:
-    """Memory of one rank, by use."""
-
     weights: int
     reference: int
     """π_ref; with ZeRO-3 divided as the policy is."""
@@ -56,18 +50,17 @@ class LearnerMemory:
     scoring: int
     """During π_ref's forward pass only: its activations, and π_ref itself where it waits in the host's memory."""
     host: int
-    """What waits in the host's memory: π_ref, and what DeepSpeed offloads. With the optimizer's state that is a
-    float32 gradient, a copy of the stepped weights, and, unless gradients are added up in float32 on the device, their
-    sum."""
+    """In the host's memory: π_ref, and DeepSpeed's offload. With the optimizer's state that is a float32 gradient, a
+    copy of the stepped weights, and, unless gradients are added up in float32 on the device, their sum."""
 
     @property
     def held(self) -> int:
-        """Memory that is in use permanently."""
+        """Permanently."""
         return self.weights + self.reference + self.optimizer + self.gradients + self.buffers
 
     @property
     def peak(self) -> int:
-        """Peak memory. A pass and the optimizer's step never come at the same time."""
+        """A pass and the optimizer's step never come at the same time."""
         return self.held + max(self.step, self.activations, self.scoring) + DEVICE_ALLOWANCE
 
 
@@ -91,7 +84,7 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
     Stage 1 divides masters and moments among the ranks, 2 also the gradients, 3 also the weights. Stage 0 in float32
     runs plain AdamW, whose masters are the weights themselves. Gradients count on the device even where the optimizer
     is offloaded: DeepSpeed moves them at different times in different stages. An adapter (learner.lora) is what is
-    trained then: the model's weights stay beside it, and are the reference; activations stay, too, since the adapter's
+    trained then: the model's weights are held too, and are the reference; activations stay, too, since the adapter's
     A needs the input of each layer for its gradient."""
     from cusearch_async.cli.preflight.activations import passes  # noqa: PLC0415  (imports torch)
 
@@ -99,11 +92,9 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
     given, stage = learner.deepspeed, learner.zero_stage if stage is None else stage
     parameters, size, lora = shape.parameters, DTYPE_BYTES[dtype], learner.lora
     trained = adapter_parameters(shape, lora.rank, lora.names) if lora.rank else parameters
-    share, weights = (
-        -(-trained // learner.ranks),
-        size * (-(-parameters // learner.ranks) if stage == 3 else parameters),
-    )
-    stepped, beside = share if stage else trained, size * (share if stage == 3 else trained) if lora.rank else 0
+    share = -(-trained // learner.ranks)
+    weights = size * (-(-parameters // learner.ranks) if stage == 3 else parameters)
+    stepped, added = share if stage else trained, size * (share if stage == 3 else trained) if lora.rank else 0
     is_plain = stage == 0 and dtype == "float32"
     optimizer = FLOAT32 * stepped * (2 if is_plain else 3)
     options = given.zero_optimization
@@ -120,7 +111,7 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
         shape, dtype, tokens, learner.gradient_checkpointing, learner.logits_chunk_tokens, config.loss.entropy_coef > 0
     )
     return LearnerMemory(
-        weights=beside + (0 if rests_on_host else weights),
+        weights=added + (0 if rests_on_host else weights),
         reference=0 if waits else reference,
         optimizer=0 if steps_on_host else optimizer,
         gradients=GRADIENT_BYTES.get(given.grad_accum_dtype or "", size) * (share if stage >= 2 else trained),
@@ -169,21 +160,6 @@ def host_bytes(shape: ModelShape, config: Config) -> tuple[int, int, int]:
     return copies * DTYPE_BYTES[dtype] * elements, held, held + checkpoint_bytes(shape, dtype) + collected
 
 
-def step_flops(shape: ModelShape, config: Config, mean_tokens: float, trajectories: int) -> float:
-    """Of all ranks together in one learner step: two for each weight and token of a forward pass, and those of causal
-    attention; backward is as much as two of them, and recomputing as one. π_prox has no pass of its own in the first
-    mini-batch."""
-    learner, loss = config.learner, config.loss
-    of_proximal = max(0.0, 1 - loss.minibatch / trajectories) if loss.proximal == "recomputed" and trajectories else 0
-    passes = 3 + learner.gradient_checkpointing + of_proximal + (loss.kl_coef > 0)
-    weights = shape.parameters - (0 if shape.tied else shape.vocab * shape.hidden)
-    attention = 2 * shape.layers * shape.heads * shape.head_dim * mean_tokens
-    return passes * trajectories * mean_tokens * (2 * weights + attention)
-
-
-# --- rollout ------------------------------------------------------------------------------------------
-
-
 def kv_bytes_per_token(shape: ModelShape, dtype: str, split: int = 1) -> int:
     """Keys and values of all layers on one of `split` GPUs; a head that cannot be divided is on several."""
     return 2 * shape.layers * -(-shape.kv_heads // split) * shape.head_dim * DTYPE_BYTES[dtype]
@@ -198,27 +174,6 @@ def kv_room(shape: ModelShape, dtype: str, gpu_bytes: int, share: float = ENGINE
 def splits_evenly(shape: ModelShape, split: int) -> bool:
     """Whether vLLM can divide the model's heads over `split` GPUs: key heads are divided, or repeated."""
     return shape.heads % split == 0 and (shape.kv_heads % split == 0 or split % shape.kv_heads == 0)
-
-
-# --- staleness ----------------------------------------------------------------------------------------
-
-
-def steps_in_flight(workers: int, max_episodes: int, generated: int) -> float:
-    """Learner steps' worth of trajectories that the workers can play at once; `generated` are those of one step."""
-    return workers * max_episodes / generated
-
-
-def expected_staleness(workers: int, max_episodes: int, generated: int, max_staleness: int) -> tuple[float, float]:
-    """Mean staleness (when the workers are the slower side, when the learner is).
-
-    Little's law: a trajectory that starts while F others are in flight or buffered is trained on F / (N G) steps later.
-    Slow workers leave nothing buffered, so F is what they have in flight. Fast workers fill the buffer until admission
-    stops them, max_staleness steps ahead of the weights; staleness never gets higher."""
-    ahead = steps_in_flight(workers, max_episodes, generated)
-    return min(float(max_staleness), ahead), float(max_staleness)
-
-
-# --- batch --------------------------------------------------------------------------------------------
 
 
 def singleton_share(questions: int, rollouts: int, budget: int) -> float:

@@ -84,19 +84,15 @@ def _corpus(retriever: RetrieverConfig) -> Finding:
 
 
 def _index(retriever: RetrieverConfig, folder: Path) -> Finding:
+    key, build = "retriever.index", "build it with `cusearch index CONFIG`"
     if not folder.exists():
-        text = f"{folder} does not exist; build it with `cusearch index CONFIG`"
-        return Finding("not reachable", "retriever.index", text)
+        return Finding("not reachable", key, f"{folder} does not exist; {build}")
     if not (folder / STARTS).is_file():
-        text = f"{folder} holds no finished index; build it with `cusearch index CONFIG`"
-        return Finding("error", "retriever.index", text)
-    return Finding(
-        "ok", "retriever.index", f"{folder} holds an index; the retriever checks at its start that it fits the corpus"
-    )
+        return Finding("error", key, f"{folder} holds no finished index; {build}")
+    return Finding("ok", key, f"{folder} holds an index; the retriever checks at its start that it fits the corpus")
 
 
 def _hub_file(key: str, name: str) -> Finding:
-    """Whether `hf:OWNER/NAME/FILE` is in the local cache."""
     try:
         repository, file = hub_place(name, key)
         cached = try_to_load_from_cache(repository, file, repo_type="dataset")
@@ -108,7 +104,7 @@ def _hub_file(key: str, name: str) -> Finding:
 
 
 def own_code(config: Config) -> Iterator[Finding]:
-    """What is not imported when the config is read."""
+    """The code that is not imported when the config is read."""
     for key, name, built_in in (
         ("loss.objective", config.loss.objective, ("clip",)),
         ("redis.transport", config.redis.transport, TRANSPORTS),
@@ -125,12 +121,8 @@ def own_code(config: Config) -> Iterator[Finding]:
             yield Finding("ok", key, f"{name} can be imported")
 
 
-# --- services -----------------------------------------------------------------------------------------
-
-
 def services(config: Config) -> Iterator[Finding]:
-    """What answers at each address of the run. Nothing there is no error: the run may be on another machine, and
-    `launch` starts what is on loopback."""
+    """Nothing at an address is no error: the run may be on another machine, and `launch` starts what is on loopback."""
     if config.redis.transport == "redis":
         yield _service("redis.url", config.redis.url, "Redis", is_redis, "`cusearch redis CONFIG`")
     retriever, simulator = config.retriever, config.retriever.zerosearch.url
@@ -146,12 +138,10 @@ def services(config: Config) -> Iterator[Finding]:
         is_set = bool(os.environ.get(key, "").strip())
         text = f"{key} is {'set' if is_set else 'not set'} here; the retriever process needs it"
         yield Finding("ok" if is_set else "warning", f"{retriever.backend} key", text)
-    url = config.weights.url
-    if url is not None and is_listening(url):
-        text = f"something listens at {url}: this run's learner, or choose another port"
-        yield Finding("warning", "weights.url", text)
-    elif url is not None:
-        yield Finding("ok", "weights.url", f"nothing listens at {url} yet, the learner will")
+    if url := config.weights.url:
+        taken = f"something listens at {url}: this run's learner, or choose another port"
+        free = f"nothing listens at {url} yet, the learner will"
+        yield Finding("warning", "weights.url", taken) if is_listening(url) else Finding("ok", "weights.url", free)
 
 
 def _service(

@@ -17,7 +17,6 @@ from cusearch_async.errors import ConfigError
 
 
 def lengths(config: Config, shape: ModelShape | None) -> Finding:
-    """Whether the longest episode fits into the model's context."""
     from cusearch_async.models import refuse_two_ropes  # noqa: PLC0415  (transformers only where it is needed)
 
     longest = config.episode.max_tokens
@@ -44,16 +43,14 @@ def tokenizer(config: Config) -> tuple[Finding, Any]:
     """Whether the tokenizer can be loaded, and the tokenizer; None if it cannot."""
     from cusearch_async.models import check_files, is_local  # noqa: PLC0415  (transformers only where it is needed)
 
-    location = config.model.location
-    if is_local(location) and not Path(location).exists():
-        text = (
-            f"model.path {location!r} is not on this machine; give a model's folder, or a Hub id like Qwen/Qwen2.5-3B"
-        )
-        return Finding("not reachable", "tokenizer", text), None
-    if not is_local(location) and not Path(location).exists():
-        cached = [try_to_load_from_cache(location, name) for name in ("config.json", "tokenizer_config.json")]
-        if not all(isinstance(path, str) for path in cached):
+    location, names = config.model.location, ("config.json", "tokenizer_config.json")
+    if not Path(location).exists():
+        text = ""
+        if is_local(location):
+            text = f"model.path {location!r} is not on this machine; give a folder, or a Hub id like Qwen/Qwen2.5-3B"
+        elif not all(isinstance(try_to_load_from_cache(location, name), str) for name in names):
             text = f"{location} is not on this machine; it will be downloaded at the start"
+        if text:
             return Finding("not reachable", "tokenizer", text), None
     try:
         tokenizer = check_files(location)
@@ -64,34 +61,26 @@ def tokenizer(config: Config) -> tuple[Finding, Any]:
 
 def chat(config: Config, tokenizer: Any) -> Iterator[Finding]:
     """How prompts are made with the tokenizer's chat template, and what checkpoints keep of the generation config."""
-    from cusearch_async.models import generation_config, why_not_saved  # noqa: PLC0415  (transformers only where it is needed)
-    from cusearch_async.rollout.prompting import (  # noqa: PLC0415  (the same)
-        EXAMPLE,
-        check_template,
-        first_ids,
-        generation_prompt,
-        has_template,
-        render,
-    )
+    from cusearch_async.models import generation_config, why_not_saved  # noqa: PLC0415  (transformers only where needed)
+    from cusearch_async.rollout import prompting  # noqa: PLC0415  (the same)
 
     arguments = config.model.chat_template
     try:
-        check_template(config.environments(NoSearch()), tokenizer, arguments)
+        prompting.check_template(config.environments(NoSearch()), tokenizer, arguments)
     except ConfigError as error:
         yield Finding("error", "chat template", str(error))
         return
-    if not has_template(tokenizer):
-        first = tokenizer.decode(first_ids(tokenizer))
+    text = f"prompts end in {prompting.generation_prompt(tokenizer, arguments)!r} after the question"
+    example = (tokenizer, prompting.EXAMPLE, arguments)
+    if not prompting.has_template(tokenizer):
+        first = tokenizer.decode(prompting.first_ids(tokenizer))
         yield Finding("ok", "chat template", f"none; prompts are plain text{f' after {first!r}' if first else ''}")
-    elif render(tokenizer, EXAMPLE, arguments) == render(tokenizer, EXAMPLE, arguments, prompts=False):
-        text = (
-            "add_generation_prompt changes nothing in it, so the policy may have to write the beginning of its turns: "
-            f"prompts end in {generation_prompt(tokenizer, arguments)!r} after the question; correct the template in "
-            "the tokenizer's files"
+    elif prompting.render(*example) == prompting.render(*example, prompts=False):
+        without = (
+            "add_generation_prompt changes nothing in it, so the policy may have to write the beginning of its turns"
         )
-        yield Finding("warning", "chat template", text)
+        yield Finding("warning", "chat template", f"{without}: {text}; correct the template in the tokenizer's files")
     else:
-        text = f"prompts end in {generation_prompt(tokenizer, arguments)!r} after the question"
         yield Finding("ok", "chat template", text)
     reason = why_not_saved(generation_config(config.model.location))
     if reason is not None:
@@ -102,7 +91,7 @@ def chat(config: Config, tokenizer: Any) -> Iterator[Finding]:
 def batch(config: Config) -> Iterator[Finding]:
     """How many of the generated trajectories are trained on, in how many updates, and how many are singletons."""
     settings, minibatch = config.method, config.loss.minibatch
-    generated = _generated(config)
+    generated = config.questions_per_step * config.pool.rollouts
     takes_all = settings.make().uses_whole_pool
     trained = generated if takes_all else settings.budget
     text = (
@@ -124,19 +113,16 @@ def batch(config: Config) -> Iterator[Finding]:
         yield Finding("ok", "singletons", text)
 
 
-def _generated(config: Config) -> int:
-    """Trajectories generated per step."""
-    return config.questions_per_step * config.pool.rollouts
-
-
 def staleness(config: Config) -> Finding:
-    """The expected mean staleness."""
+    """The expected mean, by Little's law: a trajectory that starts while F others are in flight or buffered is trained
+    on F / (N G) steps later. Slow workers leave nothing buffered, so F is in flight; fast ones fill the buffer until
+    admission stops them, max_staleness steps ahead of the weights."""
     rollout, most = config.rollout, config.pool.max_staleness
-    generated = _generated(config)
-    slow, fast = sizing.expected_staleness(rollout.workers, rollout.max_episodes, generated, most)
-    ahead = sizing.steps_in_flight(rollout.workers, rollout.max_episodes, generated)
+    generated = config.questions_per_step * config.pool.rollouts
+    ahead = rollout.workers * rollout.max_episodes / generated
+    slow = min(most, ahead)
     text = (
-        f"about {slow:.1f} steps if the workers are slower, {fast:.1f} if the learner is slower, never above "
+        f"about {slow:.1f} steps if the workers are slower, {most:.1f} if the learner is slower, never above "
         f"pool.max_staleness = {most}: {rollout.workers} x {rollout.max_episodes} episodes in flight are {ahead:.1f} "
         f"steps' worth, and {config.buffer_limit / generated:.1f} steps' worth may be buffered"
     )
