@@ -54,7 +54,7 @@ STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/takeover.py", 
 LOADING, LORA = ("rollout/weight_loader.py", "test_weight_loader.py"), ("learner/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/usable.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 SERVED = ("retrieval/client.py", "test_served.py")
-TERMS, SCOPES = ("run/identity.py", "test_identity.py"), ("config/scopes.py", "test_scopes.py")
+TERMS, SCOPES = ("run/identity.py", "test_identity.py"), ("config/keys.py", "test_scopes.py")
 
 
 MUTANTS = {

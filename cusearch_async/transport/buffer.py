@@ -55,7 +55,9 @@ async def open_redis(
     config: Config, patience_s: float, stop: asyncio.Event | None, vocab_size: int | None, identity: Identity
 ) -> AsyncIterator[RedisBuffer]:
     """The buffer of a run in Redis."""
-    connection = Connection(config.redis, patience_s, stop, functools.partial(redis_password, config))
+    connection = Connection(
+        config.redis, patience_s, stop, functools.partial(redis_password, config.redis, config.folder)
+    )
     try:
         yield RedisBuffer(connection, config.run.name, limits_of(config, vocab_size), identity)
     finally:

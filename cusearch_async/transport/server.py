@@ -82,7 +82,7 @@ def holding_data(config: Config) -> Iterator[int]:
 
 def url_of_own(config: Config) -> str | None:
     """Where the Redis that was started for this run listens; None when none runs on this machine."""
-    path = redis_password_file(config)
+    path = redis_password_file(config.redis, config.folder)
     try:
         file = (path.with_name(_LOCK) if path else Path(os.devnull)).open(encoding="utf-8")
     except OSError:
@@ -108,7 +108,7 @@ def own_server(config: Config) -> list[str]:
 
     Raises: BufferUnavailable when redis.url is not on this machine."""
     folder = _data_folder(config)
-    password = redis_password(config)
+    password = redis_password(config.redis, config.folder)
     if password is None:
         password = secrets.token_urlsafe(32)
         _make_private(folder)
@@ -118,7 +118,7 @@ def own_server(config: Config) -> list[str]:
 
 def _data_folder(config: Config) -> Path:
     """Raises: BufferUnavailable when redis.url is not on this machine."""
-    path = redis_password_file(config)
+    path = redis_password_file(config.redis, config.folder)
     if path is None:
         raise _not_ours(config.redis.url)
     return path.parent
@@ -170,7 +170,7 @@ def redis_cli_line(config: Config) -> str:
         words += ["--user", unquote(parts.username)]
     if parts.path.strip("/") not in ("", "0"):
         words += ["-n", parts.path.strip("/")]
-    path = redis_password_file(config)
+    path = redis_password_file(config.redis, config.folder)
     if os.environ.get("CUSEARCH_REDIS_PASSWORD"):
         return f'REDISCLI_AUTH="$CUSEARCH_REDIS_PASSWORD" {shlex.join(words)}'
     if path is not None and path.exists():

@@ -36,7 +36,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.typedefs import Handler
 
-from cusearch_async.config import Config, make_weights_token, weights_token, weights_token_file
+from cusearch_async.config import Config, make_weights_token, weights_token
 from cusearch_async.errors import ConfigError, RunInUse, WeightsUnavailable, first_line
 from cusearch_async.files import entries, is_half_done, put_in_place, remove, remove_sealed, write_failed, writing
 from cusearch_async.lifecycle.progress import log_waiting
@@ -85,7 +85,7 @@ class HttpTransport:
         downloads that are under way, and for those who need the last version.
 
         Raises: ConfigError when nothing can listen at weights.url."""
-        server = Server(self._store, make_weights_token(self._config))
+        server = Server(self._store, make_weights_token(self._config.folder))
         runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
         try:
@@ -281,14 +281,14 @@ class Downloads:
         self, path: str, headers: dict[str, str] | None = None, query: dict[str, str] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Raises: WeightsUnavailable, also for a connection that is lost inside the context."""
-        headers = {"Authorization": f"Bearer {weights_token(self._config)}", **(headers or {})}
+        headers = {"Authorization": f"Bearer {weights_token(self._config.folder)}", **(headers or {})}
         try:
             async with self._session.get(self._url + path, headers=headers, params=query) as response:
                 if response.status == HTTPStatus.UNAUTHORIZED:
                     raise ConfigError(
                         f"the learner at {self._url} refuses the token of this process; set CUSEARCH_WEIGHTS_TOKEN to "
-                        f"the same text for both, or copy {weights_token_file(self._config).name} from the learner's "
-                        f"run folder to {self._config.folder}"
+                        "the same text for both, or copy weights-token from the learner's run folder to "
+                        f"{self._config.folder}"
                     )
                 if response.status >= HTTPStatus.BAD_REQUEST:
                     raise WeightsUnavailable(

@@ -58,7 +58,8 @@ async def look(buffer: RedisBuffer) -> tuple[RunState, Identity]:
 def begun(run: Run) -> Run:
     """A run whose learner has written its contract."""
     run.cusearch("redis")
-    wait_until(lambda: is_listening(run.overrides["redis.url"]) and redis_password(config_of(run)) is not None, 30)
+    config = config_of(run)
+    wait_until(lambda: is_listening(config.redis.url) and bool(redis_password(config.redis, config.folder)), 30)
     assert as_learner(run, begin) == 1
     return run
 

@@ -95,9 +95,9 @@ async def test_our_own_server_has_a_password_that_only_its_user_and_the_run_can_
         async with open_buffer(config) as buffer:  # as every process of the run does
             assert (await buffer.state()).epoch == 0
         assert paste(config, "ping") == "PONG"
-    first = redis_password(config)
+    first = redis_password(config.redis, config.folder)
     own_server(config)
-    assert redis_password(config) == first, "a server that is started again keeps its password"
+    assert redis_password(config.redis, config.folder) == first, "a server that is started again keeps its password"
 
 
 @pytest.mark.system
@@ -163,7 +163,7 @@ def test_the_run_may_ask_how_redis_is_set_up(guarded):
 async def test_a_server_that_is_started_after_its_clients_is_theirs_too(config):
     """README: the processes of a run may be started in any order; the password is made by the last one."""
     async with open_buffer(config, patience_s=30 * SLOW) as buffer:
-        assert redis_password(config) is None
+        assert redis_password(config.redis, config.folder) is None
         with pytest.raises(BufferUnavailable):
             async with open_buffer(config) as hasty:
                 await hasty.state()
@@ -173,7 +173,7 @@ async def test_a_server_that_is_started_after_its_clients_is_theirs_too(config):
 
 async def test_a_redis_that_wants_no_password_is_used_though_the_run_has_one(config):
     own_server(config)
-    assert redis_password(config) is not None
+    assert redis_password(config.redis, config.folder) is not None
     folder = config.folder / "other"
     with started(server_command(config.redis.url, folder, None), config.redis.url, folder / "log"):
         async with open_buffer(config) as buffer:
@@ -185,10 +185,10 @@ async def test_a_redis_that_wants_no_password_is_used_though_the_run_has_one(con
 def test_the_password_of_our_own_server_is_sent_to_no_other(atlas_config, tmp_path, monkeypatch, url):
     monkeypatch.delenv("CUSEARCH_REDIS_PASSWORD", raising=False)
     folder = ["--run.folder", str(tmp_path)]
-    own_server(load_config(atlas_config, folder))
-    assert redis_password(load_config(atlas_config, folder)) is not None
+    own_server(config := load_config(atlas_config, folder))
+    assert redis_password(config.redis, config.folder) is not None
     elsewhere = load_config(atlas_config, [*folder, "--redis.url", url])
-    assert redis_password(elsewhere) is None
+    assert redis_password(elsewhere.redis, elsewhere.folder) is None
     with pytest.raises(BufferUnavailable, match="loopback"):
         own_server(elsewhere)
 
@@ -201,7 +201,7 @@ def test_a_password_that_another_user_keeps_is_named(config, monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", denied)  # root, as whom tests may run, can read everything
     with pytest.raises(ConfigError, match=r"redis/password.*Permission denied"):
-        redis_password(config)
+        redis_password(config.redis, config.folder)
 
 
 async def test_a_wrong_password_is_one_clear_error_at_once(tmp_path):
@@ -277,6 +277,6 @@ def test_the_redis_command_prints_the_line_and_never_the_password(config, atlas_
         assert f"inspect it with: {redis_cli_line(config)}" in said
         assert shlex.quote(str(config.folder / "redis" / "password")) in said
         assert f"Redis {'.'.join(map(str, redis_version(find_redis_server())))} (" in said
-        assert (redis_password(config) or "?") not in said
+        assert (redis_password(config.redis, config.folder) or "?") not in said
         assert paste(config, "ping") == "PONG"
         assert url_of_own(config) == config.redis.url, "the server keeps the lock that the command took"
