@@ -51,7 +51,7 @@ class Corpus(Sequence[Passage]):
                 where = f"{path}, line {number}"
                 passage = _read_line(line, where)
                 if half := half_character(passage["contents"]):
-                    raise ConfigError(f"{where}: 'contents' holds half a character, {half}; fix the text")
+                    raise ConfigError(f"{where}: 'contents' contains an unpaired surrogate, {half}; fix the text")
                 ids.append(xxhash.xxh3_64_intdigest(passage["id"].encode(errors="surrogatepass")))
                 starts.append(position)
             position += len(line)

@@ -120,7 +120,7 @@ def test_a_corpus_that_cannot_be_read_is_named_in_one_line(tmp_path, name, conte
         (b'{"id": ' + b"1" * 5000 + b', "contents": "x"}', "line 2: is not JSON"),
         (
             b'{"id": "1", "contents": "a \\ude00 b"}',
-            r"line 2: 'contents' holds half a character, \\ude00; fix the text",
+            r"line 2: 'contents' contains an unpaired surrogate, \\ude00; fix the text",
         ),
     ],
 )
