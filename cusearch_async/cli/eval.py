@@ -176,7 +176,7 @@ async def scored(config: Config, model: str, arguments: argparse.Namespace) -> R
         raise ConfigError("--probe needs questions that name their evidence, and none of these does")
     if config.eval.judge.url:
         await try_judge(config.eval.judge)
-    async with SearchClient.open(config) as search:
+    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
         if config.uses_retriever:
             await search.wait_until_answering(config.run.wait_s)
         return await evaluated(config, model, arguments, questions, partial(run_passes_with, search, config))

@@ -37,7 +37,8 @@ async def run(config: Config) -> None:
 
 
 def application_of(config: Config, backend: Backend) -> web.Application:
-    serves = what_is_served(config, backend.passages if isinstance(backend, IndexBackend) else ())
+    passages = backend.passages if isinstance(backend, IndexBackend) else ()
+    serves = what_is_served(config.retriever, config.run.seed, passages)
     return Retriever(backend, config.retriever.topk, serves).application()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from aiohttp import web
@@ -59,34 +60,28 @@ WRONG_SHAPES = [
     '{"result": [null]}',
     '{"result": [3]}',
     '{"result": [{"error": "down"}]}',
-    '{"result": [[{"document": {"id": "0", "contents": "Lima"}}, {}]]}',
     # An empty text or object where a list of rows belongs is no empty list of rows.
     '{"result": [{}]}',
     '{"result": [""]}',
     '{"result": {"": []}}',
 ]
-OTHER_SCHEMAS = {
-    '{"result": [[{"document": {"id": "0", "title": "Peru", "text": "Lima"}}]]}': (
-        "its documents have id, title, text; 'contents' is needed"
-    ),
-    '{"result": [[{"document": {"id": "0", "contents": "Lima"}}, {"document": {"text": "Lima"}}]]}': (
-        "its documents have text; 'contents' is needed"
-    ),
-    '{"result": [[{"id": "0", "title": "Peru", "text": "Lima"}]]}': "its documents have id, title, text; 'contents' is",
-    '{"result": [[{"document": {"\\u001b[31m": "0"}}]]}': "its documents have '\\x1b[31m'; 'contents' is needed",
-    '[[{"id": "0", "text": "Lima"}]]': "its documents have id, text; 'contents' is needed",
-    '{"documents": [{"page_content": "Lima"}]}': "its documents have page_content; 'contents' is needed",
-    '{"result": [[{"document": {"id": "0"}}]]}': "its documents have id; 'contents' is needed",
-    '{"result": [[{"id": "0", "contents": "Lima"}]]}': "its documents come without scores",
-    '{"result": [["Lima"]]}': "its documents are texts; objects with 'contents' are needed",
-    '{"result": ["Lima"]}': "its documents are texts",
-    '{"result": [[{"document": "Lima"}]]}': "its documents are texts",
-    '{"result": [[{"document": {"id": "0", "contents": null}}]]}': "'contents' of its documents is NoneType; text is",
-    '{"result": [[{"document": {"id": "0", "contents": 3}}]]}': "'contents' of its documents is int; text is needed",
-    '{"results": [[{"document": {"contents": "Lima"}, "score": 1}]]}': 'its answer has results; {"result": ',
-    '{"result": [{"document": {"contents": "Lima"}, "score": 1}]}': 'its answer has result; {"result": [[...]]} with',
-    '[[{"document": {"contents": "Lima"}, "score": 1}]]': 'its answer has a list; {"result": ',
-}
+OTHER_SCHEMAS = [
+    '{"result": [[{"document": {"id": "0", "title": "Peru", "text": "Lima"}}]]}',
+    '{"result": [[{"document": {"id": "0", "contents": "Lima"}}, {"document": {"text": "Lima"}}]]}',
+    '{"result": [[{"document": {"id": "0", "contents": "Lima"}}, {}]]}',
+    '{"result": [[{"id": "0", "title": "Peru", "text": "Lima"}]]}',
+    '{"result": [[{"document": {"\\u001b[31m": "0"}}]]}',
+    '[[{"id": "0", "text": "Lima"}]]',
+    '{"documents": [{"page_content": "Lima"}]}',
+    '{"result": [[{"id": "0", "contents": "Lima"}]]}',
+    '{"result": [["Lima"]]}',
+    '{"result": ["Lima"]}',
+    '{"result": [[{"document": "Lima"}]]}',
+    '{"result": [[{"document": {"id": "0", "contents": null}}]]}',
+    '{"results": [[{"document": {"contents": "Lima"}, "score": 1}]]}',
+    '{"result": [{"document": {"contents": "Lima"}, "score": 1}]}',
+    '[[{"document": {"contents": "Lima"}, "score": 1}]]',
+]
 
 
 @pytest.mark.parametrize("body", OTHER_SCHEMAS)
@@ -96,7 +91,8 @@ async def test_documents_in_another_schema_are_named_at_the_first_answer_and_not
         await client.wait_until_answering(300)  # found nothing
         with pytest.raises(ConfigError) as caught:
             await client.search("capital of Peru", 0, QUESTION, 0)
-    assert f"does not speak Search-R1's protocol: {OTHER_SCHEMAS[body]}" in str(caught.value)
+    assert "does not speak Search-R1's protocol: " in str(caught.value)
+    assert f"; the answer is {json.loads(body)!r:.200}" in str(caught.value), "no control characters"
     assert len(service.bodies) == 2
     async with client_of(Service(says(body)), outage_s=300) as client:
         with pytest.raises(ConfigError, match=r"retriever\.url http://127\.0\.0\.1"):

@@ -138,7 +138,10 @@ async def test_a_retriever_that_is_down_is_named_in_the_log_until_it_answers(atl
     monkeypatch.setattr(client_module, "LOG_EVERY_S", 0.05)
     url = f"http://127.0.0.1:{free_port()}"
     config = load_config(atlas_config, ["--retriever.url", url])
-    async with SearchClient.open(config) as client, asyncio.timeout(20 * SLOW):
+    async with (
+        SearchClient.open(config.retriever, config.episode, config.questions_per_step) as client,
+        asyncio.timeout(20 * SLOW),
+    ):
         waiting = asyncio.create_task(client.wait_until_answering(60))
         while len(caplog.messages) < 3:
             await asyncio.sleep(0.01)
@@ -157,7 +160,7 @@ async def test_a_client_that_ends_while_its_retriever_is_down_leaves_nothing_beh
     config = load_config(atlas_config, ["--retriever.url", f"http://127.0.0.1:{free_port()}"])
     unseen: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    async with SearchClient.open(config) as client:
+    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as client:
         episodes = [asyncio.create_task(client.search(f"q{i}", i, QUESTION, 0)) for i in range(20)]
         while client.failures.total() < 20:
             await asyncio.sleep(0.01)

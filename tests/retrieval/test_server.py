@@ -23,7 +23,8 @@ PERU = {"id": "peru", "contents": '"Peru"\nThe capital of Peru is Lima.'}
 LODZ = {"id": "łódź", "contents": '"Łódź"\nThe country of Łódź is Poland.'}
 INDEX = Bm25Index.in_memory([*PASSAGES, PERU, LODZ])
 PLAIN = {"deterministic": True, "accepts_seed": False}
-"""What /health says of an engine without noise."""
+"""What /health reports of an engine without noise."""
+CONTEXT = {"question": "q", "answers": ["a"], "step": 0}
 
 
 @pytest.fixture
@@ -111,32 +112,32 @@ async def test_topk_beyond_the_corpus_gives_what_there_is(serve):
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({}, "queries"),
-        ({"queries": "Peru"}, "queries"),
-        ({"queries": None}, "queries"),
-        ({"queries": {"0": "Peru"}}, "queries"),
-        ({"queries": ["Peru", 3]}, "queries"),
-        ({"queries": ["Peru", None]}, "queries"),
-        ({"queries": ["Peru"] * (MAX_QUERIES + 1)}, f"queries must hold at most {MAX_QUERIES}, got {MAX_QUERIES + 1}"),
-        (
-            {"queries": ["Peru"] * 2000, "topk": 51},
-            f"queries x topk must be at most {MAX_DOCUMENTS}, got 2000 x 51; ask in several requests",
-        ),
-        ({"queries": ["Peru"], "topk": 0}, f"topk must be an integer in [1, {MAX_TOPK}], got 0"),
-        ({"queries": ["Peru"], "topk": -1}, "got -1"),
-        ({"queries": ["Peru"], "topk": MAX_TOPK + 1}, f"got {MAX_TOPK + 1}"),
-        ({"queries": ["Peru"], "topk": 10**30}, "topk"),
-        ({"queries": ["Peru"], "topk": 2.0}, "got 2.0"),
-        ({"queries": ["Peru"], "topk": "2"}, "got '2'"),
-        ({"queries": ["Peru"], "topk": True}, "got True"),
-        ({"queries": ["Peru"], "return_scores": 1}, "return_scores must be true or false, got 1"),
-        ({"queries": ["Peru"], "return_scores": None}, "return_scores must be true or false, got None"),
-        ({"queries": ["Peru"], "seeds": 3}, "seeds"),
-        ({"queries": ["Peru"], "seeds": []}, "seeds"),
-        ({"queries": ["Peru"], "seeds": [1, 2]}, "seeds"),
-        ({"queries": ["Peru"], "seeds": [-1]}, "seeds"),
-        ({"queries": ["Peru"], "seeds": [1.5]}, "seeds"),
-        ({"queries": ["Peru"], "seeds": [True]}, "seeds"),
+        ({}, "missing required field `queries`"),
+        ({"queries": "Peru"}, "$.queries"),
+        ({"queries": None}, "$.queries"),
+        ({"queries": ["Peru", 3]}, "$.queries[1]"),
+        ({"queries": ["Peru"] * (MAX_QUERIES + 1)}, f"length <= {MAX_QUERIES} - at `$.queries`"),
+        ({"queries": ["Peru"] * 2000, "topk": 51}, f"topk must be at most {MAX_DOCUMENTS}, got 2000 x 51; ask in seve"),
+        ({"queries": ["Peru"], "topk": 0}, ">= 1 - at `$.topk`"),
+        ({"queries": ["Peru"], "topk": MAX_TOPK + 1}, f"<= {MAX_TOPK} - at `$.topk`"),
+        ({"queries": ["Peru"], "topk": 10**30}, "$.topk"),
+        ({"queries": ["Peru"], "topk": 2.0}, "got `float` - at `$.topk`"),
+        ({"queries": ["Peru"], "topk": "2"}, "got `str` - at `$.topk`"),
+        ({"queries": ["Peru"], "topk": True}, "got `bool` - at `$.topk`"),
+        ({"queries": ["Peru"], "return_scores": 1}, "$.return_scores"),
+        ({"queries": ["Peru"], "return_scores": None}, "$.return_scores"),
+        ({"queries": ["Peru"], "seeds": 3}, "$.seeds"),
+        ({"queries": ["Peru"], "seeds": []}, "seeds must be a list with one entry per query (1)"),
+        ({"queries": ["Peru"], "seeds": [1, 2]}, "seeds must be a list with one entry per query (1)"),
+        ({"queries": ["Peru"], "seeds": [-1]}, "$.seeds[0]"),
+        ({"queries": ["Peru"], "seeds": [1.5]}, "$.seeds[0]"),
+        ({"queries": ["Peru"], "seeds": [True]}, "$.seeds[0]"),
+        ({"queries": ["Peru"], "contexts": "x"}, "$.contexts"),
+        ({"queries": ["Peru"], "contexts": []}, "contexts must be a list with one entry per query (1)"),
+        ({"queries": ["Peru"], "contexts": [3]}, "$.contexts[0]"),
+        ({"queries": ["Peru"], "contexts": [CONTEXT | {"question": " "}]}, "$.contexts[0].question"),
+        ({"queries": ["Peru"], "contexts": [CONTEXT | {"answers": []}]}, "$.contexts[0].answers"),
+        ({"queries": ["Peru"], "contexts": [CONTEXT | {"step": -1}]}, "$.contexts[0].step"),
     ],
 )
 async def test_a_wrong_field_is_refused_by_its_name(serve, body, named):
@@ -156,7 +157,7 @@ async def test_a_body_that_is_not_json_is_refused(serve, data):
 async def test_a_body_that_is_no_object_is_refused(serve, data):
     status, text = await post(await serve(), data)
     assert status == 400
-    assert "the body must be a JSON object" in text
+    assert "Expected `object`" in text
 
 
 @pytest.mark.parametrize("depth", [100, 950, 990, 1000, 100_000])
@@ -337,23 +338,6 @@ async def test_an_engine_that_breaks_is_a_500_with_its_reason():
         assert await ask(client, queries=["x"]) == (500, {"error": "MemoryError: no room"})
         async with client.get("/metrics") as response:
             assert 'retriever_requests_total{status="500"} 1.0' in await response.text()
-
-
-@pytest.mark.parametrize(
-    ("contexts", "said"),
-    [
-        ("x", "contexts must be a list with one entry per query (1)"),
-        ([], "contexts must be a list with one entry per query (1)"),
-        ([3], "contexts must hold objects, got int"),
-        ([{"question": " ", "answers": ["a"], "step": 0}], "question must be non-blank text, got ' '"),
-        ([{"question": "q", "answers": [], "step": 0}], "answers must be a list of texts, got []"),
-        ([{"question": "q", "answers": ["a"], "step": -1}], "step must be a non-negative integer, got -1"),
-    ],
-)
-async def test_wrong_contexts_are_named(serve, contexts, said):
-    status, answer = await ask(await serve(), queries=["capital Peru"], contexts=contexts)
-    assert status == 400
-    assert said in answer["error"]
 
 
 async def test_concurrent_requests_are_searched_together(serve):
