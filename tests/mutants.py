@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 SDGA, PHASE = (("algorithm/methods/sdga.py", tests) for tests in ("test_sdga.py", "test_methods.py"))
 AR3PO, VISITS = (("algorithm/methods/ar3po.py", tests) for tests in ("test_ar3po.py", "test_methods.py"))
-CONTROLS, STRATIFIED = ((f"algorithm/methods/{name}.py", "test_controls.py") for name in ("controls", "stratified"))
+CONTROLS, STRATIFIED = ((f"algorithm/methods/{name}.py", "test_controls.py") for name in ("controls", "baselines"))
 RECORDING, REPLAYING = (("training/recorder.py", "test_recorder.py"), ("replay/selection.py", "test_recorder.py"))
 AGAIN = ("replay/update.py", "test_replayed_update.py")
 PROVENANCE = ("run/provenance.py", "test_history.py")
@@ -134,8 +134,8 @@ MUTANTS = {
         "= self._proximal(micro, log_policy).cpu()",
     ),
     "a token is predicted from itself": (MODEL, "[sampled - 1]", "[sampled]"),
-    "AR3PO's history has no window": (AR3PO, "(passed, played))[-WINDOW:]", "(passed, played))"),
-    "AR3PO's rate is not smoothed": (AR3PO, "Fraction(1 + passed, 2 + played)", "Fraction(passed, max(played, 1))"),
+    "AR3PO's history has no window": (AR3PO, "(passed, rollouts))[-WINDOW:]", "(passed, rollouts))"),
+    "AR3PO's rate is not smoothed": (AR3PO, "Fraction(1 + passed, 2 + rollouts)", "Fraction(passed, max(rollouts, 1))"),
     "AR3PO's rounding loses rollouts": (AR3PO, "shares[i] += 1", "shares[i] += 0"),
     "passages are judged": (REWARDS, 'segments if s.author == "model" for match', "segments for match"),
     "the first answer counts": (REWARDS, "blocks[-1].strip()", "blocks[0].strip()"),

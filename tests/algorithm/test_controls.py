@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 
 from cusearch_async.algorithm.methods import METHODS
+from cusearch_async.algorithm.methods.baselines import StratifiedSettings
 from cusearch_async.algorithm.methods.sdga import SdgaMemory, SdgaSettings
-from cusearch_async.algorithm.methods.stratified import StratifiedSettings
 from tests.algorithm.test_methods import BUDGET, PHASE, candidates, make_pool
 from tests.algorithm.test_methods import st as strategies
 
