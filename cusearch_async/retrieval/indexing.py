@@ -1,4 +1,4 @@
-"""An index on this machine: made in memory or in a folder, or loaded from there; and as a backend of the retriever."""
+"""A local index: made in memory or in a folder, or loaded from there; and as a backend of the retriever."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class IndexBackend:
 
     @property
     def deterministic(self) -> bool:
-        """An index and a reranker always are; what noise and distractors do may depend on the seed."""
+        """An index and a reranker always are; noise and distractors may depend on the seed."""
         return not (self._degradation.disturbs and self._degradation.stochastic)
 
     @property
@@ -132,7 +132,7 @@ def in_memory(passages: Sequence[Passage], settings: RetrieverConfig) -> Index:
 
 
 def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: OnProgress) -> None:
-    """Make the index of a corpus in `folder`; goes on where it was interrupted. Raises: ConfigError."""
+    """Make the index of a corpus in `folder`; continues where it was interrupted. Raises: ConfigError."""
     make, _, options = _parts(settings)
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / STARTS) as unfinished:
@@ -149,8 +149,8 @@ def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
     try:
         starts = np.load(folder / STARTS, mmap_mode="r")
     except (OSError, ValueError) as error:
-        said = f"retriever.index {folder} holds no finished index; build it with `cusearch index CONFIG`"
-        raise ConfigError(said) from error
+        remedy = "build it with `cusearch index CONFIG`"
+        raise ConfigError(f"retriever.index {folder} holds no finished index; {remedy}") from error
     corpus, (_, kind, options) = Corpus.opened(path, starts), _parts(settings)
     index: Index = kind.load(folder, corpus, options, corpus.fingerprint)
     return index

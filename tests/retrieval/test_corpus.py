@@ -94,7 +94,7 @@ def test_a_title_and_a_text_are_a_passage(write, row):
         (
             "c.json",
             b'[{"id": 1},\n',
-            r"c\.json: begins with \[ and is not one JSON array \(.*\); give one, or an object",
+            r"c\.json: is neither one JSON array nor an object a line: .*",
         ),
         ("c.json", b"[]", r"c\.json is empty"),
         ("c.json.gz", b"[]", r"cannot read .*c\.json\.gz: Not a gzipped file"),
@@ -150,7 +150,7 @@ def test_duplicate_ids_are_counted_in_a_warning_that_names_the_first(write, capl
     assert caplog.text == ""
     again = [{"id": 1, "contents": "other"}, {"id": "x", "contents": "new"}, {"id": "0", "contents": "another"}]
     assert len(Corpus(write(*lines([*ROWS, *again])))) == 6
-    assert "2 of 6 passages have a duplicate id, first '1' in row 3" in caplog.text
+    assert "2 of 6 passages have a duplicate id, like '1'" in caplog.text
 
 
 # The index of a corpus.
