@@ -115,22 +115,6 @@ async def test_passages_of_ten_megabytes_cost_neither_the_loop_nor_memory():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 800 << 10, "KiB, the server's share included"
 
 
-async def test_a_server_that_knows_no_field_of_ours_is_not_sent_one():
-    async def strict(service: Service, request: web.Request) -> web.StreamResponse:
-        unknown = set(await request.json()) - {"queries", "topk", "return_scores"}
-        return await (says(f"extra fields {unknown}", 422) if unknown else finds("Lima"))(service, request)
-
-    async with client_of(Service(strict)) as client:
-        assert await client.search("capital of Peru", 5, QUESTION, 0) == ["Lima"]
-
-
-async def test_a_retriever_that_draws_is_sent_the_draw():
-    service = Service(finds("Lima"))
-    async with client_of(service, Service(says({"deterministic": False, "accepts_seed": True}))) as client:
-        await client.search("capital of Peru", 5, QUESTION, 0)
-    assert service.bodies[0]["seeds"] == [5]
-
-
 # What is said while the retriever is down, and what is left at the end.
 
 
@@ -172,17 +156,3 @@ async def test_a_client_that_ends_while_its_retriever_is_down_leaves_nothing_beh
     await asyncio.sleep(0)
     assert unseen == []
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_a_search_that_fails_after_its_episode_is_gone_is_not_complained_about():
-    unseen: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    async with client_of(Service(says("down", 500)), outage_s=0.3, deterministic=True) as client:
-        episode = asyncio.create_task(client.search("q", 0, QUESTION, 0))
-        while ("q", None) not in client._searches:
-            await asyncio.sleep(0)
-        episode.cancel()
-        while ("q", None) in client._searches:
-            await asyncio.sleep(0.01)
-    gc.collect()
-    assert unseen == []

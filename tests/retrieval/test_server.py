@@ -103,12 +103,6 @@ async def test_topk_is_the_number_of_documents_and_null_the_configured_one(serve
     assert [len(result) for result in await found(await serve(), queries=["the number of"], topk=topk)] == [expected]
 
 
-async def test_topk_beyond_the_corpus_gives_what_there_is(serve):
-    small = Retriever(IndexBackend(Bm25Index.in_memory([PERU, LODZ]), Degradation())).application()
-    async with TestClient(TestServer(small)) as client:
-        assert [len(result) for result in await found(client, queries=["the of"], topk=50)] == [2]
-
-
 @pytest.mark.parametrize(
     ("body", "named"),
     [
