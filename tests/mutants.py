@@ -308,7 +308,7 @@ MUTANTS = {
     "what is not read is wrong": (JUDGE, "if is_right is not None]", "if True]"),
     "a version is scored before it is there": (SCORING, "if following > state.published:", "if False:"),
     "a version is skipped in order": (SCORING, "(scored // every + 1) * every", "(scored // every + 2) * every"),
-    "equal queries differ": (LOCAL, "query.seed if self.stochastic else", "query.seed if True else"),
+    "equal queries differ": (LOCAL, "query.seed if self.settings.stochastic else", "query.seed if True else"),
     "a run that lacks a step is done": (("study/tables.py", "test_running.py"), "if len(rows) != steps or", "if"),
     "a failed run is made again unasked": (RUNNING, '{"failed"} if retry_failed else set()', '{"failed"}'),
     "a launch begins beside the one before": (LAUNCHED, "    _wait_until_free(where)\n", ""),

@@ -57,7 +57,6 @@ def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Raises: ConfigError."""
     if not path.is_file():
         path = shipped_configs().get(path.as_posix(), path)
     try:

@@ -124,7 +124,6 @@ def _opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    """Raises: OSError; ConfigError; MissingExtra."""
     with packages_of("eval"):
         import pyarrow as pa  # noqa: PLC0415  (only for a parquet file)
         from pyarrow import parquet  # noqa: PLC0415

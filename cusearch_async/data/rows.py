@@ -290,7 +290,6 @@ def _identity(row: Row, place: dict[str, Any], origin: Origin, number: int) -> t
 
 
 def _question(row: Row, place: dict[str, Any]) -> str:
-    """Raises: ConfigError."""
     values = row.values
     found = (values.get("question"), place.get("question"), values.get("query"))
     text = next((text for text in found if text is not None), None)

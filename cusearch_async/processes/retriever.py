@@ -55,15 +55,7 @@ def make_backend(config: Config) -> Backend:
         index = indexing.in_memory(load_corpus(settings.corpus), settings)
     else:
         index = indexing.load(Path(settings.corpus), settings.index, settings)
-    degradation = Degradation(
-        distractors=settings.distractors,
-        noise=settings.noise,
-        stochastic=settings.stochastic,
-        latency_median_s=settings.latency_median_s,
-        latency_p99_s=settings.latency_p99_s,
-        seed=config.run.seed,
-    )
-    return IndexBackend(index, degradation, indexing.reranker(settings), settings.rerank.candidates)
+    return IndexBackend(index, Degradation(settings, config.run.seed), indexing.reranker(settings))
 
 
 def own_backend(name: str, options: dict[str, Any]) -> Backend:

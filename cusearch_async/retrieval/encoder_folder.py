@@ -75,7 +75,6 @@ def resolved(settings: DenseConfig) -> DenseConfig:
 
 
 def _stated(encoder: str) -> _Stated:
-    """Raises: ConfigError; _Unknown."""
     kinds = {}
     for module in _read(encoder, MODULES, []):
         kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""

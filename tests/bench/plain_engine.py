@@ -67,7 +67,7 @@ def learner_module(with_deepspeed: bool) -> Any:
         stand_in.DeepSpeedEngine = PlainEngine
         stand_in.divided_forward = None  # of ZeRO-3, which it has not
         sys.modules.setdefault(REPLACED, stand_in)
-    from cusearch_async.training import learner
+    from cusearch_async.learner import learner
 
     if not with_deepspeed:
         learner.DeepSpeedEngine = PlainEngine

@@ -196,7 +196,7 @@ async def test_the_client_understands_the_projects_own_retriever():
     index = Bm25Index.in_memory(
         [{"id": "0", "contents": '"Peru"\nThe capital of Peru is Lima.'}, {"id": "1", "contents": "x y"}]
     )
-    async with TestServer(Retriever(IndexBackend(index, Degradation())).application()) as server:
+    async with TestServer(Retriever(IndexBackend(index, Degradation(RetrieverConfig()))).application()) as server:
         config = RetrieverConfig(url=f"http://127.0.0.1:{server.port}")
         async with SearchClient.session(config) as session:
             client = SearchClient(session, config, EpisodeConfig(), 4)

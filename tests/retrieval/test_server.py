@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from cusearch_async.config import RetrieverConfig
 from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.indexing import Degradation, IndexBackend
@@ -27,6 +28,10 @@ PLAIN = {"deterministic": True, "accepts_seed": False}
 CONTEXT = {"question": "q", "answers": ["a"], "step": 0}
 
 
+def degradation(seed=0, **settings):
+    return Degradation(RetrieverConfig(**settings), seed)
+
+
 @pytest.fixture
 async def serve():
     """A client of a retriever with the given simulation."""
@@ -34,7 +39,7 @@ async def serve():
 
     async def start(**simulation):
         clients.append(
-            TestClient(TestServer(Retriever(IndexBackend(INDEX, Degradation(**simulation)), 3).application()))
+            TestClient(TestServer(Retriever(IndexBackend(INDEX, degradation(**simulation)), 3).application()))
         )
         await clients[-1].start_server()
         return clients[-1]
@@ -276,7 +281,7 @@ async def test_distractors_replace_all_but_the_best(serve):
 
 def test_latency_has_the_median_and_the_99th_percentile_it_is_set_to():
     """Standard errors of the two quantiles of 8,000 draws, sigma being 0.69: about 1 % and 3 %."""
-    simulation = Degradation(latency_median_s=0.1, latency_p99_s=0.5)
+    simulation = degradation(latency_median_s=0.1, latency_p99_s=0.5)
     waits = np.array([simulation.latency_s(draw) for draw in range(8000)])
     assert np.median(waits) == pytest.approx(0.1, rel=0.05)
     assert np.quantile(waits, 0.99) == pytest.approx(0.5, rel=0.15)
@@ -284,14 +289,14 @@ def test_latency_has_the_median_and_the_99th_percentile_it_is_set_to():
 
 
 def test_latency_is_a_function_of_seed_and_draw():
-    one, same, other = (Degradation(latency_median_s=0.1, latency_p99_s=0.5, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (degradation(latency_median_s=0.1, latency_p99_s=0.5, seed=seed) for seed in (1, 1, 2))
     assert [one.latency_s(draw) for draw in range(9)] == [same.latency_s(draw) for draw in range(9)]
     assert len({simulation.latency_s(draw) for simulation in (one, other) for draw in range(9)}) == 18
 
 
 def test_no_latency_is_none_and_a_flat_one_is_constant():
-    assert Degradation().latency_s(3) == 0.0
-    flat = Degradation(latency_median_s=0.2, latency_p99_s=0.2)
+    assert degradation().latency_s(3) == 0.0
+    flat = degradation(latency_median_s=0.2, latency_p99_s=0.2)
     assert {flat.latency_s(draw) for draw in range(9)} == {0.2}
 
 
