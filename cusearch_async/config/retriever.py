@@ -131,7 +131,7 @@ class RetrieverConfig(Section):
     topk: Shared[int] = Field(3, ge=1)
     """Documents per search."""
     timeout_s: Free[float] = Field(30.0, gt=0)
-    """Longest wait of a worker for an answer; then it asks again."""
+    """Longest wait of a worker for an answer; then it retries."""
     max_connections: Free[int] = Field(256, ge=1)
     """Concurrent searches of one worker."""
     outage_s: Free[float] = Field(300.0, gt=0)

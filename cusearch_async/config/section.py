@@ -98,7 +98,7 @@ _WITHOUT = "the service must take requests without one"
 
 def refuse_secrets(url: str, remedy: str, *, takes_user: bool = False) -> None:
     """Settings are written to files and logs, so the ValueError for a password or a key in a URL does not repeat it.
-    `remedy` says where it belongs."""
+    `remedy`: where it belongs."""
     login, at, _ = (url.partition("//")[2] or url).rpartition("@")
     asked = parse_qs(url.partition("?")[2], keep_blank_values=True)
     if (at and (not takes_user or ":" in login)) or any(_SECRET.fullmatch(name) for name in asked):

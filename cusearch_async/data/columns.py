@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 QUESTION = ("question", "query")
-"""Also extra_info.question, and what `prompt` asks."""
+"""Also extra_info.question, and the question in `prompt`."""
 MODEL = "reward_model"
 """Its ground_truth is what Search-R1 and VERL score with."""
 ANSWERS = (

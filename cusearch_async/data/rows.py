@@ -189,7 +189,7 @@ def _is_join(answers: Sequence[str], listed: Sequence[str]) -> bool:
 
 
 def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata`, and the columns that are kept with it; `hops` where the row says in any way how many there are.
+    """`metadata`, and the columns that are kept with it; `hops` where the row contains their number in any form.
 
     `values` by folded names; `place` is its extra_info. Texts that every process of a run would hold are left out."""
     given = read_literal(values.get("metadata"))
@@ -206,9 +206,9 @@ def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str
 
 def _hops(kept: Mapping[str, Any], values: Mapping[str, Any]) -> int | None:
     for name in columns.HOPS:  # 3, 3.0, "3" or "3hop"
-        told = re.fullmatch(r"(\d{1,2})(?:\.0)?(?:[ -]?hops?)?", str(kept.get(name)).strip())
-        if told:
-            return int(told[1])
+        number = re.fullmatch(r"(\d{1,2})(?:\.0)?(?:[ -]?hops?)?", str(kept.get(name)).strip())
+        if number:
+            return int(number[1])
     for text in (*(values.get(name) for name in columns.IDS), str(kept.get("type"))):
         if isinstance(text, str) and (found := _COUNTED.search(text)):
             return int(found[1])

@@ -83,7 +83,7 @@ class Retriever:
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, LookupError):
             return 400, {"error": "the body must be JSON in UTF-8, and not nested too deeply"}
         except web.RequestPayloadError:
-            return 400, {"error": "the body is not compressed as its Content-Encoding says"}
+            return 400, {"error": "the body does not match its Content-Encoding"}
         except ValueError as error:
             return 400, {"error": str(error)}
         count = len(request.queries)

@@ -115,7 +115,7 @@ def pause_s(failed: int, retry_after_s: float) -> float:
 
 
 class WebSearch:
-    """A `Backend` that asks a web service, never faster than `per_second`, and again when that fails.
+    """A `Backend` over a web service: never faster than `per_second`, with retries.
 
     Raises SearchFailed with status 502, or 504 when the service took too long, 403 when it refuses the key, or 429 when
     it limits our rate or the budget is spent. What fails for good (a wrong key, a wrong request) is asked once."""

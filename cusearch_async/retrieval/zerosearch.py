@@ -113,7 +113,7 @@ def parse_documents(text: str, topk: int) -> list[str]:
 
 
 class ZeroSearch:
-    """A `Backend` that asks a language model. Raises SearchFailed when that fails; the worker asks again."""
+    """A `Backend` over a language model. Raises SearchFailed when that fails; the worker repeats the request."""
 
     def __init__(self, settings: ZeroSearchConfig, steps: int, seed: int) -> None:
         self._settings, self._steps, self._seed = settings, settings.steps or steps, seed

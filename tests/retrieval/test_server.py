@@ -183,7 +183,7 @@ async def test_a_body_that_is_too_large_once_decompressed_is_refused_as_that(ser
 
 async def test_a_body_that_is_not_compressed_as_it_says_is_refused(serve):
     status, text = await post(await serve(), b"garbage", encoding="deflate")
-    assert (status, json.loads(text)) == (400, {"error": "the body is not compressed as its Content-Encoding says"})
+    assert (status, json.loads(text)) == (400, {"error": "the body does not match its Content-Encoding"})
 
 
 async def test_a_body_in_an_unknown_encoding_is_refused(serve):
