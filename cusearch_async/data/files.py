@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cusearch_async.data import columns
 from cusearch_async.environments.templates import PAPER
@@ -22,9 +22,6 @@ from cusearch_async.errors import ConfigError, first_line, packages_of
 from cusearch_async.files import write_file
 from cusearch_async.surrogates import half_character
 from cusearch_async.types import Question
-
-if TYPE_CHECKING:
-    pass
 
 HUB = "hf:"
 SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
