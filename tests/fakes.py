@@ -27,7 +27,7 @@ class FakeTurn:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a policy was asked for."""
+    """A request to a policy."""
 
     prompt: list[int]
     max_tokens: int
@@ -45,7 +45,7 @@ class ScriptedPolicy:
     def __init__(
         self, tokenizer: Any, turns: Sequence[str | list[int]], versions: Sequence[list[int]] | None = None
     ) -> None:
-        self._gpus = [tokenizer(t, add_special_tokens=False)["input_ids"] if isinstance(t, str) else t for t in turns]
+        self._turns = [tokenizer(t, add_special_tokens=False)["input_ids"] if isinstance(t, str) else t for t in turns]
         self._versions = versions
         self._sampled = 0
         self.requests: list[Request] = []
@@ -55,7 +55,7 @@ class ScriptedPolicy:
     ) -> FakeTurn:
         number = len(self.requests)
         self.requests.append(Request(list(prompt), max_tokens, temperature, seed, stops))
-        token_ids = self._gpus[number]
+        token_ids = self._turns[number]
         first, self._sampled = self._sampled, self._sampled + len(token_ids)
         logprobs = -(np.arange(first, self._sampled, dtype=np.float32) + 1) / 8
         versions = self._versions[number] if self._versions else [number] * len(token_ids)

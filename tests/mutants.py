@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 SDGA, PHASE = (("algorithm/methods/sdga.py", tests) for tests in ("test_sdga.py", "test_methods.py"))
 AR3PO, VISITS = (("algorithm/methods/ar3po.py", tests) for tests in ("test_ar3po.py", "test_methods.py"))
-CONTROLS, STRATIFIED = ((f"algorithm/methods/{name}.py", "test_controls.py") for name in ("controls", "stratified"))
+CONTROLS, STRATIFIED = ((f"algorithm/methods/{name}.py", "test_controls.py") for name in ("controls", "baselines"))
 RECORDING, REPLAYING = (("training/recorder.py", "test_recorder.py"), ("replay/selection.py", "test_recorder.py"))
 AGAIN = ("replay/update.py", "test_replayed_update.py")
 PROVENANCE = ("run/provenance.py", "test_history.py")
@@ -54,7 +54,7 @@ STARTS, OWNER = ("run/history.py", "test_history.py"), ("training/takeover.py", 
 LOADING, LORA = ("rollout/weight_loader.py", "test_weight_loader.py"), ("learner/adapter.py", "test_adapter_layers.py")
 USABLE, STEP = ("study/variants.py", "test_usable.py"), ("metrics/step.py", "test_metrics.py")
 SERVED = ("retrieval/client.py", "test_served.py")
-TERMS, SCOPES = ("run/identity.py", "test_identity.py"), ("config/scopes.py", "test_scopes.py")
+TERMS, SCOPES = ("run/identity.py", "test_identity.py"), ("config/keys.py", "test_scopes.py")
 
 
 MUTANTS = {
@@ -134,8 +134,8 @@ MUTANTS = {
         "            log_prox = log_policy.cpu() if micro",
     ),
     "a token is predicted from itself": (MODEL, "[sampled - 1]", "[sampled]"),
-    "AR3PO's history has no window": (AR3PO, "(passed, played))[-WINDOW:]", "(passed, played))"),
-    "AR3PO's rate is not smoothed": (AR3PO, "Fraction(1 + passed, 2 + played)", "Fraction(passed, max(played, 1))"),
+    "AR3PO's history has no window": (AR3PO, "(passed, rollouts))[-WINDOW:]", "(passed, rollouts))"),
+    "AR3PO's rate is not smoothed": (AR3PO, "Fraction(1 + passed, 2 + rollouts)", "Fraction(passed, max(rollouts, 1))"),
     "AR3PO's rounding loses rollouts": (AR3PO, "shares[i] += 1", "shares[i] += 0"),
     "passages are judged": (REWARDS, 'segments if s.author == "model" for match', "segments for match"),
     "the first answer counts": (REWARDS, "blocks[-1].strip()", "blocks[0].strip()"),
@@ -308,7 +308,7 @@ MUTANTS = {
     "what is not read is wrong": (JUDGE, "if is_right is not None]", "if True]"),
     "a version is scored before it is there": (SCORING, "if following > state.published:", "if False:"),
     "a version is skipped in order": (SCORING, "(scored // every + 1) * every", "(scored // every + 2) * every"),
-    "equal queries differ": (LOCAL, "query.seed if self.stochastic else", "query.seed if True else"),
+    "equal queries differ": (LOCAL, "query.seed if self.settings.stochastic else", "query.seed if True else"),
     "a run that lacks a step is done": (("study/tables.py", "test_running.py"), "if len(rows) != steps or", "if"),
     "a failed run is made again unasked": (RUNNING, '{"failed"} if retry_failed else set()', '{"failed"}'),
     "a launch begins beside the one before": (LAUNCHED, "    _wait_until_free(where)\n", ""),

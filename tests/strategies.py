@@ -1,4 +1,4 @@
-"""Trajectories for tests: a plain one to vary, and Hypothesis strategies."""
+"""Trajectories and pools for tests: plain ones to vary, and Hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from cusearch_async.algorithm.methods import Candidates
 from cusearch_async.types import Trajectory
 
 
@@ -40,6 +41,23 @@ def make_trajectory(
         "search_s": 0.1,
     }
     return Trajectory(**(values | changes))
+
+
+def make_pool(depths, rewards=None, rollouts=2, s_max=5, passed=None, questions=None, tokens=None) -> Candidates:
+    """A pool of groups of `rollouts`, as a method sees it."""
+    count = len(depths)
+    rewards = np.zeros(count) if rewards is None else np.array(rewards, dtype=np.float64)
+    tickets = np.arange(count) // rollouts
+    return Candidates(
+        depths=np.array(depths, dtype=np.int64),
+        rewards=rewards,
+        passed=rewards > 0.2 if passed is None else np.array(passed),
+        tickets=tickets,
+        rollouts=np.arange(count) % rollouts,
+        tokens=np.arange(count) + 1 if tokens is None else np.array(tokens),
+        questions=questions or [f"q{ticket}" for ticket in tickets],
+        s_max=s_max,
+    )
 
 
 @st.composite

@@ -27,7 +27,7 @@ from cusearch_async.run import folder as run_folder
 from cusearch_async.transport.interface import Ledger
 from cusearch_async.types import Pool
 from docs.generate import PAGES, PICTURES, whole
-from tests.strategies import make_trajectory
+from tests.strategies import make_pool, make_trajectory
 
 DOCS = Path(__file__).parents[1] / "docs"
 PACKAGE = DOCS.parent / "cusearch_async"
@@ -42,17 +42,7 @@ def method_table() -> dict[str, list[str]]:
 
 
 def pool_of(rewards, depths) -> Candidates:
-    count = len(rewards)
-    return Candidates(
-        depths=depths,
-        rewards=rewards,
-        passed=rewards > 0.5,
-        tickets=np.arange(count) // 3,
-        rollouts=np.arange(count) % 3,
-        tokens=np.arange(count) + 10,
-        questions=[f"q{i // 3}" for i in range(count)],
-        s_max=5,
-    )
+    return make_pool(depths, rewards, rollouts=3, tokens=np.arange(len(rewards)) + 10)
 
 
 def method_of(name: str, budget: int):

@@ -58,7 +58,7 @@ def group_advantages(
     """Advantages [K] of the selected trajectories.
 
     Groups of two or more are normalised by their selected members. A group with one selected member has no
-    spread of its own; `singleton` says what it gets: `raw` its reward (VERL), `zero` nothing, `pool` the
+    spread; `singleton` is its rule: `raw` its reward (VERL), `zero` nothing, `pool` the
     statistics of the whole group [T], selected or not. Without `divide_by_std` rewards are centred and not scaled.
     Raises: ValueError on non-finite rewards, on vectors of other lengths, on another rule, and on a selected ticket of
     which the pool knows nothing.

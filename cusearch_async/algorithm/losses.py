@@ -77,7 +77,7 @@ def correction_weights(
 def loglinear_proximal(
     log_policy: torch.Tensor, log_behaviour: torch.Tensor, versions: torch.Tensor, step: int
 ) -> torch.Tensor:
-    """log π_prox [T] without a forward pass of its own: between sampling and current policy, by their versions.
+    """log π_prox [T] without a forward pass: between sampling and current policy, by their versions.
 
     log π_prox ≈ log μ + α (log π_θ - log μ),  α = (v_prox - v_μ) / (v_θ - v_μ),  v_prox = `step`, v_θ = step + 1.
     `versions` [T] are integers, the v_μ of each token. Source: AReaL, proximal log-probability approximation. It grows
@@ -125,9 +125,8 @@ class Surrogate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """What the loss needs of the T sampled tokens of a micro-batch, its trajectories laid end to end.
-
-    All tensors [T], float32, without gradient."""
+    """The T sampled tokens of a micro-batch, its trajectories laid end to end. All tensors [T], float32, without
+    gradient."""
 
     lengths: Sequence[int]
     """Tokens of each trajectory; they sum to T."""
@@ -164,7 +163,9 @@ def policy_loss(
 
     Raises: ValueError for an entropy bonus without entropies, for what is not [T], and for another ratio."""
     require_mode("the ratio", settings.ratio, RatioLevel)
-    _require_tokens(log_policy, tokens, entropy)
+    # broadcasting would make a loss of anything: advantages [T, 1] make one of T² terms
+    vectors = {name: getattr(tokens, name) for name in Tokens.__slots__ if name != "lengths"}
+    require_vectors(sum(tokens.lengths), log_policy=log_policy, entropy=entropy, **vectors)
     advantages = tokens.advantages
     log_ratio = log_policy - tokens.log_prox
     if settings.ratio == "sequence":
@@ -184,17 +185,6 @@ def policy_loss(
     weighted = tokens.aggregation * per_token
     terms = TokenTerms(weighted.detach(), (surrogate != ratio * advantages).detach(), kl.detach())
     return weighted.sum(), terms
-
-
-def _require_tokens(log_policy: torch.Tensor, tokens: Tokens, entropy: torch.Tensor | None) -> None:
-    """Broadcasting would make a loss of anything: advantages [T, 1] make one of T² terms."""
-    count = sum(tokens.lengths)
-    require_vectors(
-        count,
-        log_policy=log_policy,
-        entropy=entropy,
-        **{name: getattr(tokens, name) for name in Tokens.__slots__ if name != "lengths"},
-    )
 
 
 def sequence_mean(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

@@ -1,7 +1,9 @@
-"""Which question a ticket stands for: a pure function of run seed and ticket number.
+"""A ticket's question, a pure function of run seed and ticket number; and its admission.
 
-A ticket is one visit to a question; its trajectories are a group. The environments of a run take turns in a fixed cycle
-that gives each its share, and each walks through permutations of its own questions, one per epoch.
+A ticket is one visit to a question; its trajectories are a group. The environments of a run alternate in a fixed cycle
+that gives each its share, and each walks through permutations of its questions, one per epoch. Pool p consists of the
+tickets [pN, (p+1)N), so ticket t is trained at step floor(t / N), and its staleness is that step minus the version that
+sampled it (version v has been trained on pools 0..v-1).
 """
 
 from __future__ import annotations
@@ -16,9 +18,14 @@ from cusearch_async.streams import Stream, stream
 from cusearch_async.types import Question
 
 
-class RunQuestions:
-    """The questions of a run."""
+def ticket_limit(loaded_version: int, max_staleness: int, questions_per_step: int) -> int:
+    """Tickets below this may be started by a worker that has loaded `loaded_version`.
 
+    Ticket t is granted while t < (max_staleness + v + 1) N, hence is trained at step <= v + max_staleness."""
+    return (max_staleness + loaded_version + 1) * questions_per_step
+
+
+class RunQuestions:
     def __init__(self, parts: Sequence[tuple[int, Sequence[Question]]], seed: int) -> None:
         """`parts`: of each environment its share of the tickets and its questions, one or more."""
         self._parts = [list(questions) for _, questions in parts]
@@ -28,7 +35,7 @@ class RunQuestions:
 
     @property
     def all(self) -> list[Question]:
-        """Of one environment after the other."""
+        """One environment after the other."""
         return [question for part in self._parts for question in part]
 
     def of(self, ticket: int) -> Question:

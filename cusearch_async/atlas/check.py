@@ -27,9 +27,7 @@ class LocalSearch:
     def __init__(self, settings: RetrieverConfig, seed: int) -> None:
         self._index = Bm25Index.in_memory(load_facts().passages())
         self._topk = settings.topk
-        self._degradation = Degradation(
-            distractors=settings.distractors, noise=settings.noise, stochastic=settings.stochastic, seed=seed
-        )
+        self._degradation = Degradation(settings, seed)
 
     async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
         found = self._index.search([query], self._topk)[0]

@@ -169,7 +169,7 @@ async def scored(config: Config, model: str, arguments: argparse.Namespace) -> R
         from cusearch_async.evaluation.judge import try_judge  # noqa: PLC0415  (of an extra)
 
         await try_judge(config.eval.judge)
-    async with SearchClient.open(config) as search:
+    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
         if config.uses_retriever:
             await search.wait_until_answering(config.run.wait_s)
         return await evaluated(config, model, arguments, questions, partial(run_passes_with, search, config))

@@ -1,21 +1,15 @@
 """The settings of a run: TOML files, then command-line overrides, checked before anything starts.
 
 A file states only what differs from the defaults. Unknown keys, impossible combinations and lengths that do
-not fit are errors that name the key, the value and the fix. Secrets are not settings: the Redis password
-comes from CUSEARCH_REDIS_PASSWORD, or from a private file of the Redis that was started for the run.
+not fit are errors that name the key, the value and the fix. Secrets are not settings (see `secrets`).
 """
 
-from cusearch_async.config.engines import DeepSpeedConfig, VllmConfig, refuse_unknown
+from cusearch_async.config.engines import DeepSpeedConfig, RolloutConfig, VllmConfig, refuse_unknown
 from cusearch_async.config.episode import EnvironmentConfig, EpisodeConfig
-from cusearch_async.config.messages import explain_unknown, known_keys, section_of
+from cusearch_async.config.keys import flat, known_keys, scope_in, scope_of, section_of
+from cusearch_async.config.messages import explain_unknown
 from cusearch_async.config.method import MethodConfig, PoolConfig
-from cusearch_async.config.reading import (
-    CONFIG_HELP,
-    load_config,
-    save_config,
-    shipped_configs,
-    with_overrides,
-)
+from cusearch_async.config.reading import CONFIG_HELP, load_config, save_config, shipped_configs, with_overrides
 from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import (
     BACKENDS,
@@ -27,7 +21,6 @@ from cusearch_async.config.retriever import (
     WebConfig,
     ZeroSearchConfig,
 )
-from cusearch_async.config.rollout import RolloutConfig
 from cusearch_async.config.run import (
     STARTER,
     STARTERS,
@@ -38,66 +31,13 @@ from cusearch_async.config.run import (
     RunConfig,
     WeightsConfig,
 )
-from cusearch_async.config.scopes import flat, scope_in, scope_of
 from cusearch_async.config.secrets import (
     LOOPBACK,
     make_weights_token,
     redis_password,
     redis_password_file,
     weights_token,
-    weights_token_file,
 )
 from cusearch_async.config.section import Extensible, Scope
 from cusearch_async.config.training import LearnerConfig, LoraConfig, LossConfig
 from cusearch_async.config.whole import Config
-
-__all__ = [
-    "BACKENDS",
-    "CONFIG_HELP",
-    "E5",
-    "LOOPBACK",
-    "STARTER",
-    "STARTERS",
-    "Bm25Config",
-    "Config",
-    "DataConfig",
-    "DeepSpeedConfig",
-    "DenseConfig",
-    "EnvironmentConfig",
-    "EpisodeConfig",
-    "EvalConfig",
-    "Extensible",
-    "JudgeConfig",
-    "LearnerConfig",
-    "LoraConfig",
-    "LossConfig",
-    "MethodConfig",
-    "ModelConfig",
-    "PoolConfig",
-    "RedisConfig",
-    "RerankConfig",
-    "RetrieverConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "Scope",
-    "VllmConfig",
-    "WebConfig",
-    "WeightsConfig",
-    "ZeroSearchConfig",
-    "explain_unknown",
-    "flat",
-    "known_keys",
-    "load_config",
-    "make_weights_token",
-    "redis_password",
-    "redis_password_file",
-    "refuse_unknown",
-    "save_config",
-    "scope_in",
-    "scope_of",
-    "section_of",
-    "shipped_configs",
-    "weights_token",
-    "weights_token_file",
-    "with_overrides",
-]

@@ -1,4 +1,4 @@
-"""Settings that are passed on to vLLM and to DeepSpeed, by their names there.
+"""Settings of the engines: of rollout workers, and what is passed on to vLLM and DeepSpeed by their names there.
 
 What other settings of the config decide, and what would make the run wrong, is refused."""
 
@@ -10,68 +10,73 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from cusearch_async.config.section import Free, Section
+from cusearch_async.config.section import Free, Numbers, Section
 from cusearch_async.errors import ConfigError
 
-_OWN_LOGPROBS = "the loss divides by the log-probabilities of the very distribution that was sampled from"
-_OTHER_DISTRIBUTION = "tokens would be sampled from another distribution than the one the log-probabilities are of"
-_ONE_MODEL = "learner and engines must have the same model; use model.path"
-_ONE_ADAPTER = "the policy is the only adapter; use learner.lora"
-_ONE_ENGINE = "pausing, loading weights and their versions are of one engine; use more rollout.workers"
+
+def _because(reason: str, *options: str) -> dict[str, str]:
+    return dict.fromkeys(options, reason)
+
 
 VLLM_REFUSED = {
-    "model": "use model.path",
-    "tokenizer": "use model.path",
-    "dtype": "use model.dtype",
-    "max_model_len": "it is the longest episode, from the keys of [episode]",
-    "max_num_seqs": "use rollout.max_num_seqs",
-    "seed": "use run.seed",
-    "logprobs_mode": _OWN_LOGPROBS,
-    "generation_config": _OTHER_DISTRIBUTION,
-    "override_generation_config": _OTHER_DISTRIBUTION,
-    "logits_processors": _OTHER_DISTRIBUTION,
-    "speculative_config": "drafted tokens would get the version of another step",
-    "spec_method": "drafted tokens would get the version of another step",
-    "spec_model": "drafted tokens would get the version of another step",
-    "spec_tokens": "drafted tokens would get the version of another step",
-    "load_format": "the engine loads what the learner publishes",
-    "model_weights": _ONE_MODEL,
-    "revision": _ONE_MODEL,
-    "hf_overrides": _ONE_MODEL,
-    "hf_config_path": _ONE_MODEL,
-    "model_impl": _ONE_MODEL,
-    "trust_remote_code": "the learner does not run code of a model either",
-    "enable_lora": "use learner.lora",
-    "max_lora_rank": "use learner.lora.rank",
-    "max_loras": _ONE_ADAPTER,
-    "max_cpu_loras": _ONE_ADAPTER,
-    "default_mm_loras": _ONE_ADAPTER,
-    "lora_dtype": "it is model.dtype",
-    "data_parallel_size": _ONE_ENGINE,
-    "pipeline_parallel_size": _ONE_ENGINE,
-    "distributed_executor_backend": _ONE_ENGINE,
-    "nnodes": _ONE_ENGINE,
-    "stream_interval": "turns are used as a whole",
-    "worker_cls": "it is the run's own",
-    "worker_extension_cls": "it is the run's own",
-    "scheduler_cls": "it is the run's own",
-    "enable_sleep_mode": "it is the run's own",
-    "weight_transfer_config": "it is the run's own",
-    "disable_log_stats": "it is the run's own",
+    **_because("use model.path", "model", "tokenizer"),
+    **_because("use model.dtype", "dtype", "lora_dtype"),
+    **_because("it is the longest episode, from the keys of [episode]", "max_model_len"),
+    **_because("use rollout.max_num_seqs", "max_num_seqs"),
+    **_because("use run.seed", "seed"),
+    **_because(
+        "the loss divides by the log-probabilities of the very distribution that was sampled from",
+        *("logprobs_mode", "generation_config", "override_generation_config", "logits_processors"),
+    ),
+    **_because(
+        "drafted tokens would get the version of another step",
+        *("speculative_config", "spec_method", "spec_model", "spec_tokens"),
+    ),
+    **_because("the engine loads what the learner publishes", "load_format"),
+    **_because(
+        "learner and engines must have the same model; use model.path",
+        *("model_weights", "revision", "hf_overrides", "hf_config_path", "model_impl"),
+    ),
+    **_because("the learner does not run code of a model either", "trust_remote_code"),
+    **_because("use learner.lora", "enable_lora"),
+    **_because("use learner.lora.rank", "max_lora_rank"),
+    **_because("the policy is the only adapter; use learner.lora", "max_loras", "max_cpu_loras", "default_mm_loras"),
+    **_because(
+        "pausing, loading weights and their versions are of one engine; use more rollout.workers",
+        *("data_parallel_size", "pipeline_parallel_size", "distributed_executor_backend", "nnodes"),
+    ),
+    **_because("turns are used as a whole", "stream_interval"),
+    **_because("the run sets it", "worker_cls", "worker_extension_cls", "scheduler_cls", "enable_sleep_mode"),
+    **_because("the run sets it", "weight_transfer_config", "disable_log_stats"),
 }
 """vLLM's option -> why it cannot be set."""
 
 ZERO_REFUSED = {
-    "stage": "use learner.zero_stage",
-    "zero_quantized_weights": "ranks would compute with rounded weights",
-    "zero_quantized_nontrainable_weights": "ranks would compute with rounded weights",
-    "zero_quantized_gradients": "gradients would be rounded",
-    "zenflow": "optimizer steps would be late",
-    "elastic_checkpoint": "checkpoints have a form of their own",
-    "cpu_offload": "use offload_optimizer = {device = 'cpu'}",
-    "cpu_offload_param": "use offload_param = {device = 'cpu'}",
+    **_because("use learner.zero_stage", "stage"),
+    **_because(
+        "ranks would compute with rounded weights", "zero_quantized_weights", "zero_quantized_nontrainable_weights"
+    ),
+    **_because("gradients would be rounded", "zero_quantized_gradients"),
+    **_because("optimizer steps would be late", "zenflow"),
+    **_because("checkpoints have another form", "elastic_checkpoint"),
+    **_because("use offload_optimizer = {device = 'cpu'}", "cpu_offload"),
+    **_because("use offload_param = {device = 'cpu'}", "cpu_offload_param"),
 }
 """Option of DeepSpeed's zero_optimization -> why it cannot be set."""
+
+
+def refuse_unknown(key: str, names: Iterable[str], known: Collection[str], whose: str) -> None:
+    """Raises: ConfigError for a name in section `key` that is not `known` by what is installed."""
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{key}.{name}: {whose} has no such option{hint}")
+
+
+def _refuse_keys(whose: str, given: Mapping[str, Any], refused: Mapping[str, str]) -> None:
+    for name in given.keys() & refused.keys():
+        raise ValueError(f"{name} cannot be passed on to {whose}: {refused[name]}")
 
 
 class VllmConfig(Section):
@@ -127,7 +132,7 @@ class DeepSpeedConfig(Section):
         # what DeepSpeed has of the optimizer on NVMe is in no checkpoint that Adam could continue from
         for part, devices in (("offload_optimizer", ["cpu"]), ("offload_param", ["cpu", "nvme"])):
             device = self.offload(part)
-            if device not in (None, "none", *devices):
+            if device not in (None, *devices):
                 wanted = " or ".join(map(repr, devices))
                 raise ValueError(f"zero_optimization.{part} needs device = {wanted}, got {device!r}")
         return self
@@ -139,15 +144,22 @@ class DeepSpeedConfig(Section):
         return None if device == "none" else device
 
 
-def refuse_unknown(key: str, names: Iterable[str], known: Collection[str], whose: str) -> None:
-    """Raises: ConfigError for a name in section `key` that is not `known` by what is installed."""
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"{key}.{name}: {whose} has no such option{hint}")
-
-
-def _refuse_keys(whose: str, given: Mapping[str, Any], refused: Mapping[str, str]) -> None:
-    for name in given.keys() & refused.keys():
-        raise ValueError(f"{name} cannot be passed on to {whose}: {refused[name]}")
+class RolloutConfig(Section):
+    workers: Free[int] = Field(1, ge=1)
+    """Rollout workers that `cusearch launch` starts, each with its own engine."""
+    max_episodes: Free[int] = Field(192, ge=1)
+    """Maximum number of episodes in flight per worker; finished ones that wait for room in the buffer do not count."""
+    max_num_seqs: Free[int] = Field(128, ge=1)
+    """Maximum number of sequences that the engine decodes at once."""
+    recompute_kv: bool = True
+    """After loading weights, recompute the KV cache of the turns in flight; otherwise they end on the older one: a
+    shorter pause, and more for the importance ratio to correct."""
+    canary_every: Free[int] = Field(10, ge=1)
+    """Loaded versions between two checks of the engine against the learner (log-probabilities of a fixed text,
+    checksums of tensors)."""
+    cores: Free[Numbers] = ()
+    """CPU cores of the engines, divided among the workers; empty: all. The episode loop uses any core."""
+    gpus: Free[Numbers] = ()
+    """CUDA devices of a machine's workers, `vllm.tensor_parallel_size` for each; a worker takes a group that no other
+    has. Empty: the first free ones."""
+    vllm: VllmConfig = VllmConfig()

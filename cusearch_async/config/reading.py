@@ -27,9 +27,6 @@ CONFIG_HELP = (
     "a TOML file, or the name of a config that comes with the package, like atlas; later files override earlier ones"
 )
 
-_SIMILARITY = 0.8
-"""Similarity from which a name counts as a misspelling of a config's."""
-
 
 def load_config(files: Path | Sequence[Path], overrides: Sequence[str] = ()) -> Config:
     """Read TOML files, or shipped configs by their names. A later file overrides an earlier one key by key. Then apply
@@ -60,9 +57,8 @@ def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Raises: ConfigError."""
     if not path.is_file():
-        path = _shipped().get(path.as_posix(), path)
+        path = shipped_configs().get(path.as_posix(), path)
     try:
         found = read_toml(path, "config file")
     except FileNotFoundError as error:
@@ -76,15 +72,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _meant(path: Path) -> str:
     """ "did you mean …? " for a config that does not exist; empty when no shipped one and no file there is like it."""
-    there = [str(found) for found in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-    known = {_plain(name): name for name in (*there, *shipped_configs())}
-    near = difflib.get_close_matches(_plain(str(path)), known, n=1, cutoff=_SIMILARITY)
+
+    def plain(name: str) -> str:
+        return re.sub(r"\.t[a-z]*$", "", name.lower()).replace("-", "_")
+
+    known = {plain(str(name)): name for name in (*path.parent.glob("*.toml"), *shipped_configs())}
+    near = difflib.get_close_matches(plain(str(path)), known, n=1, cutoff=0.8)
     return f"did you mean {known[near[0]]}? " if near else ""
-
-
-def _plain(name: str) -> str:
-    """A config's name without what people get wrong in it."""
-    return re.sub(r"\.t[a-z]*$", "", name.lower()).replace("-", "_")
 
 
 def _lay_over(values: dict[str, Any], later: dict[str, Any]) -> None:
@@ -96,13 +90,9 @@ def _lay_over(values: dict[str, Any], later: dict[str, Any]) -> None:
             values[key] = value
 
 
-def shipped_configs() -> dict[str, Path]:
-    """Name, like `atlas` or `paper/base` -> file."""
-    return dict(_shipped())
-
-
 @cache
-def _shipped() -> Mapping[str, Path]:
+def shipped_configs() -> Mapping[str, Path]:
+    """Name, like `atlas` or `paper/base` -> file."""
     return {
         path.relative_to(SHIPPED).as_posix().removesuffix(".toml"): path
         for path in sorted(SHIPPED.rglob("*.toml"))
@@ -147,8 +137,7 @@ def _parse(name: str, text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError as error:
         if text.startswith(("[", "{", '"', "'")):
-            said = error.args[0].partition(" (at")[0].lower()
-            raise ConfigError(
-                f'{name} {text!r} is no whole value ({said}); write a list as a,b or as \'["a", "b"]\''
-            ) from error
+            reason = error.args[0].partition(" (at")[0].lower()
+            remedy = 'write a list as a,b or as \'["a", "b"]\''
+            raise ConfigError(f"{name} {text!r} is no whole value ({reason}); {remedy}") from error
         return text

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cusearch_async.config.section import DEVICE, Folder, Free, Location, Section, Shared, base_url, check_url
+from cusearch_async.config.section import DEVICE, Folder, Free, Location, Section, Shared, service_url
 
 BACKENDS = ("bm25", "dense", "zerosearch", "serper", "serpapi")
+_SIMULATOR_URL = service_url("http://127.0.0.1:6001/v1", "/chat/completions", "set CUSEARCH_SIMULATOR_KEY instead")
+_WEB_URL = service_url("https://google.serper.dev/search", "", "set SERPER_API_KEY or SERPAPI_API_KEY instead")
 
 
 class Bm25Config(Section):
@@ -73,7 +75,7 @@ class RerankConfig(Section):
 class ZeroSearchConfig(Section):
     """The `zerosearch` backend: a language model simulates the search engine."""
 
-    url: Free[str] = "http://127.0.0.1:6001/v1"
+    url: Free[Annotated[str, _SIMULATOR_URL]] = "http://127.0.0.1:6001/v1"
     """OpenAI-compatible server, its key in CUSEARCH_SIMULATOR_KEY."""
     model: Shared[str] = ""
     """Model name in the request; a server with one model ignores it."""
@@ -94,21 +96,11 @@ class ZeroSearchConfig(Section):
     timeout_s: Free[float] = Field(25.0, gt=0)
     """Longest wait for an answer."""
 
-    @field_validator("url")
-    @classmethod
-    def _is_base(cls, url: str) -> str:
-        return base_url(url, "/chat/completions")
-
-    @model_validator(mode="after")
-    def _address(self) -> ZeroSearchConfig:
-        check_url(self.url, ("http", "https"), "http://127.0.0.1:6001/v1", "set CUSEARCH_SIMULATOR_KEY instead")
-        return self
-
 
 class WebConfig(Section):
     """The `serper` and `serpapi` backends; the key comes from SERPER_API_KEY or SERPAPI_API_KEY."""
 
-    url: Free[str | None] = None
+    url: Free[Annotated[str, _WEB_URL] | None] = None
     """Search endpoint; None: the service's own."""
     per_second: Free[float] = Field(5.0, gt=0)
     """Maximum number of requests per second."""
@@ -123,16 +115,9 @@ class WebConfig(Section):
     cache_ttl_s: Free[float] = Field(86400.0, gt=0)
     """Older cached answers are requested again."""
 
-    @model_validator(mode="after")
-    def _address(self) -> WebConfig:
-        if self.url is not None:
-            remedy = "set SERPER_API_KEY or SERPAPI_API_KEY instead"
-            check_url(self.url, ("http", "https"), "https://google.serper.dev/search", remedy)
-        return self
-
 
 class RetrieverConfig(Section):
-    url: Free[str] = "http://127.0.0.1:8000"
+    url: Free[Annotated[str, service_url("http://127.0.0.1:8000", "/retrieve")]] = "http://127.0.0.1:8000"
     """Where the retriever answers `POST /retrieve`; `cusearch launch` starts one there if nothing listens."""
     backend: Shared[str] = "bm25"
     """Search engine: a local index (bm25, dense), a language model that simulates one (zerosearch), the web (serper,
@@ -146,7 +131,7 @@ class RetrieverConfig(Section):
     topk: Shared[int] = Field(3, ge=1)
     """Documents per search."""
     timeout_s: Free[float] = Field(30.0, gt=0)
-    """Longest wait of a worker for an answer; then it asks again."""
+    """Longest wait of a worker for an answer; then it retries."""
     max_connections: Free[int] = Field(256, ge=1)
     """Concurrent searches of one worker."""
     outage_s: Free[float] = Field(300.0, gt=0)
@@ -172,37 +157,27 @@ class RetrieverConfig(Section):
     zerosearch: ZeroSearchConfig = ZeroSearchConfig()
     web: WebConfig = WebConfig()
 
-    @field_validator("url")
-    @classmethod
-    def _is_base(cls, url: str) -> str:
-        return base_url(url, "/retrieve")
-
     @field_validator("backend")
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in BACKENDS and ":" not in name:
-            raise ValueError(
-                f"must be {', '.join(map(repr, BACKENDS))}, or your own backend as package.module:Name, got {name!r}"
-            )
+            known = ", ".join(map(repr, BACKENDS))
+            raise ValueError(f"must be {known}, or your own backend as package.module:Name, got {name!r}")
         return name
 
     @model_validator(mode="after")
     def _fits_together(self) -> RetrieverConfig:
-        if self.latency_p99_s < self.latency_median_s:
-            raise ValueError(
-                f"latency_p99_s ({self.latency_p99_s}) must be >= latency_median_s ({self.latency_median_s})"
-            )
-        check_url(self.url, ("http", "https"), "http://127.0.0.1:8000")
+        median_s, p99_s = self.latency_median_s, self.latency_p99_s
+        if p99_s < median_s:
+            raise ValueError(f"latency_p99_s ({p99_s}) must be >= latency_median_s ({median_s})")
         if self.index is not None and self.corpus == "atlas":
             raise ValueError("index must not be set for the corpus 'atlas', which is indexed in memory")
-        web_s = self.web.attempts * self.web.timeout_s
-        for backends, name, takes_s in (
-            (("zerosearch",), "zerosearch.timeout_s", self.zerosearch.timeout_s),
-            (("serper", "serpapi"), "web.attempts x web.timeout_s", web_s),
-        ):
-            if self.backend in backends and takes_s >= self.timeout_s:
-                raise ValueError(
-                    f"timeout_s ({self.timeout_s:g}) must be more than {name} ({takes_s:g}): a worker would ask again "
-                    "while its first search still runs"
-                )
+        simulator = "zerosearch.timeout_s", self.zerosearch.timeout_s
+        web = "web.attempts x web.timeout_s", self.web.attempts * self.web.timeout_s
+        name, takes_s = {"zerosearch": simulator, "serper": web, "serpapi": web}.get(self.backend, ("", 0.0))
+        if takes_s >= self.timeout_s:
+            raise ValueError(
+                f"timeout_s ({self.timeout_s:g}) must be more than {name} ({takes_s:g}): a worker would ask again "
+                "while its first search still runs"
+            )
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -17,8 +17,7 @@ from cusearch_async.config.section import (
     Section,
     Shared,
     Sources,
-    base_url,
-    check_url,
+    service_url,
 )
 
 STARTER = Path(__file__).parents[1] / "atlas" / "starter"
@@ -78,17 +77,9 @@ class WeightsConfig(Section):
     transport: Free[str] = "folder"
     """How workers get weights: `folder`, shared with the learner; `http`, from weights.url; or a class of your own
     (`package.module:Name`)."""
-    url: Free[str | None] = None
+    url: Free[Annotated[str, service_url("http://10.0.0.5:29400", schemes=("http",))] | None] = None
     """Where the learner listens with weights.transport `http`, like http://10.0.0.5:29400. Its token is
     CUSEARCH_WEIGHTS_TOKEN, or in the run folder's file weights-token."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_url(cls, url: str | None) -> str | None:
-        if url is not None:
-            url = base_url(url)
-            check_url(url, ("http",), "http://10.0.0.5:29400")
-        return url
 
 
 class DataConfig(Section):
@@ -97,10 +88,13 @@ class DataConfig(Section):
     .tsv), or hf:OWNER/NAME/FILE for one on the Hugging Face Hub. An epoch visits each question once."""
 
 
-class JudgeConfig(Section):
-    """A language model that judges answers in `cusearch eval`, beside exact match."""
+_JUDGE_URL = service_url("http://127.0.0.1:8001/v1", "/chat/completions", "set CUSEARCH_JUDGE_KEY instead")
 
-    url: Free[str | None] = None
+
+class JudgeConfig(Section):
+    """A language model that judges answers in `cusearch eval`, in addition to exact match."""
+
+    url: Free[Annotated[str, _JUDGE_URL] | None] = None
     """OpenAI-compatible server, like http://127.0.0.1:8001/v1, its key in CUSEARCH_JUDGE_KEY; None: no judge."""
     model: Free[str] = ""
     """Model name in the request; a server with one model ignores it."""
@@ -108,14 +102,6 @@ class JudgeConfig(Section):
     """Concurrent requests for verdicts."""
     timeout_s: Free[float] = Field(60.0, gt=0)
     """Longest wait for a verdict, which is then requested again, three times."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_url(cls, url: str | None) -> str | None:
-        if url is not None:
-            url = base_url(url, "/chat/completions")
-            check_url(url, ("http", "https"), "http://127.0.0.1:8001/v1", "set CUSEARCH_JUDGE_KEY instead")
-        return url
 
 
 class EvalConfig(Section):

@@ -75,15 +75,11 @@ def _at_home(value: Any) -> Any:
     return at_home(str(value)) if isinstance(value, str | Path) else value
 
 
-def _all_at_home(values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(at_home, values))
-
-
 Numbers = Annotated[tuple[int, ...], BeforeValidator(_as_numbers, json_schema_input_type=int | str | tuple[int, ...])]
 """A list of numbers; see `as_list`."""
 Names = Annotated[tuple[str, ...], BeforeValidator(as_list, json_schema_input_type=str | tuple[str, ...])]
 """A list of texts; see `as_list`."""
-Sources = Annotated[Names, AfterValidator(_all_at_home)]
+Sources = Annotated[Names, AfterValidator(lambda names: tuple(map(at_home, names)))]
 """A list of files, or names of what comes with the package or from the Hub."""
 Folder = Annotated[Path, BeforeValidator(_at_home)]
 """A path; see `paths.at_home`."""
@@ -102,17 +98,11 @@ _WITHOUT = "the service must take requests without one"
 
 def refuse_secrets(url: str, remedy: str, *, takes_user: bool = False) -> None:
     """Settings are written to files and logs, so the ValueError for a password or a key in a URL does not repeat it.
-    `remedy` says where it belongs."""
+    `remedy`: where it belongs."""
     login, at, _ = (url.partition("//")[2] or url).rpartition("@")
     asked = parse_qs(url.partition("?")[2], keep_blank_values=True)
     if (at and (not takes_user or ":" in login)) or any(_SECRET.fullmatch(name) for name in asked):
         raise ValueError(f"url must not hold a password; {remedy}")
-
-
-def check_url(url: str, schemes: tuple[str, ...], example: str, remedy: str = _WITHOUT) -> None:
-    """Of a service. Raises: ValueError with the address and an example; as `refuse_secrets` for a password."""
-    refuse_secrets(url, remedy)
-    check_address(url, schemes, example)
 
 
 def check_address(url: str, schemes: tuple[str, ...], example: str) -> None:
@@ -126,9 +116,18 @@ def check_address(url: str, schemes: tuple[str, ...], example: str) -> None:
         raise ValueError(f"url {url!r} must look like {example}")
 
 
-def base_url(url: str, endpoint: str = "") -> str:
-    """The URL without a slash at its end, and without the endpoint that we add ourselves."""
-    return url.strip().rstrip("/").removesuffix(endpoint).rstrip("/")
+def service_url(
+    example: str, endpoint: str = "", remedy: str = _WITHOUT, schemes: tuple[str, ...] = ("http", "https")
+) -> AfterValidator:
+    """Of a setting: drops a slash at the URL's end, and the endpoint that we add ourselves; checks the rest."""
+
+    def checked(url: str) -> str:
+        url = url.strip().rstrip("/").removesuffix(endpoint).rstrip("/")
+        refuse_secrets(url, remedy)
+        check_address(url, schemes, example)
+        return url
+
+    return AfterValidator(checked)
 
 
 class Extensible(Section):

@@ -65,7 +65,7 @@ class LoraConfig(Section):
     @classmethod
     def _are_layers(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         if ALL_LINEAR in targets and len(targets) > 1:
-            raise ValueError(f"{ALL_LINEAR!r} stands alone, got {list(targets)}")
+            raise ValueError(f"{ALL_LINEAR!r} cannot be combined with other targets, got {list(targets)}")
         outside = sorted({"lm_head", "embed_tokens"}.intersection(targets))
         if outside:
             raise ValueError(f"{outside[0]} cannot have an adapter; name layers of the model's blocks, like q_proj")

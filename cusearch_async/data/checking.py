@@ -1,4 +1,4 @@
-"""What is wrong with a question file, and what its author may not have meant."""
+"""Problems of a question file, and warnings about probable mistakes in it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from cusearch_async.data.rows import can_be_answered, origin_of, parse_row
 from cusearch_async.errors import ConfigError
 from cusearch_async.types import Question
 
-NAMED = 3
-"""Rows that a warning names."""
 _JOINED = re.compile(r"\|\||\s\|\s|\w\|\w|;\s|\n|\t|\s/\s|##|@@|<br */?>")
-"""What joins aliases in some files, and seldom stands in an answer."""
+"""Separators of aliases in some files, which are rare in answers."""
 
 
 @dataclass(slots=True)
@@ -51,19 +49,18 @@ def read_all(source: str, key: str) -> Checked:
         if question.id in found.places:
             found.problems.append(f"{place}: the id {question.id!r} was used before")
         found.places.setdefault(question.id, place)
-    found.unread = columns.unread(names)
+    found.unread = sorted(name for name in names if not columns.is_read(name))
     return found
 
 
 def asked(text: str) -> str:
-    """A question without what makes no other question of it: case, punctuation, blanks, width of characters."""
+    """A question without case, punctuation, blanks and width of characters, which make no other question of it."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(re.findall(r"\w+", folded)) or folded
 
 
 def warnings_of(found: Checked) -> list[str]:
-    """What is no problem of a single row, but may be a mistake."""
-    unanswerable, joined, said = [], [], []
+    unanswerable, joined, warnings = [], [], []
     by_text: defaultdict[str, list[str]] = defaultdict(list)
     for question in found.questions:
         place = found.places[question.id]
@@ -71,18 +68,19 @@ def warnings_of(found: Checked) -> list[str]:
         unanswerable += [] if can_be_answered(question) else [f"{place}: {question.answers[0]!r:.40}"]
         joined += [f"{place}: {answer!r:.60}" for answer in question.answers if _JOINED.search(answer.strip())]
     if rows := unanswerable:
-        why = "because scoring removes articles and punctuation"
-        said.append(f"{len(rows)} can never be scored correct, {why} ({_few(rows)})")
+        why = "their gold answers are empty after normalisation"
+        warnings.append(f"{len(rows)} can never be scored correct: {why} ({_few(rows)})")
     if rows := joined:
         noun = "gold answer" if len(rows) == 1 else "gold answers"
-        said.append(f"{len(rows)} {noun} may be several in one text ({_few(rows)}); write those that are as a list")
+        warnings.append(f"{len(rows)} {noun} may be several in one text ({_few(rows)}); write those that are as a list")
     if rows := [", ".join(places) for places in by_text.values() if len(places) > 1]:
-        said.append(f"{len(rows)} question{' is' if len(rows) == 1 else 's are'} asked more than once ({_few(rows)})")
-    return said
+        are = " is" if len(rows) == 1 else "s are"
+        warnings.append(f"{len(rows)} question{are} asked more than once ({_few(rows)})")
+    return warnings
 
 
 def overlap(found: Checked, others: Mapping[str, str]) -> list[str]:
-    """A line for each question of the file that is also in `others` (asked -> where)."""
+    """A line for each question of the file that is also in `others` (`asked_in`)."""
     return [
         f"{found.places[question.id]}: also asked in {others[text]}: {question.text!r:.100}"
         for question in found.questions
@@ -98,12 +96,12 @@ def asked_in(checked: Iterable[Checked]) -> dict[str, str]:
 
 
 def known_of(questions: Sequence[Question]) -> str:
-    """How many name their evidence, and of how many hops they are."""
+    """The questions with evidence, and their hops."""
     evidence = sum(question.evidence is not None for question in questions)
     hops = Counter(question.hops for question in questions if question.hops is not None)
-    told = ", ".join(f"{number} ({count})" for number, count in sorted(hops.items()))
-    return f"evidence known of {evidence}; hops (questions): {told or 'not known'}"
+    counts = ", ".join(f"{number} ({count})" for number, count in sorted(hops.items()))
+    return f"evidence known of {evidence}; hops (questions): {counts or 'not known'}"
 
 
 def _few(rows: Sequence[str]) -> str:
-    return "; ".join(rows[:NAMED]) + "; …" * (len(rows) > NAMED)
+    return columns.shown(rows, 3, "; ")

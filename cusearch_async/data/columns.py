@@ -1,19 +1,18 @@
-"""The columns of question files that are read, by what they hold, and the lists and objects that cells hold as text.
+"""The columns of question files that are read, and the lists and objects that cells contain as text.
 
-Upper and lower case of names make no difference. Text is JSON, Python's repr, or numpy's, as pandas writes it into CSV.
-"""
+Names are case-insensitive. Text is JSON, Python's repr, or numpy's, as pandas writes it into CSV."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
 QUESTION = ("question", "query")
-"""Also extra_info.question, and what `prompt` asks."""
+"""Also extra_info.question, and the question in `prompt`."""
 MODEL = "reward_model"
 """Its ground_truth is what Search-R1 and VERL score with."""
 ANSWERS = (
@@ -30,11 +29,10 @@ of the subject)."""
 IDS = ("id", "_id", "query_id", "qid", "question_id", "idx", "index", "uid", "uuid", "example_id")
 HOPS = ("hops", "n_hops", "num_hops", "hop")
 METADATA = (*HOPS, "type", "level", "difficulty", "question_type", "question_decomposition")
-"""What is kept of a row besides its `metadata`."""
+"""Columns that are kept with the row's `metadata`."""
 EVIDENCE = ("evidence_docs", "paragraphs", "supporting_facts", "context")
 READ = {"prompt", "data_source", "extra_info", "metadata", "ability", *QUESTION, *ANSWERS, *IDS, *METADATA, *EVIDENCE}
-"""And aliases. `ability` is written as in Search-R1, and says nothing of a question."""
-_SHOWN = 20
+"""And aliases. `ability` is written as in Search-R1, and not used."""
 
 _QUOTED = re.compile(r"""(["'])\s*\[.*\]\s*\1""", re.DOTALL)
 """A list that was written as text twice."""
@@ -52,18 +50,13 @@ def folded(name: str) -> str:
 
 @cache
 def are_aliases(name: str) -> bool:
-    """Whether a folded name says that the column holds other spellings of the answer."""
+    """Whether the column with this folded name contains other spellings of the answer."""
     return _ALIASES.fullmatch(name) is not None
 
 
 def is_read(name: str) -> bool:
-    """Whether anything is read of the column with this folded name."""
-    return name in READ or are_aliases(name)
-
-
-def unread(names: Iterable[str]) -> list[str]:
-    """The columns of which nothing is read."""
-    return sorted(name for name in names if not is_read(folded(name)))
+    """Whether anything is read of the column."""
+    return folded(name) in READ or are_aliases(folded(name))
 
 
 def by_name(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,9 +67,9 @@ def by_name(values: Mapping[str, Any]) -> dict[str, Any]:
     return {folded(name): value for name, value in filled.items()} | exact
 
 
-def shown(names: Collection[str]) -> str:
+def shown(items: Collection[str], most: int = 20, separator: str = ", ") -> str:
     """The first of them, for a message."""
-    return (", ".join(list(names)[:_SHOWN]) or "none") + ", …" * (len(names) > _SHOWN)
+    return (separator.join(list(items)[:most]) or "none") + f"{separator}…" * (len(items) > most)
 
 
 def read_literal(value: Any) -> Any:
@@ -96,12 +89,6 @@ def read_literal(value: Any) -> Any:
     found = _parsed(text)
     is_meant = text[0] != "(" or (isinstance(found, list) and all(isinstance(item, str) for item in found))
     return found if is_meant else value
-
-
-def looks_like_a_list(text: str) -> bool:
-    """Whether a text that `read_literal` leaves alone was meant as a list or an object."""
-    text = text.strip()
-    return text[:1] + text[-1:] in ("[]", "{}")
 
 
 def _parsed(text: str) -> Any:

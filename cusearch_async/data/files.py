@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 from cusearch_async.data import columns
 from cusearch_async.environments.templates import PAPER
@@ -23,26 +23,21 @@ from cusearch_async.files import write_file
 from cusearch_async.surrogates import half_character
 from cusearch_async.types import Question
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 HUB = "hf:"
 SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
 PACKED = ".gz"
 WRITTEN = (".parquet", ".jsonl")
-_BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _GZIP = b"\x1f\x8b"
-_SPREAD = re.compile(rb"\s*\{\s*\n\s*\"")
-"""The beginning of an object that is written over several lines."""
-_BLANKS = re.compile(r"\s*")
+_NOT_LINES = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[|\{\s*\n\s*\")")
+"""The beginning of an array, or of an object that is written over several lines."""
 _TOO_MANY = "\n"
 """The name, which no column has, of the cells that a row has more than the header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row as it is in the file, or what is wrong with it before it is one."""
+    """A row of a file, or its problem."""
 
     where: str
     """File and line, or file and row."""
@@ -50,13 +45,13 @@ class Row:
     """By folded column names."""
     problem: str | None = None
     columns: Collection[str] = ()
-    """All that the file has, as it spells them; not all are in `values`."""
+    """All columns of the file, as it spells them; not all are in `values`."""
 
 
 def locate(source: str, key: str) -> Path:
     """The file of a source: a local path, or hf:OWNER/NAME/FILE of a dataset on the Hugging Face Hub, downloaded once.
 
-    Raises: ConfigError naming `key` and what cannot be had."""
+    Raises: ConfigError naming `key` and the file."""
     if not source.startswith(HUB):
         path = Path(source)
         if path.is_dir():
@@ -89,7 +84,7 @@ def ending(path: Path) -> str:
 
 
 def read_rows(path: Path, key: str) -> Iterator[Row]:
-    """Every row, or line that is none. Raises: ConfigError when the file itself cannot be read."""
+    """Raises: ConfigError when the file itself cannot be read."""
     try:
         if ending(path) == ".parquet":
             yield from _parquet_rows(path)
@@ -97,16 +92,21 @@ def read_rows(path: Path, key: str) -> Iterator[Row]:
         with _opened(path) as file:
             if file.peek(2)[:2] in _UTF_16:
                 raise ConfigError(f"{key}: {path} is UTF-16; save it as UTF-8")
-            yield from _table_rows(path, file) if ending(path) in (".csv", ".tsv") else _json_rows(path, file)
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
+            if ending(path) in (".csv", ".tsv"):
+                yield from _table_rows(path, file)
+            elif ending(path) == ".json" or _NOT_LINES.match(file.peek(1 << 13)):
+                yield from _whole_rows(path, file.read())
+            else:
+                yield from _line_rows(path, file)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ConfigError(f"{key}: cannot read {path}: {error}") from error
 
 
 def _of_known_kind(path: Path, key: str) -> Path:
     """The path. Raises: ConfigError."""
     if ending(path) not in SUFFIXES:
-        known = f"{', '.join(SUFFIXES)} (or packed, .gz)"
-        raise ConfigError(f"{key}: {path} is a {path.suffix or 'nameless'} file; give one of {known}")
+        kind = f"is a {path.suffix} file" if path.suffix else "has no file extension"
+        raise ConfigError(f"{key}: {path} {kind}; give one of {', '.join(SUFFIXES)} (or packed, .gz)")
     if ending(path) == ".parquet" and path.suffix == PACKED:
         raise ConfigError(f"{key}: {path} is packed, and parquet is compressed already; unpack it with gzip -d")
     return path
@@ -121,7 +121,6 @@ def _opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    """Raises: OSError; ConfigError; MissingExtra."""
     with packages_of("eval"):
         import pyarrow as pa  # noqa: PLC0415  (only for a parquet file)
         from pyarrow import parquet  # noqa: PLC0415
@@ -130,12 +129,12 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
         _check_columns(path, names)
-        wanted = [name for name in names if columns.is_read(columns.folded(name))]
+        wanted = [name for name in names if columns.is_read(name)]
         if "question" in map(columns.folded, names):
             wanted = [name for name in wanted if columns.folded(name) != "prompt"]  # long, and of no use then
-        rows = (row for batch in file.iter_batches(columns=wanted) for row in _values_of(batch))
-        for number, (values, problem) in enumerate(rows):
-            yield Row(f"{path}, row {number}", columns.by_name(values), problem, names)
+        rows = (row for batch in file.iter_batches(columns=wanted) for row in batch.to_pylist())
+        for number, values in enumerate(rows):
+            yield Row(f"{path}, row {number}", columns.by_name(values), columns=names)
     except pa.ArrowException as error:
         raise OSError(str(error)) from error
 
@@ -153,16 +152,6 @@ def _check_columns(path: Path, names: Collection[str]) -> None:
         )
 
 
-def _values_of(batch: pa.RecordBatch) -> list[tuple[dict[str, Any], str | None]]:
-    """The rows of a batch, each with what is wrong with it: parquet files can hold text in another encoding."""
-    try:
-        return [(values, None) for values in batch.to_pylist()]
-    except UnicodeDecodeError as error:
-        if batch.num_rows == 1:
-            return [({}, f"is not UTF-8: {error}")]
-        return [row for place in range(batch.num_rows) for row in _values_of(batch.slice(place, 1))]
-
-
 def _table_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[Row]:
     """Cells are text, as they are: "NA" may be an answer. Blank ones count as missing."""
     csv.field_size_limit(sys.maxsize)  # evidence may be long
@@ -170,40 +159,24 @@ def _table_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator
     delimiter = "\t" if ending(path) == ".tsv" else max(",;\t|", key=lambda one: head.count(one.encode()))
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.DictReader(text, restkey=_TOO_MANY, delimiter=delimiter, strict=True)
-    _check_columns(path, reader.fieldnames or ())
-    while True:
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            yield Row(f"{path}, line {reader.reader.line_num}", {}, f"is not CSV: {error}")
-            continue
-        if cells is None:
-            return
-        where = f"{path}, line {reader.line_num}"
-        if _TOO_MANY in cells:
-            yield Row(where, {}, f"has more than the {len(reader.fieldnames or ())} cells of the header")
-        elif any(half_character(cell) for cell in cells.values() if cell):
-            yield Row(where, {}, "is not UTF-8")
-        else:
-            values = columns.by_name({name: cell for name, cell in cells.items() if cell})
-            yield Row(where, values, columns=reader.fieldnames or ())
+    try:
+        names = reader.fieldnames or ()
+        _check_columns(path, names)
+        for cells in reader:
+            where = f"{path}, line {reader.line_num}"
+            if _TOO_MANY in cells:
+                yield Row(where, {}, f"has more than the {len(names)} cells of the header")
+            elif any(half_character(cell) for cell in cells.values() if cell):
+                yield Row(where, {}, "is not UTF-8")
+            else:
+                yield Row(where, columns.by_name({name: cell for name, cell in cells.items() if cell}), columns=names)
+    except csv.Error as error:
+        raise OSError(f"line {reader.reader.line_num}: {error}") from error
 
 
-def _json_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[Row]:
-    """One object a line; or an array of objects, or objects over several lines, which need the whole file."""
-    head = file.peek(1 << 13).removeprefix(_BOM)
-    if head.lstrip()[:1] == b"[" or _SPREAD.match(head):
-        yield from _whole_rows(path, file.read())
-        return
-    lines: IO[bytes] = file  # type: ignore[assignment]  # gzip's and io's readers are both iterable by line
-    if ending(path) == ".json":  # one object on one line may be all of the file
-        whole = file.read()
-        try:
-            yield from _rows_of(path, [json.loads(whole.decode("utf-8-sig"))])
-            return
-        except (ValueError, RecursionError):
-            lines = io.BytesIO(whole)
-    for number, line in enumerate(lines, start=1):
+def _line_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[Row]:
+    """One JSON object a line."""
+    for number, line in enumerate(file, start=1):
         if line.strip():
             where = f"{path}, line {number}"
             try:
@@ -214,29 +187,24 @@ def _json_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[
 
 
 def _whole_rows(path: Path, text: bytes) -> Iterator[Row]:
-    """The rows of a file of JSON values over several lines."""
+    """JSON values over several lines: [[{...}, ...]], [{"data": [{...}, ...]}] or [{...}, ...]."""
     values, place = [], 0
     try:
         whole = text.decode("utf-8-sig").strip()
         while place < len(whole):
             value, place = json.JSONDecoder().raw_decode(whole, place)
             values.append(value)
-            place = _BLANKS.match(whole, place).end()  # type: ignore[union-attr]  # it matches nothing, too
+            place = re.compile(r"\s*").match(whole, place).end()  # type: ignore[union-attr]  # it matches nothing, too
     except (ValueError, RecursionError) as error:
         yield Row(str(path), {}, f"is neither a JSON array nor one object a line: {error}")
-    else:
-        yield from _rows_of(path, values)
-
-
-def _rows_of(path: Path, values: list[Any]) -> Iterator[Row]:
-    """The rows of [[{...}, ...]], [{"data": [{...}, ...]}] or [{...}, ...]."""
+        return
     array = _array_in(values[0]) if len(values) == 1 else None
     for number, value in enumerate(values if array is None else array):
         yield _row(f"{path}, item {number}", value)
 
 
 def _array_in(value: Any) -> list[Any] | None:
-    """The rows that a file's only value holds; None where it is a row itself, or holds several arrays of objects."""
+    """The rows in a file's only value; None where it is a row itself, or contains several arrays of objects."""
     if isinstance(value, list):
         return value
     if not isinstance(value, dict) or not columns.by_name(value).keys().isdisjoint((*columns.QUESTION, "prompt")):

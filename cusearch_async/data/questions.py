@@ -10,9 +10,10 @@ from pathlib import Path
 from cusearch_async.algorithm.tickets import RunQuestions
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.questions import WORLDS, World, test_chains, train_questions
-from cusearch_async.config import Config
+from cusearch_async.config import Config, EvalConfig
+from cusearch_async.data.columns import shown
 from cusearch_async.data.files import HUB, locate, read_rows
-from cusearch_async.data.rows import Origin, is_blank, origin_of, parse_row
+from cusearch_async.data.rows import Origin, can_be_answered, origin_of, parse_row
 from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.backend import Passage
 from cusearch_async.retrieval.corpus import Corpus
@@ -21,8 +22,6 @@ from cusearch_async.types import Question
 
 log = logging.getLogger(__name__)
 
-_NAMED = 3
-"""Questions that a warning names."""
 SUITE = {
     "nq": ("nq/test.jsonl", 3610),
     "triviaqa": ("triviaqa/test.jsonl", 11313),
@@ -41,14 +40,11 @@ def load_questions(sources: Sequence[str]) -> list[Question]:
     Raises: ConfigError naming the file, the row and the field, or two questions of one id."""
     origins = zip(sources, _origins(sources), strict=True)
     questions = _unique([one for source, origin in origins for one in _questions_of(source, "data.source", origin)])
-    blank = {answer for answer in {a for question in questions for a in question.answers} if is_blank(answer)}
-    unanswerable = [f"{question.id:.80}" for question in questions if blank.issuperset(question.answers)]
+    unanswerable = [f"{question.id:.80}" for question in questions if not can_be_answered(question)]
     if unanswerable:
-        named = ", ".join(unanswerable[:_NAMED]) + ", …" * (len(unanswerable) > _NAMED)
         log.warning(
-            "%d of %d questions can never be scored correct: scoring removes articles and punctuation, and nothing is "
-            "left of their gold answers (%s)",
-            *(len(unanswerable), len(questions), named),
+            "%d of %d questions can never be scored correct: their gold answers are empty after normalisation (%s)",
+            *(len(unanswerable), len(questions), shown(unanswerable, 3)),
         )
     return questions
 
@@ -71,39 +67,44 @@ def load_run_questions(config: Config) -> RunQuestions:
 
 
 def load_eval_questions(config: Config) -> list[Question]:
-    """Held-out questions, to be played in the environment that the config names: of the benchmarks of eval.suite, of
-    each a fixed subset of eval.limit; else of atlas's test cities. Raises: ConfigError."""
-    return labelled(_held_out(config), config.evaluated_in)
+    """Held-out questions, for the environment that the config names: of the benchmarks of eval.suite, of each a fixed
+    subset of eval.limit; else of atlas's test cities. Raises: ConfigError."""
+    held_out = _of_suite(config.eval) if config.eval.suite else _of_world(config.eval, held_out_world(config))
+    return labelled(held_out, config.evaluated_in)
 
 
 def labelled(questions: Sequence[Question], environment: str) -> list[Question]:
-    """The questions, as those of an environment."""
+    """The questions, with the label of an environment."""
     return [
         question if question.environment == environment else replace(question, environment=environment)
         for question in questions
     ]
 
 
-def _held_out(config: Config) -> list[Question]:
-    settings = config.eval
-    if not settings.suite:
-        world = held_out_world(config)
-        if world is None:
-            raise ConfigError(
-                f"eval.suite must name benchmarks ({', '.join(SUITE)}), or files; only an environment whose questions "
-                f"are those of {' or '.join(map(repr, WORLDS))} has held-out questions of its own"
-            )
-        try:
-            return [chain.question() for chain in test_chains(settings.questions_per_category, world)]
-        except ValueError as error:
-            raise ConfigError(f"eval.questions_per_category {error}") from error
+def _of_world(settings: EvalConfig, world: World | None) -> list[Question]:
+    if world is None:
+        raise ConfigError(
+            f"eval.suite must name benchmarks ({', '.join(SUITE)}), or files; only an environment whose questions "
+            f"are those of {' or '.join(map(repr, WORLDS))} comes with held-out questions"
+        )
+    try:
+        return [chain.question() for chain in test_chains(settings.questions_per_category, world)]
+    except ValueError as error:
+        raise ConfigError(f"eval.questions_per_category {error}") from error
+
+
+def _of_suite(settings: EvalConfig) -> list[Question]:
     questions: list[Question] = []
     for name, origin in zip(settings.suite, _origins(settings.suite), strict=True):
         if name not in SUITE and not Path(name).suffix:
             known = f"{', '.join(SUITE)}, or .parquet or .jsonl files"
             raise ConfigError(f"eval.suite: {name!r} is not a benchmark; use {known}")
         found = _unique(list(_questions_of(file_of(name, settings.folder), "eval.suite", origin)))
-        questions += _subset(found, settings.limit)
+        if settings.limit is not None and settings.limit < len(found):
+            # the same ones in every run, in their order, so that seeds can be compared
+            chosen = stream(Stream.EVALUATED, 0).choice(len(found), size=settings.limit, replace=False)
+            found = [found[i] for i in sorted(chosen.tolist())]
+        questions += found
     return questions
 
 
@@ -167,11 +168,3 @@ def _unique(questions: list[Question]) -> list[Question]:
             raise ConfigError(f"two questions have the id {question.id!r}, {made}; {remedy}")
         seen.add(question.id)
     return questions
-
-
-def _subset(questions: list[Question], limit: int | None) -> list[Question]:
-    """`limit` of them, the same ones in every run, so that seeds can be compared; in their order."""
-    if limit is None or limit >= len(questions):
-        return questions
-    chosen = stream(Stream.EVALUATED, 0).choice(len(questions), size=limit, replace=False)
-    return [questions[i] for i in sorted(chosen.tolist())]

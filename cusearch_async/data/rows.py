@@ -1,16 +1,12 @@
 """One row of a question file as a question: the schemas of Search-R1, VERL, BrowseComp-Plus and the benchmarks.
 
 A row: `question`, `golden_answers`; its source in `data_source`, its place in `extra_info` {split, index}. Rows without
-those two are named after their file, or after its folder where the file is named after a split. Where there is no
-`question`, it is extra_info.question (VERL's preprocess_search_r1_dataset.py), or what the last user message of
-`prompt` asks (Search-R1's README, "Use your own dataset"); where there are no `golden_answers`, they are
-reward_model.ground_truth.target, or ground_truth itself.
+those two are named after their file, or after its folder where the file is named after a split. Other columns that
+may hold the question: extra_info.question (VERL's preprocess_search_r1_dataset.py), the last user message of `prompt`
+(Search-R1's README, "Use your own dataset"), `query` (BrowseComp-Plus's decrypt_dataset.py).
 
 One text for several answers would equal no prediction: lists that are written as text are read, answers that a
-separator token joins are taken apart, and a join of answers that the row also lists is that list. Aliases are added.
-
-BrowseComp-Plus's rows (its decrypt_dataset.py) have `query_id`, `query`, `answer` and `evidence_docs`, whose texts are
-the question's evidence; any row may have them.
+separator token joins are split, and a join of answers that the row also lists is that list. Aliases are added.
 """
 
 from __future__ import annotations
@@ -24,14 +20,14 @@ from typing import Any
 
 from cusearch_async.algorithm.answers import normalize_answer
 from cusearch_async.data import columns
-from cusearch_async.data.columns import ANSWERS, MODEL, looks_like_a_list, read_literal
+from cusearch_async.data.columns import ANSWERS, MODEL, read_literal
 from cusearch_async.data.files import HUB, PACKED, Row
 from cusearch_async.errors import ConfigError
 from cusearch_async.surrogates import half_character
 from cusearch_async.types import Question
 
 _MARKER = "Question:"
-"""What the question follows in the prompts of Search-R1 and VERL."""
+"""Before the question in the prompts of Search-R1 and VERL."""
 _INSTRUCTIONS = re.compile(r"</?(?:think|search|information|answer)>")
 _SPLIT = re.compile(r"(train(ing)?|dev(elopment)?|test(ing)?|val(id(ation)?)?|eval)(-\d+-of-\d+|[-_]?\d+)?")
 """File names that say nothing of the dataset: "train", and the Hub's "train-00000-of-00001"."""
@@ -39,7 +35,7 @@ _SEPARATOR = re.compile(r"<\|?[\w ]*(?:split|sep)[\w ]*\|?>|\[(?:sep|split)\]", 
 """`<|answer_split|>` (DeepResearcher) and its like."""
 _TOKEN = re.compile(r"<\|[^|<>]*\|>")
 _BETWEEN = re.compile(r"(?:\W|_|and|or)*", re.IGNORECASE)
-"""What may stand between answers that are joined."""
+"""Between answers that are joined."""
 _IN_OBJECTS = ("target", "value", "text", "answers", "answer")
 """Search-R1's ground_truth, TriviaQA's `answer`, SQuAD's `answers`."""
 _IN_EXTRA_INFO = ("golden_answers", "answers", "answer", "ground_truth", "target", "possible_answers")
@@ -51,7 +47,7 @@ _TWO_HOPS = ("bridge", "comparison", "compositional", "inference")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What rows without `data_source` and `extra_info.split` are named after."""
+    """Of rows without `data_source` and `extra_info.split`."""
 
     source: str
     split: str = ""
@@ -82,21 +78,15 @@ def parse_row(row: Row, origin: Origin, number: int) -> Question:
     texts += [("metadata", json.dumps(metadata, ensure_ascii=False, default=str))] if metadata else []
     for name, value in texts:
         if half := half_character(value):
-            raise ConfigError(f"{row.where}: {name!r} holds half a character, {half}; fix the text")
+            raise ConfigError(f"{row.where}: {name!r} contains an unpaired surrogate, {half}; fix the text")
     return Question(
         id=id_, text=tidy(text), answers=tuple(answers), category=source, evidence=evidence, metadata=metadata
     )
 
 
 def can_be_answered(question: Question) -> bool:
-    """Whether any prediction can be right: scoring removes articles and punctuation, and of some gold answers
-    ("The The", "!!!") nothing is left then."""
-    return not all(is_blank(answer) for answer in question.answers)
-
-
-def is_blank(answer: str) -> bool:
-    """Whether scoring leaves nothing of it."""
-    return not normalize_answer(answer)
+    """Whether any prediction can be right: some gold answers ("The The", "!!!") are empty after normalisation."""
+    return any(map(normalize_answer, question.answers))
 
 
 def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
@@ -112,11 +102,14 @@ def answers_of(values: Mapping[str, Any], where: str) -> list[str]:
         if listed and not _is_join(answers, listed) and normal.isdisjoint(map(normalize_answer, listed)):
             both = f"{answers!r:.100} and {listed!r:.100}"
             raise ConfigError(f"{where}: {name!r} and {other!r} do not agree: {both}; keep one of them")
-        answers = listed if _is_join(answers, listed) else [*answers, *listed]
+        answers = _with(answers, listed)
     for alias, value in _aliases(values):
-        listed = _texts(value, where, alias)
-        answers = listed if _is_join(answers, listed) else [*answers, *listed]
+        answers = _with(answers, _texts(value, where, alias))
     return list(dict.fromkeys(answers))
+
+
+def _with(answers: list[str], listed: list[str]) -> list[str]:
+    return listed if _is_join(answers, listed) else [*answers, *listed]
 
 
 def _places(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -150,20 +143,20 @@ def _texts(value: Any, where: str, name: str) -> list[str]:
         inner = next((read[key] for key in _IN_OBJECTS if read.get(key) is not None), None)
         texts = _texts(inner, where, name)
         return texts + (_texts(read["aliases"], where, f"{name}.aliases") if read.get("aliases") else [])
-    if isinstance(read, str) and looks_like_a_list(read):
+    if isinstance(read, str) and (text := read.strip())[:1] + text[-1:] in ("[]", "{}"):
         why = f"looks like a list, but cannot be read as one: {read!r:.200}; write a JSON list"
         raise ConfigError(f"{where}: {name!r} {why}")
     items = [read] if isinstance(read, str) else read
     if not isinstance(items, list) or not items or not all(isinstance(item, str) and item.strip() for item in items):
         raise ConfigError(f"{where}: {name!r} must be a list of non-blank texts, got {value!r:.200}")
-    return [text for item in items for text in _taken_apart(item, where, name)]
+    return [text for item in items for text in _split(item, where, name)]
 
 
-def _taken_apart(item: str, where: str, name: str) -> list[str]:
+def _split(item: str, where: str, name: str) -> list[str]:
     """Raises: ConfigError for a special token that is no known separator."""
     listed = read_literal(item)
     if isinstance(listed, list) and listed and all(isinstance(text, str) and text.strip() for text in listed):
-        return [text for inner in listed for text in _taken_apart(inner, where, name)]
+        return [text for inner in listed for text in _split(inner, where, name)]
     parts = [part.strip() for part in _SEPARATOR.split(item)]
     texts = [item] if len(parts) == 1 else [part for part in parts if part]
     for text in texts or [item]:
@@ -196,7 +189,7 @@ def _is_join(answers: Sequence[str], listed: Sequence[str]) -> bool:
 
 
 def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata`, and the columns that are kept with it; `hops` where the row says in any way how many there are.
+    """`metadata`, and the columns that are kept with it; `hops` where the row contains their number in any form.
 
     `values` by folded names; `place` is its extra_info. Texts that every process of a run would hold are left out."""
     given = read_literal(values.get("metadata"))
@@ -213,9 +206,9 @@ def metadata_of(values: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str
 
 def _hops(kept: Mapping[str, Any], values: Mapping[str, Any]) -> int | None:
     for name in columns.HOPS:  # 3, 3.0, "3" or "3hop"
-        told = re.fullmatch(r"(\d{1,2})(?:\.0)?(?:[ -]?hops?)?", str(kept.get(name)).strip())
-        if told:
-            return int(told[1])
+        number = re.fullmatch(r"(\d{1,2})(?:\.0)?(?:[ -]?hops?)?", str(kept.get(name)).strip())
+        if number:
+            return int(number[1])
     for text in (*(values.get(name) for name in columns.IDS), str(kept.get("type"))):
         if isinstance(text, str) and (found := _COUNTED.search(text)):
             return int(found[1])
@@ -264,8 +257,8 @@ def _of_facts(values: Mapping[str, Any]) -> tuple[str, ...] | None:
             sentences = context["sentences"] if "sentences" in context else context["content"]
             context = zip(context["title"], sentences, strict=True)
         texts = {
-            str(title): said if isinstance(said, str) else " ".join(str(sentence).strip() for sentence in said)
-            for title, said in context
+            str(title): text if isinstance(text, str) else " ".join(str(sentence).strip() for sentence in text)
+            for title, text in context
         }
         titles = dict.fromkeys(str(fact[0]) for fact in facts)
     except (TypeError, ValueError, LookupError):  # of another form
@@ -274,7 +267,7 @@ def _of_facts(values: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def _titled(texts: list[tuple[Any, Any]]) -> tuple[str, ...] | None:
-    """None without any, or where one is missing: recall over the others would say too much."""
+    """None without any, or where one is missing: recall over the others would be too high."""
     if not texts or not all(isinstance(text, str) and text.strip() for _, text in texts):
         return None
     return tuple(f'"{title}"\n{text}' if title else text for title, text in texts)
@@ -297,7 +290,6 @@ def _identity(row: Row, place: dict[str, Any], origin: Origin, number: int) -> t
 
 
 def _question(row: Row, place: dict[str, Any]) -> str:
-    """Raises: ConfigError."""
     values = row.values
     found = (values.get("question"), place.get("question"), values.get("query"))
     text = next((text for text in found if text is not None), None)
@@ -314,10 +306,10 @@ def _asked_in(prompt: Any, where: str) -> str | None:
     one message. Raises: ConfigError."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     chat = [one for one in (messages if isinstance(messages, list) else []) if isinstance(one, dict)]
-    said = [message.get("content") for message in chat if message.get("role") == "user"]
-    if not said or not isinstance(said[-1], str):
+    asked = [message.get("content") for message in chat if message.get("role") == "user"]
+    if not asked or not isinstance(asked[-1], str):
         return None
-    before, _, question = said[-1].rpartition(_MARKER)
+    before, _, question = asked[-1].rpartition(_MARKER)
     if not before and _INSTRUCTIONS.search(question):
         lacks = f"has instructions, but no {_MARKER!r} before its question; add a column 'question'"
         raise ConfigError(f"{where}: the last user message of 'prompt' {lacks}. The message is {question!r:.200}")

@@ -44,7 +44,10 @@ async def run(config: Config) -> None:
     identity = identity_of(config, load_run_questions(config).all, tokenizer)
     async with open_buffer(config, config.redis.outage_s, stop, identity=identity) as buffer:
         await buffer.check_identity()
-    async with SearchClient.open(config) as search, transport_of(config).source(needs_last=True) as source:
+    async with (
+        SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search,
+        transport_of(config).source(needs_last=True) as source,
+    ):
         agreed = await ask_retriever(search, config, identity, stop)
         if agreed is None:
             return

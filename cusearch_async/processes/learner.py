@@ -53,7 +53,7 @@ async def _with_retriever(own: Identity, config: Config, accept_changes: bool) -
     """`own` with the corpus of the run's retriever. A learner of another run is refused before it waits for that."""
     async with open_buffer(config, config.run.wait_s, identity=own) as buffer:
         await buffer.check_identity(accept_changes)
-    async with SearchClient.open(config) as search:
+    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
         return await ask_retriever(search, config, own, asyncio.Event()) or own
 
 

@@ -36,7 +36,8 @@ async def run(config: Config) -> None:
 
 
 def application_of(config: Config, backend: Backend) -> web.Application:
-    serves = what_is_served(config, backend.passages if isinstance(backend, IndexBackend) else ())
+    passages = backend.passages if isinstance(backend, IndexBackend) else ()
+    serves = what_is_served(config.retriever, config.run.seed, passages)
     return Retriever(backend, config.retriever.topk, serves).application()
 
 
@@ -53,15 +54,7 @@ def make_backend(config: Config) -> Backend:
         index = indexing.in_memory(load_corpus(settings.corpus), settings)
     else:
         index = indexing.load(Path(settings.corpus), settings.index, settings)
-    degradation = Degradation(
-        distractors=settings.distractors,
-        noise=settings.noise,
-        stochastic=settings.stochastic,
-        latency_median_s=settings.latency_median_s,
-        latency_p99_s=settings.latency_p99_s,
-        seed=config.run.seed,
-    )
-    return IndexBackend(index, degradation, indexing.reranker(settings), settings.rerank.candidates)
+    return IndexBackend(index, Degradation(settings, config.run.seed), indexing.reranker(settings))
 
 
 def own_backend(name: str, options: dict[str, Any]) -> Backend:

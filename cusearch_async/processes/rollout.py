@@ -47,7 +47,10 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
         return
     if state.is_finished:
         log.info("run %s was finished at step %d: waiting for a learner that continues it", config.run.name, state.step)
-    async with SearchClient.open(config) as search, transport_of(config).source() as source:
+    async with (
+        SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search,
+        transport_of(config).source() as source,
+    ):
         agreed = await ask_retriever(search, config, identity, stop)
         if agreed is None:
             return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from msgspec import Meta
 
 Passage = dict[str, str]
 """One document: `id` and `contents` (quoted title, newline, text)."""
@@ -17,9 +19,9 @@ OnProgress = Callable[[int, int], None]
 class Context:
     """The trajectory that searches, for a simulated engine (ZeroSearch)."""
 
-    question: str
-    answers: tuple[str, ...]
-    step: int
+    question: Annotated[str, Meta(pattern=r"\S")]
+    answers: Annotated[tuple[str, ...], Meta(min_length=1)]
+    step: Annotated[int, Meta(ge=0)]
     """Learner step of the weights that search; ZeroSearch's noise grows with it."""
 
 

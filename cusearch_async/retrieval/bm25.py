@@ -26,7 +26,7 @@ with packages_of("retrieval"):
     import numba  # noqa: F401  (bm25s scores with it)
 
 log = logging.getLogger(__name__)
-logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to tell every step
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it would log every step
 
 FORMAT = 1
 _INDEX = "bm25"
@@ -77,9 +77,8 @@ def tokenizer_named(name: str) -> Tokenizer:
     try:
         words_of(_SAMPLE, own)
     except Exception as error:  # whatever a user's function does
-        raise ConfigError(
-            f"{key}: {name} must give the words of a text as a list of texts ({type(error).__name__}: {error})"
-        ) from error
+        problem = f"must give the words of a text as a list of texts ({type(error).__name__}: {error})"
+        raise ConfigError(f"{key}: {name} {problem}") from error
     return own
 
 
@@ -91,8 +90,8 @@ def identity(tokenizer: Tokenizer) -> str:
 
 
 class Bm25Index:
-    """Ranking is deterministic: equal queries give equal results. (In which order passages of equal score come may
-    differ between an index in memory and one in a folder.)"""
+    """Ranking is deterministic: equal queries give equal results. (The order of passages of equal score may differ
+    between an index in memory and one in a folder.)"""
 
     def __init__(self, passages: Sequence[Passage], index: Any, tokenizer: Tokenizer) -> None:
         self.passages, self._index, self._tokenizer = passages, index, tokenizer

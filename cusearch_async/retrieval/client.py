@@ -1,10 +1,9 @@
 """The search client of a rollout worker: Search-R1's protocol, over one aiohttp session.
 
 Failures are retried until the retriever has been down for `outage_s`, and never become documents. Answers are not
-trusted: their length, nesting, characters and redirects are limited here.
-
-The retriever's /health reports its behaviour and what it serves. The client asks it before the first search, and again
-after every failed attempt, because another retriever may answer then.
+trusted: their length, nesting, characters and redirects are limited here. The retriever's /health reports its behaviour
+and what it serves; it is read before the first search, and again after every failed attempt, because another retriever
+may answer then.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import aiohttp
 import numpy as np
 
 from cusearch_async.concurrency import InFlight
-from cusearch_async.config import Config, EpisodeConfig, RetrieverConfig
+from cusearch_async.config import EpisodeConfig, RetrieverConfig
 from cusearch_async.errors import ConfigError, ContractMismatch, RetrievalUnavailable, SearchRefused
 from cusearch_async.lifecycle.progress import LOG_EVERY_S
 from cusearch_async.retrieval import protocol
@@ -40,7 +39,6 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _BREAKS_AFTER = 8
 """Failures in a row, over all episodes, after which only one search at a time is tried."""
-_REMEMBERED = 1000
 _ERROR_BYTES = 800
 """Bytes of an error answer that are read for the message."""
 _WRONG_REQUEST = (400, 413, 422)
@@ -68,7 +66,7 @@ class SearchClient:
         """The default is that of a retriever that does not report it."""
         self._is_behaviour_known = False
         self.serves: str | None = None
-        """What the retriever says that it serves; None when it does not say. The first answered search fixes it."""
+        """What the retriever serves; None when it does not report it. The first answered search fixes it."""
         self._has_answered = False
         self._health: InFlight[str, None] = InFlight()
         self._searches: InFlight[tuple[str, Context | None], list[str]] = InFlight()
@@ -82,7 +80,7 @@ class SearchClient:
         self._knows_protocol = False
         """Whether a document has come in the form of the protocol."""
         self._has_warned = False
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._seconds: deque[float] = deque(maxlen=1000)
         self.searches = 0
         self.shared = 0
         """Searches that were answered by an equal one in flight."""
@@ -98,25 +96,23 @@ class SearchClient:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: Config) -> AsyncIterator[SearchClient]:
+    async def open(
+        cls, settings: RetrieverConfig, episode: EpisodeConfig, questions_per_step: int
+    ) -> AsyncIterator[SearchClient]:
         """A client that logs while its retriever is down. Its searches are cancelled at the end."""
-        async with cls.session(config.retriever) as session:
-            client = cls(session, config.retriever, config.episode, config.questions_per_step)
+        async with cls.session(settings) as session:
+            client = cls(session, settings, episode, questions_per_step)
             logging_outage = asyncio.create_task(client._log_outage())
             try:
                 yield client
             finally:
                 logging_outage.cancel()
                 await asyncio.gather(logging_outage, return_exceptions=True)
-                await client.close()
-
-    async def close(self) -> None:
-        """Cancel all searches in flight."""
-        await self._searches.close()
-        await self._health.close()
+                await client._searches.close()
+                await client._health.close()
 
     async def wait_until_answering(self, timeout_s: float) -> None:
-        """Ask the retriever how it behaves, and for a first search. Raises: as `search`, after `timeout_s`."""
+        """Read /health and make a first search. Raises: as `search`, after `timeout_s`."""
         await self._search_until_answered(Query("first search", 0, self._context(_PROBE, ticket=0)), timeout_s)
 
     async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
@@ -196,13 +192,11 @@ class SearchClient:
             remedy = "start it (`cusearch worker retriever CONFIG`), or fix retriever.url"
             raise RetrievalUnavailable(f"the retriever at {self._settings.url} {down}; {remedy}") from error
         if time.monotonic() - began > outage_s:
-            said = f"answers other searches, but for {outage_s:g} s not the search for {query.text!r:.200}"
-            raise SearchRefused(f"the retriever at {self._settings.url} {said} ({_describe(error)})") from error
+            refused = f"answers other searches, but for {outage_s:g} s not the search for {query.text!r:.200}"
+            raise SearchRefused(f"the retriever at {self._settings.url} {refused} ({_describe(error)})") from error
 
     def _is_up(self) -> None:
-        self._failed_in_a_row = 0
-        self._down_since = None
-        self._last_failure = ""
+        self._failed_in_a_row, self._down_since, self._last_failure = 0, None, ""
 
     @property
     def _pause_s(self) -> float:
@@ -225,7 +219,8 @@ class SearchClient:
         if not self._is_behaviour_known:
             await self._health.share("/health", self._ask_behaviour)
         seeds = [query.seed] if self._behaviour.accepts_seed else None
-        request = protocol.Request([query.text], self._settings.topk, True, seeds, [query.context])
+        contexts: list[Context | None] | None = [query.context] if query.context else None
+        request = protocol.Request([query.text], self._settings.topk, True, seeds, contexts)
         asked, url = f"the search for {query.text!r:.200}", self._settings.url
         body = protocol.encode_request(request)
         async with self._session.post(f"{url}/retrieve", json=body, allow_redirects=False) as response:
@@ -241,8 +236,8 @@ class SearchClient:
             answer = await read_at_most(response, self._settings.max_answer_mib << 20)
         if answer is None:
             limit = f"retriever.max_answer_mib ({self._settings.max_answer_mib})"
-            said = f"answers {asked} with more than {limit}; shorten its passages, or raise this limit"
-            raise SearchRefused(f"the retriever at {url} {said}")
+            remedy = "shorten its passages, or raise this limit"
+            raise SearchRefused(f"the retriever at {url} answers {asked} with more than {limit}; {remedy}")
         contents = self._decoded(answer)
         self._has_answered = True
         return [without_surrogates(text[: self._episode.max_observation_characters]) for text in contents]
@@ -256,8 +251,9 @@ class SearchClient:
         except protocol.AnotherSchema as error:
             if self._knows_protocol:
                 raise
-            said = f"the retriever at retriever.url {settings.url} does not speak Search-R1's protocol: {error}"
-            raise ConfigError(said) from error
+            raise ConfigError(
+                f"the retriever at retriever.url {settings.url} does not speak Search-R1's protocol: {error}"
+            ) from error
         self._knows_protocol = self._knows_protocol or bool(contents)
         if len(contents) > settings.topk and not self._has_warned:
             self._has_warned = True
@@ -283,15 +279,15 @@ class SearchClient:
         if not self._has_answered:
             self.serves = serves
         elif self.serves and not serves:  # a gateway, while its backend starts
-            raise ValueError("GET /health no longer says what is served")
+            raise ValueError("GET /health no longer reports what is served")
         self._refuse_another(serves)
         self._is_behaviour_known = True
 
     def _refuse_another(self, serves: str | None) -> None:
-        """Groups must not mix searches of two corpora. Who says nothing, like a gateway that drops the header, is no
-        other retriever. Raises: ContractMismatch."""
+        """Groups must not mix searches of two corpora. An answer without the header may come through a gateway that
+        drops it. Raises: ContractMismatch."""
         if serves is not None and serves != self.serves:
-            before = f"it served {self.serves}" if self.serves else "it did not say what it serves"
+            before = f"it served {self.serves}" if self.serves else "it did not report what it serves"
             remedy = f"start that one again, or restart the learner with {ACCEPT_CHANGES} and then the workers"
             raise ContractMismatch(
                 f"the retriever at {self._settings.url} serves {serves} now, and before {before}; {remedy}"

@@ -1,7 +1,4 @@
-"""A corpus in a file of Search-R1's JSON lines, memory-mapped.
-
-A JSON array, and a file packed as .gz, cannot be read in place: they are held in memory, as JSON lines.
-"""
+"""A corpus in a file of Search-R1's JSON lines, memory-mapped. A JSON array, or a .gz file, is held in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _TEXTS = ("text", "paragraph_text", "passage")
 
 
 class Corpus(Sequence[Passage]):
-    """Passages of {"id", "contents"} lines. In memory there is only where each line begins: 8 bytes a passage."""
+    """Passages of {"id", "contents"} lines. Only the places where lines begin are in memory: 8 bytes a passage."""
 
     def __init__(self, path: Path, on_progress: OnProgress = lambda done, total: None) -> None:
         """Reads every line once; progress is in bytes. Duplicate ids are logged.
@@ -51,7 +48,7 @@ class Corpus(Sequence[Passage]):
                 where = f"{path}, line {number}"
                 passage = _read_line(line, where)
                 if half := half_character(passage["contents"]):
-                    raise ConfigError(f"{where}: 'contents' holds half a character, {half}; fix the text")
+                    raise ConfigError(f"{where}: 'contents' contains an unpaired surrogate, {half}; fix the text")
                 ids.append(xxhash.xxh3_64_intdigest(passage["id"].encode(errors="surrogatepass")))
                 starts.append(position)
             position += len(line)
@@ -65,10 +62,8 @@ class Corpus(Sequence[Passage]):
         _, first = np.unique(np.frombuffer(ids, dtype=np.uint64), return_index=True)
         duplicates = np.delete(np.arange(len(ids)), first)
         if len(duplicates):  # no error: parts of one document may share its id
-            log.warning(
-                "%s: %d of %d passages have a duplicate id, first %r in row %d (counted from 0)",
-                *(path, len(duplicates), len(ids), self[int(duplicates[0])]["id"], duplicates[0]),
-            )
+            example = self[int(duplicates[0])]["id"]
+            log.warning("%s: %d of %d passages have a duplicate id, like %r", path, len(duplicates), len(ids), example)
 
     @classmethod
     def opened(cls, path: Path, starts: NDArray[np.int64]) -> Corpus:
@@ -111,12 +106,12 @@ def _mapped(path: Path) -> mmap.mmap:
             if path.suffix != ".gz" and file.peek(1).removeprefix(_BOM).lstrip()[:1] != b"[":
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             text = _as_lines(gzip.decompress(file.read()) if path.suffix == ".gz" else file.read(), path)
-            if not text:
-                raise ValueError("nothing cannot be mapped")
-            mapped = mmap.mmap(-1, len(text))
-            mapped.write(text)
-            mapped.seek(0)
-            return mapped
+        if not text:
+            raise ValueError("nothing cannot be mapped")
+        mapped = mmap.mmap(-1, len(text))
+        mapped.write(text)
+        mapped.seek(0)
+        return mapped
     except ValueError as error:  # empty
         raise ConfigError(f'retriever.corpus {path} is empty; it needs lines of {{"id", "contents"}}') from error
     except (OSError, EOFError, zlib.error) as error:
@@ -131,8 +126,7 @@ def _as_lines(text: bytes, path: Path) -> bytes:
     try:
         passages = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        said = f"{path}: begins with [ and is not one JSON array ({error}); give one, or an object a line"
-        raise ConfigError(said) from error
+        raise ConfigError(f"{path}: is neither one JSON array nor an object a line: {error}") from error
     return b"".join(json.dumps(passage).encode() + b"\n" for passage in passages)
 
 

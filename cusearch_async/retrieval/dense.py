@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = "dense-1"
 CHUNK = 4096
-"""Passages that are encoded between two notes of how far an index has come; an interruption costs no more."""
+"""Passages that are encoded between two records of the progress; an interruption costs no more."""
 
 _INDEX = "index.faiss"
 _VECTORS = "vectors.f32"
@@ -57,7 +57,7 @@ class Encoder:
     def __init__(self, settings: DenseConfig) -> None:
         """Encodes a text of the greatest length, to fail here and not in the middle of a corpus.
 
-        Raises: ConfigError naming the encoder and what is wrong with it."""
+        Raises: ConfigError naming the encoder and the problem."""
 
         def encoder_of(model: Any) -> Any:
             return model.get_encoder() if model.config.is_encoder_decoder else model
@@ -80,8 +80,9 @@ class Encoder:
             self._embed(["a " * longest], longest)
             self.probe = self._embed([f"{settings.passage_prefix}{_PROBE}"], settings.max_passage_tokens)[0]
         except Exception as error:  # the model's own code runs here
-            long = f"{longest} tokens (retriever.dense.max_query_tokens, max_passage_tokens)"
-            raise ConfigError(f"{setting} {name!r} cannot encode a text of {long}: {first_line(error)}") from error
+            keys = "retriever.dense.max_query_tokens, max_passage_tokens"
+            problem = f"cannot encode a text of {longest} tokens ({keys}): {first_line(error)}"
+            raise ConfigError(f"{setting} {name!r} {problem}") from error
         if not np.isfinite(self.probe).all():
             raise ConfigError(self._not_finite(_PROBE))
 
@@ -101,9 +102,10 @@ class Encoder:
         for first in range(0, len(texts), settings.batch):
             rows = order[first : first + settings.batch]
             vectors[rows] = self._embed([f"{prefix}{texts[row]}" for row in rows], max_tokens)
-        if not np.isfinite(vectors).all():
-            said = self._not_finite(texts[int(np.argmin(np.isfinite(vectors).all(axis=1)))])
-            raise ConfigError(said) if kind == "passage" else SearchFailed(said, status=500)
+        is_finite = np.isfinite(vectors).all(axis=1)
+        if not is_finite.all():
+            problem = self._not_finite(texts[int(np.argmin(is_finite))])
+            raise ConfigError(problem) if kind == "passage" else SearchFailed(problem, status=500)
         return vectors
 
     def _not_finite(self, text: str) -> str:
@@ -133,7 +135,7 @@ class Encoder:
 class DenseIndex:
     """Passages by the inner product of their vectors with the query's.
 
-    Equal queries get equal results, up to the rounding that comes with other queries beside them."""
+    Equal queries get equal results, up to rounding, which depends on the other queries of a batch."""
 
     def __init__(self, passages: Sequence[Passage], index: Any, encoder: Encoder, probes: int) -> None:
         """`index` is FAISS's, its numbers the rows of `passages`."""
@@ -158,15 +160,21 @@ class DenseIndex:
         Not covered: vectors that have changed within a file of the right size.
         Raises: ConfigError when there is no index, it is of another corpus or encoder, or damaged."""
         settings = resolved(settings)
-        missing = "an unfinished index" if (folder / _PROGRESS).exists() else "no index"
-        made = manifest.check(folder / _INDEX, _dependencies(settings, fingerprint, len(passages)), missing)
+        path, missing = folder / _INDEX, "an unfinished index" if (folder / _PROGRESS).exists() else "no index"
+        made = manifest.check(path, _dependencies(settings, fingerprint, len(passages)), missing)
         encoder = Encoder(settings)
         if not _is_same_encoder(made, encoder):
-            now = f"the one that is now at {settings.encoder!r} (dim {encoder.dim}); {manifest.REMEDY}"
-            raise ConfigError(
-                f"retriever.index {folder} was made with another encoder (dim {made.get('dim')}) than {now}"
-            )
-        return cls(passages, _read_index(folder / _INDEX, made), encoder, settings.probes)
+            before = f"was made with another encoder (dim {made.get('dim')})"
+            now = f"the one that is now at {settings.encoder!r} (dim {encoder.dim})"
+            raise ConfigError(f"retriever.index {folder} {before} than {now}; {manifest.REMEDY}")
+        try:
+            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        except (OSError, RuntimeError) as error:
+            raise manifest.damaged(path, first_line(error)) from error
+        if (index.ntotal, index.d) != (made["passages"], made.get("dim")):
+            there = f"it holds {index.ntotal} vectors of {index.d} numbers"
+            raise manifest.damaged(path, f"{there} instead of {made['passages']} of {made.get('dim')}")
+        return cls(passages, index, encoder, settings.probes)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Scored]]:
         """The `topk` best passages of each query, best first; none for a blank query. ivf and hnsw may find fewer."""
@@ -292,16 +300,4 @@ def _index_of(vectors: NDArray[np.float32], settings: DenseConfig) -> Any:
         index = faiss.IndexFlatIP(dim)
     for first in range(0, count, _ADDED_AT_ONCE):
         index.add(np.ascontiguousarray(vectors[first : first + _ADDED_AT_ONCE]))
-    return index
-
-
-def _read_index(path: Path, made: dict[str, Any]) -> Any:
-    """Raises: ConfigError when the file is not the index of this manifest."""
-    try:
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-    except (OSError, RuntimeError) as error:
-        raise manifest.damaged(path, first_line(error)) from error
-    if (index.ntotal, index.d) != (made["passages"], made.get("dim")):
-        there = f"it holds {index.ntotal} vectors of {index.d} numbers"
-        raise manifest.damaged(path, f"{there} instead of {made['passages']} of {made.get('dim')}")
     return index

@@ -33,65 +33,48 @@ class _Unknown(Exception):
 
 
 class _Stated(NamedTuple):
-    """What the files state; None where they state nothing."""
+    """The contents of the files."""
 
-    pooling: str | None
-    pooling_file: str
+    settings: dict[str, tuple[str | bool | None, str]]
+    """Setting -> value, None where it is not stated, and file."""
     pools_prompts: bool
     """Whether the mean is also over the tokens of the prompt."""
-    normalizes: bool
-    query_prefix: str | None
-    passage_prefix: str | None
     other_prompts: tuple[str, ...]
     """Names of prompts when none is for queries or passages."""
 
 
 def resolved(settings: DenseConfig) -> DenseConfig:
     """The settings with `pooling` and both prefixes set. Raises: ConfigError when they contradict the encoder's own
-    files, these cannot be read, or ask for what is not supported."""
-    is_set = None not in (settings.pooling, settings.query_prefix, settings.passage_prefix)
+    files, these cannot be read, or require something that is not supported."""
+    encoder = f"retriever.dense.encoder {settings.encoder!r}"
     try:
         stated = _stated(settings.encoder)
     except _Unknown as error:
-        if is_set:
+        if None not in (settings.pooling, settings.query_prefix, settings.passage_prefix):
             return settings
         raise ConfigError(
-            f"retriever.dense.encoder {settings.encoder!r}: its pooling and prefixes are unknown ({error}); download "
-            "all of it, or set retriever.dense.pooling, query_prefix and passage_prefix"
+            f"{encoder}: its pooling and prefixes are unknown ({error}); download all of it, or set "
+            "retriever.dense.pooling, query_prefix and passage_prefix"
         ) from error
     if stated.other_prompts and settings.query_prefix is None:
         has = f"{PROMPTS} of {settings.encoder!r} has the prompts {', '.join(stated.other_prompts)}"
         raise ConfigError(f"retriever.dense.query_prefix must be set: {has}, and none is called 'query'")
     query, passage = _E5_PREFIXES if settings.encoder == E5 else ("", "")
-    values = {
-        "pooling": _agreed(settings, "pooling", stated.pooling, stated.pooling_file, "mean"),
-        "query_prefix": _agreed(settings, "query_prefix", stated.query_prefix, PROMPTS, query),
-        "passage_prefix": _agreed(settings, "passage_prefix", stated.passage_prefix, PROMPTS, passage),
-    }
-    found = settings.model_copy(update=values)
-    if stated.normalizes and not settings.normalize:
-        raise _contradiction(settings, "normalize", True, MODULES)
-    if found.pooling == "mean" and not stated.pools_prompts and (found.query_prefix or found.passage_prefix):
-        leaves = f"leaves its prompts out of the mean (include_prompt in {stated.pooling_file}), which is not supported"
-        raise ConfigError(f"retriever.dense.encoder {settings.encoder!r} {leaves}; choose another encoder")
-    return found
-
-
-def _agreed(settings: DenseConfig, name: str, stated: str | None, file: str, otherwise: str) -> str:
-    """The setting, or the value in the file, or `otherwise`. Raises: ConfigError when the first two differ."""
-    own: str | None = getattr(settings, name)
-    if own is not None and stated is not None and own != stated:
-        raise _contradiction(settings, name, stated, file)
-    return next((value for value in (own, stated) if value is not None), otherwise)
-
-
-def _contradiction(settings: DenseConfig, name: str, stated: str | bool, file: str) -> ConfigError:
-    there = f"{file} of {settings.encoder!r}, which has {stated!r}"
-    return ConfigError(f"retriever.dense.{name} {getattr(settings, name)!r} contradicts {there}; leave it out")
+    values: dict[str, Any] = {"pooling": "mean", "query_prefix": query, "passage_prefix": passage, "normalize": True}
+    for name, (value, file) in stated.settings.items():
+        own = getattr(settings, name)
+        if None not in (own, value) and own != value:
+            there = f"{file} of {settings.encoder!r}, which has {value!r}"
+            raise ConfigError(f"retriever.dense.{name} {own!r} contradicts {there}; leave it out")
+        values[name] = next((one for one in (own, value) if one is not None), values[name])
+    has_prompt = bool(values["query_prefix"] or values["passage_prefix"])
+    if values["pooling"] == "mean" and has_prompt and not stated.pools_prompts:
+        leaves = f"leaves its prompts out of the mean (include_prompt in {stated.settings['pooling'][1]})"
+        raise ConfigError(f"{encoder} {leaves}, which is not supported; choose another encoder")
+    return settings.model_copy(update=values)
 
 
 def _stated(encoder: str) -> _Stated:
-    """Raises: ConfigError; _Unknown."""
     kinds = {}
     for module in _read(encoder, MODULES, []):
         kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""
@@ -99,9 +82,8 @@ def _stated(encoder: str) -> _Stated:
             known = f"only {', '.join(_KNOWN_MODULES)} are supported, choose another encoder"
             raise ConfigError(f"retriever.dense.encoder {encoder!r} has a module {kind!r} ({MODULES}); {known}")
         kinds[kind] = str(module.get("path", ""))
-    pooling_file = f"{kinds.get('Pooling') or POOLING}/config.json"
-    pooling = _read(encoder, pooling_file, {})
-    prompts = _read(encoder, PROMPTS, {})
+    file = f"{kinds.get('Pooling') or POOLING}/config.json"
+    pooling, prompts = _read(encoder, file, {}), _read(encoder, PROMPTS, {})
     named, default = prompts.get("prompts"), prompts.get("default_prompt_name")
     listed = named.items() if isinstance(named, dict) else ()
     texts = {name: text for name, text in listed if isinstance(text, str) and text}
@@ -109,15 +91,14 @@ def _stated(encoder: str) -> _Stated:
         next((texts[name] for name in (*names, default) if name in texts), None)
         for names in (_QUERY_PROMPTS, _PASSAGE_PROMPTS)
     )
-    return _Stated(
-        pooling=_pooling(encoder, pooling_file, pooling),
-        pooling_file=pooling_file,
-        pools_prompts=pooling.get("include_prompt") is not False,
-        normalizes="Normalize" in kinds,
-        query_prefix=query,
-        passage_prefix=passage,
-        other_prompts=() if query or passage else tuple(texts),
-    )
+    settings = {
+        "pooling": (_pooling(encoder, file, pooling), file),
+        "query_prefix": (query, PROMPTS),
+        "passage_prefix": (passage, PROMPTS),
+        "normalize": (True if "Normalize" in kinds else None, MODULES),
+    }
+    is_other = query is None and passage is None
+    return _Stated(settings, pooling.get("include_prompt") is not False, tuple(texts) if is_other else ())
 
 
 def _pooling(encoder: str, file: str, config: dict[str, Any]) -> str | None:
@@ -130,10 +111,9 @@ def _pooling(encoder: str, file: str, config: dict[str, Any]) -> str | None:
     if not modes:
         return None
     if len(modes) > 1 or modes[0] not in _POOLINGS:
+        pools = f"pools by {' and '.join(map(str, modes))} ({file})"
         known = "only mean, cls and lasttoken are supported, choose another encoder"
-        raise ConfigError(
-            f"retriever.dense.encoder {encoder!r} pools by {' and '.join(map(str, modes))} ({file}); {known}"
-        )
+        raise ConfigError(f"retriever.dense.encoder {encoder!r} {pools}; {known}")
     return _POOLINGS[modes[0]]
 
 
@@ -144,11 +124,10 @@ def _read(encoder: str, file: str, missing: T) -> T:
         return missing
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, type(missing)):
+            raise ValueError(f"it must hold a {type(missing).__name__}, got {found!r:.100}")
     except (OSError, ValueError) as error:
         raise ConfigError(f"retriever.dense.encoder {encoder!r}: cannot read {file}: {first_line(error)}") from error
-    if not isinstance(found, type(missing)):
-        said = f"{file} must hold a {type(missing).__name__}, got {found!r:.100}"
-        raise ConfigError(f"retriever.dense.encoder {encoder!r}: {said}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""An index on this machine: made in memory or in a folder, or loaded from there; and as a backend of the retriever."""
+"""A local index: made in memory or in a folder, or loaded from there; and as a backend of the retriever."""
 
 from __future__ import annotations
 
@@ -36,52 +36,42 @@ class Reranks(Protocol):
     def rerank(self, queries: Sequence[str], found: Sequence[Sequence[Scored]], topk: int) -> list[list[Scored]]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Degradation:
-    """Makes a local index answer like the web: with other documents, and late."""
+    """Makes a local index answer like the web, by the retriever's settings: with other documents, and late."""
 
-    distractors: int = 0
-    """Of the documents found, how many are replaced by random ones; the best one stays."""
-    noise: float = 0.0
-    """Probability that a search returns random documents only."""
-    stochastic: bool = True
-    """Whether both are drawn for each search; else for each query, so that equal queries have equal results."""
-    latency_median_s: float = 0.0
-    latency_p99_s: float = 0.0
+    settings: RetrieverConfig
     seed: int = 0
 
     @property
     def disturbs(self) -> bool:
-        return bool(self.noise or self.distractors)
+        return bool(self.settings.noise or self.settings.distractors)
 
     def disturb(self, found: list[Scored], passages: Sequence[Passage], topk: int, query: Query) -> list[Scored]:
-        """The result of one search, with what its seed does to it."""
+        """The result of one search, with noise and distractors."""
         if not self.disturbs:
             return found
-        seed = query.seed if self.stochastic else xxhash.xxh32_intdigest(query.text.encode())
+        seed = query.seed if self.settings.stochastic else xxhash.xxh32_intdigest(query.text.encode())
         rng = stream(Stream.DISTRACTORS, self.seed, seed)
-        if rng.random() < self.noise:
+        if rng.random() < self.settings.noise:
             return [(passages[i], 0.0) for i in rng.integers(len(passages), size=topk).tolist()]
-        kept = found[: max(1, len(found) - self.distractors)]
+        kept = found[: max(1, len(found) - self.settings.distractors)]
         return kept + [(passages[i], 0.0) for i in rng.integers(len(passages), size=len(found) - len(kept)).tolist()]
 
     def latency_s(self, seed: int) -> float:
         """Log-normal waiting time with the given median and 99th percentile."""
-        if not self.latency_median_s:
+        median_s, p99_s = self.settings.latency_median_s, self.settings.latency_p99_s
+        if not median_s:
             return 0.0
-        sigma = math.log(self.latency_p99_s / self.latency_median_s) / 2.3263
-        normal = stream(Stream.LATENCY, self.seed, seed).standard_normal()
-        return self.latency_median_s * math.exp(sigma * normal)
+        sigma = math.log(p99_s / median_s) / 2.3263
+        return median_s * math.exp(sigma * stream(Stream.LATENCY, self.seed, seed).standard_normal())
 
 
 class IndexBackend:
     """A `Backend` over an index, with a reranker or without."""
 
-    def __init__(
-        self, index: Index, degradation: Degradation, reranker: Reranks | None = None, candidates: int = 0
-    ) -> None:
-        """With a reranker, `candidates` documents are found before the best topk of them are kept."""
-        self._index, self._degradation, self._reranker, self._candidates = index, degradation, reranker, candidates
+    def __init__(self, index: Index, degradation: Degradation, reranker: Reranks | None = None) -> None:
+        self._index, self._degradation, self._reranker = index, degradation, reranker
         self.passages = index.passages
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._together: Batcher[tuple[str, int], list[Scored]] = Batcher(self._search_batch, _AT_ONCE)
@@ -97,12 +87,12 @@ class IndexBackend:
 
     @property
     def deterministic(self) -> bool:
-        """An index and a reranker always are; what noise and distractors do may depend on the seed."""
-        return not (self._degradation.disturbs and self._degradation.stochastic)
+        """An index and a reranker always are; noise and distractors may depend on the seed."""
+        return not (self._degradation.disturbs and self._degradation.settings.stochastic)
 
     @property
     def accepts_seed(self) -> bool:
-        return not self.deterministic or bool(self._degradation.latency_median_s)
+        return not self.deterministic or bool(self._degradation.settings.latency_median_s)
 
     def figures(self) -> dict[str, str | int | float]:
         return {"passages": len(self.passages)}
@@ -117,9 +107,11 @@ class IndexBackend:
         """Each query's own number of documents; ranking does not depend on how many are asked for."""
         texts = [text for text, _ in asked]
         most = max(topk for _, topk in asked)
-        found = self._index.search(texts, max(most, self._candidates))
-        if self._reranker is not None:
-            found = self._reranker.rerank(texts, found, most)
+        if self._reranker is None:
+            found = self._index.search(texts, most)
+        else:
+            candidates = max(most, self._degradation.settings.rerank.candidates)
+            found = self._reranker.rerank(texts, self._index.search(texts, candidates), most)
         return [result[:topk] for result, (_, topk) in zip(found, asked, strict=True)]
 
 
@@ -132,7 +124,7 @@ def in_memory(passages: Sequence[Passage], settings: RetrieverConfig) -> Index:
 
 
 def build(corpus: Corpus, folder: Path, settings: RetrieverConfig, on_progress: OnProgress) -> None:
-    """Make the index of a corpus in `folder`; goes on where it was interrupted. Raises: ConfigError."""
+    """Make the index of a corpus in `folder`; continues where it was interrupted. Raises: ConfigError."""
     make, _, options = _parts(settings)
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / STARTS) as unfinished:
@@ -149,8 +141,8 @@ def load(path: Path, folder: Path, settings: RetrieverConfig) -> Index:
     try:
         starts = np.load(folder / STARTS, mmap_mode="r")
     except (OSError, ValueError) as error:
-        said = f"retriever.index {folder} holds no finished index; build it with `cusearch index CONFIG`"
-        raise ConfigError(said) from error
+        remedy = "build it with `cusearch index CONFIG`"
+        raise ConfigError(f"retriever.index {folder} holds no finished index; {remedy}") from error
     corpus, (_, kind, options) = Corpus.opened(path, starts), _parts(settings)
     index: Index = kind.load(folder, corpus, options, corpus.fingerprint)
     return index

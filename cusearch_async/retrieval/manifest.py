@@ -19,7 +19,7 @@ REMEDY = "build it again with `cusearch index CONFIG`"
 
 
 def seal(index: Path, dependencies: Mapping[str, Any]) -> None:
-    """Write the manifest beside an index, a file or a folder that is in its place. `dependencies`: what it was made
+    """Write the manifest next to an index, a file or a folder that is in its place. `dependencies`: what it was made
     from."""
     write_json(index.with_name(MANIFEST), {**dependencies, "bytes": _size(index)})
 
@@ -38,8 +38,8 @@ def check(index: Path, dependencies: Mapping[str, Any], missing: str) -> dict[st
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        said = f"retriever.index {index.parent} holds {missing}; build it with `cusearch index CONFIG`"
-        raise ConfigError(said) from error
+        remedy = "build it with `cusearch index CONFIG`"
+        raise ConfigError(f"retriever.index {index.parent} holds {missing}; {remedy}") from error
     except (OSError, ValueError) as error:
         raise damaged(path, str(error)) from error
     if not isinstance(manifest, dict):

@@ -30,8 +30,8 @@ def load(
         )
         model = part(model).to(device).eval()
     except Exception as error:  # what transformers and torch raise here has no common type
-        said = f"{setting} {name!r} cannot be loaded on {device!r}: {first_line(error)}"
-        raise ConfigError(f"{said}; use a Hugging Face id or a local folder") from error
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what is made up where there are no files
-        raise ConfigError(f"{setting} {name!r} has no tokenizer files; put tokenizer.json beside it")
+        problem = f"cannot be loaded on {device!r}: {first_line(error)}; use a Hugging Face id or a local folder"
+        raise ConfigError(f"{setting} {name!r} {problem}") from error
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers makes one up where there are no files
+        raise ConfigError(f"{setting} {name!r} has no tokenizer files; put tokenizer.json next to it")
     return tokenizer, model, sorted(report["missing_keys"])

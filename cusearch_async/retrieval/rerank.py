@@ -28,7 +28,7 @@ class Reranker:
     def __init__(self, settings: RerankConfig, device: str) -> None:
         """Scores a pair of the greatest length, to fail here and not in the middle of a run.
 
-        Raises: ConfigError naming the model and what is wrong with it."""
+        Raises: ConfigError naming the model and the problem."""
         self._settings, self._device = settings, device
         setting, auto = f"retriever.rerank.model {settings.model!r}", AutoModelForSequenceClassification
         self._tokenizer, self._model, missing = pretrained.load(auto, settings.model, device, "retriever.rerank.model")
@@ -67,8 +67,8 @@ class Reranker:
                 scores[row] = score
         for pair, score in zip(pairs, scores, strict=True):
             if not math.isfinite(score):
-                said = f"retriever.rerank.model {self._settings.model!r} gives {score} for {pair!r:.200}"
-                raise SearchFailed(said, status=500)
+                model = f"retriever.rerank.model {self._settings.model!r}"
+                raise SearchFailed(f"{model} gives {score} for {pair!r:.200}", status=500)
         return scores
 
     def _score_batch(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -83,8 +83,8 @@ class Reranker:
         return scores
 
     def _cut(self, texts: Sequence[str]) -> list[str]:
-        """Each to as many tokens as a pair may have. Tokenizers make a piece of every two overflows of a pair: of two
-        long texts, gigabytes."""
+        """Each to as many tokens as a pair may have. Of a pair of long texts tokenizers return every combination of
+        their overflows: gigabytes."""
         whole = [without_surrogates(text) for text in texts]
         options = {"truncation": True, "max_length": self._settings.max_tokens, "add_special_tokens": False}
         kept = self._tokenizer(whole, **options, return_offsets_mapping=True)["offset_mapping"]

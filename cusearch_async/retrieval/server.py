@@ -1,8 +1,8 @@
 """The retriever over HTTP: Search-R1's protocol in front of any backend.
 
-What fails is answered with a status and {"error": "..."}. GET /health says what is served and how it behaves, GET
-/metrics the same as Prometheus figures. What is served is part of the run contract, so that a run searches one corpus:
-words, with a checksum of what decides which documents a search gets, and of nothing else.
+A failure is answered with a status and {"error": "..."}. GET /health reports what is served and how it behaves, GET
+/metrics Prometheus figures. What is served is part of the run contract, so that a run searches one corpus: words, with
+a checksum of the settings that decide which documents a search gets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from cusearch_async.config import Config
+from cusearch_async.config import RetrieverConfig
 from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval import protocol
 from cusearch_async.retrieval.backend import Backend, Passage, Query
@@ -39,7 +39,7 @@ class Retriever:
     """Consumes searches over HTTP, produces documents of a backend."""
 
     def __init__(self, backend: Backend, default_topk: int = 3, serves: str | None = None) -> None:
-        """`serves` is what it says of its contents (`what_is_served`)."""
+        """`serves`: see `what_is_served`."""
         self._backend, self._serves, self._default_topk = backend, serves, default_topk
         self._served = 0
         self._figures = CollectorRegistry()
@@ -83,15 +83,17 @@ class Retriever:
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, LookupError):
             return 400, {"error": "the body must be JSON in UTF-8, and not nested too deeply"}
         except web.RequestPayloadError:
-            return 400, {"error": "the body is not compressed as its Content-Encoding says"}
+            return 400, {"error": "the body does not match its Content-Encoding"}
         except ValueError as error:
             return 400, {"error": str(error)}
-        seeds = request.seeds or range(self._served, self._served + len(request.texts))
-        self._served += len(request.texts)
-        self._queries.inc(len(request.texts))
-        queries = [Query(*one) for one in zip(request.texts, seeds, request.contexts, strict=True)]
+        count = len(request.queries)
+        seeds = request.seeds or range(self._served, self._served + count)
+        contexts = request.contexts or [None] * count
+        self._served += count
+        self._queries.inc(count)
+        queries = [Query(*one) for one in zip(request.queries, seeds, contexts, strict=True)]
         try:
-            found = await self._backend.search(queries, request.topk)
+            found = await self._backend.search(queries, request.topk or self._default_topk)
         except SearchFailed as error:
             return error.status, {"error": str(error)}
         self._documents.inc(sum(map(len, found)))
@@ -111,11 +113,11 @@ class _BackendFigures(Collector):
         ]
 
 
-def what_is_served(config: Config, passages: Sequence[Passage] = ()) -> str:
-    """Of a retriever with this config; `passages` are its corpus, for bm25 and dense. ASCII, for an HTTP header.
+def what_is_served(settings: RetrieverConfig, seed: int, passages: Sequence[Passage] = ()) -> str:
+    """Of a retriever with these settings and the run's seed; `passages` are its corpus, for bm25 and dense. ASCII, for
+    an HTTP header.
 
     Raises: ConfigError when pooling or prefixes of the encoder are not known."""
-    settings = config.retriever
     facts: dict[str, Any] = {}
     if settings.backend in ("bm25", "dense"):
         name = f"{settings.backend} over {len(passages)} passages"
@@ -128,10 +130,10 @@ def what_is_served(config: Config, passages: Sequence[Passage] = ()) -> str:
         if settings.rerank.model:
             facts["rerank"] = settings.rerank.model_dump(mode="json")
         if settings.noise or settings.distractors:
-            facts["noise"] = settings.noise, settings.distractors, settings.stochastic, config.run.seed
+            facts["noise"] = settings.noise, settings.distractors, settings.stochastic, seed
     elif settings.backend == "zerosearch":
         name = f"zerosearch by {settings.zerosearch.model or 'the model of its server'}"
-        facts = settings.zerosearch.model_dump(mode="json", exclude=_OF_SIMULATOR) | {"seed": config.run.seed}
+        facts = settings.zerosearch.model_dump(mode="json", exclude=_OF_SIMULATOR) | {"seed": seed}
     else:
         name = settings.backend
         facts = {"options": repr(settings.options), "url": settings.web.url}

@@ -31,15 +31,12 @@ from cusearch_async.retrieval.protocol import read_answer
 
 log = logging.getLogger(__name__)
 
-Engine = str
-"""serper or serpapi."""
-
 MAX_QUERY_BYTES = 2048
 """Of UTF-8 that are sent of a query: Google reads no more, and a longer URL would be refused."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _SHOWN = 200
-"""Characters of what a service says that an error message repeats."""
+"""Characters of an answer that an error message repeats."""
 _NOTHING_FOUND = "Google hasn't returned any results for this query."
 
 
@@ -52,7 +49,7 @@ class _Service(NamedTuple):
     """Names of these in an answer."""
 
 
-_SERVICES: dict[Engine, _Service] = {
+_SERVICES = {
     "serper": _Service("https://google.serper.dev/search", "SERPER_API_KEY", "organic", "answerBox"),
     "serpapi": _Service("https://serpapi.com/search.json", "SERPAPI_API_KEY", "organic_results", "answer_box"),
 }
@@ -67,29 +64,26 @@ class _Failure(NamedTuple):
     retry_after_s: float = 0.0
 
 
-def web_search(engine: Engine, settings: WebConfig) -> WebSearch:
-    """Raises: ConfigError when the key is not in the environment or cannot be one, or the cache cannot be made."""
+def web_search(engine: str, settings: WebConfig) -> WebSearch:
+    """`engine` is serper or serpapi.
+
+    Raises: ConfigError when the key is not in the environment or cannot be one, or the cache cannot be made."""
     variable = key_variable(engine)
     key = os.environ.get(variable, "").strip()
     if not key:
         raise ConfigError(f"retriever.backend {engine!r} needs a key: set the environment variable {variable}")
-    if not re.fullmatch(r"[!-~]+", key):  # said without the key
-        raise ConfigError(f"{variable} must be one word of ASCII characters; what it holds cannot be a key")
+    if not re.fullmatch(r"[!-~]+", key):
+        raise ConfigError(f"{variable} must be one word of ASCII characters")
     return WebSearch(engine, settings, key)
 
 
-def key_variable(engine: Engine) -> str:
+def key_variable(engine: str) -> str:
     """The environment variable that holds the service's key."""
     return _SERVICES[engine].key_variable
 
 
-def tidy_query(text: str) -> str:
-    """What is sent of a query: its first `MAX_QUERY_BYTES` without half characters; empty when it is blank."""
-    return text.strip().encode("utf-8", "ignore")[:MAX_QUERY_BYTES].decode("utf-8", "ignore").strip()
-
-
-def parse_answer(engine: Engine, answer: Any, topk: int) -> list[Passage]:
-    """The answer box, if it says something, then the results; at most `topk`, without those that say nothing.
+def parse_answer(engine: str, answer: Any, topk: int) -> list[Passage]:
+    """The answer box, then the results; at most `topk`, without those that have no text.
 
     A document's `id` is its link ("" without one). Raises: ValueError for anything but an answer to a search."""
     if not isinstance(answer, dict):
@@ -106,8 +100,8 @@ def parse_answer(engine: Engine, answer: Any, topk: int) -> list[Passage]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"it answers without a list of {service.results!r}; there is {', '.join(answer) or 'nothing'}")
     passages = []
-    if isinstance(box, dict) and (said := _first_text(box, "answer", "snippet", "result")):
-        passages.append(_passage(box, said))
+    if isinstance(box, dict) and (text := _first_text(box, "answer", "snippet", "result")):
+        passages.append(_passage(box, text))
     passages += [_passage(row, _first_text(row, "snippet")) for row in rows]
     return [passage for passage in passages if passage["contents"]][:topk]
 
@@ -120,12 +114,12 @@ def pause_s(failed: int, retry_after_s: float) -> float:
 
 
 class WebSearch:
-    """A `Backend` that asks a web service, never faster than `per_second`, and again when that fails.
+    """A `Backend` over a web service: never faster than `per_second`, with retries.
 
     Raises SearchFailed with status 502, or 504 when the service took too long, 403 when it refuses the key, or 429 when
     it limits our rate or the budget is spent. What fails for good (a wrong key, a wrong request) is asked once."""
 
-    def __init__(self, engine: Engine, settings: WebConfig, key: str) -> None:
+    def __init__(self, engine: str, settings: WebConfig, key: str) -> None:
         """Raises: ConfigError when the folder of the cache cannot be made."""
         self._engine, self._settings, self._key = engine, settings, key
         self._key_in_text = re.compile("".join(f"(?:{re.escape(c)}|%{ord(c):02X})" for c in key), re.IGNORECASE)
@@ -170,13 +164,11 @@ class WebSearch:
             await self._session.close()
 
     async def _search(self, text: str, topk: int) -> list[Scored]:
-        query = tidy_query(text)
-        if not query:
-            return []
-        cache = self._cache
-        if cache is None:
+        query = text.strip().encode("utf-8", "ignore")[:MAX_QUERY_BYTES].decode("utf-8", "ignore").strip()
+        cache, passages = self._cache, list[Passage]()
+        if query and cache is None:
             passages = await self._ask(query, topk)
-        else:
+        elif query and cache is not None:
             passages = await self._in_flight.share((query, topk), lambda: self._look_up(query, topk, cache))
         return [(passage, 1 / rank) for rank, passage in enumerate(passages, start=1)]
 
@@ -199,8 +191,8 @@ class WebSearch:
                     return outcome
                 failed += 1
                 if outcome.is_final or failed == self._settings.attempts:
-                    said = f"{self._engine} at {self._url} fails for {query!r:.100}, attempt {failed}: {outcome.reason}"
-                    raise SearchFailed(self._hide(said), outcome.status)
+                    where = f"{self._engine} at {self._url} fails for {query!r:.100}, attempt {failed}"
+                    raise SearchFailed(self._hide(f"{where}: {outcome.reason}"), outcome.status)
                 await asyncio.sleep(pause_s(failed, outcome.retry_after_s))
                 self._retries += 1
         except SearchFailed as error:
@@ -229,13 +221,13 @@ class WebSearch:
         except aiohttp.ClientError as error:
             text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)  # which has the URL
             return _Failure(f"{type(error).__name__}: {self._short(text)}")
-        said = self._short(body.decode("utf-8", "replace"))
+        shown = self._short(body.decode("utf-8", "replace"))
         if response.status != 200:
-            return self._refusal(response, said)
+            return self._refusal(response, shown)
         try:
             return parse_answer(self._engine, json.loads(body), topk)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-            return _Failure(f"its answer is not JSON: {said}")
+            return _Failure(f"its answer is not JSON: {shown}")
         except ValueError as error:
             return _Failure(self._short(str(error)))
 
@@ -251,8 +243,8 @@ class WebSearch:
         params = {"engine": "google", "q": query, "num": str(topk), "api_key": self._key}
         return self._session.get(self._url, params=params, allow_redirects=False)
 
-    def _refusal(self, response: aiohttp.ClientResponse, said: str) -> _Failure:
-        status, reason = response.status, f"it answers {response.status}: {said}"
+    def _refusal(self, response: aiohttp.ClientResponse, shown: str) -> _Failure:
+        status, reason = response.status, f"it answers {response.status}: {shown}"
         if status in (401, 403):
             remedy = f"it refuses the key; set {key_variable(self._engine)} to a valid key"
             return _Failure(f"{reason}; {remedy}", status=403, is_final=True)
@@ -291,7 +283,7 @@ class _Cache:
         except OSError as error:
             raise ConfigError(f"retriever.web.cache {folder} cannot be created: {error}") from error
 
-    def read(self, engine: Engine, query: str, topk: int) -> list[Passage] | None:
+    def read(self, engine: str, query: str, topk: int) -> list[Passage] | None:
         """The cached documents; None when there is no entry, or it is too old, or dated in the future."""
         path = self._path(engine, query, topk)
         try:
@@ -304,14 +296,14 @@ class _Cache:
             return None
         return documents if 0 <= time.time() - entry.written <= self._ttl_s else None
 
-    def write(self, engine: Engine, query: str, topk: int, documents: list[Passage]) -> None:
+    def write(self, engine: str, query: str, topk: int, documents: list[Passage]) -> None:
         entry = _Entry(engine, query, topk, time.time(), documents)
         try:
             write_file(self._path(engine, query, topk), msgspec.json.encode(entry))
         except OSError as error:
             log.warning("the answer for %.100r is not cached: %s", query, error)
 
-    def _path(self, engine: Engine, query: str, topk: int) -> Path:
+    def _path(self, engine: str, query: str, topk: int) -> Path:
         name = hashlib.sha256(json.dumps([engine, query, topk]).encode()).hexdigest()
         return self._folder / f"{name}.json"
 

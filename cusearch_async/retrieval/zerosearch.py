@@ -1,4 +1,4 @@
-"""A language model that plays the search engine (ZeroSearch), behind an OpenAI-compatible server.
+"""A language model that simulates the search engine (ZeroSearch), behind an OpenAI-compatible server.
 
 Source: ZeroSearch (Sun et al., 2025), sections 3.2 and 3.3, and the requests that its own client sends
 (llm_agent/generation.py, search_simulate_sft). Departures: the question and the answer in the prompt are those of the
@@ -37,7 +37,7 @@ Each document should contain about 30 words, and these documents should contain 
 Query: {query}
 {Kind} Output:
 """
-"""What ZeroSearch's client asks its fine-tuned simulators, to the letter."""
+"""The prompt of ZeroSearch's client for its fine-tuned simulators, to the letter."""
 
 _EXAMPLES = {
     "useful": (
@@ -65,8 +65,8 @@ Query: what is the capital of Peru
 Query: {query}
 {Kind} Output:
 """
-"""For a chat model that was not trained to be a search engine. It asks for what ZeroSearch's prompt for such models
-asks for, in other words and with an example of one document instead of five."""
+"""For a chat model that was not trained to be a search engine: ZeroSearch's prompt for such models, in other words and
+with an example of one document instead of five."""
 
 _ASKER = '\nThe user is trying to answer the question: "{question}" whose answer is {answer}.\n'
 
@@ -79,7 +79,6 @@ def noise_probability(step: int, settings: ZeroSearchConfig, steps: int) -> floa
 
 
 def build_prompt(query: str, context: Context, is_noisy: bool, topk: int, mode: str) -> str:
-    """What the simulator is asked."""
     kind = "noisy" if is_noisy else "useful"
     words = {
         "count": NUMBERS[topk] if topk < len(NUMBERS) else str(topk),
@@ -114,7 +113,7 @@ def parse_documents(text: str, topk: int) -> list[str]:
 
 
 class ZeroSearch:
-    """A `Backend` that asks a language model. Raises SearchFailed when that fails; the worker asks again."""
+    """A `Backend` over a language model. Raises SearchFailed when that fails; the worker repeats the request."""
 
     def __init__(self, settings: ZeroSearchConfig, steps: int, seed: int) -> None:
         self._settings, self._steps, self._seed = settings, settings.steps or steps, seed
@@ -146,8 +145,8 @@ class ZeroSearch:
 
     async def _search(self, query: Query, topk: int) -> list[Scored]:
         if query.context is None:
-            said = "zerosearch needs the context of a search: send 'contexts' with question, answers, step"
-            raise SearchFailed(said, 400)
+            needed = "send 'contexts' with question, answers, step"
+            raise SearchFailed(f"zerosearch needs the context of a search: {needed}", 400)
         if not query.text.strip():
             return []
         is_noisy = self.is_noisy(query, query.context.step)
@@ -177,8 +176,8 @@ class ZeroSearch:
             async with self._session.post(url, json=body, allow_redirects=False) as response:
                 answer = await read_answer(response)
                 if response.status != 200:
-                    said = answer.decode("utf-8", "replace")[:200]
-                    raise SearchFailed(f"the simulator at {settings.url} answers {response.status}: {said}")
+                    text = answer.decode("utf-8", "replace")[:200]
+                    raise SearchFailed(f"the simulator at {settings.url} answers {response.status}: {text}")
                 return _text_of(json.loads(answer))
         except TimeoutError as error:
             raise SearchFailed(f"the simulator at {settings.url} took over {settings.timeout_s:g} s", 504) from error

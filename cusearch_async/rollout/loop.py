@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cusearch_async.algorithm.staleness import ticket_limit
-from cusearch_async.algorithm.tickets import RunQuestions
+from cusearch_async.algorithm.tickets import RunQuestions, ticket_limit
 from cusearch_async.config import Config
 from cusearch_async.errors import BufferUnavailable, CusearchError, EpisodeFailed, InvalidTrajectory, SearchRefused
 from cusearch_async.lifecycle.progress import log_waiting

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import msgspec
 
-from cusearch_async.algorithm.staleness import ticket_limit
+from cusearch_async.algorithm.tickets import ticket_limit
 from cusearch_async.errors import BufferLost, ConfigError, Fenced
 from cusearch_async.run.identity import NOBODY, Identity, granted_otherwise, has_joined, refusal
 from cusearch_async.transport import codec

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from cusearch_async.algorithm.methods.sdga import allocate
+
 K = 96
+
+
+def filled(capacities, plan):
+    return allocate(capacities, plan.targets, plan.priorities)
 
 
 @st.composite

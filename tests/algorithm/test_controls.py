@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 
 from cusearch_async.algorithm.methods import METHODS
+from cusearch_async.algorithm.methods.baselines import StratifiedSettings
 from cusearch_async.algorithm.methods.sdga import SdgaMemory, SdgaSettings
-from cusearch_async.algorithm.methods.stratified import StratifiedSettings
-from tests.algorithm.test_methods import BUDGET, PHASE, candidates, make_pool
+from tests.algorithm.test_methods import BUDGET, PHASE, candidates
 from tests.algorithm.test_methods import st as strategies
+from tests.strategies import make_pool
 
 
 def chosen(name, pool, budget, phase=0, seed=0, reserve=0.0):

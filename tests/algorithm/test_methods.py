@@ -13,25 +13,10 @@ from hypothesis import strategies as st
 from cusearch_async.algorithm.methods import METHODS, Candidates, PlansRollouts, method_class
 from cusearch_async.algorithm.methods.sdga import SdgaMemory, SdgaPhase, count_depths
 from cusearch_async.errors import ConfigError, InvalidTrajectory
+from tests.strategies import make_pool
 
 SUBSETS = ["random", "sdga_anti", "sdga_auto", "sdga_phase", "topk_reward"]
 """The methods that choose K."""
-
-
-def make_pool(depths, rewards=None, rollouts=2, s_max=5, passed=None, questions=None, tokens=None):
-    count = len(depths)
-    rewards = np.zeros(count) if rewards is None else np.array(rewards, dtype=np.float64)
-    tickets = np.arange(count) // rollouts
-    return Candidates(
-        depths=np.array(depths, dtype=np.int64),
-        rewards=rewards,
-        passed=rewards > 0.2 if passed is None else np.array(passed),
-        tickets=tickets,
-        rollouts=np.arange(count) % rollouts,
-        tokens=np.arange(count) + 1 if tokens is None else np.array(tokens),
-        questions=questions or [f"q{ticket}" for ticket in tickets],
-        s_max=s_max,
-    )
 
 
 def method_of(name, budget=1, reserve=0.0):

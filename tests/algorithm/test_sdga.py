@@ -20,7 +20,7 @@ from cusearch_async.algorithm.methods.sdga import (
     phase_plan,
     sample_buckets,
 )
-from tests.algorithm.problems import K, pools, problems
+from tests.algorithm.problems import K, filled, pools, problems
 
 
 def paper_allocate(capacities, targets, priorities):
@@ -98,22 +98,15 @@ def test_phase_plans_are_those_the_paper_lists(phase, targets, priorities):
     assert phase_plan([9, 9, 9, 9, 9, 9], K, phase) == Plan(targets, priorities)
 
 
-def test_the_auto_plan_is_the_one_the_paper_lists():
+def test_the_auto_and_the_anti_plan_are_those_the_paper_lists():
     assert auto_plan(5, K) == Plan([0, 0, 0, 0, 0, K], [6, 5, 4, 3, 2, 1])
-
-
-def test_the_anti_plan_is_the_one_the_paper_lists():
     assert anti_plan(5, K) == Plan([K, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6])
 
 
 def test_phase_1_falls_to_deeper_buckets_first_and_then_to_shallower_ones():
     """2 -> 3 -> 4 -> 5 -> 1 -> 0, each budget ending one bucket further."""
     capacities = [10, 10, 10, 10, 10, 10]
-    allocations = []
-    for budget in (8, 18, 28, 38, 48, 58, 68):
-        plan = phase_plan(capacities, budget, 1)
-        allocations.append(allocate(capacities, plan.targets, plan.priorities))
-    assert allocations == [
+    assert [filled(capacities, phase_plan(capacities, budget, 1)) for budget in (8, 18, 28, 38, 48, 58, 68)] == [
         [0, 0, 8, 0, 0, 0],
         [0, 0, 10, 8, 0, 0],
         [0, 0, 10, 10, 8, 0],
@@ -179,7 +172,7 @@ def test_a_one_bucket_target_gets_the_best_of_all_feasible_allocations():
             feasible = [f for f in itertools.product(*(range(c + 1) for c in capacities)) if sum(f) == total]
             for order, plan in looks.items():
                 best = max(feasible, key=lambda f, order=order: [f[s] for s in order])
-                assert allocate(capacities, plan.targets, plan.priorities) == list(best)
+                assert filled(capacities, plan) == list(best)
                 tried += 1
     assert tried == 256 * 3 * 4
 
@@ -196,8 +189,8 @@ def test_no_bucket_is_overdrawn_and_no_trajectory_is_lost(problem):
 @given(problems())
 def test_a_bucket_with_more_wanted_than_there_is_gives_all_it_has(problem):
     capacities, targets, _ = problem
-    for filled, capacity, target in zip(allocate(*problem), capacities, targets, strict=True):
-        assert filled >= min(target, capacity)
+    for found, capacity, target in zip(allocate(*problem), capacities, targets, strict=True):
+        assert found >= min(target, capacity)
 
 
 @given(problems())
@@ -220,27 +213,24 @@ def test_overflow_never_passes_a_bucket_that_has_room(problem):
             assert sum(filled[r] for r in later) == min(wanted, there)
 
 
-def test_overflow_goes_back_to_an_earlier_bucket_only_when_the_later_ones_are_full():
-    assert allocate([5, 2, 4], [0, 5, 0], [1, 2, 3]) == [0, 2, 3]
-    assert allocate([5, 2, 2], [0, 5, 0], [1, 2, 3]) == [1, 2, 2]
-
-
-def test_overflow_goes_back_to_the_nearest_earlier_bucket():
-    assert allocate([9, 2, 1], [0, 0, 5], [1, 2, 3]) == [2, 2, 1]
-
-
-def test_overflow_is_not_taken_from_a_later_bucket_that_is_itself_over_target():
-    """Bucket 1 wants 4 and holds 1: its spare of -3 must not draw trajectories out of it and hand them on."""
-    assert allocate([1, 1, 9], [3, 4, 0], [1, 2, 3]) == [1, 1, 5]
-
-
-def test_overflow_skips_an_over_target_low_bucket_and_finds_room_before_it():
-    assert allocate([9, 0, 2], [0, 3, 5], [1, 2, 3]) == [6, 0, 2]
-
-
-def test_equal_priorities_are_served_shallower_first():
-    assert allocate([1, 9, 9], [3, 0, 0], [1, 1, 1]) == [1, 2, 0]
-    assert allocate([9, 9, 1], [0, 0, 3], [1, 1, 1]) == [0, 2, 1], "back from the last, the nearest is the deepest"
+@pytest.mark.parametrize(
+    ("capacities", "targets", "priorities", "expected"),
+    [
+        # back to an earlier bucket only when the later ones are full, and then to the nearest
+        ([5, 2, 4], [0, 5, 0], [1, 2, 3], [0, 2, 3]),
+        ([5, 2, 2], [0, 5, 0], [1, 2, 3], [1, 2, 2]),
+        ([9, 2, 1], [0, 0, 5], [1, 2, 3], [2, 2, 1]),
+        # bucket 1 wants 4 and holds 1: its spare of -3 must not draw trajectories out of it and hand them on
+        ([1, 1, 9], [3, 4, 0], [1, 2, 3], [1, 1, 5]),
+        # past a low bucket that is itself over target
+        ([9, 0, 2], [0, 3, 5], [1, 2, 3], [6, 0, 2]),
+        # equal priorities: the shallower first, and back from the last one
+        ([1, 9, 9], [3, 0, 0], [1, 1, 1], [1, 2, 0]),
+        ([9, 9, 1], [0, 0, 3], [1, 1, 1], [0, 2, 1]),
+    ],
+)
+def test_overflow_by_hand(capacities, targets, priorities, expected):
+    assert allocate(capacities, targets, priorities) == expected
 
 
 @pytest.mark.parametrize(
@@ -261,8 +251,7 @@ def test_allocate_refuses_what_is_no_allocation_problem(capacities, targets, pri
 @example(capacities=[0, 0], budget=1)
 def test_auto_never_leaves_out_a_deeper_trajectory(capacities, budget):
     s_max = len(capacities) - 1
-    plan = auto_plan(s_max, budget)
-    chosen = allocate(capacities, plan.targets, plan.priorities)
+    chosen = filled(capacities, auto_plan(s_max, budget))
     shallowest = min((s for s in range(s_max + 1) if chosen[s]), default=0)
     assert sum(chosen) == min(budget, sum(capacities))
     assert chosen[shallowest + 1 :] == capacities[shallowest + 1 :]
@@ -271,30 +260,24 @@ def test_auto_never_leaves_out_a_deeper_trajectory(capacities, budget):
 @given(capacities=st.lists(st.integers(0, 50), min_size=2, max_size=51), budget=st.integers(1, 200))
 def test_anti_is_auto_upside_down(capacities, budget):
     s_max = len(capacities) - 1
-    auto, anti = auto_plan(s_max, budget), anti_plan(s_max, budget)
-    upside_down = allocate(capacities[::-1], auto.targets, auto.priorities)[::-1]
-    assert allocate(capacities, anti.targets, anti.priorities) == upside_down
+    upside_down = filled(capacities[::-1], auto_plan(s_max, budget))[::-1]
+    assert filled(capacities, anti_plan(s_max, budget)) == upside_down
 
 
-def plans_of(capacities, phase, reserve):
-    """Each plan as a function of the budget alone."""
-    s_max = len(capacities) - 1
-    return {
-        "auto": lambda budget: auto_plan(s_max, budget),
-        "anti": lambda budget: anti_plan(s_max, budget),
-        "phase": lambda budget: phase_plan(capacities, budget, phase),
-        "reserved": lambda budget: phase_plan(capacities, budget, phase, reserve),
-    }
+PLANS = {
+    "auto": lambda capacities, budget, phase, reserve: auto_plan(len(capacities) - 1, budget),
+    "anti": lambda capacities, budget, phase, reserve: anti_plan(len(capacities) - 1, budget),
+    "phase": lambda capacities, budget, phase, reserve: phase_plan(capacities, budget, phase),
+    "reserved": phase_plan,
+}
 
 
+@pytest.mark.parametrize("name", PLANS)
 @given(pools(), st.floats(0, 1, exclude_max=True))
-def test_a_larger_budget_never_takes_less_of_any_depth(pool, reserve):
+def test_a_larger_budget_never_takes_less_of_any_depth(name, pool, reserve):
     capacities, budget, phase = pool
-    for name, plan_for in plans_of(capacities, phase, reserve).items():
-        less, more = (
-            allocate(capacities, plan.targets, plan.priorities) for plan in (plan_for(budget), plan_for(budget + 1))
-        )
-        assert all(a <= b for a, b in zip(less, more, strict=True)), name
+    less, more = (filled(capacities, PLANS[name](capacities, k, phase, reserve)) for k in (budget, budget + 1))
+    assert all(a <= b for a, b in zip(less, more, strict=True))
 
 
 @given(problems(deepest=8, largest=12), st.data())
@@ -314,10 +297,7 @@ def test_the_deepest_k_cover_most_retrieval_tokens_of_all_subsets_of_size_k():
         columns = np.array(depths, dtype=np.int64)
         capacities = count_depths(columns, 3)
         for budget in range(1, 8):
-            plan = auto_plan(3, budget)
-            chosen = sample_buckets(
-                columns, allocate(capacities, plan.targets, plan.priorities), np.random.default_rng(0)
-            )
+            chosen = sample_buckets(columns, filled(capacities, auto_plan(3, budget)), np.random.default_rng(0))
             best = max(sum(subset) for subset in itertools.combinations(depths, budget))
             assert columns[chosen].sum() == best
 
@@ -325,10 +305,7 @@ def test_the_deepest_k_cover_most_retrieval_tokens_of_all_subsets_of_size_k():
 @given(pools(deepest=8), st.floats(0, 1, exclude_max=True))
 def test_the_reserve_never_covers_less_than_the_literal_phase(pool, reserve):
     capacities, budget, phase = pool
-    literal, reserved = (
-        allocate(capacities, plan.targets, plan.priorities)
-        for plan in (phase_plan(capacities, budget, phase), phase_plan(capacities, budget, phase, reserve))
-    )
+    literal, reserved = (filled(capacities, phase_plan(capacities, budget, phase, r)) for r in (0.0, reserve))
     assert sum(reserved) == sum(literal)
     assert sum(s * f for s, f in enumerate(reserved)) >= sum(s * f for s, f in enumerate(literal))
 
@@ -336,8 +313,7 @@ def test_the_reserve_never_covers_less_than_the_literal_phase(pool, reserve):
 @given(pools(deepest=8), st.floats(0.01, 1, exclude_max=True))
 def test_with_a_reserve_no_pool_leaves_every_deeper_trajectory_out(pool, reserve):
     capacities, budget, phase = pool
-    plan = phase_plan(capacities, budget, phase, reserve)
-    chosen = allocate(capacities, plan.targets, plan.priorities)
+    chosen = filled(capacities, phase_plan(capacities, budget, phase, reserve))
     deeper = sum(capacities[phase + 2 :])
     assert sum(chosen[phase + 2 :]) >= min(math.floor(reserve * budget), deeper)
 

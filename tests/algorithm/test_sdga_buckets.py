@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cusearch_async.algorithm.methods.sdga import (
-    allocate,
-    count_depths,
-    phase_plan,
-    sample_buckets,
-)
+from cusearch_async.algorithm.methods.sdga import count_depths, sample_buckets
 
 # Buckets.
 
@@ -76,14 +71,3 @@ def test_a_bucket_that_is_too_small_is_named():
 
 def test_an_empty_pool_gives_an_empty_sample():
     assert sample_buckets(np.zeros(0, dtype=np.int64), [0, 0], np.random.default_rng(0)).tolist() == []
-
-
-def test_a_million_trajectories_are_selected_from():
-    rng = np.random.default_rng(0)
-    depths = rng.integers(0, 51, size=1_000_000)
-    capacities = count_depths(depths, 50)
-    plan = phase_plan(capacities, 500_000, 20, 0.25)
-    allocation = allocate(capacities, plan.targets, plan.priorities)
-    indices = sample_buckets(depths, allocation, rng)
-    assert len(np.unique(indices)) == 500_000
-    assert count_depths(depths[indices], 50) == allocation

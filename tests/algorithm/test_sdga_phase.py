@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from cusearch_async.algorithm.methods.sdga import (
     advance_phase,
-    allocate,
     anti_plan,
     auto_plan,
     is_phase_trapped,
     phase_plan,
 )
-from tests.algorithm.problems import K, pools
+from tests.algorithm.problems import K, filled, pools
 
 # The phase.
 
@@ -66,8 +65,7 @@ def test_the_trap_is_a_bucket_that_fills_the_budget_while_the_deeper_ones_cannot
 @given(pools(deepest=8))
 def test_trapped_means_that_the_literal_plan_takes_depth_k_plus_one_only_and_the_phase_stays(pool):
     capacities, budget, phase = pool
-    plan = phase_plan(capacities, budget, phase)
-    chosen = allocate(capacities, plan.targets, plan.priorities)
+    chosen = filled(capacities, phase_plan(capacities, budget, phase))
     is_last = phase == len(capacities) - 2
     stays = advance_phase(capacities, budget, phase) == phase and not is_last
     assert is_phase_trapped(capacities, budget, phase) == (stays and chosen[phase + 1] == budget)
@@ -91,7 +89,7 @@ def test_half_a_reserve_by_hand():
     """K = 10: 5 in reserve, of which depth 4 takes 2 and depth 3 takes 3; depth 1 gets the other 5."""
     plan = phase_plan([9, 20, 7, 6, 2], 10, 0, 0.5)
     assert plan.targets == [0, 5, 0, 3, 2]
-    assert allocate([9, 20, 7, 6, 2], plan.targets, plan.priorities) == [0, 5, 0, 3, 2]
+    assert filled([9, 20, 7, 6, 2], plan) == [0, 5, 0, 3, 2]
 
 
 def test_a_reserve_that_finds_nothing_deeper_goes_to_the_phase():

@@ -34,6 +34,7 @@ from cusearch_async.config import Config, load_config
 from cusearch_async.learner.batching import micro_batches, minibatches
 from cusearch_async.types import Trajectory
 from tests.bench.plain_engine import learner_module
+from tests.strategies import make_trajectory
 
 PAPER = Path(__file__).parents[2] / "cusearch_async" / "configs" / "paper" / "base.toml"
 FOLDER = Path("runs/bench")
@@ -119,28 +120,14 @@ def trajectory(ticket: int, length: int, rng: np.random.Generator, vocab: int, m
     turns = np.arange(length) * 9 // length  # ninths: one not sampled, two sampled, three times
     sampled = turns % 3 != 0
     count = int(sampled.sum())
-    return Trajectory(
-        ticket=ticket,
-        rollout=0,
-        environment="search",
-        question_id="q",
-        question="?",
-        answers=("a",),
-        prediction=None,
+    return make_trajectory(
+        ticket,
         token_ids=rng.integers(0, vocab, length).astype(np.int32),
         sampled=sampled,
         logprobs=rng.normal(mean, 0.1, count).astype(np.float32),
         versions=np.zeros(count, dtype=np.int32),
-        depth=2,
         retrieval_tokens=count // 2,
-        turns=3,
         reward=float(ticket % 2),
-        em=0.0,
-        f1=0.0,
-        format_valid=True,
-        worker="w",
-        episode_s=1.0,
-        search_s=0.1,
     )
 
 

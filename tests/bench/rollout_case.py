@@ -84,7 +84,7 @@ async def worker(config: Config, tokenizer: Any, turns: Path, pool: int) -> None
 
     questions = load_run_questions(config)
     identity = identity_of(config, questions.all, tokenizer)
-    async with SearchClient.open(config) as search:
+    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
         await search.wait_until_answering(60)
         with open_runner(config, config.model.location, tokenizer, search) as (engine, runner):
             recorded = recording(engine, 6 * pool)  # about as many turns as are measured

@@ -61,7 +61,7 @@ def test_answers_that_scoring_makes_blank_are_warned_about_and_no_problem(cusear
     assert status == 0
     output = " ".join(output.split())
     assert "6 good rows, 1.0 answers each; 0 problems" in output
-    assert "5 can never be scored correct, because scoring removes articles and punctuation" in output
+    assert "5 can never be scored correct: their gold answers are empty after normalisation" in output
     assert "(line 2: 'The The'; line 3: 'The The'; line 4: 'The The'; …)" in output
 
 

@@ -27,14 +27,15 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path):
         ("[learner]\npacking = True", "for True write true"),
         ("[learner]\npacking = False  # off", "for False write false"),
         ("[run]\nfolder = None", "for None leave the key out"),
-        ('[run]\nname\u00a0= "r"', "the line holds a no-break space; remove it"),
+        ('[run]\nname\u00a0= "r"', "the line contains '\\xa0', an invisible character; remove it"),
         ('{"run": {"name": "r"}}', "it looks like JSON; in TOML it is [run]"),
         ("run:\n  name: r", "it looks like YAML; in TOML it is key = value"),
     ],
 )
 def test_what_is_not_toml_is_refused_with_its_cause(write, text, cause):
-    said = error_of(write(run=text))
-    assert "is not valid TOML: " in said
+    path = write(run=text)
+    said = error_of(path)
+    assert said.startswith(f"config file {path} is not valid TOML: ")
     assert f"; {cause}" in said
     assert "\n" not in said
 

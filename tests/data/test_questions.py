@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from cusearch_async.config import load_config
-from cusearch_async.data import questions as module
 from cusearch_async.data.files import read_rows, write_questions
 from cusearch_async.data.questions import SUITE, load_eval_questions, load_questions
 from cusearch_async.data.rows import tidy
@@ -23,6 +24,7 @@ ROW = {
     "golden_answers": ["James Joyce", "Joyce"],
     "extra_info": {"split": "train", "index": 3},
 }
+DUBLINERS = Question(id="nq/train/3", text="who wrote Dubliners?", answers=("James Joyce", "Joyce"), category="nq")
 
 
 @pytest.fixture
@@ -41,15 +43,7 @@ def write(tmp_path):
 
 @pytest.mark.parametrize("name", ["train.parquet", "train.jsonl"])
 def test_a_row_becomes_a_question(write, name):
-    assert load_questions([write(ROW, name=name)]) == [
-        Question(id="nq/train/3", text="who wrote Dubliners?", answers=("James Joyce", "Joyce"), category="nq")
-    ]
-
-
-def test_equal_indices_of_two_sources_are_two_questions(write):
-    hotpot = ROW | {"data_source": "hotpotqa"}
-    loaded = load_questions([write(ROW, hotpot), write(ROW, name="other.parquet")][:1])
-    assert [q.id for q in loaded] == ["nq/train/3", "hotpotqa/train/3"]
+    assert load_questions([write(ROW, name=name)]) == [DUBLINERS]
 
 
 def test_two_of_one_id_are_refused_because_they_would_be_one_group(write):
@@ -62,12 +56,6 @@ def test_several_sources_are_one_dataset(write):
     loaded = load_questions(["atlas", write(ROW, name="a.parquet"), write(other, name="b.jsonl")])
     assert [q.id for q in loaded[-2:]] == ["nq/train/3", "hotpotqa/train/3"]
     assert len(loaded) > 1000
-
-
-def test_the_answers_of_reward_model_do_when_there_are_no_golden_answers(write):
-    row = {k: v for k, v in ROW.items() if k != "golden_answers"}
-    row["reward_model"] = {"style": "rule", "ground_truth": {"target": ["Joyce"]}}
-    assert load_questions([write(row)])[0].answers == ("Joyce",)
 
 
 TEMPLATE = (
@@ -88,9 +76,7 @@ def test_the_five_columns_of_search_r1s_readme_are_enough(write, name, asked, so
         "reward_model": {"style": "rule", "ground_truth": solution},
         "extra_info": {"split": "train", "index": 3},
     }
-    assert load_questions([write(row, name=name)]) == [
-        Question(id="nq/train/3", text="who wrote Dubliners?", answers=("James Joyce",), category="nq")
-    ]
+    assert load_questions([write(row, name=name)]) == [replace(DUBLINERS, answers=("James Joyce",))]
 
 
 def verl_row(**changes):
@@ -117,14 +103,8 @@ def verl_row(**changes):
 
 
 def test_verls_parquet_is_read(write):
-    assert load_questions([write(verl_row())]) == [
-        Question(
-            id="searchR1_nq/train/3",
-            text="who wrote Dubliners?",
-            answers=("James Joyce", "Joyce"),
-            category="searchR1_nq",
-        )
-    ]
+    wanted = replace(DUBLINERS, id="searchR1_nq/train/3", category="searchR1_nq")
+    assert load_questions([write(verl_row())]) == [wanted]
 
 
 def test_of_a_chat_the_last_user_message_asks(write):
@@ -160,12 +140,17 @@ def test_a_prompt_that_asks_nothing_plainly_is_named(write, prompt, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"question": "who \\ud83d"}, r"line 2: 'question' holds half a character, \\ud83d; fix the text"),
-        ({"golden_answers": ["Joyce", "\\udE00"]}, r"line 2: 'golden_answers' holds half a character, \\ude00"),
-        ({"data_source": "a\\ud83d"}, r"line 2: 'id' holds half a character, \\ud83d"),
+        ({"question": "who \\ud83d"}, r"line 2: 'question' contains an unpaired surrogate, \\ud83d; fix the text"),
+        ({"golden_answers": ["Joyce", "\\udE00"]}, r"line 2: 'golden_answers' contains an unpaired surrogate, \\ude00"),
+        ({"data_source": "a\\ud83d"}, r"line 2: 'id' contains an unpaired surrogate, \\ud83d"),
+        (
+            {"evidence_docs": [{"text": "a"}, {"text": "\\ud800"}]},
+            "line 2: 'evidence_docs' contains an unpaired surrogate",
+        ),
+        ({"metadata": {"note": "half \\ud800"}}, "line 2: 'metadata' contains an unpaired surrogate"),
     ],
 )
-def test_half_a_character_is_refused_because_no_tokenizer_takes_it(write, change, said):
+def test_an_unpaired_surrogate_is_refused_because_no_tokenizer_takes_it(write, change, said):
     line = json.dumps(ROW | change).replace("\\\\u", "\\u")
     with pytest.raises(ConfigError, match=said):
         load_questions([write(ROW, line, name="train.jsonl")])
@@ -176,12 +161,11 @@ def test_whole_characters_and_control_characters_are_left_alone(write):
     assert load_questions([write(row, name="train.jsonl")])[0].text == row["question"]
 
 
-@pytest.mark.parametrize("place", [0, 2])
-def test_text_of_another_encoding_in_a_parquet_file_is_named_by_its_row(tmp_path, place):
-    questions = pa.array([b"caf\xe9" if i == place else b"who" for i in range(4)]).view(pa.string())
+def test_text_of_another_encoding_in_a_parquet_file_is_named(tmp_path):
     path = tmp_path / "latin.parquet"
-    parquet.write_table(pa.table({"question": questions, "golden_answers": [["a"]] * 4}), path)
-    with pytest.raises(ConfigError, match=rf"row {place}: is not UTF-8"):
+    questions = pa.array([b"who", b"caf\xe9"]).view(pa.string())
+    parquet.write_table(pa.table({"question": questions, "golden_answers": [["a"]] * 2}), path)
+    with pytest.raises(ConfigError, match=r"cannot read .*: 'utf-8' codec can't decode"):
         load_questions([str(path)])
 
 
@@ -246,21 +230,10 @@ def test_metadata_and_aliases_are_written_and_read_back(tmp_path, ending):
     assert load_questions([str(tmp_path / f"mine{ending}")]) == before
 
 
-def test_half_a_character_in_evidence_is_named_by_its_row(write):
-    row = ROW | {"evidence_docs": [{"text": "whole"}, {"text": "half \ud800"}]}
-    with pytest.raises(ConfigError, match="line 1: 'evidence_docs' holds half a character"):
-        load_questions([write(row, name="train.jsonl")])
-
-
 @pytest.mark.parametrize("name", ["train.parquet", "train.jsonl"])
 def test_a_missing_index_is_the_id_or_the_row(write, name):
     rows = [{**ROW, "id": f"x{i}", "extra_info": {"split": "train", "index": None}} for i in range(2)]
     assert [q.id for q in load_questions([write(*rows, name=name)])] == ["nq/train/x0", "nq/train/x1"]
-
-
-def test_a_ground_truth_that_is_a_text_is_the_answer(write):
-    row = {"question": "q", "reward_model": {"style": "rule", "ground_truth": "Joyce"}}
-    assert load_questions([write(row)])[0].answers == ("Joyce",)
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("a", "a?"), (" a? ", "a?"), ("a ? ", "a ?"), ("ä.", "ä.?")])
@@ -269,26 +242,19 @@ def test_questions_are_tidied_as_search_r1_does(text, wanted):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"question": " "}, "row 1: 'question' must be non-blank text, got ' '"),
-        ({"question": None}, "row 1: 'question' must be non-blank text, got None"),
-        ({"golden_answers": []}, r"row 1: 'golden_answers' must be a list of non-blank texts, got \[\]"),
-        ({"golden_answers": [" "]}, "row 1: 'golden_answers' must be"),
-        ({"golden_answers": None}, "row 1: 'golden_answers' must be"),
-    ],
-)
-def test_a_wrong_row_of_a_parquet_file_is_named(write, change, said):
-    with pytest.raises(ConfigError, match=said):
-        load_questions([write(ROW, ROW | change)])
-
-
-@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("{", "line 2: is not JSON"),
         ("[1]", "line 2: must be a JSON object, got list"),
         (json.dumps(ROW | {"golden_answers": 3}), "line 2: 'golden_answers' must be"),
+        (
+            json.dumps(ROW | {"golden_answers": []}),
+            r"line 2: 'golden_answers' must be a list of non-blank texts, got \[\]",
+        ),
+        (json.dumps(ROW | {"golden_answers": [" "]}), "line 2: 'golden_answers' must be"),
+        (json.dumps(ROW | {"golden_answers": None}), "line 2: 'golden_answers' must be"),
+        (json.dumps(ROW | {"question": " "}), "line 2: 'question' must be non-blank text, got ' '"),
+        (json.dumps(ROW | {"question": None}), "line 2: 'question' must be non-blank text, got None"),
         (json.dumps(ROW | {"data_source": 3}), "line 2: 'data_source' must be text, got 3"),
         ('{"id": ' + "1" * 5000 + "}", "line 2: is not JSON"),
         ("[" * 100_000, "line 2: is not JSON"),
@@ -303,12 +269,6 @@ def test_a_wrong_row_of_a_parquet_file_is_named(write, change, said):
 def test_a_wrong_line_of_a_json_file_is_named(write, line, said):
     with pytest.raises(ConfigError, match=said):
         load_questions([write(ROW, line, name="train.jsonl")])
-
-
-def test_wrong_columns_are_named(write):
-    path = write({"asked": "q", "solution": "a"})
-    with pytest.raises(ConfigError, match="has the columns asked, solution; it needs 'question'"):
-        load_questions([path])
 
 
 @pytest.mark.parametrize(
@@ -412,12 +372,9 @@ def test_more_questions_of_atlas_than_there_are_is_refused_with_the_setting(suit
 
 def test_the_seven_benchmarks_have_their_published_sizes():
     assert list(SUITE) == ["nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle"]
-    assert sum(count for _, count in module.SUITE.values()) == 51_713
+    assert sum(count for _, count in SUITE.values()) == 51_713
 
 
 def test_rows_are_read_lazily(write):
-    path = write(*(ROW for _ in range(10)))
-    from pathlib import Path
-
-    first = next(iter(read_rows(Path(path), "data.source")))
+    first = next(iter(read_rows(Path(write(*[ROW] * 10)), "data.source")))
     assert first.where.endswith("train.parquet, row 0")

@@ -5,24 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cusearch_async.algorithm.methods import Candidates
 from cusearch_async.config import load_config
 from cusearch_async.errors import ConfigError
 from docs.examples.methods import Frontier
+from tests.strategies import make_pool
 
 
 def pool_of(depths, passed):
-    count = len(depths)
-    return Candidates(
-        depths=np.array(depths),
-        rewards=np.array(passed, dtype=np.float64),
-        passed=np.array(passed),
-        tickets=np.arange(count),
-        rollouts=np.zeros(count, np.int64),
-        tokens=np.ones(count, np.int64),
-        questions=["q"] * count,
-        s_max=5,
-    )
+    return make_pool(depths, rollouts=1, passed=passed)
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ class Scene:
         yield MemoryBuffer(MemoryRun(), limits_of(config), identity)
 
     @asynccontextmanager
-    async def _open_search(self, config: Config) -> AsyncIterator[Scene]:
+    async def _open_search(self, *_: object) -> AsyncIterator[Scene]:
         yield self
 
     # --- as a search client ---

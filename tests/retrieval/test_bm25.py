@@ -29,11 +29,6 @@ def test_the_passage_that_shares_most_words_is_best(query, best):
     assert ids(query)[0] == best
 
 
-def test_case_and_punctuation_do_not_matter():
-    assert ids("CAPITAL, of peru?!") == ids("capital of Peru")
-    assert ids("ŁÓDŹ") == ["3"]
-
-
 @pytest.mark.parametrize("query", ["", " ", "?!", "zebra", "zebra unicorn", "京都", "\ud800", "x" * 10_000])
 def test_a_query_without_a_known_word_finds_nothing(query):
     assert ids(query) == []
@@ -48,15 +43,6 @@ def test_topk_bounds_the_result_and_may_exceed_the_corpus():
     assert len(ids("the of is", 1)) == 1
     assert len(ids("the of is", 100)) == 4
     assert ids("capital of Peru", 2) == ids("capital of Peru", 4)[:2]
-
-
-def test_no_queries_have_no_results():
-    assert INDEX.search([], 3) == []
-
-
-def test_each_query_gets_its_own_result_in_order():
-    found = INDEX.search(["Santiago", "", "Łódź"], 3)
-    assert [[passage["id"] for passage, _ in result] for result in found] == [["2"], [], ["3"]]
 
 
 WORDS = st.lists(st.sampled_from(["capital", "of", "Peru", "Chile", "Łódź", "zebra", "the", "Sol"]), max_size=6)

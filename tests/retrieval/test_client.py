@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from aiohttp import web
@@ -33,11 +34,9 @@ async def test_finding_nothing_is_an_answer():
     assert (client.searches, client.failures.total()) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [says("down", 500), says("busy", 503), says("slow", 408), says("too many", 429), hangs_up],
-)
+@pytest.mark.parametrize("failure", [*(says("", status) for status in (401, 403, 404, 408, 429, 500, 503)), hangs_up])
 async def test_a_failure_that_passes_is_not_noticed(failure):
+    """401, 403 and 404 are what a gateway answers while its backend is down."""
     service = Service(failure, finds("Lima"))
     async with client_of(service, outage_s=60) as client:
         assert await client.search("capital of Peru", 4, QUESTION, 0) == ["Lima"]
@@ -59,34 +58,28 @@ WRONG_SHAPES = [
     '{"result": [null]}',
     '{"result": [3]}',
     '{"result": [{"error": "down"}]}',
-    '{"result": [[{"document": {"id": "0", "contents": "Lima"}}, {}]]}',
     # An empty text or object where a list of rows belongs is no empty list of rows.
     '{"result": [{}]}',
     '{"result": [""]}',
     '{"result": {"": []}}',
 ]
-OTHER_SCHEMAS = {
-    '{"result": [[{"document": {"id": "0", "title": "Peru", "text": "Lima"}}]]}': (
-        "its documents have id, title, text; 'contents' is needed"
-    ),
-    '{"result": [[{"document": {"id": "0", "contents": "Lima"}}, {"document": {"text": "Lima"}}]]}': (
-        "its documents have text; 'contents' is needed"
-    ),
-    '{"result": [[{"id": "0", "title": "Peru", "text": "Lima"}]]}': "its documents have id, title, text; 'contents' is",
-    '{"result": [[{"document": {"\\u001b[31m": "0"}}]]}': "its documents have '\\x1b[31m'; 'contents' is needed",
-    '[[{"id": "0", "text": "Lima"}]]': "its documents have id, text; 'contents' is needed",
-    '{"documents": [{"page_content": "Lima"}]}': "its documents have page_content; 'contents' is needed",
-    '{"result": [[{"document": {"id": "0"}}]]}': "its documents have id; 'contents' is needed",
-    '{"result": [[{"id": "0", "contents": "Lima"}]]}': "its documents come without scores",
-    '{"result": [["Lima"]]}': "its documents are texts; objects with 'contents' are needed",
-    '{"result": ["Lima"]}': "its documents are texts",
-    '{"result": [[{"document": "Lima"}]]}': "its documents are texts",
-    '{"result": [[{"document": {"id": "0", "contents": null}}]]}': "'contents' of its documents is NoneType; text is",
-    '{"result": [[{"document": {"id": "0", "contents": 3}}]]}': "'contents' of its documents is int; text is needed",
-    '{"results": [[{"document": {"contents": "Lima"}, "score": 1}]]}': 'its answer has results; {"result": ',
-    '{"result": [{"document": {"contents": "Lima"}, "score": 1}]}': 'its answer has result; {"result": [[...]]} with',
-    '[[{"document": {"contents": "Lima"}, "score": 1}]]': 'its answer has a list; {"result": ',
-}
+OTHER_SCHEMAS = [
+    '{"result": [[{"document": {"id": "0", "title": "Peru", "text": "Lima"}}]]}',
+    '{"result": [[{"document": {"id": "0", "contents": "Lima"}}, {"document": {"text": "Lima"}}]]}',
+    '{"result": [[{"document": {"id": "0", "contents": "Lima"}}, {}]]}',
+    '{"result": [[{"id": "0", "title": "Peru", "text": "Lima"}]]}',
+    '{"result": [[{"document": {"\\u001b[31m": "0"}}]]}',
+    '[[{"id": "0", "text": "Lima"}]]',
+    '{"documents": [{"page_content": "Lima"}]}',
+    '{"result": [[{"id": "0", "contents": "Lima"}]]}',
+    '{"result": [["Lima"]]}',
+    '{"result": ["Lima"]}',
+    '{"result": [[{"document": "Lima"}]]}',
+    '{"result": [[{"document": {"id": "0", "contents": null}}]]}',
+    '{"results": [[{"document": {"contents": "Lima"}, "score": 1}]]}',
+    '{"result": [{"document": {"contents": "Lima"}, "score": 1}]}',
+    '[[{"document": {"contents": "Lima"}, "score": 1}]]',
+]
 
 
 @pytest.mark.parametrize("body", OTHER_SCHEMAS)
@@ -96,7 +89,8 @@ async def test_documents_in_another_schema_are_named_at_the_first_answer_and_not
         await client.wait_until_answering(300)  # found nothing
         with pytest.raises(ConfigError) as caught:
             await client.search("capital of Peru", 0, QUESTION, 0)
-    assert f"does not speak Search-R1's protocol: {OTHER_SCHEMAS[body]}" in str(caught.value)
+    assert "does not speak Search-R1's protocol: " in str(caught.value)
+    assert f"; the answer is {json.loads(body)!r:.200}" in str(caught.value), "no control characters"
     assert len(service.bodies) == 2
     async with client_of(Service(says(body)), outage_s=300) as client:
         with pytest.raises(ConfigError, match=r"retriever\.url http://127\.0\.0\.1"):
@@ -128,18 +122,16 @@ async def test_an_answer_in_a_wrong_form_is_a_failure_and_not_an_empty_result(bo
     assert (client.searches, client.failures.total()) == (0, 1)
 
 
-@pytest.mark.parametrize("failure", [closes_early, hangs_up, says('{"result": [[]]}', 500), says("", 204)])
+async def says_no_utf8(service: Service, request: web.Request) -> web.StreamResponse:
+    return web.Response(body=b'{"result": [[{"document": {"contents": "\xff"}}]]}', content_type="application/json")
+
+
+WRONG_ANSWERS = [closes_early, hangs_up, says_no_utf8, says('{"result": [[]]}', 500), says("", 204)]
+
+
+@pytest.mark.parametrize("failure", WRONG_ANSWERS)
 async def test_a_retriever_that_breaks_off_is_a_failure(failure):
     async with client_of(Service(failure)) as client:
-        with pytest.raises(RetrievalUnavailable):
-            await client.search("capital of Peru", 0, QUESTION, 0)
-
-
-async def test_bytes_that_are_no_utf8_are_a_failure():
-    async def answer(service: Service, request: web.Request) -> web.StreamResponse:
-        return web.Response(body=b'{"result": [[{"document": {"contents": "\xff"}}]]}', content_type="application/json")
-
-    async with client_of(Service(answer)) as client:
         with pytest.raises(RetrievalUnavailable):
             await client.search("capital of Peru", 0, QUESTION, 0)
 
@@ -148,11 +140,6 @@ async def test_a_retriever_that_hangs_is_given_up_after_the_timeout():
     async with client_of(Service(hangs), timeout_s=0.1) as client:
         with pytest.raises(RetrievalUnavailable, match="TimeoutError"):
             await client.search("capital of Peru", 0, QUESTION, 0)
-
-
-async def test_a_retriever_that_hangs_once_is_asked_again():
-    async with client_of(Service(hangs, finds("Lima")), timeout_s=0.3, outage_s=60) as client:
-        assert await client.search("capital of Peru", 0, QUESTION, 0) == ["Lima"]
 
 
 async def test_a_retriever_that_stays_down_is_asked_several_times_and_then_named():
@@ -177,13 +164,6 @@ async def test_a_request_that_is_refused_as_wrong_fails_this_search_alone_and_is
             await client.search("capital of Peru", 0, QUESTION, 0)
         assert len(service.bodies) == 1
         assert await client.search("capital of Chile", 0, QUESTION, 0) == ["Lima"]
-
-
-@pytest.mark.parametrize("status", [401, 403, 404])
-async def test_what_a_gateway_answers_for_a_while_is_waited_out(status):
-    async with client_of(Service(says("no upstream", status), finds("Lima")), outage_s=60) as client:
-        assert await client.search("capital of Peru", 0, QUESTION, 0) == ["Lima"]
-        assert client.failures == {"status": 1}
 
 
 async def test_a_retriever_that_is_not_there_is_named():
@@ -216,7 +196,7 @@ async def test_the_client_understands_the_projects_own_retriever():
     index = Bm25Index.in_memory(
         [{"id": "0", "contents": '"Peru"\nThe capital of Peru is Lima.'}, {"id": "1", "contents": "x y"}]
     )
-    async with TestServer(Retriever(IndexBackend(index, Degradation())).application()) as server:
+    async with TestServer(Retriever(IndexBackend(index, Degradation(RetrieverConfig()))).application()) as server:
         config = RetrieverConfig(url=f"http://127.0.0.1:{server.port}")
         async with SearchClient.session(config) as session:
             client = SearchClient(session, config, EpisodeConfig(), 4)
@@ -237,22 +217,6 @@ async def test_equal_searches_in_flight_are_asked_once_of_a_deterministic_engine
     assert found == [["Lima"]] * 7
     assert (client.searches, client.shared) == (3, 4)
     assert found[0] is not found[1], "each may do with its list what it wants"
-
-
-async def test_an_engine_that_draws_is_asked_every_time():
-    service = Service(waits_for_more(5))
-    async with client_of(service, Service(says({"deterministic": False, "accepts_seed": True}))) as client:
-        await asyncio.gather(*(client.search("capital of Peru", draw, QUESTION, 0) for draw in range(5)))
-    assert sorted(body["seeds"][0] for body in service.bodies) == list(range(5))
-
-
-async def test_an_episode_that_is_cancelled_takes_no_others_search_with_it():
-    service = Service(waits_for_more(1))
-    async with client_of(service, deterministic=True) as client:
-        first, second = (asyncio.create_task(client.search("q", draw, QUESTION, 0)) for draw in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        assert await second == ["Lima"]
 
 
 async def test_only_a_simulated_engine_is_told_the_question_and_its_answers():

@@ -46,14 +46,6 @@ def test_passages_are_read_where_they_lie(write):
         corpus[3]
 
 
-def test_it_is_opened_again_without_reading_it(write):
-    path = write(*lines(ROWS))
-    corpus = Corpus(path)
-    again = Corpus.opened(path, corpus.starts)
-    assert list(again) == list(corpus)
-    assert again.fingerprint == corpus.fingerprint
-
-
 def test_the_fingerprint_tells_corpora_apart(write):
     one = Corpus(write(*lines(ROWS), name="a")).fingerprint
     assert one == Corpus(write(*lines(ROWS), name="b")).fingerprint
@@ -91,18 +83,16 @@ def test_a_title_and_a_text_are_a_passage(write, row):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        (
-            "c.json",
-            b'[{"id": 1},\n',
-            r"c\.json: begins with \[ and is not one JSON array \(.*\); give one, or an object",
-        ),
+        ("c.json", b'[{"id": 1},\n', r"c\.json: is neither one JSON array nor an object a line: .*"),
         ("c.json", b"[]", r"c\.json is empty"),
+        ("c.json", None, r"cannot read .*c\.json"),
         ("c.json.gz", b"[]", r"cannot read .*c\.json\.gz: Not a gzipped file"),
         ("c.jsonl", b'{"id": 1, "body": "x"}', r"'contents' must be non-blank text, got None; its fields are id, body"),
     ],
 )
 def test_a_corpus_that_cannot_be_read_is_named_in_one_line(tmp_path, name, content, said):
-    (tmp_path / name).write_bytes(content)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=said):
         Corpus(tmp_path / name)
 
@@ -120,7 +110,7 @@ def test_a_corpus_that_cannot_be_read_is_named_in_one_line(tmp_path, name, conte
         (b'{"id": ' + b"1" * 5000 + b', "contents": "x"}', "line 2: is not JSON"),
         (
             b'{"id": "1", "contents": "a \\ude00 b"}',
-            r"line 2: 'contents' holds half a character, \\ude00; fix the text",
+            r"line 2: 'contents' contains an unpaired surrogate, \\ude00; fix the text",
         ),
     ],
 )
@@ -140,17 +130,12 @@ def test_a_corpus_without_passages_is_named(write, text):
         Corpus(write(text))
 
 
-def test_a_corpus_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.jsonl"):
-        Corpus(tmp_path / "nowhere.jsonl")
-
-
 def test_duplicate_ids_are_counted_in_a_warning_that_names_the_first(write, caplog):
     Corpus(write(*lines(ROWS), name="a"))
     assert caplog.text == ""
     again = [{"id": 1, "contents": "other"}, {"id": "x", "contents": "new"}, {"id": "0", "contents": "another"}]
     assert len(Corpus(write(*lines([*ROWS, *again])))) == 6
-    assert "2 of 6 passages have a duplicate id, first '1' in row 3" in caplog.text
+    assert "2 of 6 passages have a duplicate id, like '1'" in caplog.text
 
 
 # The index of a corpus.
@@ -166,6 +151,18 @@ def settings(write, tmp_path):
 def made(settings, on_progress=lambda done, total: None):
     indexing.build(Corpus(Path(settings.corpus)), settings.index, settings, on_progress)
     return indexing.load(Path(settings.corpus), settings.index, settings)
+
+
+def interrupted(settings, monkeypatch, after=50):
+    """A build that ends when `after` passages have been tokenised."""
+    monkeypatch.setattr(bm25, "_CHUNK", 50)
+
+    def stop(done, total):
+        if done >= after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made(settings, stop)
 
 
 QUERIES = ["number of city7", "n3", "city150 number", "zebra", ""]
@@ -191,14 +188,7 @@ def test_an_index_in_a_folder_finds_what_one_in_memory_finds(settings):
 
 @loads_an_index
 def test_an_interrupted_index_goes_on_where_it_stopped(settings, monkeypatch):
-    monkeypatch.setattr(bm25, "_CHUNK", 50)
-
-    def stop(done, total):
-        if done == 100:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made(settings, stop)
+    interrupted(settings, monkeypatch, after=100)
     with pytest.raises(ConfigError, match="no finished index; build it with `cusearch index"):
         indexing.load(Path(settings.corpus), settings.index, settings)
     tokenized = []
@@ -210,31 +200,12 @@ def test_an_interrupted_index_goes_on_where_it_stopped(settings, monkeypatch):
 
 
 @loads_an_index
-def test_pieces_of_another_corpus_are_not_gone_on_with(settings, write, monkeypatch):
-    monkeypatch.setattr(bm25, "_CHUNK", 50)
-
-    def stop(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made(settings, stop)
-    write(*lines(MANY[::-1]))
-    assert found(made(settings)) == found(Bm25Index.in_memory(MANY[::-1]))
-
-
-@loads_an_index
 def test_nothing_of_others_is_deleted_when_the_index_starts_over(write, tmp_path, monkeypatch):
     """The index may be in the folder of the corpus."""
-    monkeypatch.setattr(bm25, "_CHUNK", 50)
     settings = RetrieverConfig(corpus=str(write(*lines(MANY))), index=tmp_path)
-
-    def stop(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made(settings, stop)
+    interrupted(settings, monkeypatch)
     write(*lines(MANY[::-1]))
-    made(settings)
+    assert found(made(settings)) == found(Bm25Index.in_memory(MANY[::-1])), "no part of another corpus is used"
     made(settings)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bm25", "corpus.jsonl", "manifest.json", "passages.npy"]
 
@@ -244,14 +215,6 @@ def test_an_index_of_another_corpus_is_named(settings, write):
     made(settings)
     write(*lines([*MANY[:-1], {"id": "x", "contents": "another one altogether"}]))
     with pytest.raises(ConfigError, match=r"was made from another corpus than retriever\.corpus"):
-        indexing.load(Path(settings.corpus), settings.index, settings)
-
-
-@loads_an_index
-def test_a_damaged_index_is_named(settings):
-    made(settings)
-    (settings.index / "bm25" / "params.index.json").write_text("{")
-    with pytest.raises(ConfigError, match="is damaged"):
         indexing.load(Path(settings.corpus), settings.index, settings)
 
 
@@ -291,22 +254,11 @@ def test_an_own_tokenizer_makes_the_index(settings):
 
 @loads_an_index
 def test_parts_by_another_tokenizer_are_not_continued(settings, monkeypatch, caplog):
-    monkeypatch.setattr(bm25, "_CHUNK", 50)
-
-    def stop(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made(settings.model_copy(update=LETTERS), stop)
+    interrupted(settings.model_copy(update=LETTERS), monkeypatch)
     assert found(made(settings)) == found(Bm25Index.in_memory(MANY))
     assert "of another tokenizer; starting again" in caplog.text
 
 
 def test_a_backend_without_index_is_named(settings):
     with pytest.raises(ConfigError, match="'serper' has no index; bm25 and dense have"):
-        indexing.build(
-            Corpus(Path(settings.corpus)),
-            settings.index,
-            settings.model_copy(update={"backend": "serper"}),
-            lambda done, total: None,
-        )
+        made(settings.model_copy(update={"backend": "serper"}))

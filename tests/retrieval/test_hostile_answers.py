@@ -115,22 +115,6 @@ async def test_passages_of_ten_megabytes_cost_neither_the_loop_nor_memory():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 800 << 10, "KiB, the server's share included"
 
 
-async def test_a_server_that_knows_no_field_of_ours_is_not_sent_one():
-    async def strict(service: Service, request: web.Request) -> web.StreamResponse:
-        unknown = set(await request.json()) - {"queries", "topk", "return_scores"}
-        return await (says(f"extra fields {unknown}", 422) if unknown else finds("Lima"))(service, request)
-
-    async with client_of(Service(strict)) as client:
-        assert await client.search("capital of Peru", 5, QUESTION, 0) == ["Lima"]
-
-
-async def test_a_retriever_that_draws_is_sent_the_draw():
-    service = Service(finds("Lima"))
-    async with client_of(service, Service(says({"deterministic": False, "accepts_seed": True}))) as client:
-        await client.search("capital of Peru", 5, QUESTION, 0)
-    assert service.bodies[0]["seeds"] == [5]
-
-
 # What is said while the retriever is down, and what is left at the end.
 
 
@@ -138,7 +122,10 @@ async def test_a_retriever_that_is_down_is_named_in_the_log_until_it_answers(atl
     monkeypatch.setattr(client_module, "LOG_EVERY_S", 0.05)
     url = f"http://127.0.0.1:{free_port()}"
     config = load_config(atlas_config, ["--retriever.url", url])
-    async with SearchClient.open(config) as client, asyncio.timeout(20 * SLOW):
+    async with (
+        SearchClient.open(config.retriever, config.episode, config.questions_per_step) as client,
+        asyncio.timeout(20 * SLOW),
+    ):
         waiting = asyncio.create_task(client.wait_until_answering(60))
         while len(caplog.messages) < 3:
             await asyncio.sleep(0.01)
@@ -157,7 +144,7 @@ async def test_a_client_that_ends_while_its_retriever_is_down_leaves_nothing_beh
     config = load_config(atlas_config, ["--retriever.url", f"http://127.0.0.1:{free_port()}"])
     unseen: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    async with SearchClient.open(config) as client:
+    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as client:
         episodes = [asyncio.create_task(client.search(f"q{i}", i, QUESTION, 0)) for i in range(20)]
         while client.failures.total() < 20:
             await asyncio.sleep(0.01)
@@ -169,17 +156,3 @@ async def test_a_client_that_ends_while_its_retriever_is_down_leaves_nothing_beh
     await asyncio.sleep(0)
     assert unseen == []
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_a_search_that_fails_after_its_episode_is_gone_is_not_complained_about():
-    unseen: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-    async with client_of(Service(says("down", 500)), outage_s=0.3, deterministic=True) as client:
-        episode = asyncio.create_task(client.search("q", 0, QUESTION, 0))
-        while ("q", None) not in client._searches:
-            await asyncio.sleep(0)
-        episode.cancel()
-        while ("q", None) in client._searches:
-            await asyncio.sleep(0.01)
-    gc.collect()
-    assert unseen == []

@@ -27,11 +27,10 @@ def requests(draw):
     count = draw(st.integers(0, 5))
 
     def one_each(values):
-        return draw(st.lists(values, min_size=count, max_size=count))
+        return st.lists(values, min_size=count, max_size=count)
 
-    draws = one_each(st.integers(0, 2**63)) if draw(st.booleans()) else None
-    asked_by = one_each(st.none() | contexts)
-    return Request(one_each(texts), draw(st.integers(1, 100)), draw(st.booleans()), draws, asked_by)
+    seeds, asked_by = (draw(st.none() | one_each(each)) for each in (st.integers(0, 2**63), st.none() | contexts))
+    return Request(draw(one_each(texts)), draw(st.integers(1, 100)), draw(st.booleans()), seeds, asked_by)
 
 
 @given(requests())
@@ -56,5 +55,5 @@ def test_health_says_how_the_engine_behaves(deterministic, accepts_seed):
 
 def test_fields_of_ours_are_only_sent_where_they_say_something():
     """Servers of others may refuse a field that they do not know."""
-    body = protocol.encode_request(Request(["q"], 3, True, None, [None]))
+    body = protocol.encode_request(Request(["q"], 3, True))
     assert body == {"queries": ["q"], "topk": 3, "return_scores": True}

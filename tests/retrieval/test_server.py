@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from cusearch_async.config import RetrieverConfig
 from cusearch_async.errors import SearchFailed
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.indexing import Degradation, IndexBackend
@@ -23,7 +24,12 @@ PERU = {"id": "peru", "contents": '"Peru"\nThe capital of Peru is Lima.'}
 LODZ = {"id": "łódź", "contents": '"Łódź"\nThe country of Łódź is Poland.'}
 INDEX = Bm25Index.in_memory([*PASSAGES, PERU, LODZ])
 PLAIN = {"deterministic": True, "accepts_seed": False}
-"""What /health says of an engine without noise."""
+"""What /health reports of an engine without noise."""
+CONTEXT = {"question": "q", "answers": ["a"], "step": 0}
+
+
+def degradation(seed=0, **settings):
+    return Degradation(RetrieverConfig(**settings), seed)
 
 
 @pytest.fixture
@@ -33,7 +39,7 @@ async def serve():
 
     async def start(**simulation):
         clients.append(
-            TestClient(TestServer(Retriever(IndexBackend(INDEX, Degradation(**simulation)), 3).application()))
+            TestClient(TestServer(Retriever(IndexBackend(INDEX, degradation(**simulation)), 3).application()))
         )
         await clients[-1].start_server()
         return clients[-1]
@@ -102,41 +108,35 @@ async def test_topk_is_the_number_of_documents_and_null_the_configured_one(serve
     assert [len(result) for result in await found(await serve(), queries=["the number of"], topk=topk)] == [expected]
 
 
-async def test_topk_beyond_the_corpus_gives_what_there_is(serve):
-    small = Retriever(IndexBackend(Bm25Index.in_memory([PERU, LODZ]), Degradation())).application()
-    async with TestClient(TestServer(small)) as client:
-        assert [len(result) for result in await found(client, queries=["the of"], topk=50)] == [2]
-
-
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({}, "queries"),
-        ({"queries": "Peru"}, "queries"),
-        ({"queries": None}, "queries"),
-        ({"queries": {"0": "Peru"}}, "queries"),
-        ({"queries": ["Peru", 3]}, "queries"),
-        ({"queries": ["Peru", None]}, "queries"),
-        ({"queries": ["Peru"] * (MAX_QUERIES + 1)}, f"queries must hold at most {MAX_QUERIES}, got {MAX_QUERIES + 1}"),
-        (
-            {"queries": ["Peru"] * 2000, "topk": 51},
-            f"queries x topk must be at most {MAX_DOCUMENTS}, got 2000 x 51; ask in several requests",
-        ),
-        ({"queries": ["Peru"], "topk": 0}, f"topk must be an integer in [1, {MAX_TOPK}], got 0"),
-        ({"queries": ["Peru"], "topk": -1}, "got -1"),
-        ({"queries": ["Peru"], "topk": MAX_TOPK + 1}, f"got {MAX_TOPK + 1}"),
-        ({"queries": ["Peru"], "topk": 10**30}, "topk"),
-        ({"queries": ["Peru"], "topk": 2.0}, "got 2.0"),
-        ({"queries": ["Peru"], "topk": "2"}, "got '2'"),
-        ({"queries": ["Peru"], "topk": True}, "got True"),
-        ({"queries": ["Peru"], "return_scores": 1}, "return_scores must be true or false, got 1"),
-        ({"queries": ["Peru"], "return_scores": None}, "return_scores must be true or false, got None"),
-        ({"queries": ["Peru"], "seeds": 3}, "seeds"),
-        ({"queries": ["Peru"], "seeds": []}, "seeds"),
-        ({"queries": ["Peru"], "seeds": [1, 2]}, "seeds"),
-        ({"queries": ["Peru"], "seeds": [-1]}, "seeds"),
-        ({"queries": ["Peru"], "seeds": [1.5]}, "seeds"),
-        ({"queries": ["Peru"], "seeds": [True]}, "seeds"),
+        ({}, "missing required field `queries`"),
+        ({"queries": "Peru"}, "$.queries"),
+        ({"queries": None}, "$.queries"),
+        ({"queries": ["Peru", 3]}, "$.queries[1]"),
+        ({"queries": ["Peru"] * (MAX_QUERIES + 1)}, f"length <= {MAX_QUERIES} - at `$.queries`"),
+        ({"queries": ["Peru"] * 2000, "topk": 51}, f"topk must be at most {MAX_DOCUMENTS}, got 2000 x 51; ask in seve"),
+        ({"queries": ["Peru"], "topk": 0}, ">= 1 - at `$.topk`"),
+        ({"queries": ["Peru"], "topk": MAX_TOPK + 1}, f"<= {MAX_TOPK} - at `$.topk`"),
+        ({"queries": ["Peru"], "topk": 10**30}, "$.topk"),
+        ({"queries": ["Peru"], "topk": 2.0}, "got `float` - at `$.topk`"),
+        ({"queries": ["Peru"], "topk": "2"}, "got `str` - at `$.topk`"),
+        ({"queries": ["Peru"], "topk": True}, "got `bool` - at `$.topk`"),
+        ({"queries": ["Peru"], "return_scores": 1}, "$.return_scores"),
+        ({"queries": ["Peru"], "return_scores": None}, "$.return_scores"),
+        ({"queries": ["Peru"], "seeds": 3}, "$.seeds"),
+        ({"queries": ["Peru"], "seeds": []}, "seeds must be a list with one entry per query (1)"),
+        ({"queries": ["Peru"], "seeds": [1, 2]}, "seeds must be a list with one entry per query (1)"),
+        ({"queries": ["Peru"], "seeds": [-1]}, "$.seeds[0]"),
+        ({"queries": ["Peru"], "seeds": [1.5]}, "$.seeds[0]"),
+        ({"queries": ["Peru"], "seeds": [True]}, "$.seeds[0]"),
+        ({"queries": ["Peru"], "contexts": "x"}, "$.contexts"),
+        ({"queries": ["Peru"], "contexts": []}, "contexts must be a list with one entry per query (1)"),
+        ({"queries": ["Peru"], "contexts": [3]}, "$.contexts[0]"),
+        ({"queries": ["Peru"], "contexts": [CONTEXT | {"question": " "}]}, "$.contexts[0].question"),
+        ({"queries": ["Peru"], "contexts": [CONTEXT | {"answers": []}]}, "$.contexts[0].answers"),
+        ({"queries": ["Peru"], "contexts": [CONTEXT | {"step": -1}]}, "$.contexts[0].step"),
     ],
 )
 async def test_a_wrong_field_is_refused_by_its_name(serve, body, named):
@@ -156,7 +156,7 @@ async def test_a_body_that_is_not_json_is_refused(serve, data):
 async def test_a_body_that_is_no_object_is_refused(serve, data):
     status, text = await post(await serve(), data)
     assert status == 400
-    assert "the body must be a JSON object" in text
+    assert "Expected `object`" in text
 
 
 @pytest.mark.parametrize("depth", [100, 950, 990, 1000, 100_000])
@@ -183,7 +183,7 @@ async def test_a_body_that_is_too_large_once_decompressed_is_refused_as_that(ser
 
 async def test_a_body_that_is_not_compressed_as_it_says_is_refused(serve):
     status, text = await post(await serve(), b"garbage", encoding="deflate")
-    assert (status, json.loads(text)) == (400, {"error": "the body is not compressed as its Content-Encoding says"})
+    assert (status, json.loads(text)) == (400, {"error": "the body does not match its Content-Encoding"})
 
 
 async def test_a_body_in_an_unknown_encoding_is_refused(serve):
@@ -281,7 +281,7 @@ async def test_distractors_replace_all_but_the_best(serve):
 
 def test_latency_has_the_median_and_the_99th_percentile_it_is_set_to():
     """Standard errors of the two quantiles of 8,000 draws, sigma being 0.69: about 1 % and 3 %."""
-    simulation = Degradation(latency_median_s=0.1, latency_p99_s=0.5)
+    simulation = degradation(latency_median_s=0.1, latency_p99_s=0.5)
     waits = np.array([simulation.latency_s(draw) for draw in range(8000)])
     assert np.median(waits) == pytest.approx(0.1, rel=0.05)
     assert np.quantile(waits, 0.99) == pytest.approx(0.5, rel=0.15)
@@ -289,14 +289,14 @@ def test_latency_has_the_median_and_the_99th_percentile_it_is_set_to():
 
 
 def test_latency_is_a_function_of_seed_and_draw():
-    one, same, other = (Degradation(latency_median_s=0.1, latency_p99_s=0.5, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (degradation(latency_median_s=0.1, latency_p99_s=0.5, seed=seed) for seed in (1, 1, 2))
     assert [one.latency_s(draw) for draw in range(9)] == [same.latency_s(draw) for draw in range(9)]
     assert len({simulation.latency_s(draw) for simulation in (one, other) for draw in range(9)}) == 18
 
 
 def test_no_latency_is_none_and_a_flat_one_is_constant():
-    assert Degradation().latency_s(3) == 0.0
-    flat = Degradation(latency_median_s=0.2, latency_p99_s=0.2)
+    assert degradation().latency_s(3) == 0.0
+    flat = degradation(latency_median_s=0.2, latency_p99_s=0.2)
     assert {flat.latency_s(draw) for draw in range(9)} == {0.2}
 
 
@@ -337,23 +337,6 @@ async def test_an_engine_that_breaks_is_a_500_with_its_reason():
         assert await ask(client, queries=["x"]) == (500, {"error": "MemoryError: no room"})
         async with client.get("/metrics") as response:
             assert 'retriever_requests_total{status="500"} 1.0' in await response.text()
-
-
-@pytest.mark.parametrize(
-    ("contexts", "said"),
-    [
-        ("x", "contexts must be a list with one entry per query (1)"),
-        ([], "contexts must be a list with one entry per query (1)"),
-        ([3], "contexts must hold objects, got int"),
-        ([{"question": " ", "answers": ["a"], "step": 0}], "question must be non-blank text, got ' '"),
-        ([{"question": "q", "answers": [], "step": 0}], "answers must be a list of texts, got []"),
-        ([{"question": "q", "answers": ["a"], "step": -1}], "step must be a non-negative integer, got -1"),
-    ],
-)
-async def test_wrong_contexts_are_named(serve, contexts, said):
-    status, answer = await ask(await serve(), queries=["capital Peru"], contexts=contexts)
-    assert status == 400
-    assert said in answer["error"]
 
 
 async def test_concurrent_requests_are_searched_together(serve):

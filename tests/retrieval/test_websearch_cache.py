@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from cusearch_async.config import WebConfig
-from cusearch_async.errors import ConfigError, SearchFailed
+from cusearch_async.errors import ConfigError
 from cusearch_async.retrieval.websearch import web_search
 from tests.conftest import SLOW
-from tests.http_service import Service, hangs, says
+from tests.http_service import hangs, says
 from tests.retrieval.web_services import (
     CUSCO,
     CUSCO_PASSAGE,
@@ -142,32 +141,6 @@ async def test_with_a_cache_equal_searches_at_the_same_time_ask_once(tmp_path):
         answers = await asyncio.gather(found(search, "Peru", "Peru", "Lima"), found(search, "Peru"))
     assert answers == [[[LIMA_PASSAGE]] * 3, [[LIMA_PASSAGE]]]
     assert sorted(queries(service)) == ["Lima", "Peru"]
-
-
-async def test_searches_that_share_a_failure_all_hear_of_it(tmp_path):
-    async with asking("serper", says("busy", 503), cache=tmp_path) as (service, search):
-        outcomes = await asyncio.gather(*(found(search, "Peru") for _ in range(3)), return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [SearchFailed] * 3
-    assert len(service.requests) == 1
-    assert search.figures()["failures"] == 1
-
-
-async def test_a_search_that_is_cancelled_takes_no_other_with_it(tmp_path):
-    async def finds_when_told(service: Service, request: web.Request) -> web.StreamResponse:
-        await service.over.wait()
-        return await finds(LIMA)(service, request)
-
-    async with asking("serper", finds_when_told, cache=tmp_path) as (service, search):
-        impatient, patient = (asyncio.create_task(found(search, "Peru")) for _ in range(2))
-        async with asyncio.timeout(5 * SLOW):
-            while not service.requests:
-                await asyncio.sleep(0.01)
-        impatient.cancel()
-        await asyncio.wait([impatient])
-        service.over.set()
-        assert await patient == [[LIMA_PASSAGE]]
-    assert impatient.cancelled()
-    assert len(service.requests) == 1
 
 
 async def test_closing_ends_what_is_under_way(tmp_path):

@@ -6,22 +6,10 @@ from typing import Any
 
 from cusearch_async.algorithm.methods.ar3po import Ar3po
 from cusearch_async.algorithm.methods.base import Candidates, Method, MethodSettings, NoMemory, PlansRollouts, Selection
-from cusearch_async.algorithm.methods.baselines import Dapo, GrpoFull, GrpoHalf, Random, TopKReward
+from cusearch_async.algorithm.methods.baselines import Dapo, GrpoFull, GrpoHalf, Random, StratifiedGrpo, TopKReward
 from cusearch_async.algorithm.methods.controls import RandomSiblings, RandomTokens
 from cusearch_async.algorithm.methods.sdga import SdgaAnti, SdgaAuto, SdgaPhase
-from cusearch_async.algorithm.methods.stratified import StratifiedGrpo
 from cusearch_async.extensions import load
-
-__all__ = [
-    "METHODS",
-    "Candidates",
-    "Method",
-    "MethodSettings",
-    "NoMemory",
-    "PlansRollouts",
-    "Selection",
-    "method_class",
-]
 
 METHODS: dict[str, type[Method[Any]]] = {
     "sdga_phase": SdgaPhase,

@@ -24,28 +24,25 @@ WINDOW = 4
 """Visits to a question that its pass rate is taken over."""
 
 Visits = tuple[tuple[int, int], ...]
-"""The last visits to a question, oldest first: (rollouts that passed, rollouts played)."""
+"""The last visits to a question, oldest first: (rollouts that passed, all of its rollouts)."""
 
 
-def add_visit(visits: Visits, passed: int, played: int) -> Visits:
+def add_visit(visits: Visits, passed: int, rollouts: int) -> Visits:
     """The history after one more visit; at most WINDOW of them."""
-    return (*visits, (passed, played))[-WINDOW:]
+    return (*visits, (passed, rollouts))[-WINDOW:]
 
 
 def pass_rate(visits: Visits) -> Fraction:
     """Posterior mean of the pass rate under a Beta(1, 1) prior, in (0, 1): 1/2 without any visit."""
-    passed, played = (sum(column) for column in zip(*visits, strict=True)) if visits else (0, 0)
-    return Fraction(1 + passed, 2 + played)
+    passed, rollouts = (sum(column) for column in zip(*visits, strict=True)) if visits else (0, 0)
+    return Fraction(1 + passed, 2 + rollouts)
 
 
 def divide_rollouts(histories: Sequence[Visits], rollouts: int) -> list[int]:
     """Rollouts of each question of a pool [N], 1 to 2 G each, N G in all, G being `rollouts`.
 
     Questions without history get G; the others share what is left in proportion to p (1 - p), rounded by
-    largest remainder, ties to the earlier question.
-    Raises: ValueError unless rollouts >= 1."""
-    if rollouts < 1:
-        raise ValueError(f"rollouts must be >= 1, got {rollouts}")
+    largest remainder, ties to the earlier question."""
     sizes = [rollouts] * len(histories)
     known = [i for i, visits in enumerate(histories) if visits]
     if known:
@@ -62,16 +59,16 @@ class Ar3poMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ar3po(PlansRollouts[Ar3poMemory]):
-    """AR3PO: train on everything, remember how each question fared, and spend the next budget by it."""
+    """AR3PO: train on everything, and divide the next rollouts by each question's last results."""
 
     Memory = Ar3poMemory
     uses_whole_pool = True
 
     def select(self, pool: Candidates, memory: Ar3poMemory, rng: np.random.Generator) -> Selection[Ar3poMemory]:
         visits = dict(memory.visits)
-        _, first, played = np.unique(pool.tickets, return_index=True, return_counts=True)
+        _, first, rollouts = np.unique(pool.tickets, return_index=True, return_counts=True)
         passed = np.add.reduceat(pool.passed, first, dtype=np.int64)
-        for member, *visit in zip(first, passed.tolist(), played.tolist(), strict=True):
+        for member, *visit in zip(first, passed.tolist(), rollouts.tolist(), strict=True):
             question = pool.questions[member]
             visits[question] = add_visit(visits.get(question, ()), *visit)
         return Selection(indices=np.arange(len(pool.depths)), memory=Ar3poMemory(visits))

@@ -1,9 +1,8 @@
-"""What a selection method is: which trajectories of a pool to train on, with which advantages, and how many to
-generate.
+"""The interface of selection methods: which trajectories of a pool to train on, with which advantages, and how many
+to generate.
 
-A method is a subclass of `Method`, made once per process. What it remembers from step to step is its own `Memory`; all
-others carry that as text and look at nothing of it but the fields that the method wants seen. A selection is a pure
-function of pool, memory and `rng`, which the learner seeds from (run seed, step).
+A method is a subclass of `Method`, made once per process. Its memory from step to step is a `Memory`, which all others
+carry as text. A selection is a pure function of pool, memory and `rng`, which the learner seeds from (run seed, step).
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ class Candidates:
 
 
 class MethodSettings(Settings):
-    """A method's own settings: keys of the config's [method], beside the shared ones."""
+    """A method's own settings: keys of the config's [method], in addition to the shared ones."""
 
 
 class NoMemory(msgspec.Struct, frozen=True):
-    """Of a method that forgets."""
+    pass
 
 
 M = TypeVar("M")
@@ -71,12 +70,12 @@ class Selection(Generic[M]):
     memory: M
     """The method's memory after this step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the method wants logged, under `selection/...`."""
+    """Logged under `selection/...`."""
     warnings: tuple[str, ...] = ()
-    """What an operator should read of this step."""
+    """Logged for the operator."""
 
     def problem(self, size: int) -> str | None:
-        """What is wrong with it as a selection from a pool of `size` trajectories; None if nothing is."""
+        """Why it is no selection from a pool of `size` trajectories; None if it is."""
         indices = self.indices
         if not isinstance(indices, np.ndarray) or indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
             return f"{indices!r:.200}; its indices must be a one-dimensional numpy array of integers"
@@ -105,7 +104,7 @@ class Method(Generic[M]):
         self.budget = budget
 
     def select(self, pool: Candidates, memory: M, rng: np.random.Generator) -> Selection[M]:
-        """Which of the pool to train on, and what to remember."""
+        """The trajectories to train on, and the next memory."""
         raise NotImplementedError
 
     def advantages(

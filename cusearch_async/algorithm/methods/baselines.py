@@ -1,11 +1,14 @@
-"""What SDGA is compared with: K of the pool by chance or by reward, or groups as they are (GRPO, DAPO)."""
+"""Baselines of SDGA: K of the pool by chance or by reward, or groups as they are (GRPO, DAPO, Stratified GRPO)."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
 
-from cusearch_async.algorithm.advantages import EQUAL
-from cusearch_async.algorithm.methods.base import Candidates, Method, NoMemory, PlansRollouts, Selection
+from cusearch_async.algorithm.advantages import EQUAL, Advantages, group_advantages
+from cusearch_async.algorithm.methods.base import Candidates, Method, MethodSettings, NoMemory, PlansRollouts, Selection
+from cusearch_async.types import Singleton
 
 
 class Random(Method[NoMemory]):
@@ -50,3 +53,30 @@ class Dapo(Method[NoMemory]):
         _, first, group = np.unique(pool.tickets, return_index=True, return_inverse=True)
         spread = np.maximum.reduceat(pool.rewards, first) - np.minimum.reduceat(pool.rewards, first)
         return Selection(indices=np.flatnonzero(spread[group] >= EQUAL), memory=memory)
+
+
+class StratifiedSettings(MethodSettings):
+    strata_weight: float = Field(0.5, ge=0, le=1)
+    """α of stratified_grpo: weight of the advantage within the stratum; the rest is GRPO's."""
+
+
+class StratifiedGrpo(GrpoFull):
+    """Stratified GRPO on all trajectories: blended advantages α A_SAN + (1 - α) A_GRPO.
+
+    A_SAN is normalised within the stratum: the trajectories of one question and one depth. It is 0 for a trajectory
+    that is alone in its stratum.
+    Source: Zhu et al., "Stratified GRPO: Handling Structural Heterogeneity in Reinforcement Learning of LLM Search
+    Agents" (arXiv 2510.06214), whose strata are numbers of search calls."""
+
+    Settings = StratifiedSettings
+
+    def advantages(
+        self, pool: Candidates, selected: NDArray[np.int64], singleton: Singleton, divide_by_std: bool
+    ) -> Advantages:
+        plain = super().advantages(pool, selected, singleton, divide_by_std)
+        rewards = pool.rewards[selected]
+        strata = pool.tickets[selected] * (pool.s_max + 1) + pool.depths[selected]
+        within = group_advantages(rewards, strata, rewards, strata, "zero", divide_by_std)
+        weight = self.settings.strata_weight
+        values = weight * within.values + (1 - weight) * plain.values
+        return Advantages(values, plain.alone, plain.flat)

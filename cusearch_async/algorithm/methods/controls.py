@@ -1,6 +1,6 @@
-"""Controls for SDGA-Phase: what of its effect is due to longer trajectories, or to the questions that it picks.
+"""Controls for SDGA-Phase: is its effect due to longer trajectories, or to the difficulty of the questions?
 
-Both follow SDGA-Phase's own selection from the same pool, with its phase, and replace it. A selection with the same
+Both take SDGA-Phase's own selection from the same pool, with its phase, and replace it. A selection with the same
 number of each depth is no control: SDGA itself draws at random within a depth.
 """
 

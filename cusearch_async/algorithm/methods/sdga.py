@@ -2,7 +2,6 @@
 
 Source: CuSearch, Algorithm "SDGA: Detailed Version" and appendices "SDGA-Auto", "SDGA-Phase", "SDGA-Anti".
 Depths run 0..S_max, so every list here has S_max + 1 entries; `capacities[s]` is c_s, the size of bucket s.
-Pure functions; the phase that SDGA-Phase remembers is an argument and a result of theirs.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ class SdgaPhase(Method[SdgaMemory]):
             "consider method.phase_reserve"
         )
         return Selection(
-            indices=_follow(plan, capacities, pool, rng),
+            indices=_follow(plan, pool, rng),
             memory=SdgaMemory(phase),
             metrics={"phase": phase, "phase_trapped": float(trapped)},
             warnings=(warning,) if trapped else (),
@@ -187,19 +186,18 @@ class SdgaAuto(Method[NoMemory]):
     """SDGA-Auto: the deepest trajectories there are."""
 
     def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
-        capacities = count_depths(pool.depths, pool.s_max)
-        return Selection(indices=_follow(auto_plan(pool.s_max, self.budget), capacities, pool, rng), memory=memory)
+        return Selection(indices=_follow(auto_plan(pool.s_max, self.budget), pool, rng), memory=memory)
 
 
 class SdgaAnti(Method[NoMemory]):
     """SDGA-Anti: the shallowest trajectories there are."""
 
     def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
-        capacities = count_depths(pool.depths, pool.s_max)
-        return Selection(indices=_follow(anti_plan(pool.s_max, self.budget), capacities, pool, rng), memory=memory)
+        return Selection(indices=_follow(anti_plan(pool.s_max, self.budget), pool, rng), memory=memory)
 
 
-def _follow(plan: Plan, capacities: list[int], pool: Candidates, rng: np.random.Generator) -> NDArray[np.int64]:
+def _follow(plan: Plan, pool: Candidates, rng: np.random.Generator) -> NDArray[np.int64]:
+    capacities = count_depths(pool.depths, pool.s_max)
     return sample_buckets(pool.depths, allocate(capacities, plan.targets, plan.priorities), rng)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import faiss
@@ -184,17 +183,6 @@ def test_an_index_of_the_right_size_with_other_vectors_is_damaged(settings, pass
     other_dimension(tmp_path / "index.faiss")
     with pytest.raises(ConfigError, match=r"is damaged .*800 vectors of 16 numbers instead of 400 of 32"):
         DenseIndex.load(tmp_path, passages, settings(), "print")
-
-
-def test_a_manifest_of_the_version_before_is_read(settings, passages, tmp_path):
-    """Its fields, in its order."""
-    build(passages, tmp_path, settings(), "print", quiet)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert list(manifest) == [
-        *("format", "corpus", "passages", "encoder", "pooling", "passage_prefix", "max_passage_tokens", "normalize"),
-        *("kind", "dim", "probe", "bytes"),
-    ]
-    assert manifest["bytes"] == (tmp_path / "index.faiss").stat().st_size
 
 
 def test_the_index_that_was_there_serves_until_the_new_one_is_written(settings, passages, tmp_path):

@@ -1,19 +1,36 @@
-"""The scope of each setting, read from its annotation (`section.Scope`)."""
+"""The keys of the config: all of them, and the scope of each, read from its annotation (`section.Scope`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from cusearch_async.config.messages import section_of
 from cusearch_async.config.section import Extensible, Scope
 from cusearch_async.config.whole import Config
 
 
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Every key of the config, dotted; LABEL stands for a label that the user chooses."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        inner, label = section_of(field)
+        if inner is not None:
+            yield from known_keys(inner, f"{prefix}{name}.{label}")
+
+
+def section_of(field: FieldInfo) -> tuple[type[BaseModel] | None, str]:
+    """(the section class of a key, None for a plain setting; "LABEL." for a table of labelled sections, else "")."""
+    kind, label = field.annotation, ""
+    if get_origin(kind) is dict:
+        kind, label = get_args(kind)[1], "LABEL."
+    return (kind, label) if isinstance(kind, type) and issubclass(kind, BaseModel) else (None, "")
+
+
 def scope_of(key: str, section: type[BaseModel] = Config) -> Scope:
-    """Of a setting by its dotted key, as `flat` gives it; MEANING for a key that no section knows."""
+    """Of a setting by its dotted key, as `flat` gives it; MEANING for an unknown key."""
     name, _, rest = key.partition(".")
     field = section.model_fields.get(name)
     inner, label = section_of(field) if field else (None, "")
