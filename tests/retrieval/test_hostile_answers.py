@@ -22,7 +22,7 @@ from cusearch_async.retrieval.client import SearchClient
 from tests.conftest import SLOW, free_port
 from tests.http_service import Service, says
 from tests.retrieval.retrievers import QUESTION, client_of, finds
-from tests.rollout.retrievers import roll_out
+from tests.rollout.test_broken_retriever import roll_out
 
 # What an answer may hold.
 
