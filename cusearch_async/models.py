@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -182,7 +181,10 @@ def refuse_incomplete(path: str, key: str = "model.path") -> None:
     if not files:
         return
     held = {name: torch.empty(shape, device="meta") for file in files for name, shape in shapes_in(file, path, key)}
-    with quiet():
+    level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
         _, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
             None,
             config=config,
@@ -191,6 +193,10 @@ def refuse_incomplete(path: str, key: str = "model.path") -> None:
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+    finally:
+        logging.set_verbosity(level)
+        if has_bar:
+            logging.enable_progress_bar()
     refuse_other_weights(report, path, key)
 
 
@@ -254,20 +260,6 @@ def file_of(path: str, name: str) -> Path | None:
         _raise_exceptions_for_connection_errors=False,
     )
     return None if found is None else Path(found)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """transformers prints neither its report nor a progress bar inside."""
-    level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if has_bar:
-            logging.enable_progress_bar()
 
 
 def config_bytes(path: str) -> bytes:

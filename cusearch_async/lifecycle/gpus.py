@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from cusearch_async.config import Config
+from cusearch_async.config import Config, LearnerConfig
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.cuda import has_card
 
@@ -55,7 +55,7 @@ def list_gpus() -> Gpus:
     return tuple(map(str, range(len(cards))))  # CUDA counts from 0, also in a container that has nvidia3 alone
 
 
-def _may_share(config: Config) -> bool:
+def may_share(config: Config) -> bool:
     """Whether learner and engines may have the same GPU: colocated, or with a share of it that the config states."""
     return config.run.colocate or config.rollout.vllm.gpu_memory_utilization is not None
 
@@ -80,14 +80,14 @@ def divide(config: Config) -> Division:
         own = _names(config.learner.gpus), _names(config.eval.gpus)
         return Division(learner=own[0], evaluator=own[1], workers=groups or [()] * workers)
     free = [gpu for gpu in there if not users[gpu]]
-    for together in (False, True) if _may_share(config) else (False,):
+    for together in (False, True) if may_share(config) else (False,):
         division = _divide(config, free, groups, together)
         if division is not None:
             return division
     evaluates = config.eval.every > 0
     advice = ["lower rollout.workers"] if workers > 1 else []
     advice += ["set eval.every to 0 and score checkpoints with cusearch eval"] if evaluates else []
-    if not _may_share(config):
+    if not may_share(config):
         shares = "the share of a GPU that an engine may take, and it can have the learner's"
         advice = [f"set rollout.vllm.gpu_memory_utilization, {shares}"]
     raise ConfigError(
@@ -119,12 +119,12 @@ def _divide(config: Config, free: Sequence[str], named: list[Gpus], together: bo
 # --- one process that is started without the others ---------------------------------------------------
 
 
-def take_for_learner(config: Config, given: Gpus = ()) -> Gpus:
-    """The learner's GPUs, one for each rank of this machine: those `given`, those that the config names, or the last
-    ones there. Every rank takes all of them. Empty where there are none.
+def take_for_learner(learner: LearnerConfig, run: str, shared: bool, given: Gpus = ()) -> Gpus:
+    """The GPUs of the learner of `run`, one for each rank of this machine: those `given`, those that the config names,
+    or the last ones there; `shared`: engines may have them too. Every rank takes all. Empty where there are none.
 
     Raises: ConfigError when there are too few, or when one that was not named is another process's."""
-    chosen, wanted = given or _names(config.learner.gpus), config.learner.ranks_per_node
+    chosen, wanted = given or _names(learner.gpus), learner.ranks_per_node
     gpus = chosen or list_gpus()[-wanted:]
     if not gpus:
         return ()
@@ -136,16 +136,16 @@ def take_for_learner(config: Config, given: Gpus = ()) -> Gpus:
     with _alone():
         found = () if chosen else gpus
         # a learner of this run is a rank of this one, or the learner that it replaces
-        own = _described("learner", config.run.name)
+        own = _described("learner", run)
         taken = [user for gpu in found if not (user := _user(gpu, "learner")).endswith(own)]
-        taken += [] if _may_share(config) else [_user(gpu, "worker", "evaluator") for gpu in found]
+        taken += [] if shared else [_user(gpu, "worker", "evaluator") for gpu in found]
         if any(taken):
             raise ConfigError(
                 f"{'; '.join(filter(None, taken))}; stop it, or name other GPUs in learner.gpus or with --gpu"
             )
         with ExitStack() as locks:
             for gpu in gpus:
-                _lock(gpu, "learner", config.run.name, locks)
+                _lock(gpu, "learner", run, locks)
             _held.append(locks.pop_all())
     return gpus
 
@@ -162,7 +162,7 @@ def take_for_engine(role: Literal["worker", "evaluator"], config: Config, given:
     if not seen:
         return ()
     with _alone():
-        for group in _groups(size, chosen or _preferred(there, _may_share(config))):
+        for group in _groups(size, chosen or _preferred(there, may_share(config))):
             with ExitStack() as locks:
                 if all(_lock(gpu, role, config.run.name, locks) for gpu in group):
                     _held.append(locks.pop_all())

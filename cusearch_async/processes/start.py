@@ -15,7 +15,7 @@ import uvloop
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.children import other_ranks
-from cusearch_async.lifecycle.gpus import Gpus, take_for_engine, take_for_learner
+from cusearch_async.lifecycle.gpus import Gpus, may_share, take_for_engine, take_for_learner
 from cusearch_async.lifecycle.placement import (
     configure_process,
     count_sharers,
@@ -33,7 +33,7 @@ def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> Non
 
     With learner.ranks > 1 it starts the other ranks itself; under a launcher it is the rank in RANK. `gpu`: the GPUs
     of all ranks of this machine."""
-    gpus = take_for_learner(config, gpu)
+    gpus = take_for_learner(config.learner, config.run.name, may_share(config), gpu)
     with other_ranks(ENTRY, config.learner.ranks) as rank:
         here = config.learner.ranks_per_node
         configure_process(share_of(config.learner.cores, rank % here, here), gpus, count_sharers(config))

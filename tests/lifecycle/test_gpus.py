@@ -14,13 +14,17 @@ import pytest
 from cusearch_async.config import Config, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle import gpus
-from cusearch_async.lifecycle.gpus import divide, list_gpus, take_for_engine, take_for_learner
+from cusearch_async.lifecycle.gpus import divide, list_gpus, may_share, take_for_engine
 
 EIGHT = tuple(map(str, range(8)))
 TURNS = ("--run.colocate", "true", "--learner.reference", "cpu")
 SHARE = ("--rollout.vllm.gpu_memory_utilization", "0.4")
 PAIRS = ("--rollout.vllm.tensor_parallel_size", "2")
 take_for_worker, take_for_evaluator = (partial(take_for_engine, role) for role in ("worker", "evaluator"))
+
+
+def take_for_learner(config: Config, given: gpus.Gpus = ()) -> gpus.Gpus:
+    return gpus.take_for_learner(config.learner, config.run.name, may_share(config), given)
 
 
 @pytest.fixture
