@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -120,14 +120,11 @@ def trajectory(ticket: int, length: int, rng: np.random.Generator, vocab: int, m
     turns = np.arange(length) * 9 // length  # ninths: one not sampled, two sampled, three times
     sampled = turns % 3 != 0
     count = int(sampled.sum())
-    return make_trajectory(
-        ticket,
+    return replace(
+        make_trajectory(ticket, sampled=count, reward=float(ticket % 2)),
         token_ids=rng.integers(0, vocab, length).astype(np.int32),
         sampled=sampled,
         logprobs=rng.normal(mean, 0.1, count).astype(np.float32),
-        versions=np.zeros(count, dtype=np.int32),
-        retrieval_tokens=count // 2,
-        reward=float(ticket % 2),
     )
 
 
