@@ -55,7 +55,7 @@ class WeightStore:
         return newest_of(version, self.names())
 
     def begin(self, epoch: int) -> None:
-        """Delete the unfinished versions of earlier epochs."""
+        """Delete what learners of earlier epochs left unfinished."""
         for path, name in self._entries():
             if is_half_done(path, MANIFEST) and int(name[2]) < epoch:
                 remove(path)
@@ -95,11 +95,27 @@ class WeightStore:
         return name
 
     def verify(self, name: str) -> Manifest:
-        """The manifest of a version, after all its tensors were checked. Raises: WeightsUnavailable."""
-        return verified(self.directory(name), name)
+        """The manifest of a version, after all its tensors were checked against it.
+
+        Raises: WeightsUnavailable that names the directory, the tensor, or the invalid name."""
+        directory = self.directory(name)
+        manifest = read_manifest(directory, name)
+        try:
+            found = records_of(directory / manifest.file)
+            adapter = manifest.adapter and msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes())
+        except (OSError, msgspec.MsgspecError, BadTensorFile) as error:
+            raise WeightsUnavailable(f"{directory} is missing or damaged: {error}") from error
+        if found.keys() != manifest.tensors.keys():
+            raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
+        for key, expected in manifest.tensors.items():
+            if found[key] != expected:
+                raise WeightsUnavailable(f"{directory}: tensor {key} does not match its checksum")
+        if adapter != manifest.adapter:
+            raise WeightsUnavailable(f"{directory}: {ADAPTER_CONFIG} differs from the manifest")
+        return manifest
 
     async def open(self, name: str) -> OpenedVersion:
-        """Verified in a thread. Raises: WeightsUnavailable."""
+        """A version that has been verified, in a thread. Raises: WeightsUnavailable."""
         return OpenedVersion(name, await asyncio.to_thread(self.verify, name), self.directory(name))
 
     def directory(self, name: str) -> Path:
@@ -142,26 +158,6 @@ class FolderTransport:
     @asynccontextmanager
     async def source(self, needs_last: bool = False) -> AsyncIterator[WeightStore]:
         yield WeightStore(self._config.weights_folder)
-
-
-def verified(directory: Path, name: str) -> Manifest:
-    """The manifest of the version `name` in a directory, after all its tensors were checked against it.
-
-    Raises: WeightsUnavailable that names the directory and the tensor."""
-    manifest = read_manifest(directory, name)
-    try:
-        found = records_of(directory / manifest.file)
-        adapter = manifest.adapter and msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes())
-    except (OSError, msgspec.MsgspecError, BadTensorFile) as error:
-        raise WeightsUnavailable(f"{directory} is missing or damaged: {error}") from error
-    if found.keys() != manifest.tensors.keys():
-        raise WeightsUnavailable(f"{directory}: tensors and manifest name different parameters")
-    for key, expected in manifest.tensors.items():
-        if found[key] != expected:
-            raise WeightsUnavailable(f"{directory}: tensor {key} does not match its checksum")
-    if adapter != manifest.adapter:
-        raise WeightsUnavailable(f"{directory}: {ADAPTER_CONFIG} differs from the manifest")
-    return manifest
 
 
 def read_manifest(directory: Path, name: str) -> Manifest:

@@ -1,7 +1,7 @@
 """weights.transport = "http": the learner serves the files of published versions; each other machine downloads them.
 
-Requests need the bearer token of the run (`config.weights_token`). A download resumes after a lost
-connection, and gets its name once it is verified; it is then loaded like a version in a shared folder.
+Requests need the bearer token of the run (`config.weights_token`). A download is checked while it arrives, resumes
+after a lost connection, and gets its name when it is complete; it is then loaded like a version in a shared folder.
 
     GET /weights                 names of the versions, oldest first
     GET /weights/NAME/FILE       a file of one, or a range of it
@@ -41,7 +41,7 @@ from cusearch_async.files import entries, is_half_done, put_in_place, remove, re
 from cusearch_async.lifecycle.progress import log_waiting
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.run.folder import locked
-from cusearch_async.weights.folder import NAME, WeightStore, newest_of, read_manifest, verified
+from cusearch_async.weights.folder import NAME, WeightStore, newest_of, read_manifest
 from cusearch_async.weights.interface import (
     ADAPTER_CONFIG,
     ADAPTER_TENSORS,
@@ -50,6 +50,7 @@ from cusearch_async.weights.interface import (
     Manifest,
     OpenedVersion,
 )
+from cusearch_async.weights.tensor_file import ArrivingTensors, BadTensorFile
 
 log = logging.getLogger(__name__)
 
@@ -241,15 +242,16 @@ class Downloads:
                 manifest = read_manifest(unfinished, name)
                 if manifest.adapter is not None:
                     (unfinished / ADAPTER_CONFIG).write_bytes(msgspec.json.encode(manifest.adapter))
-                await self._fetch(name, manifest.file, unfinished)
-                await asyncio.to_thread(verified, unfinished, name)
-            except BaseException:
+                await self._fetch(name, manifest.file, unfinished, ArrivingTensors(manifest.file, manifest.tensors))
+            except BaseException as error:
                 remove(unfinished)
+                if isinstance(error, BadTensorFile):
+                    raise WeightsUnavailable(f"{name} of the learner at {self._url} is damaged: {error}") from error
                 raise
         put_in_place(directory, durable=False)
         return manifest
 
-    async def _fetch(self, name: str, file: str, folder: Path) -> None:
+    async def _fetch(self, name: str, file: str, folder: Path, tensors: ArrivingTensors | None = None) -> None:
         """Resumes a lost connection at the next byte."""
         failures = 0
         with (folder / file).open("wb") as into:
@@ -258,13 +260,15 @@ class Downloads:
                 try:
                     async with self._get(f"/{name}/{file}", {"Range": f"bytes={began}-"} if began else {}) as response:
                         async for piece in response.content.iter_chunked(PIECE_BYTES):
-                            await asyncio.to_thread(_keep, piece, into)
+                            await asyncio.to_thread(_keep, piece, into, tensors)
                     break
                 except WeightsUnavailable:
                     failures = failures + 1 if into.tell() == began else 0
                     if into.tell() == 0 or failures == ATTEMPTS:
                         raise
                     await asyncio.sleep(RETRY_S)
+        if tensors is not None:
+            tensors.finish()
 
     async def _json(self, path: str, **query: str) -> Any:
         async with self._get(path, query=query) as response:
@@ -300,8 +304,10 @@ class Downloads:
             remove_sealed(path, MANIFEST)
 
 
-def _keep(piece: bytes, file: BinaryIO) -> None:
-    """Raises: WriteFailed."""
+def _keep(piece: bytes, file: BinaryIO, tensors: ArrivingTensors | None) -> None:
+    """Raises: BadTensorFile, before anything is written; WriteFailed."""
+    if tensors is not None:
+        tensors.add(piece)
     try:
         file.write(piece)
         file.flush()

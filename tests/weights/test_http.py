@@ -50,17 +50,16 @@ class Site:
         self.learner = HttpTransport(self.config("learner"))
         self.store = self.learner.store()
 
-    def config(self, host: str, wait_s: float = SECONDS, url: str = "") -> Config:
-        options = ["--run.folder", str(self.folder / host), "--weights.transport", "http"]
-        options += ["--weights.url", url or self.url]
+    def config(self, host: str, wait_s: float = SECONDS) -> Config:
+        options = ["--run.folder", str(self.folder / host), "--weights.transport", "http", "--weights.url", self.url]
         return load_config(shipped_configs()["atlas"], [*options, "--run.wait_s", str(wait_s)])
 
     def publish(self, version: int, epoch: int = 1) -> str:
         return self.store.publish(version, epoch, tensors(version), CANARY)
 
     @asynccontextmanager
-    async def host(self, name: str = "worker", needs_last: bool = False, url: str = "") -> AsyncIterator[Downloads]:
-        async with HttpTransport(self.config(name, url=url)).source(needs_last) as downloads:
+    async def host(self, name: str = "worker", needs_last: bool = False) -> AsyncIterator[Downloads]:
+        async with HttpTransport(self.config(name)).source(needs_last) as downloads:
             yield downloads
 
     def downloaded(self, name: str = "worker") -> set[str]:
@@ -283,7 +282,9 @@ async def test_a_lost_connection_is_taken_up_at_the_byte_that_was_next(site, mon
     assert size > 2 * http.PIECE_BYTES
 
     async with site.learner.serving(), cutting(site.url, [5 << 20, 3 << 20]) as (url, passed):
-        async with site.host(url=url) as downloads:
+        config = site.config("worker")
+        behind = config.model_copy(update={"weights": config.weights.model_copy(update={"url": url})})
+        async with HttpTransport(behind).source() as downloads:
             assert same(await downloads.open(name), tensors(1))
         assert len(passed) == 3
         assert sum(passed) < size + (4 << 20), "what came was kept, but for what was under way"
@@ -294,7 +295,9 @@ async def test_a_connection_that_never_gets_further_is_given_up(site, monkeypatc
     name = site.publish(1)
 
     async with site.learner.serving(), cutting(site.url, [5 << 20, *[0] * 50]) as (url, _):
-        async with site.host(url=url) as downloads:
+        config = site.config("worker")
+        behind = config.model_copy(update={"weights": config.weights.model_copy(update={"url": url})})
+        async with HttpTransport(behind).source() as downloads:
             with pytest.raises(WeightsUnavailable, match=r"the learner does not answer at weights.url"):
                 await downloads.open(name)
         assert site.downloaded() == set()
@@ -367,10 +370,10 @@ async def test_a_learner_at_its_end_waits_for_downloads_that_are_under_way(site,
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def noting(piece, file):
-        if file.name.endswith(TENSORS):
+    def noting(piece, file, tensors):
+        if tensors is not None:
             loop.call_soon_threadsafe(begun.set)
-        keep(piece, file)
+        keep(piece, file, tensors)
 
     monkeypatch.setattr(http, "_keep", noting)
     async with site.host() as downloads:

@@ -1,4 +1,4 @@
-"""Files of tensors: safetensors reads them, and incomplete ones are refused."""
+"""Files of tensors: what safetensors reads, and nothing incomplete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from cusearch_async.weights import tensor_file
-from cusearch_async.weights.tensor_file import BadTensorFile, records_of, write_tensors
+from cusearch_async.weights.tensor_file import ArrivingTensors, BadTensorFile, TensorRecord, records_of, write_tensors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
 
@@ -54,8 +54,7 @@ def test_a_tensor_that_is_not_contiguous_or_wants_a_gradient_is_written_as_it_is
         (lambda content: b"", "has 0 bytes"),
         (lambda content: content[:4], "has 4 bytes"),
         (lambda content: content[:40], "is incomplete: its header"),
-        (lambda content: content[:-1], "is incomplete: tensor b is at bytes"),
-        (lambda content: content + b"x", "has bytes after its last tensor"),
+        (lambda content: content[:-1], "is incomplete: tensor b ends at byte"),
         (lambda content: b"\xff" * 8 + content[8:], "is incomplete: its header"),
         (lambda content: content[:8] + b"x" * (len(content) - 8), "no readable header"),
         (lambda content: content.replace(b'"shape"', b'"shApe"'), "no readable header"),
@@ -99,3 +98,33 @@ def test_checksums_let_other_threads_run(tmp_path):
     is_over.set()
     thread.join()
     assert len(gaps) > 10, f"{len(gaps)} turns in {took:.3f} s"
+
+
+def arrive(content: bytes, records: dict[str, TensorRecord], cuts: list[int]) -> None:
+    """In pieces that end at `cuts`."""
+    arriving, at = ArrivingTensors("f", records), 0
+    for cut in [*sorted(cut % (len(content) + 1) for cut in cuts), len(content)]:
+        arriving.add(content[at:cut])
+        at = cut
+    arriving.finish()
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=8), st.integers(0, 10**6), st.integers(1, 255))
+def test_what_arrives_in_pieces_is_taken_whole_and_in_no_other_way(tmp_path_factory, cuts, at, bits):
+    path = tmp_path_factory.mktemp("files") / "f"
+    write_tensors(path, {"a": torch.arange(5.0), "none": torch.empty(0), "b": torch.ones(3, dtype=torch.bfloat16)})
+    content, records = path.read_bytes(), records_of(path)
+    arrive(content, records, cuts)
+    changed = bytearray(content)
+    changed[-1 - at % 26] ^= bits  # of the tensors
+    for damaged in (bytes(changed), content[: at % len(content)], content + b"x"):
+        with pytest.raises(BadTensorFile):
+            arrive(damaged, records, cuts)
+
+
+def test_what_arrives_with_other_tensors_than_its_records_is_refused(tmp_path):
+    write_tensors(tmp_path / "f", {"a": torch.ones(2)})
+    for other in ({"b": torch.ones(2)}, {"a": torch.ones(2, 1)}, {"a": torch.ones(2).int()}):
+        write_tensors(tmp_path / "other", other)
+        with pytest.raises(BadTensorFile, match=r"name different tensors|does not match its checksum"):
+            arrive((tmp_path / "f").read_bytes(), records_of(tmp_path / "other"), [])
