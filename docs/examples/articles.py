@@ -1,4 +1,4 @@
-"""A search backend of one's own: a dictionary of articles behind the retriever's server.
+"""A custom search backend: a dictionary of articles, served by the retriever's server.
 
 [retriever]
 backend = "docs.examples.articles:Articles"

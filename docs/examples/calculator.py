@@ -1,4 +1,4 @@
-"""A two-tool environment in one file: the search environment, and a calculator beside it.
+"""A two-tool environment in one file: the search environment with a calculator.
 
     [environment.calculator]
     name = "docs.examples.calculator:Calculator"

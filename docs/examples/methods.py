@@ -1,4 +1,4 @@
-"""Selection methods of one's own: one without memory, one with.
+"""Custom selection methods: one without memory, one with.
 
 [method]
 name = "docs.examples.methods:FrontierDepth"

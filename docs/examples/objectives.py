@@ -1,4 +1,4 @@
-"""An objective of one's own: CISPO, whose ratio is a bounded weight and no gradient flows through it.
+"""A custom objective: CISPO, whose ratio is a bounded weight and no gradient flows through it.
 
     [loss]
     objective = "docs.examples.objectives:cispo"

@@ -1,9 +1,9 @@
-"""A transport of one's own: a buffer that lives in this process, for tests and trials within it.
+"""A custom transport: a buffer that lives in this process, for tests and trials within it.
 
     [redis]
     transport = "docs.examples.one_process:open_buffer"
 
-A transport opens an `interface.Buffer`. Its suite is tests/transport/test_interface.py, with the state machine beside
+A transport opens an `interface.Buffer`. Its suite is tests/transport/test_interface.py, with the state machine next to
 it: add yours to the backends of tests/transport/conftest.py.
 """
 

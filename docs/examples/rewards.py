@@ -1,4 +1,4 @@
-"""Rewards of one's own: plain, and by a judge that is asked over HTTP.
+"""Custom rewards: plain, and by a judge over HTTP.
 
 [environment.search]
 reward = "docs.examples.rewards:brief"
@@ -19,10 +19,10 @@ def brief(episode: Episode, score: Score) -> float:
 
 
 async def judged(episode: Episode, score: Score) -> float:
-    """What a judge says of the answer, 0 to 1: POST JUDGE_URL {"question", "answer", "golds"} -> {"score": 0.7}.
+    """A judge's score of the answer, 0 to 1: POST JUDGE_URL {"question", "answer", "golds"} -> {"score": 0.7}.
 
     Set the environment variable JUDGE_URL where the workers run. Whatever is raised here, because the judge cannot be
-    asked or says no number, fails the episode, which is then played again."""
+    reached or gives no number, fails the episode, which is then generated again."""
     asked = {"question": episode.question.text, "answer": score.prediction, "golds": list(episode.question.answers)}
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
@@ -30,5 +30,5 @@ async def judged(episode: Episode, score: Score) -> float:
         session.post(os.environ["JUDGE_URL"], json=asked) as answer,
     ):
         answer.raise_for_status()
-        said = (await answer.json())["score"]
-    return min(max(float(said), 0.0), 1.0)
+        graded = (await answer.json())["score"]
+    return min(max(float(graded), 0.0), 1.0)

@@ -6,7 +6,7 @@
 #SBATCH --cpus-per-task=64
 #SBATCH --requeue
 # Nodes 1 and 2: the learner; nodes 3 and 4: a retriever and eight workers each; on node 1 also Redis, and a retriever that
-# the learner asks what it serves.
+# the learner checks against its config.
 # Before: export CUSEARCH_REDIS_PASSWORD, a random text of your own.
 set -euo pipefail
 : "${CUSEARCH_REDIS_PASSWORD:?export a password for Redis}"
