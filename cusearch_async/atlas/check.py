@@ -44,7 +44,7 @@ class Skills:
     found: int
     """Results with the passage of a needed fact that was asked for."""
     right_readings: int
-    """Of these: how often the next turn begins with what the passage says."""
+    """Of these: how often the next turn repeats the fact of the passage."""
     over_searches: int
     """Searches for a fact of the chain whose passage had been found before."""
 

@@ -32,7 +32,7 @@ class Style:
     queries: tuple[str, ...]
     """Ways to ask for a fact, of {relation} and {entity}."""
     not_found: float
-    """Share of searches that return only distractors; the trace then says so and searches again."""
+    """Share of searches that return only distractors; the trace then notes it and searches again."""
     verified: float
     """Share of chains whose last link is searched for once more, although it is known."""
     answers_at_once: float | None

@@ -96,7 +96,7 @@ def why_unusable() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        found.append(f"torch says: {first_line(error)}")
+        found.append(f"torch reports: {first_line(error)}")
     return ", ".join(found)
 
 

@@ -1,4 +1,4 @@
-"""What an update says of itself: sums over the trained tokens, by search depth, and the metrics made of them."""
+"""The report of an update: sums over the trained tokens, by search depth, and the metrics made of them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class TensorRecord(msgspec.Struct):
 
 
 class BadTensorFile(ValueError):
-    """Says what is wrong with a file."""
+    """A file is not a complete file of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def _read_places(name: str, header: bytes) -> dict[str, _Place]:
 
 def _places(header: Mapping[str, Any], start: int) -> dict[str, _Place]:
     return {
-        name: _Place(list(said["shape"]), said["dtype"], *(start + int(offset) for offset in said["data_offsets"]))
-        for name, said in header.items()
+        name: _Place(list(entry["shape"]), entry["dtype"], *(start + int(offset) for offset in entry["data_offsets"]))
+        for name, entry in header.items()
         if name != "__metadata__"
     }

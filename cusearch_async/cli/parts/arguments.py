@@ -29,7 +29,7 @@ CODE = (
 
 
 def add_config(parser: argparse.ArgumentParser, without: str = "", default: str = "", looks: bool = True) -> None:
-    """The configs of a run. They may be left out where help says what is done `without`, or there is a `default`.
+    """The configs of a run. They may be left out where help describes what is done `without`, or there is a `default`.
     `looks`: the command only inspects a run, so it needs --trust for code of others."""
     text = f"{CONFIG_HELP}; without it, {without}" if without else CONFIG_HELP
     count = "*" if without or default else "+"
@@ -81,7 +81,7 @@ def refuse_untrusted(arguments: argparse.Namespace) -> None:
     for path in _configs(arguments):
         try:
             settings = read_toml(path, "config")
-        except (FileNotFoundError, ConfigError):  # the command itself says so
+        except (FileNotFoundError, ConfigError):  # the command itself reports it
             continue
         for key, name in code_in(settings):
             remedy = "add --trust to import it, if you know where the folder comes from"

@@ -253,7 +253,7 @@ class Fleet:
         if alive:
             log.warning("%s did not end within %g s; killed", _names(alive), patience_s)
         for child in stage:
-            if child.name == "learner":  # its last line names the step it stopped at, and says that it is saved
+            if child.name == "learner":  # its last line names the step it stopped at and that it is saved
                 for line in child.new_lines()[-1:]:
                     log.info("%s: %s", child.name, line)
         self._kill(stage)
