@@ -154,7 +154,7 @@ def test_a_cuda_build_without_a_gpu_is_an_error(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = {finding.what: finding for finding in machine.devices()}
     assert found["GPUs"].status == found["NVIDIA driver"].status == "error"
-    assert "torch says: " in found["GPUs"].text
+    assert "torch reports: " in found["GPUs"].text
 
 
 def test_a_torch_that_cannot_be_loaded_is_a_finding(monkeypatch):

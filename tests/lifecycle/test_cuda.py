@@ -70,7 +70,7 @@ def test_a_cuda_build_that_can_use_no_gpu_is_refused(machine, parts):
     with pytest.raises(ConfigError, match=rf"no usable GPU.*{driver}.*CUDA 13\.0, .* 580 or newer") as error:
         require_gpus("rollout.gpus", ())
     said = str(error.value)
-    assert "torch says: The NVIDIA driver on your system is too old (found version 12020).;" in said
+    assert "torch reports: The NVIDIA driver on your system is too old (found version 12020).;" in said
     assert "\n" not in said
     assert ("CUDA_VISIBLE_DEVICES is '3'" in said) == ("visible" in parts)
     assert said.endswith("see `cusearch check`, or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU")
