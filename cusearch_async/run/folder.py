@@ -53,7 +53,7 @@ CHILDREN = (
     "downloaded",
     METRICS,
     SCORES,
-    *(f"eval_{when}.{kind}" for when in ("before", "after") for kind in ("json", "md", "html")),
+    *(f"eval_{when}.{kind}" for when in ("before", "after") for kind in ("json", "html")),
     "tensorboard",
     "logs",
     "redis",
