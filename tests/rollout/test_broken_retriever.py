@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoTokenizer
 
-from cusearch_async.config import EpisodeConfig
 from cusearch_async.errors import RetrievalUnavailable
-from cusearch_async.rollout.episode import EpisodeRunner
-from tests.fakes import STARTER, ScriptedPolicy, searching
 from tests.http_service import Service, hangs, hangs_up, says
-from tests.retrieval.retrievers import QUESTION, SEARCH_R1, client_of, closes_early
+from tests.retrieval.retrievers import SEARCH_R1, client_of, closes_early
+from tests.rollout.retrievers import TOKENIZER, roll_out
 
-TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
 FAILURES = [says("down", 500), hangs, closes_early, hangs_up, says("<html>"), says('{"result": [{}]}')]
-
-
-async def roll_out(client):
-    """An episode that searches."""
-    turns = ["<think>a</think><search>capital of Peru</search>", "<think>b</think><answer>Lima</answer><|endoftext|>"]
-    settings = EpisodeConfig(max_observation_tokens=88)
-    runner = EpisodeRunner(ScriptedPolicy(TOKENIZER, turns), searching(client), TOKENIZER, settings, seed=0)
-    return await runner.run(QUESTION, 0, 0, "w")
 
 
 async def test_an_episode_on_search_r1s_exact_answer_counts_the_search():
