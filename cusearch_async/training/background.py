@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from cusearch_async.lifecycle.gpu_share import GpuLock, GpuShare
 from cusearch_async.lifecycle.signals import end_tasks
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.types import Trajectory
-from cusearch_async.weights.interface import Canary
+
+if TYPE_CHECKING:  # it brings torch
+    from cusearch_async.weights.interface import Canary
 
 T = TypeVar("T")
 

@@ -85,7 +85,7 @@ def test_a_learner_that_dies_during_a_download_changes_nothing_and_its_successor
             await engine.load(downloads, publish(store, old, 0, text), check=True)
             newer = publish(store, new, 1, text)
 
-            def dies(piece, file):
+            def dies(piece, file, tensors):
                 raise ConnectionResetError("the learner was killed")
 
             monkeypatch.setattr(http, "_keep", dies)
