@@ -202,7 +202,7 @@ CASES = [
     Case("long turns", "cusearch launch atlas --episode.max_turn_tokens 200", r"1736 .* 1024.*; lower"),
     Case("a short context", "cusearch launch mine.toml --model.path model", r"1016 .* 80; lower", TINY, model(80)),
     Case("a model that sees", "cusearch launch mine.toml --model.path model",
-         r"model\.path 'model' is multimodal \(gemma3\); only text models are supported: use", TINY, seeing_model("gemma3")),
+         r"model\.path 'model' is multimodal \(gemma3\); only text models are supported", TINY, seeing_model("gemma3")),
     Case("another that sees", "cusearch launch mine.toml --model.path model",
          r"model\.path 'model' is multimodal \(qwen2_vl\); only text models", TINY, seeing_model("qwen2_vl")),
     Case("a learner of one that sees", "cusearch worker learner mine.toml --model.path model --learner.cores []",
