@@ -1,5 +1,5 @@
-"""The update on recorded pools, against three others: the same passes in transformers and torch alone; commit 53a625e,
-whose update made a pass for π_prox of every trajectory and computed identical rows each by itself; TRL's GRPOTrainer.
+"""The update on recorded pools, against three others: the same passes in transformers and torch alone; PREVIOUS, an
+earlier commit; TRL's GRPOTrainer.
 
     python -m tests.bench.bench_learner
 
@@ -42,7 +42,8 @@ from tests.strategies import make_trajectory
 OUTPUT = Path("runs/bench/learner.json")
 ROOT = Path(__file__).parents[2]
 POOLS = Path(__file__).parent / "pools"
-PREVIOUS = "53a625e"
+PREVIOUS = "3118a3f"
+"""An earlier commit, whose sides are run by its own scripts: its names are others."""
 ROUNDS = 3
 FEW = {"loss.minibatch": 2, "method.budget": 6, "learner.zero_stage": 0}
 """ZeRO 0, as the bare side has no second copy of the parameters either."""
@@ -106,9 +107,9 @@ def cases(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def previous_tree(folder: Path, commit: str = PREVIOUS) -> Path:
+def previous_tree(folder: Path) -> Path:
     """The files of an earlier commit."""
-    command = ["git", "-C", str(ROOT), "archive", commit, "cusearch_async", "tests", "configs"]
+    command = ["git", "-C", str(ROOT), "archive", PREVIOUS, "cusearch_async", "tests", "configs"]
     archive = subprocess.run(command, capture_output=True, check=True).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as files:
         files.extractall(folder, filter="data")
@@ -123,7 +124,7 @@ class Side:
     script: str
     kind: str
     tree: Path
-    """Where the cusearch_async is that it imports."""
+    """Where its script and the cusearch_async are that it imports."""
 
 
 LEARNER, COMPILED, BARE = (
@@ -136,7 +137,7 @@ TRL = Side(str(ROOT / ".venv-trl" / "bin" / "python"), "trl_case.py", "trl", ROO
 @contextmanager
 def started(side: Side, case: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that has made its first update, and waits."""
-    command = [side.python, str(ROOT / "tests" / "bench" / side.script), side.kind, str(case)]
+    command = [side.python, str(side.tree / "tests" / "bench" / side.script), side.kind, str(case)]
     env = os.environ | {"PYTHONPATH": str(side.tree), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with (

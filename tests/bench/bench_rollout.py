@@ -29,10 +29,9 @@ from rich.table import Table
 from cusearch_async.cli.parts.fleet import Fleet
 from cusearch_async.config import load_config
 from tests.bench import figures
-from tests.bench.bench_learner import OUTPUT, ROOT, Side, ask, previous_tree, started
+from tests.bench.bench_learner import OUTPUT, PREVIOUS, ROOT, Side, ask, previous_tree, started
 from tests.conftest import free_port
 
-PREVIOUS = "cdae10c"
 ROUNDS = 5
 POOL = 192
 SIDES = {
@@ -96,7 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as tree:
-        previous = Side(sys.executable, "rollout_case.py", "worker", previous_tree(Path(tree), PREVIOUS))
+        previous = Side(sys.executable, "rollout_case.py", "worker", previous_tree(Path(tree)))
         found = measure(SIDES | {f"worker of {PREVIOUS}": previous}, arguments.rounds)
     ratios = {
         "rollout_over_raw_vllm": over(found, "raw"),
