@@ -188,13 +188,13 @@ def _line_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[
 
 def _whole_rows(path: Path, text: bytes) -> Iterator[Row]:
     """JSON values over several lines: [[{...}, ...]], [{"data": [{...}, ...]}] or [{...}, ...]."""
-    values, place = [], 0
+    values, place, decoder, blanks = [], 0, json.JSONDecoder(), re.compile(r"\s*")
     try:
         whole = text.decode("utf-8-sig").strip()
         while place < len(whole):
-            value, place = json.JSONDecoder().raw_decode(whole, place)
+            value, place = decoder.raw_decode(whole, place)
             values.append(value)
-            place = re.compile(r"\s*").match(whole, place).end()  # type: ignore[union-attr]  # it matches nothing, too
+            place = blanks.match(whole, place).end()  # type: ignore[union-attr]  # it matches nothing, too
     except (ValueError, RecursionError) as error:
         yield Row(str(path), {}, f"is neither a JSON array nor one object a line: {error}")
         return
