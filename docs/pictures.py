@@ -1,6 +1,6 @@
 """The pictures of a terminal in docs/redis.md, drawn from a moment of a run that is kept in moment.json.
 
-`make docs` draws them; `python -m docs.pictures CONFIG` keeps another moment, while that run goes on."""
+`make docs` draws them; `python -m docs.pictures CONFIG` keeps a moment of a live run in its place."""
 
 from __future__ import annotations
 
