@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cusearch_async.data import columns
 from cusearch_async.environments.templates import PAPER
@@ -22,6 +22,9 @@ from cusearch_async.errors import ConfigError, first_line, packages_of
 from cusearch_async.files import write_file
 from cusearch_async.surrogates import half_character
 from cusearch_async.types import Question
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 HUB = "hf:"
 SUFFIXES = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv")
@@ -98,7 +101,7 @@ def read_rows(path: Path, key: str) -> Iterator[Row]:
                 yield from _whole_rows(path, file.read())
             else:
                 yield from _line_rows(path, file)
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as error:
         raise ConfigError(f"{key}: cannot read {path}: {error}") from error
 
 
@@ -132,11 +135,21 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         wanted = [name for name in names if columns.is_read(name)]
         if "question" in map(columns.folded, names):
             wanted = [name for name in wanted if columns.folded(name) != "prompt"]  # long, and of no use then
-        rows = (row for batch in file.iter_batches(columns=wanted) for row in batch.to_pylist())
-        for number, values in enumerate(rows):
-            yield Row(f"{path}, row {number}", columns.by_name(values), columns=names)
+        rows = (row for batch in file.iter_batches(columns=wanted) for row in _values_of(batch))
+        for number, (values, problem) in enumerate(rows):
+            yield Row(f"{path}, row {number}", columns.by_name(values), problem, names)
     except pa.ArrowException as error:
         raise OSError(str(error)) from error
+
+
+def _values_of(batch: pa.RecordBatch) -> list[tuple[dict[str, Any], str | None]]:
+    """The rows of a batch, each with its problem: parquet files can hold text in another encoding."""
+    try:
+        return [(values, None) for values in batch.to_pylist()]
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [({}, f"is not UTF-8: {error}")]
+        return [row for place in range(batch.num_rows) for row in _values_of(batch.slice(place, 1))]
 
 
 def _check_columns(path: Path, names: Collection[str]) -> None:
@@ -159,19 +172,23 @@ def _table_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator
     delimiter = "\t" if ending(path) == ".tsv" else max(",;\t|", key=lambda one: head.count(one.encode()))
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.DictReader(text, restkey=_TOO_MANY, delimiter=delimiter, strict=True)
-    try:
-        names = reader.fieldnames or ()
-        _check_columns(path, names)
-        for cells in reader:
-            where = f"{path}, line {reader.line_num}"
-            if _TOO_MANY in cells:
-                yield Row(where, {}, f"has more than the {len(names)} cells of the header")
-            elif any(half_character(cell) for cell in cells.values() if cell):
-                yield Row(where, {}, "is not UTF-8")
-            else:
-                yield Row(where, columns.by_name({name: cell for name, cell in cells.items() if cell}), columns=names)
-    except csv.Error as error:
-        raise OSError(f"line {reader.reader.line_num}: {error}") from error
+    names = reader.fieldnames or ()
+    _check_columns(path, names)
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            yield Row(f"{path}, line {reader.reader.line_num}", {}, f"is not CSV: {error}")
+            continue
+        if cells is None:
+            return
+        where = f"{path}, line {reader.line_num}"
+        if _TOO_MANY in cells:
+            yield Row(where, {}, f"has more than the {len(names)} cells of the header")
+        elif any(half_character(cell) for cell in cells.values() if cell):
+            yield Row(where, {}, "is not UTF-8")
+        else:
+            yield Row(where, columns.by_name({name: cell for name, cell in cells.items() if cell}), columns=names)
 
 
 def _line_rows(path: Path, file: io.BufferedReader | gzip.GzipFile) -> Iterator[Row]:

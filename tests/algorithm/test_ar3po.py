@@ -103,3 +103,8 @@ def test_equal_histories_share_equally():
 
 def test_no_questions_are_no_problem():
     assert divide_rollouts([], 3) == []
+
+
+def test_no_rollouts_are_no_problem_to_divide():
+    with pytest.raises(ValueError, match="rollouts must be >= 1, got 0"):
+        divide_rollouts([()], 0)

@@ -161,11 +161,12 @@ def test_whole_characters_and_control_characters_are_left_alone(write):
     assert load_questions([write(row, name="train.jsonl")])[0].text == row["question"]
 
 
-def test_text_of_another_encoding_in_a_parquet_file_is_named(tmp_path):
+@pytest.mark.parametrize("place", [0, 2])
+def test_text_of_another_encoding_in_a_parquet_file_is_named_by_its_row(tmp_path, place):
+    questions = pa.array([b"caf\xe9" if i == place else b"who" for i in range(4)]).view(pa.string())
     path = tmp_path / "latin.parquet"
-    questions = pa.array([b"who", b"caf\xe9"]).view(pa.string())
-    parquet.write_table(pa.table({"question": questions, "golden_answers": [["a"]] * 2}), path)
-    with pytest.raises(ConfigError, match=r"cannot read .*: 'utf-8' codec can't decode"):
+    parquet.write_table(pa.table({"question": questions, "golden_answers": [["a"]] * 4}), path)
+    with pytest.raises(ConfigError, match=rf"row {place}: is not UTF-8"):
         load_questions([str(path)])
 
 

@@ -42,7 +42,10 @@ def divide_rollouts(histories: Sequence[Visits], rollouts: int) -> list[int]:
     """Rollouts of each question of a pool [N], 1 to 2 G each, N G in all, G being `rollouts`.
 
     Questions without history get G; the others share what is left in proportion to p (1 - p), rounded by
-    largest remainder, ties to the earlier question."""
+    largest remainder, ties to the earlier question.
+    Raises: ValueError unless rollouts >= 1."""
+    if rollouts < 1:
+        raise ValueError(f"rollouts must be >= 1, got {rollouts}")
     sizes = [rollouts] * len(histories)
     known = [i for i, visits in enumerate(histories) if visits]
     if known:
