@@ -79,7 +79,7 @@ class RecordedStep:
             candidates = candidates_of(self.pool, config.episode.s_max)
             selected = select(candidates, self.pool.step, method, memory, config.method, config.run.seed).indices
             return Choice(selected, advantages_of(selected, candidates, self.pool.step, method, config.method).values)
-        except ValueError as error:
+        except (ConfigError, ValueError) as error:
             raise ConfigError(
                 f"{config.method.name} cannot choose from the record of step {self.record.step}: {error}; is it of "
                 "another run?"

@@ -254,7 +254,7 @@ async def test_a_memory_that_is_not_the_methods_is_refused(config_of, memory):
     await record_all(config)
     change(config, 1, memory=memory)
     step = RecordedStep.read(config.folder, 1)
-    with pytest.raises(ConfigError, match=r"step 1|phase 99"):
+    with pytest.raises(ConfigError, match="step 1"):
         step.choose(config)
 
 
