@@ -60,7 +60,7 @@ test-slow: setup
 
 # the same tests as the first half of `make test`, with a fifth of the examples where they are drawn
 test-fast: setup
-	$(BIN)/python -m pytest -n 4 --dist worksteal --hypothesis-profile fast -m "not system and not gpu"
+	$(BIN)/python -m pytest -n 3 --dist worksteal --hypothesis-profile fast -m "not system and not gpu"
 
 # The pinned lists are whole, and what their .in files and pyproject.toml ask for; downloads no package.
 check-locks: setup
