@@ -46,8 +46,13 @@ SCRIPTS = {
     "a replaced learner quarantines": (lua("quarantine", "damage"), "if refused then return refused end", ""),
     "only the current pool is quarantined from": (
         lua("quarantine", "damage"),
-        "    step = step + 1\n",
-        "    return false\n",
+        "end_of_pools(run.step or 0) - 1 do",
+        "(run.step or 0) do",
+    ),
+    "a pool behind a gap is not found": (
+        lua("common", "interface_learner"),
+        "math.max(step, run.pools_end or 0)",
+        "step",
     ),
     "a learner of the future is a replaced one": (
         lua("common", "damage"),

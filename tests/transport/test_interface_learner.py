@@ -182,6 +182,31 @@ async def test_the_next_learner_has_groups_without_any_success_generated_again(b
     assert (await heir.ledger()).closes
 
 
+async def test_a_pool_behind_others_that_were_dissolved_is_found_by_every_later_learner(backend):
+    """In pools 0 and 1 no episode has succeeded, so the next learner has them generated again; pool 2 stays. Learners
+    that are killed before the first claim find it all the same."""
+    buffer = await started(backend, max_attempts=1, max_staleness=2)
+    slots = await buffer.admit("w", 0, 3 * N * G)
+    await buffer.release("w", list(range(2 * N)), failed=True)
+    await fill(buffer, [slot for slot in slots if slot.ticket >= 2 * N])
+    for step in (0, 1):
+        await buffer.commit(await buffer.claim(step), [])
+    kept = await train(buffer, step=2)
+    for _ in range(2):
+        heir = await recovered(backend, max_attempts=1, max_staleness=2)
+        assert (await heir.audit()).findings == ()
+    await heir.announce(0, "v000000-e3")
+    assert await heir.quarantine("8:0", "by an operator"), "what waits in the pool can be taken out of it"
+    slots = await heir.admit("w", 0, 9 * N * G)
+    assert {slot.ticket for slot in slots} == set(range(2 * N)), "nothing of pool 2 is generated a second time"
+    await fill(heir, slots)
+    for step in (0, 1):
+        await train(heir, step=step)
+    assert [t.id for t in await heir.claim(2)] == [t.id for t in kept][1:]
+    assert (await heir.audit()).findings == ()
+    assert (await heir.ledger()).closes
+
+
 async def test_a_commit_of_a_step_that_is_not_the_next_says_that_something_is_lost(backend):
     buffer = await filled(backend, max_staleness=3, pools=2)
     pool = await buffer.claim(0)

@@ -45,9 +45,9 @@ end
 for cell, number in pairs(cells) do expect('depth_by_version ' .. cell, number, 0) end
 
 -- claimed and trained pools
-local claimed, trained, unselected, places, step = 0, 0, 0, {}, run.checkpoint
+local claimed, trained, unselected, places = 0, 0, 0, {}
 local function at(ticket) places[ticket] = (places[ticket] or 0) + 1 end
-while step < run.step or redis.call('EXISTS', pool_info_key(step)) == 1 do
+local function read_pool(step)
   local info = redis.call('HMGET', pool_info_key(step), 'tickets', 'size', 'trained')
   local ids, selected = redis.call('LRANGE', pool_key(step), 0, -1), 0
   expect('pool ' .. step, #ids, tonumber(info[2]) or -1)
@@ -62,7 +62,9 @@ while step < run.step or redis.call('EXISTS', pool_info_key(step)) == 1 do
   else
     claimed = claimed + #ids
   end
-  step = step + 1
+end
+for step = run.checkpoint, end_of_pools(run.step) - 1 do
+  if step < run.step or redis.call('EXISTS', pool_info_key(step)) == 1 then read_pool(step) end
 end
 expect('claimed', claimed, counter('claimed'))
 if run.checkpoint == 0 then  -- else pools that were forgotten are in the counters

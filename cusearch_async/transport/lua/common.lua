@@ -190,6 +190,14 @@ local function fail_attempt(ticket)
   end
 end
 
+-- No pool is of this step or a later one; `step` is where the caller's own knowledge ends. Pools follow each other
+-- without gaps, but for those that a take-over has dissolved: they lie below `pools_end`.
+local function end_of_pools(step)
+  step = math.max(step, run.pools_end or 0)
+  while redis.call('EXISTS', pool_info_key(step)) == 1 do step = step + 1 end
+  return step
+end
+
 -- Delete all keys of the pool of a step.
 local function forget_pool(step)
   for ticket in string.gmatch(redis.call('HGET', pool_info_key(step), 'tickets') or '', '%d+') do

@@ -5,14 +5,12 @@ local refused = ARGV[1] ~= '' and refusal_of(ARGV[1])
 if refused then return refused end
 
 local function leave_pool(id)
-  local step = run.step or 0
-  while redis.call('EXISTS', pool_info_key(step)) == 1 do
+  for step = run.step or 0, end_of_pools(run.step or 0) - 1 do
     if redis.call('LREM', pool_key(step), 1, id) == 1 then
       redis.call('HINCRBY', pool_info_key(step), 'size', -1)
       count('claimed', -1)
       return true
     end
-    step = step + 1
   end
   return false
 end

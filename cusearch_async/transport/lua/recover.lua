@@ -26,7 +26,7 @@ end
 local another_contract = redis.call('EXISTS', key('contract')) == 1 and contract_refusal(own.digest)
 if another_contract and not accepts_changes then return another_contract end
 if own.folder ~= '' and (redis.call('HGET', state, 'run_id') or own.run_id) ~= own.run_id then return another_run() end
-for _, name in ipairs({'epoch', 'step', 'checkpoint', 'published'}) do
+for _, name in ipairs({'epoch', 'step', 'checkpoint', 'published', 'pools_end'}) do
   if run[name] and (type(run[name]) ~= 'number' or run[name] % 1 ~= 0) then return damaged(name .. " is '" .. run[name] .. "' now") end
 end
 local numbers = {ledger = 'a counter of the ledger', incomplete = 'a count of incomplete', groups = 'a count of groups',
@@ -65,8 +65,9 @@ for _, name in ipairs({'lease', 'requeue', 'ready'}) do
     somewhere[ticket], known, last = true, known + 1, math.max(last, ticket)
   end
 end
-local pools, s = {}, step > reached and forgotten or step
-while s <= reached or redis.call('EXISTS', pool_info_key(s)) == 1 do
+local pools, pools_end = {}, end_of_pools(reached + 1)
+if pools_end - forgotten > 1e6 then return damaged('pools_end is ' .. pools_end .. ', after checkpoint ' .. forgotten) end
+for s = step > reached and forgotten or step, pools_end - 1 do
   local info = redis.call('HMGET', pool_info_key(s), 'tickets', 'size', 'trained')
   if info[1] then
     local pool = {ids = redis.call('LRANGE', pool_key(s), 0, -1), tickets = {}, size = natural(info[2]) or 0}
@@ -74,7 +75,6 @@ while s <= reached or redis.call('EXISTS', pool_info_key(s)) == 1 do
     for ticket in string.gmatch(info[1], '%d+') do pool.tickets[#pool.tickets + 1] = ticket end
     pools[s], known = pool, known + #pool.tickets
   end
-  s = s + 1
 end
 run.questions = tonumber(limits.questions)
 run.max_staleness = math.max(run.max_staleness or 0, limits.max_staleness)  -- of the learner before, and of this one
@@ -167,7 +167,7 @@ save_method_state(method, granted)
 for ticket in pairs(somewhere) do next_ticket = math.max(next_ticket, tonumber(ticket) + 1) end
 redis.call('SET', key('next_ticket'), next_ticket)
 local epoch = math.max(run.epoch or 0, least_epoch) + 1
-redis.call('HSET', state, 'step', step, 'version', step, 'checkpoint', forgotten, 'epoch', epoch)
+redis.call('HSET', state, 'step', step, 'version', step, 'checkpoint', forgotten, 'epoch', epoch, 'pools_end', pools_end)
 redis.call('HSET', key('learners'), nonce, epoch)
 
 if run.order == 'ticket' then
