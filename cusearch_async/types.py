@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.errors import InvalidTrajectory
 
-PAYLOAD_SCHEMA = 2
+PAYLOAD_SCHEMA = 3
 """Version of a trajectory's payload; another one is not read."""
 
 Singleton = Literal["raw", "zero", "pool"]
@@ -92,6 +92,8 @@ class Trajectory:
     retrieval_tokens: int
     """|R(τ)|: sampled tokens of the turns that count in `depth`."""
     turns: int
+    cut_turns: int
+    """Turns that were cut off at episode.max_turn_tokens."""
     reward: float
     em: float
     f1: float

@@ -23,6 +23,7 @@ class FakeTurn:
     token_ids: list[int]
     logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,10 @@ class ScriptedPolicy:
         first, self._sampled = self._sampled, self._sampled + len(token_ids)
         logprobs = -(np.arange(first, self._sampled, dtype=np.float32) + 1) / 8
         versions = self._versions[number] if self._versions else [number] * len(token_ids)
-        return FakeTurn(list(token_ids), logprobs, np.array(versions, dtype=np.int32))
+        is_cut = len(token_ids) >= max_tokens
+        return FakeTurn(
+            list(token_ids)[:max_tokens], logprobs[:max_tokens], np.array(versions[:max_tokens], dtype=np.int32), is_cut
+        )
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ def make_trajectory(
         "depth": 1,
         "retrieval_tokens": first,
         "turns": 2,
+        "cut_turns": 0,
         "reward": 1.0,
         "em": 1.0,
         "f1": 1.0,

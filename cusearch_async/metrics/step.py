@@ -62,6 +62,7 @@ def describe_step(
         "staleness/max": float(staleness.max(initial=0)),
         "by_depth/staleness": [float(staleness[depths == s].mean()) if s in depths else None for s in range(s_max + 1)],
         "episode/turns": _mean(t.turns for t in everyone),
+        "episode/cut_turns": sum(t.cut_turns for t in everyone) / max(1, sum(t.turns for t in everyone)),
         "episode/sampled_tokens": _mean(t.sampled_tokens for t in everyone),
         "episode/seconds_mean": _mean(t.episode_s for t in everyone),
         "episode/seconds_p99": float(np.quantile([t.episode_s for t in everyone], 0.99)) if everyone else 0.0,

@@ -42,6 +42,9 @@ FAMILIES = (
             Metric("groups/singleton_share", "share", "of the selected: alone in their group", "most are"),
             Metric("groups/zero_variance_share", "share", "of the selected: in a group with equal rewards", "most are"),
             Metric("episode/turns", "turns", "mean over the pool"),
+            Metric(
+                "episode/cut_turns", "share", "of the turns: cut off at `episode.max_turn_tokens`", "it is not near 0"
+            ),
             Metric("episode/sampled_tokens", "tokens", "mean over the pool", "it keeps growing"),
             Metric("episode/seconds_mean", "s", "length of an episode"),
             Metric("episode/seconds_p99", "s", "99th percentile of it", "it nears `episode.timeout_s`"),

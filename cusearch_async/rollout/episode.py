@@ -40,12 +40,14 @@ class _Tape:
     logprobs: list[NDArray[np.float32]] = field(default_factory=list)
     versions: list[NDArray[np.int32]] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+    cut_turns: int = 0
 
-    def add_turn(self, turn: Turn, text: str) -> None:
+    def add_turn(self, turn: Turn, text: str, is_cut: bool) -> None:
         self.token_ids += turn.token_ids
         self.sampled += [True] * len(turn.token_ids)
         self.logprobs.append(turn.logprobs)
         self.versions.append(turn.versions)
+        self.cut_turns += is_cut
         self.segments.append(Segment("model", text))
 
     def add_environment(self, author: str, text: str, token_ids: list[int]) -> None:
@@ -116,7 +118,7 @@ class EpisodeRunner:
                 tape.token_ids, settings.max_turn_tokens, temperature, seed, environment.stops
             )
             text = self._tokenizer.decode(turn.token_ids, skip_special_tokens=False)
-            tape.add_turn(turn, text)
+            tape.add_turn(turn, text, turn.is_cut and not any(stop in text for stop in environment.stops))
             if turn_number == settings.s_max:
                 break
             before = time.monotonic()
@@ -145,6 +147,7 @@ class EpisodeRunner:
             depth=episode.depth,
             retrieval_tokens=counted_tokens,
             turns=len(tape.logprobs),
+            cut_turns=tape.cut_turns,
             reward=score.reward,
             em=score.em,
             f1=score.f1,

@@ -16,10 +16,13 @@ class Turn:
     token_ids: list[int]  # [S]
     logprobs: NDArray[np.float32]  # [S]
     versions: NDArray[np.int32]  # [S]
+    is_cut: bool = False
+    """Whether it reached its most tokens, and so may have ended in the middle of a sentence."""
 
     def up_to(self, count: int) -> Turn:
         """Its first `count` tokens."""
-        return Turn(self.token_ids[:count], self.logprobs[:count], self.versions[:count])
+        is_cut = self.is_cut and count >= len(self.token_ids)
+        return Turn(self.token_ids[:count], self.logprobs[:count], self.versions[:count], is_cut)
 
 
 def turn_of(completion: Any, version: int) -> Turn:
@@ -29,4 +32,5 @@ def turn_of(completion: Any, version: int) -> Turn:
     versions = np.full(len(token_ids), version, dtype=np.int32)
     for span in completion.weight_versions or ():
         versions[span.start : span.end] = int(span.version) if span.version.lstrip("-").isdigit() else -1
-    return Turn(token_ids, np.asarray(completion.logprobs.logprobs, dtype=np.float32), versions)
+    logprobs = np.asarray(completion.logprobs.logprobs, dtype=np.float32)
+    return Turn(token_ids, logprobs, versions, is_cut=completion.finish_reason == "length")

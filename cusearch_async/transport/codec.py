@@ -86,6 +86,7 @@ def readable_fields(trajectory: Trajectory) -> dict[str, str | int]:
         "tokens": len(trajectory.token_ids),
         "sampled_tokens": trajectory.sampled_tokens,
         "turns": trajectory.turns,
+        "cut_turns": trajectory.cut_turns,
         "worker": trajectory.worker,
         "episode_s": f"{trajectory.episode_s:.3f}",
         "search_s": f"{trajectory.search_s:.3f}",

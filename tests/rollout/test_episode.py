@@ -302,3 +302,12 @@ async def test_draws_are_a_function_of_seed_ticket_rollout_and_turn():
     found = [await draws(*place) for place in places]
     assert found == [await draws(*place) for place in places]
     assert len({draw for pair in found for draw in pair}) == 2 * len(places)
+
+
+async def test_turns_that_are_cut_off_at_their_most_tokens_are_counted():
+    """Not one whose last token ends the stop text."""
+    exact = len(tokens(SEARCH))
+    cut = await Episode([NOTHING * 40, SEARCH, ANSWER], max_turn_tokens=max(exact, len(tokens(ANSWER)))).run()
+    assert (cut.turns, cut.cut_turns) == (3, 1)
+    whole = await Episode([SEARCH, ANSWER]).run()
+    assert whole.cut_turns == 0
