@@ -40,7 +40,7 @@ TICKETS, BATCHING = ("algorithm/tickets.py", "test_tickets.py"), ("learner/batch
 PLAN, UPDATE = (("learner/plan.py", "test_plan.py"), ("learner/update.py", "test_update.py"))
 MODEL, MATMUL = ("learner/model.py", "test_model.py"), ("learner/matmul.py", "test_matmul.py")
 SUITABLE, BESIDE = ("learner/suitability.py", "test_suitability.py"), ("study/plan.py", "test_report.py")
-ENGINE, RATE = (("learner/deepspeed_engine.py", "test_optimizer.py"), ("learner/learner.py", "test_optimizer.py"))
+ENGINE = ("learner/deepspeed_engine.py", "test_optimizer.py")
 ATTENTION, LEADING = ("learner/attention.py", "test_attention.py"), ("training/takeover.py", "test_takeover.py")
 BEAT, THREAD = (("training/heartbeat.py", "test_heartbeat.py"), ("training/background.py", "test_heartbeat.py"))
 LOOP, PUBLISHING = (("training/loop.py", "test_train.py"), ("training/publisher.py", "test_train.py"))
@@ -75,7 +75,7 @@ MUTANTS = {
     "the phase is checked after the selection": (PHASE, "budget, phase, reserve)", "budget, memory.phase, reserve)"),
     "the phase is not kept": (PHASE, "memory=SdgaMemory(phase)", "memory=memory"),
     "equal rewards go to the first": (BASELINES, "rng.permutation(len(pool.rewards))", "np.arange(len(pool.rewards))"),
-    "DAPO compares with zero": (BASELINES, "spread[group] >= EQUAL", "spread[group] > 0"),
+    "DAPO compares with zero": (("algorithm/methods/base.py", "test_methods.py"), "spread[group] >= EQUAL", "spread[group] > 0"),
     "AR3PO counts rewards as passed": (VISITS, "np.add.reduceat(pool.passed,", "np.add.reduceat(pool.rewards > 0,"),
     "GRPO-Half generates everything": (BASELINES, "return self.budget // rollouts", "return questions"),
     "a raw singleton gets nothing": (ADVANTAGES, '"raw":\n        return reward', '"raw":\n        return 0 * reward'),
@@ -329,7 +329,7 @@ MUTANTS = {
     "a canary on a GPU allows for no TF32": (CANARY, "if device == \"cpu\" else 1e-2", "if device else 1e-2"),
     "a canary on a GPU allows an old version": (CANARY, "else 1e-2", "else 1e-1"),
     "the rate is what it began with": (ENGINE, 'group["lr"] = lr', 'group["lr"] = group["lr"]'),
-    "there is no warm-up": (RATE, "min(1.0, (step + 1) / settings.warmup_steps)", "1.0"),
+    "there is no warm-up": (UPDATE, "if step < learner.warmup_steps else", "if step < 0 else"),
     "a claim is tested the wrong way round": (CLAIMS, "better[s] - sum(", "-better[s] + sum("),
     "a verdict comes before the last run": (CLAIMS, "if not self.is_over:", "if False:"),
     "an uncorrected p decides": (CLAIMS, "self.p_holm <= 1 - LEVEL", "self.found.p <= 1 - LEVEL"),

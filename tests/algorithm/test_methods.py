@@ -254,3 +254,46 @@ def test_a_million_trajectories_are_selected_from(name):
     chosen = select(name, pool, MANY // 2).indices
     assert (np.diff(chosen) > 0).all()
     assert len(chosen) == MANY // 2 or METHODS[name].uses_whole_pool or name == "random_tokens"
+
+
+SDGA = st.sampled_from(["sdga_anti", "sdga_auto", "sdga_phase"])
+
+
+def mixed_only(name, budget, **own):
+    return METHODS[name](METHODS[name].Settings(mixed_groups_only=True, **own), budget)
+
+
+@given(SDGA, candidates(), BUDGET, PHASE, st.integers(0, 2**32))
+def test_sdga_on_mixed_groups_selects_as_if_there_were_no_others(name, pool, budget, phase, seed):
+    """Capacities, allocation and phase are those of a pool that holds the mixed groups alone."""
+    method, mixed = mixed_only(name, budget), pool.in_mixed_groups
+    memory = SdgaMemory(phase) if name == "sdga_phase" else method.decode("", pool.s_max)
+    found = method.select(pool, memory, np.random.default_rng(seed))
+    assert mixed[found.indices].all()
+    assert len(found.indices) == min(budget, mixed.sum())
+    if not mixed.any():
+        return
+    columns = {name: np.asarray(getattr(pool, name))[mixed] for name in Candidates.__slots__ if name != "s_max"}
+    alone = Candidates(**columns | {"questions": columns["questions"].tolist()}, s_max=pool.s_max)
+    plain = method_of(name, budget).select(alone, memory, np.random.default_rng(seed))
+    assert found.indices.tolist() == np.flatnonzero(mixed)[plain.indices].tolist()
+    assert found.memory == plain.memory
+    assert found.metrics == plain.metrics
+
+
+@given(candidates())
+def test_mixed_groups_are_those_that_dapo_takes(pool):
+    taken = select("dapo", pool, 1).indices
+    assert np.flatnonzero(pool.in_mixed_groups).tolist() == taken.tolist()
+    for ticket in np.unique(pool.tickets):
+        own = pool.tickets == ticket
+        assert pool.in_mixed_groups[own].all() == (len(set(pool.rewards[own])) > 1)
+
+
+def test_sdga_on_mixed_groups_by_hand():
+    """Depth 2 has four trajectories, but its groups have equal rewards: Auto takes the deepest that can teach."""
+    pool = make_pool([2, 2, 1, 1, 2, 2, 0, 1], [1.0, 1.0, 0.0, 1.0, 0.2, 0.2, 0.0, 0.7])
+    assert set(select("sdga_auto", pool, 3).indices.tolist()) < {0, 1, 4, 5}, "the paper's rule"
+    method = mixed_only("sdga_auto", 3)
+    found = method.select(pool, method.decode("", 5), np.random.default_rng(0))
+    assert found.indices.tolist() == [2, 3, 7]

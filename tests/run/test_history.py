@@ -54,7 +54,12 @@ def test_a_start_keeps_its_settings_and_what_it_was_made_with(config_of):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("method.name", "random", "method.name: 'sdga_phase' -> 'random', method.phase_reserve: 0.5 -> not set"),
+        (
+            "method.name",
+            "random",
+            "method.name: 'sdga_phase' -> 'random', method.mixed_groups_only: False -> not set, method.phase_reserve: "
+            "0.5 -> not set",
+        ),
         ("run.seed", "1", "run.seed: 0 -> 1"),
         ("learner.lr", "0.5", "learner.lr: 5e-05 -> 0.5"),
         ("data.source", "mine.jsonl", "data.source: ['atlas'] -> ['mine.jsonl']"),

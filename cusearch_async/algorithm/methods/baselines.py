@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from cusearch_async.algorithm.advantages import EQUAL, Advantages, group_advantages
+from cusearch_async.algorithm.advantages import Advantages, group_advantages
 from cusearch_async.algorithm.methods.base import Candidates, Method, MethodSettings, NoMemory, PlansRollouts, Selection
 from cusearch_async.types import Singleton
 
@@ -50,9 +50,7 @@ class Dapo(Method[NoMemory]):
     uses_whole_pool = True
 
     def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
-        _, first, group = np.unique(pool.tickets, return_index=True, return_inverse=True)
-        spread = np.maximum.reduceat(pool.rewards, first) - np.minimum.reduceat(pool.rewards, first)
-        return Selection(indices=np.flatnonzero(spread[group] >= EQUAL), memory=memory)
+        return Selection(indices=np.flatnonzero(pool.in_mixed_groups), memory=memory)
 
 
 class StratifiedSettings(MethodSettings):

@@ -140,7 +140,13 @@ def sample_buckets(depths: NDArray[np.int64], allocation: Sequence[int], rng: np
     return np.sort(np.concatenate(chosen))
 
 
-class SdgaSettings(MethodSettings):
+class BucketSettings(MethodSettings):
+    mixed_groups_only: bool = False
+    """sdga_phase, sdga_auto, sdga_anti: buckets, capacities and the phase count only trajectories of groups whose
+    rewards differ, as dapo's selection does; false is the paper's rule."""
+
+
+class SdgaSettings(BucketSettings):
     phase_reserve: float = Field(0.0, ge=0, lt=1)
     """Share of the budget that sdga_phase keeps for depths beyond its target; 0 is the paper's rule."""
 
@@ -158,7 +164,8 @@ class SdgaPhase(Method[SdgaMemory]):
 
     def select(self, pool: Candidates, memory: SdgaMemory, rng: np.random.Generator) -> Selection[SdgaMemory]:
         reserve, budget = self.settings.phase_reserve, self.budget
-        capacities = count_depths(pool.depths, pool.s_max)
+        places = _in_buckets(pool, self.settings)
+        capacities = count_depths(pool.depths[places], pool.s_max)
         phase = advance_phase(capacities, budget, memory.phase)
         plan = phase_plan(capacities, budget, phase, reserve)
         is_literal = math.floor(reserve * budget) == 0
@@ -168,7 +175,7 @@ class SdgaPhase(Method[SdgaMemory]):
             "consider method.phase_reserve"
         )
         return Selection(
-            indices=_follow(plan, pool, rng),
+            indices=_follow(plan, pool, places, rng),
             memory=SdgaMemory(phase),
             metrics={"phase": phase, "phase_trapped": float(trapped)},
             warnings=(warning,) if trapped else (),
@@ -185,20 +192,33 @@ class SdgaPhase(Method[SdgaMemory]):
 class SdgaAuto(Method[NoMemory]):
     """SDGA-Auto: the deepest trajectories there are."""
 
+    Settings = BucketSettings
+
     def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
-        return Selection(indices=_follow(auto_plan(pool.s_max, self.budget), pool, rng), memory=memory)
+        plan, places = auto_plan(pool.s_max, self.budget), _in_buckets(pool, self.settings)
+        return Selection(indices=_follow(plan, pool, places, rng), memory=memory)
 
 
 class SdgaAnti(Method[NoMemory]):
     """SDGA-Anti: the shallowest trajectories there are."""
 
+    Settings = BucketSettings
+
     def select(self, pool: Candidates, memory: NoMemory, rng: np.random.Generator) -> Selection[NoMemory]:
-        return Selection(indices=_follow(anti_plan(pool.s_max, self.budget), pool, rng), memory=memory)
+        plan, places = anti_plan(pool.s_max, self.budget), _in_buckets(pool, self.settings)
+        return Selection(indices=_follow(plan, pool, places, rng), memory=memory)
 
 
-def _follow(plan: Plan, pool: Candidates, rng: np.random.Generator) -> NDArray[np.int64]:
-    capacities = count_depths(pool.depths, pool.s_max)
-    return sample_buckets(pool.depths, allocate(capacities, plan.targets, plan.priorities), rng)
+def _in_buckets(pool: Candidates, settings: BucketSettings) -> NDArray[np.int64]:
+    """Places in the pool of the trajectories that the buckets hold: all, in the paper."""
+    return np.flatnonzero(pool.in_mixed_groups | (not settings.mixed_groups_only))
+
+
+def _follow(plan: Plan, pool: Candidates, places: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """[K_eff] Places of what is taken from the buckets, which hold `places`."""
+    depths = pool.depths[places]
+    allocation = allocate(count_depths(depths, pool.s_max), plan.targets, plan.priorities)
+    return places[sample_buckets(depths, allocation, rng)]
 
 
 def _check(s_max: int, budget: int) -> None:
