@@ -19,7 +19,7 @@ from tests.conftest import SLOW
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = ("study", "retrieval", "eval")
+EXTRAS = ("study", "retrieval", "eval", "gguf")
 MODULES = {"faiss-cpu": "faiss"}
 """Requirement -> module, where they are called differently."""
 
@@ -66,7 +66,7 @@ def cusearch(*words: str) -> str:
 
 def test_the_base_install_has_none_of_them():
     assert not modules_of(PROJECT["dependencies"]) & set(REFUSED)
-    assert {*REFUSED} == {"pandas", "scipy", "matplotlib", "faiss", "bm25s", "numba", "pyarrow", "openai"}
+    assert {*REFUSED} == {"pandas", "scipy", "matplotlib", "faiss", "bm25s", "numba", "pyarrow", "openai", "gguf"}
     (everything,) = PROJECT["optional-dependencies"]["all"]
     assert Requirement(everything).extras == set(EXTRAS)
 
@@ -146,6 +146,7 @@ def folder(tmp_path: Path) -> Path:
     """Of a run, with a question file."""
     question = Question(id="mine/0", text="Why?", answers=("Because",), category="mine")
     write_questions([question], tmp_path / "a.parquet")
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, "epoch": 1}) + "\n")
     return tmp_path
 
@@ -162,6 +163,7 @@ def folder(tmp_path: Path) -> Path:
         ("bm25s", "retrieval", run("workers.retriever", "atlas")),
         ("numba", "retrieval", run("workers.retriever", "atlas")),
         ("faiss", "retrieval", run("workers.retriever", "atlas", "--retriever.backend", "dense")),
+        ("gguf", "gguf", cusearch("data", "model", "a.gguf", "model")),
         ("pyarrow", "eval", cusearch("data", "check", "a.parquet")),
         ("pyarrow", "eval", cusearch("data", "convert", "atlas", "--output", "b.parquet")),
         ("pyarrow", "eval", run("workers.learner", "atlas", "--data.source", "a.parquet")),

@@ -1,4 +1,5 @@
-"""`cusearch data check FILE...` reports problems in question files, by row; `data convert` writes another file."""
+"""`cusearch data check FILE...` reports problems in question files, by row; `data convert` writes another file, `data
+model` the model of a GGUF file as a model folder."""
 
 from __future__ import annotations
 
@@ -46,6 +47,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     convert.add_argument("sources", nargs="+", metavar="FILE", help="the same files as for check, or `atlas`")
     convert.add_argument("--output", type=Path, required=True, help="the .parquet or .jsonl file to write")
     convert.set_defaults(run=convert_files)
+    model = actions.add_parser("model", help="write the model of a GGUF file as a model folder, in float32")
+    model.add_argument("file", type=Path, metavar="FILE.gguf", help="llama.cpp's format, quantised or not")
+    model.add_argument("folder", type=Path, help="the folder to write; model.path then names it")
+    model.set_defaults(run=convert_model)
 
 
 def check_files(arguments: argparse.Namespace, overrides: list[str]) -> None:
@@ -156,6 +161,13 @@ def convert_files(arguments: argparse.Namespace, _: list[str]) -> None:
     with writing_output(arguments.output, "--output"):
         write_questions(questions, arguments.output)
     Console().print(f"{len(questions)} questions in {arguments.output}")
+
+
+def convert_model(arguments: argparse.Namespace, _: list[str]) -> None:
+    from cusearch_async.gguf import convert  # noqa: PLC0415  (transformers is slow)
+
+    parameters = convert(arguments.file, arguments.folder)
+    Console().print(f"{parameters / 1e6:.1f} M parameters in {arguments.folder}", soft_wrap=True)
 
 
 def _count(number: int, noun: str) -> str:
