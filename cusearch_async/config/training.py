@@ -82,6 +82,8 @@ class LearnerConfig(Section):
     """Learning rate of AdamW."""
     warmup_steps: int = Field(0, ge=0)
     """Learner steps of linear warm-up."""
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """The learning rate after the warm-up: `constant`, or falling linearly to 0 at run.steps."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay of AdamW."""
     grad_clip: float = Field(1.0, gt=0)
@@ -99,6 +101,9 @@ class LearnerConfig(Section):
     zero_stage: Free[int] = Field(1, ge=0, le=3)
     """DeepSpeed's ZeRO stage: 0 shards nothing over the ranks, 1 the optimizer state, 2 also gradients, 3 also
     weights."""
+    trained_layers: int | None = Field(None, ge=1)
+    """How many of the uppermost layers are trained, with the final norm; the layers below, the embedding and the LM
+    head stay as they are, which takes less time and memory. None: the whole model. Not with an adapter."""
     packing: Free[bool] = False
     """Concatenate the trajectories of a forward pass instead of padding them; with attention `varlen`, as `sdpa` also
     computes, then masks, attention between them. Models that mix neighbours otherwise (recurrent or convolutional

@@ -163,6 +163,11 @@ class Config(Section):
                 (not offloaded("offload_optimizer"), "no zero_optimization.offload_optimizer: all is moved"),
                 (not offloaded("offload_param"), "no zero_optimization.offload_param: all is moved"),
             )
+        _require(
+            learner.trained_layers is None or not learner.lora.rank,
+            f"learner.trained_layers ({learner.trained_layers}) must not be set with learner.lora.rank "
+            f"({learner.lora.rank}): the adapter alone is trained",
+        )
         if learner.compile:
             _need(
                 "learner.compile",

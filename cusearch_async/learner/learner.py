@@ -36,13 +36,14 @@ from cusearch_async.learner.model import (
     save_model,
     saved_tensors,
     tied_names,
+    train_upper_layers,
     try_to_save,
     whole_reference,
 )
 from cusearch_async.learner.plan import MicroBatch, MiniBatch, plan_update
 from cusearch_async.learner.ranks import Ranks
 from cusearch_async.learner.suitability import refuse_unsuitable_policy
-from cusearch_async.learner.update import LogProbs, Update, surrogate_of, to_backward
+from cusearch_async.learner.update import LogProbs, Update, learning_rate, surrogate_of, to_backward
 from cusearch_async.metrics.table import Metrics
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.models import load_tokenizer
@@ -54,7 +55,7 @@ from cusearch_async.weights.interface import Canary
 class Command(msgspec.Struct):
     """A command of rank 0 that all ranks execute together."""
 
-    do: Literal["update", "lend", "canary", "capture", "offload", "reload", "stop"]
+    do: Literal["update", "score", "lend", "canary", "capture", "offload", "reload", "stop"]
     step: int = 0
     payloads: list[bytes] = []
     advantages: list[float] = []
@@ -73,6 +74,8 @@ class DeepSpeedLearner:
         try_to_save(model, self._tokenizer, config.model.location)
         if not config.learner.compile and config.learner.zero_stage < 3:
             matmul.use_fastest(model)
+        if config.learner.trained_layers:
+            train_upper_layers(model, config.learner.trained_layers, config.model.location)
         lora, has_reference = config.learner.lora, config.loss.kl_coef > 0
         self._adapter = Adapter.into(model, lora, config.model.location, config.run.seed) if lora.rank else None
         is_copied = has_reference and self._adapter is None and config.learner.zero_stage < 3
@@ -114,6 +117,12 @@ class DeepSpeedLearner:
         payloads = [codec.encode(t) for t in selected] if self._ranks.size > 1 else []
         self._tell(Command("update", step, payloads, advantages.tolist()))
         return self._update(selected, advantages, step)
+
+    def mean_loss(self, trajectories: Sequence[Trajectory]) -> float:
+        """Cross-entropy of the sampled tokens under the policy, in nats per token. Changes nothing."""
+        payloads = [codec.encode(t) for t in trajectories] if self._ranks.size > 1 else []
+        self._tell(Command("score", payloads=payloads))
+        return self._mean_loss(trajectories)
 
     def enter_thread(self) -> None:
         """CUDA's current device is a thread's own."""
@@ -188,9 +197,11 @@ class DeepSpeedLearner:
             "reload": self._engine.reload,
         }
         while (command := msgspec.msgpack.decode(self._ranks.listen(), type=Command)).do != "stop":
+            selected = [codec.decode(payload, self._config.episode.max_tokens) for payload in command.payloads]
             if command.do == "update":
-                selected = [codec.decode(payload, self._config.episode.max_tokens) for payload in command.payloads]
                 self._update(selected, np.array(command.advantages), command.step)
+            elif command.do == "score":
+                self._mean_loss(selected)
             elif command.do == "capture":
                 self._captures += 1
                 written = self._capture(Path(command.folder)), self._captures
@@ -219,9 +230,7 @@ class DeepSpeedLearner:
             with self._reference() as reference:
                 update.set_reference(self._score(reference, update.plan.micro_batches))
         report = UpdateReport(self._config.episode.s_max, self._device)
-        settings = self._config.learner
-        warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-        lr = settings.lr * warm
+        lr = learning_rate(self._config, step)
         norms = []
         for minibatch in update.plan.minibatches:
             self._accumulate(minibatch, update, report)
@@ -241,6 +250,14 @@ class DeepSpeedLearner:
             "train/padding_share": (padded - computed) / max(padded, 1),
             "train/lr": lr,
         }
+
+    def _mean_loss(self, trajectories: Sequence[Trajectory]) -> float:
+        nothing = np.zeros(len(trajectories))
+        plan = plan_update(trajectories, nothing, 0, self._config, self._ranks.rank, self._ranks.size).to(self._device)
+        scored = self._score(self._engine, plan.micro_batches)
+        own = [log_probs.double().sum() for micro, log_probs in scored.items() if not micro.is_filler]
+        total = self._ranks.sum(torch.stack([*own, torch.zeros((), device=self._device)]).sum().cpu())
+        return -float(total) / sum(t.sampled_tokens for t in trajectories)
 
     @torch.no_grad()
     def _score(self, module: Callable[..., Any], micro_batches: Sequence[MicroBatch]) -> LogProbs:

@@ -263,6 +263,19 @@ def whole_reference(module: nn.Module, device: torch.device, waits_on_host: bool
     return present
 
 
+def train_upper_layers(model: Any, count: int, path: str) -> None:
+    """Let only the `count` uppermost layers, and what follows them but the LM head, want a gradient. The backward pass
+    then ends at the lowest of them.
+
+    Raises: ConfigError when the model has not so many layers."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if count > len(layers):
+        raise ConfigError(f"learner.trained_layers ({count}) must be <= {len(layers)}, the layers of {path!r}")
+    still = [*layers[: len(layers) - count], model.get_input_embeddings(), model.get_output_embeddings()]
+    for module in still:
+        module.requires_grad_(False)
+
+
 def recompute_layers(model: Any) -> None:
     """Recompute activations inside the layers in the backward pass (gradient checkpointing).
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from cusearch_async.algorithm import losses
-from cusearch_async.config import LossConfig
+from cusearch_async.config import Config, LossConfig
 from cusearch_async.learner.plan import MicroBatch, UpdatePlan
 
 LogProbs = dict[MicroBatch, torch.Tensor]
@@ -25,6 +25,15 @@ def surrogate_of(settings: LossConfig) -> losses.Surrogate:
     """The constants of the policy loss: the settings of the same names."""
     constants = {name: getattr(settings, name) for name in losses.Surrogate.__slots__}
     return losses.Surrogate(**constants | {"objective": losses.objective_of(settings.objective)})
+
+
+def learning_rate(config: Config, step: int) -> float:
+    """lr (t + 1) / W in the W steps of warm-up; with a linear schedule at most lr (T - t) / T, T being run.steps."""
+    learner, steps = config.learner, max(config.run.steps, step + 1)
+    factor = (step + 1) / learner.warmup_steps if step < learner.warmup_steps else 1.0
+    if learner.lr_schedule == "linear":
+        factor = min(factor, (steps - step) / steps)
+    return learner.lr * factor
 
 
 def to_backward(loss: torch.Tensor, log_policy: torch.Tensor, micro: MicroBatch, ranks: int) -> torch.Tensor:

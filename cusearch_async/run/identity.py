@@ -140,6 +140,7 @@ def fixed_terms(config: Config) -> dict[str, str]:
     lora = config.learner.lora
     return {
         "model.dtype": config.model.dtype,
+        "learner.trained_layers": str(config.learner.trained_layers),
         **texts_of({"learner": {"lora": lora.model_dump(mode="json") if lora.rank else {"rank": 0}}}),
         "pool.rollouts": str(config.pool.rollouts),
         GROUPS: str(config.questions_per_step),

@@ -22,7 +22,7 @@ from cusearch_async.cli.preflight.activations import passes
 from cusearch_async.cli.preflight.shapes import PUBLISHED, ModelShape, published, read_shape
 from cusearch_async.cli.preflight.sizing import GIB
 from cusearch_async.config import STARTER, Config, load_config
-from cusearch_async.learner.model import SampledLogprobs, recompute_layers
+from cusearch_async.learner.model import SampledLogprobs, recompute_layers, train_upper_layers
 
 pytestmark = pytest.mark.system  # it builds models of transformers, which takes long
 
@@ -149,6 +149,20 @@ def test_each_zero_stage_divides_one_thing_more(stage, weights, optimizer, gradi
 def test_plain_adamw_in_float32_needs_no_masters(stage, optimizer, step):
     found = memory(dtype="float32", stage=stage, ranks=1)
     assert (found.optimizer, found.step) == (optimizer * QWEN_3B.parameters, step * QWEN_3B.parameters)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_only_what_is_trained_has_gradients_masters_and_moments(tied, tmp_path):
+    """Counted in the model itself, with the layers that `train_upper_layers` leaves."""
+    qwen = Qwen2Config(**TINY, tie_word_embeddings=tied)
+    model, shape = real_model(qwen), written(qwen, tmp_path)
+    train_upper_layers(model, 3, "")
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    config = load_config(Path("atlas"), ["--model.path", str(tmp_path), "--learner.trained_layers", "3"])
+    assert sizing.trained_parameters(shape, config.learner) == pytest.approx(trained, abs=TINY["hidden_size"])
+    memory = sizing.learner_memory(shape, config, 100)
+    assert memory.gradients == 4 * sizing.trained_parameters(shape, config.learner)
+    assert memory.weights == 4 * shape.parameters
 
 
 def test_a_reference_is_there_only_for_a_kl_term():

@@ -105,6 +105,10 @@ def test_derived_numbers(write):
             'learner.lora.rank = 8\nrollout.vllm.quantization = "fp8"',
             "learner.lora.rank is 8, but rollout.vllm.quantization = 'fp8': .*; remove one of them",
         ),
+        (
+            "learner.lora.rank = 8\nlearner.trained_layers = 2",
+            "learner.trained_layers (2) must not be set with learner.lora.rank (8): the adapter alone is trained",
+        ),
         ("learner.lora.rank = 1024", "learner.lora.rank: .* equal to 512, got 1024"),
         (
             'learner.lora.targets = ["all-linear", "q_proj"]',
@@ -313,7 +317,15 @@ def test_a_saved_config_replaces_the_old_one_and_states_every_key_that_is_set(wr
     config = load_config(write(), ["--learner.lr", "5e-5"])
     save_config(config, path)
     saved = tomllib.loads(path.read_text(encoding="utf-8"))
-    unset = {"run.folder", "run.gpu_gib", "weights.folder", "weights.url", "redis.max_trajectories", "eval.judge.url"}
+    unset = {
+        "run.folder",
+        "run.gpu_gib",
+        "learner.trained_layers",
+        "weights.folder",
+        "weights.url",
+        "redis.max_trajectories",
+        "eval.judge.url",
+    }
     unset |= {"loss.dual_clip", "loss.correction_high", "retriever.index", "retriever.rerank.model", "eval.limit"}
     unset |= {"retriever.zerosearch.steps", "environment.search.reward", "method.strata_weight"}  # another method's
     unset |= {f"learner.deepspeed.{key}" for key in ("grad_accum_dtype", "communication_data_type")}

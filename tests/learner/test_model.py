@@ -25,6 +25,7 @@ from cusearch_async.learner.model import (
     save_model,
     saved_tensors,
     tied_names,
+    train_upper_layers,
     try_to_save,
 )
 from cusearch_async.models import check_context, load_tokenizer
@@ -131,6 +132,30 @@ def test_a_folder_without_tokenizer_is_named(tmp_path):
 def test_an_attention_that_is_not_installed_is_named():
     with pytest.raises(ConfigError, match=r"learner.attention 'flash_attention_2' cannot be used"):
         load_causal_lm(str(STARTER), "float32", "flash_attention_2")
+
+
+def test_the_uppermost_layers_alone_get_the_gradient_that_they_had():
+    """Neither embedding nor head nor the layers below have one; what is trained has the very gradient of before."""
+    gradients = []
+    for count in (None, 2):
+        model = load_causal_lm(str(STARTER), "float32")
+        if count:
+            train_upper_layers(model, count, str(STARTER))
+        policy = SampledLogprobs(model, 4096)
+        inputs = collate(trajectories(), packing=False)
+        policy(inputs.token_ids, inputs.sampled, 1.0)[0].sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    whole, upper = gradients
+    assert {name for name in whole if "layers.2." in name or "layers.3." in name or name == "model.norm.weight"} == set(
+        upper
+    )
+    assert all(torch.equal(upper[name], whole[name]) for name in upper)
+
+
+def test_more_layers_than_the_model_has_cannot_be_trained():
+    model = load_causal_lm(str(STARTER), "float32")
+    with pytest.raises(ConfigError, match=r"learner\.trained_layers \(5\) must be <= 4, the layers of '.*starter'"):
+        train_upper_layers(model, 5, str(STARTER))
 
 
 def test_compiling_needs_layers_and_a_compiler(monkeypatch):

@@ -17,7 +17,7 @@ from cusearch_async.algorithm.losses import Surrogate, Tokens, TokenTerms, polic
 from cusearch_async.config import load_config
 from cusearch_async.learner.model import SampledLogprobs
 from cusearch_async.learner.plan import plan_update
-from cusearch_async.learner.update import Update, surrogate_of, to_backward
+from cusearch_async.learner.update import Update, learning_rate, surrogate_of, to_backward
 from cusearch_async.metrics.update import UpdateReport
 from cusearch_async.types import Correction, Proximal
 from tests.strategies import make_trajectory
@@ -328,3 +328,18 @@ def test_each_micro_batch_has_its_own_proximal_and_reference(config_of):
         assert tokens.log_prox.tolist() == [proximal] * len(micro.row)
         assert tokens.log_reference is not None
         assert tokens.log_reference.tolist() == references[micro].tolist()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        ((), [1, 1, 1, 1, 1, 1, 1]),
+        (("--learner.warmup_steps", "3"), [1 / 3, 2 / 3, 1, 1, 1, 1, 1]),
+        (("--learner.lr_schedule", "linear"), [1, 4 / 5, 3 / 5, 2 / 5, 1 / 5, 1 / 6, 1 / 7]),
+        (("--learner.lr_schedule", "linear", "--learner.warmup_steps", "2"), [1 / 2, 4 / 5, 3 / 5, 2 / 5, 1 / 5]),
+    ],
+)
+def test_the_learning_rate_rises_in_the_warm_up_and_then_stays_or_falls_to_nothing(config_of, overrides, wanted):
+    """Of five steps; a step beyond them has a rate, too."""
+    config = config_of("--run.steps", "5", "--learner.lr", "0.5", *overrides)
+    assert [learning_rate(config, step) for step in range(len(wanted))] == pytest.approx([0.5 * f for f in wanted])

@@ -166,6 +166,7 @@ def options() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--save-loaded", type=Path)
     parser.add_argument("--trajectories", type=int, nargs=2, default=(10, 60))
+    parser.add_argument("--ones", action="store_true", help="all advantages are 1")
     parser.add_argument("--copies", action="store_true", help="several rollouts have the same tokens")
     parser.add_argument("--question-kib", type=int, default=0, help="each trajectory has a question so long")
     parser.add_argument("--lend", action="store_true")
@@ -174,6 +175,21 @@ def options() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--poison", choices=("weight", "gradient"))
     own, overrides = split_overrides(sys.argv[1:])
     return parser.parse_args(own), overrides
+
+
+def chosen(arguments: argparse.Namespace) -> tuple[list[Trajectory], NDArray[np.float64]]:
+    """What is trained on, and its advantages."""
+    import numpy as np
+
+    selected, advantages = fixed_trajectories(*arguments.trajectories)
+    selected = [dataclasses.replace(t, question=f"why{'?' * 1024 * arguments.question_kib}") for t in selected]
+    if arguments.ones:
+        advantages = np.ones_like(advantages)
+    if arguments.copies:
+        selected, advantages = with_copies(selected, advantages)
+    if arguments.poison == "gradient":
+        advantages *= 1e38  # the loss is finite, what flows back through the network is not
+    return selected, advantages
 
 
 def main() -> None:
@@ -189,12 +205,7 @@ def main() -> None:
 
     atlas = Path(__file__).parents[2] / "configs" / "atlas.toml"
     config = load_config(atlas, overrides)
-    selected, advantages = fixed_trajectories(*arguments.trajectories)
-    selected = [dataclasses.replace(t, question=f"why{'?' * 1024 * arguments.question_kib}") for t in selected]
-    if arguments.copies:
-        selected, advantages = with_copies(selected, advantages)
-    if arguments.poison == "gradient":
-        advantages *= 1e38  # the loss is finite, what flows back through the network is not
+    selected, advantages = chosen(arguments)
     ranks = Ranks(config.learner.collective_timeout_s)
     learner = DeepSpeedLearner(config, ranks)
     if arguments.poison == "weight":

@@ -58,15 +58,26 @@ def train(
     return {} if refused else load_file(folder / f"weights-{name}.safetensors")
 
 
-@pytest.mark.parametrize(("stage", "dtype"), [("0", "float32"), ("3", "bfloat16")])
-def test_a_resumed_learner_makes_the_same_updates_bit_for_bit(tmp_path, stage, dtype):
-    settings = ("--learner.zero_stage", stage, "--model.dtype", dtype)
+UPPER = ("--learner.trained_layers", "2")
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "more"),
+    [("0", "float32", ()), ("3", "bfloat16", ()), ("1", "float32", UPPER), ("3", "float32", UPPER)],
+)
+def test_a_resumed_learner_makes_the_same_updates_bit_for_bit(tmp_path, stage, dtype, more):
+    settings = ("--learner.zero_stage", stage, "--model.dtype", dtype, *more)
     whole = train(tmp_path, "whole", "--to-step", "4", settings=settings)
     train(tmp_path, "first", "--to-step", "2", "--save", str(tmp_path / "checkpoint"), settings=settings)
     arguments = ("--from-step", "2", "--to-step", "4", "--load", str(tmp_path / "checkpoint"))
     resumed = train(tmp_path, "resumed", *arguments, settings=settings)
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    if more:
+        old = load_file(STARTER / "model.safetensors")
+        changed = {name for name in old if not torch.equal(old[name].to(whole[name].dtype), whole[name])}
+        assert {name.split("layers.")[1][0] for name in changed if "layers." in name} == {"2", "3"}
+        assert {name for name in changed if "layers." not in name} == {"model.norm.weight"}
 
 
 class Planted:

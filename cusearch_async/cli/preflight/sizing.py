@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import comb
 
 from cusearch_async.cli.preflight.shapes import ModelShape
-from cusearch_async.config import Config
+from cusearch_async.config import Config, LearnerConfig
 
 GIB = 1 << 30
 
@@ -78,6 +78,16 @@ def adapter_parameters(shape: ModelShape, rank: int, names: Sequence[str] = ()) 
     return shape.layers * rank * sum(sum(layers[name]) for name in names or layers if name in layers)
 
 
+def trained_parameters(shape: ModelShape, learner: LearnerConfig) -> int:
+    """Elements that have a gradient, a master and moments."""
+    if learner.lora.rank:
+        return adapter_parameters(shape, learner.lora.rank, learner.lora.names)
+    if learner.trained_layers is None:
+        return shape.parameters
+    layers = shape.parameters - shape.vocab * shape.hidden * (1 if shape.tied else 2)
+    return -(-layers * min(learner.trained_layers, shape.layers) // shape.layers)
+
+
 def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | None = None) -> LearnerMemory:
     """A rank's memory at ZeRO stage 0-3 (the config's by default) with `tokens` in a forward pass, padding included.
 
@@ -91,7 +101,7 @@ def learner_memory(shape: ModelShape, config: Config, tokens: int, stage: int | 
     learner, dtype = config.learner, config.model.dtype
     given, stage = learner.deepspeed, learner.zero_stage if stage is None else stage
     parameters, size, lora = shape.parameters, DTYPE_BYTES[dtype], learner.lora
-    trained = adapter_parameters(shape, lora.rank, lora.names) if lora.rank else parameters
+    trained = trained_parameters(shape, learner)
     share = -(-trained // learner.ranks)
     weights = size * (-(-parameters // learner.ranks) if stage == 3 else parameters)
     stepped, added = share if stage else trained, size * (share if stage == 3 else trained) if lora.rank else 0
