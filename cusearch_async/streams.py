@@ -37,6 +37,8 @@ class Stream(IntEnum):
     """Confidence intervals; no number."""
     CENTROIDS = 11
     """Passages that an IVF index is trained on; no number."""
+    DEMONSTRATIONS = 12
+    """The order of demonstrations: epoch from 1; with 0, which are held out."""
 
 
 def stream(name: Stream, seed: int, *numbers: int) -> np.random.Generator:

@@ -29,6 +29,7 @@ COMMANDS = {
     "demo": "train a small search agent on the embedded atlas world",
     "launch": "start all processes of a run and watch them",
     "worker": "start one process of a run: a rollout worker, the learner, the retriever or the evaluator",
+    "warmstart": "fine-tune a model on demonstrations, before a run starts from it",
     "check": "check a config: lengths, memory, staleness, files, services; without one this machine",
     "config": "list every setting with its value and meaning, as Markdown",
     "buckets": "watch the depth buckets of a live run; its ledger and its workers",

@@ -32,7 +32,7 @@ def run(config: Config, accept_changes: bool = False) -> None:
         if ranks.is_leader:
             _lead(config, ranks, tokenizer, accept_changes)
         else:
-            _follow(config, ranks)
+            follow(config, ranks)
 
 
 def _lead(config: Config, ranks: Ranks, tokenizer: Any, accept_changes: bool) -> None:
@@ -57,7 +57,7 @@ async def _with_retriever(own: Identity, config: Config, accept_changes: bool) -
         return await ask_retriever(search, config, own, asyncio.Event()) or own
 
 
-def _follow(config: Config, ranks: Ranks) -> None:
+def follow(config: Config, ranks: Ranks) -> None:
     """Run a rank other than 0. It ignores signals: rank 0 stops the other ranks after it has saved."""
     die_with_parent(signal.SIGKILL)
     for number in stop_signals():

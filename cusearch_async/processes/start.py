@@ -8,7 +8,8 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvloop
 
@@ -28,11 +29,10 @@ ENTRY = "cusearch_async.cli.main"
 """The module that the other ranks of a learner are started with; they get this process's own arguments."""
 
 
-def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> None:
-    """Claims pools, selects, trains, publishes weights.
-
-    With learner.ranks > 1 it starts the other ranks itself; under a launcher it is the rank in RANK. `gpu`: the GPUs
-    of all ranks of this machine."""
+@contextmanager
+def rank_of_learner(config: Config, gpu: Gpus = ()) -> Iterator[None]:
+    """This process as a rank of the learner, its cores and GPUs chosen. With learner.ranks > 1 it starts the other
+    ranks itself; under a launcher it is the rank in RANK. `gpu`: the GPUs of all ranks of this machine."""
     gpus = take_for_learner(config.learner, config.run.name, may_share(config), gpu)
     with other_ranks(ENTRY, config.learner.ranks) as rank:
         here = config.learner.ranks_per_node
@@ -40,6 +40,12 @@ def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> Non
         # Batches of many shapes fragment a GPU's memory. Not for vLLM's processes, whose sleep mode refuses it.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         require_gpus("learner.gpus", gpus)
+        yield
+
+
+def learner(config: Config, gpu: Gpus = (), accept_changes: bool = False) -> None:
+    """Claims pools, selects, trains, publishes weights."""
+    with rank_of_learner(config, gpu):
         from cusearch_async.processes import learner  # noqa: PLC0415  (torch reads the settings above when loaded)
 
         learner.run(config, accept_changes)

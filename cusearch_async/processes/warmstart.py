@@ -1,0 +1,114 @@
+"""The learner of a warm start: trains on demonstrations, and leaves a model folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cusearch_async.config import Config
+from cusearch_async.errors import ConfigError
+from cusearch_async.files import put_in_place, writing
+from cusearch_async.learner.learner import DeepSpeedLearner
+from cusearch_async.learner.ranks import Ranks
+from cusearch_async.lifecycle.signals import stop_signals
+from cusearch_async.models import check_model
+from cusearch_async.processes.learner import follow
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.identity import differences
+from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.transport.interface import RunState
+from cusearch_async.types import Trajectory
+from cusearch_async.warmstart.demonstrations import Read, Sources, read_demonstrations
+from cusearch_async.warmstart.tuning import Course, terms, tune, tuning_config
+
+log = logging.getLogger(__name__)
+
+MODEL = "model"
+"""Of the output folder: the warm-started model."""
+SHOWN = 3
+"""Most problems of demonstrations that are logged."""
+
+
+def run(config: Config, course: Course, sources: Sources, folder: Path) -> None:
+    """Train one rank on demonstrations; the model is then in `folder`, where an unfinished warm start is
+    continued. Raises: ConfigError before anything is loaded; all errors of training."""
+    tokenizer = check_model(config.model.location, config.episode.max_tokens)
+    read = read_demonstrations(sources, tokenizer, config)
+    trained, held_out = course.divide(read.trajectories, config.run.seed)
+    config = tuning_config(config, course, course.steps(len(trained)), folder)
+    ranks = Ranks(config.learner.collective_timeout_s)
+    with ranks.meeting():
+        if not ranks.is_leader:
+            follow(config, ranks)
+            return
+        report(read, trained, held_out)
+        run_folder.mark(folder, config.run.name)
+        with run_folder.hold(folder):
+            _lead(config, ranks, course, trained, held_out)
+
+
+def report(read: Read, trained: Sequence[Trajectory], held_out: Sequence[Trajectory]) -> None:
+    for problem in read.problems[:SHOWN]:
+        log.warning("left out: %s", problem)
+    tokens = sum(t.sampled_tokens for t in trained)
+    log.info(
+        "%d demonstrations (%d of the policy's tokens) to train on, %d held out, %d left out; depth %.2f, EM %.2f, "
+        "format %.2f",
+        *(len(trained), tokens, len(held_out), len(read.problems)),
+        *(float(np.mean([getattr(t, name) for t in read.trajectories])) for name in ("depth", "em", "format_valid")),
+    )
+
+
+def _lead(
+    config: Config, ranks: Ranks, course: Course, trained: Sequence[Trajectory], held_out: Sequence[Trajectory]
+) -> None:
+    checkpoints = Checkpoints(config.folder, config.learner.keep_checkpoints)
+    newest = checkpoints.newest(RunState())
+    if newest is not None:
+        refuse_another(config.folder, terms(course, trained, config), newest.state.fixed)
+    ranks.tell(b"begin")
+    learner = DeepSpeedLearner(config, ranks)
+    ranks.tell(str(newest.path if newest else "").encode())
+    start = 0
+    if newest is not None:
+        learner.load(newest.path)
+        start = newest.state.step
+        log.info("continuing from step %d (%s)", start, newest.path)
+    checkpoints.begin(checkpoints.highest_epoch() + 1, start)
+    stopped = threading.Event()
+    for number in stop_signals():
+        signal.signal(number, lambda *_: stopped.set())
+    try:
+        step = tune(learner, trained, held_out, course, config, checkpoints, start, stopped.is_set)
+    finally:
+        learner.stop()
+    ranks.close()
+    if step < config.run.steps:
+        log.info("stopped at step %d of %d; the same command continues", step, config.run.steps)
+        return
+    newest = checkpoints.newest(RunState())
+    if newest is not None:
+        link_model(newest.path / "model", config.folder / MODEL)
+
+
+def refuse_another(folder: Path, own: Mapping[str, str], saved: Mapping[str, str]) -> None:
+    """Raises: ConfigError when the folder holds another warm start."""
+    found = [f"{key} was {other}, and is {now}" for key, now, other in differences(own, saved)]
+    if found:
+        raise ConfigError(f"{folder} holds a warm start of other settings: {', '.join(found)}; choose another --output")
+
+
+def link_model(source: Path, target: Path) -> None:
+    """Give the files of a checkpoint's model a second name, which stays when the checkpoint is deleted."""
+    if target.exists():
+        shutil.rmtree(target)
+    with writing(target) as unfinished:
+        shutil.copytree(source, unfinished, copy_function=os.link)
+    put_in_place(target)

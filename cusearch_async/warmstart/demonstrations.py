@@ -1,0 +1,238 @@
+"""Demonstrations: episodes that a policy learns from before reinforcement learning, as trajectories of the run.
+
+A written one is a row of a question file with two more columns: `turns`, what the policy writes in each turn, and
+`documents`, what each of its searches finds. It is rolled out like any episode, with the text in place of the policy
+and the documents in place of the retriever, so that prompt, tokens and mask are those that a rollout worker makes. An
+exported one (`cusearch buffer export`, a recorded step) has its tokens already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from cusearch_async.config import Config
+from cusearch_async.data.files import Row, locate, read_rows
+from cusearch_async.data.rows import Origin, origin_of, parse_row
+from cusearch_async.environments import Environment
+from cusearch_async.environments.search import TAGS
+from cusearch_async.errors import ConfigError, EpisodeFailed
+from cusearch_async.rollout.episode import EpisodeRunner
+from cusearch_async.rollout.prompting import build_prompt, encode
+from cusearch_async.rollout.turn import Turn
+from cusearch_async.training.recorder import read_record, recorded
+from cusearch_async.types import Question, Trajectory
+
+OPTION = "--demonstrations"
+_WORKER = "demonstration"
+_VECTORS = {"token_ids": np.int32, "sampled": np.bool_, "logprobs": np.float32, "versions": np.int32}
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The demonstrations of some files."""
+
+    trajectories: list[Trajectory]
+    """Their log-probabilities are 0, whatever policy wrote them."""
+    problems: list[str]
+    """Of rows that are left out: what no rollout of this run could have made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where demonstrations are."""
+
+    files: tuple[str, ...] = ()
+    runs: tuple[Path, ...] = ()
+    """Folders of runs, whose recorded trajectories are taken (rejection sampling) …"""
+    min_reward: float = 1.0
+    """… if they have at least this reward."""
+
+
+def read_demonstrations(sources: Sources, tokenizer: Any, config: Config) -> Read:
+    """All demonstrations, for this run's environments, lengths and tokenizer. Equal ones count once.
+
+    Raises: ConfigError for a source that cannot be read, and when no demonstration is left."""
+    read = Read([], [])
+    rollout = _Rollout(tokenizer, config)
+    seen = set()
+    for make in _makers(sources, rollout):
+        try:
+            found = make()
+        except (ConfigError, EpisodeFailed) as error:
+            read.problems.append(str(error))
+            continue
+        if found.token_ids.tobytes() not in seen:
+            seen.add(found.token_ids.tobytes())
+            read.trajectories.append(found)
+    if not read.trajectories:
+        first = f": {read.problems[0]}" if read.problems else f", or none has a reward of {sources.min_reward:g}"
+        raise ConfigError(f"{OPTION}: none of {len(read.problems)} demonstrations can be used{first}")
+    return read
+
+
+def _makers(sources: Sources, rollout: _Rollout) -> Iterator[Callable[[], Trajectory]]:
+    """One for each demonstration. It raises: ConfigError or EpisodeFailed naming the row and what is wrong."""
+    for path in sources.files:
+        origin = origin_of(path)
+        for number, row in enumerate(read_rows(locate(path, OPTION), OPTION)):
+            yield partial(rollout.of_row, row, origin, number)
+    for folder in sources.runs:
+        for step in recorded(folder):
+            for trajectory in read_record(folder, step).trajectories(rollout.most_tokens):
+                if trajectory.reward >= sources.min_reward:
+                    yield partial(rollout.checked, trajectory, f"{folder}, step {step}, trajectory {trajectory.id}")
+
+
+class _Rollout:
+    """Makes trajectories of rows."""
+
+    def __init__(self, tokenizer: Any, config: Config) -> None:
+        self._tokenizer, self._config = tokenizer, config
+        self._policy, self._search = _WrittenPolicy(tokenizer), _WrittenSearch()
+        self._environments = config.environments(self._search)
+        chat, seed = config.model.chat_template, config.run.seed
+        self._runner = EpisodeRunner(self._policy, self._environments, tokenizer, config.episode, seed, chat)
+
+    @property
+    def most_tokens(self) -> int:
+        return self._config.episode.max_tokens
+
+    def of_row(self, row: Row, origin: Origin, number: int) -> Trajectory:
+        if row.problem is not None:
+            raise ConfigError(f"{row.where}: {row.problem}")
+        return (
+            self.of_exported(row) if "token_ids" in row.values else self.of_written(row, parse_row(row, origin, number))
+        )
+
+    def of_written(self, row: Row, question: Question) -> Trajectory:
+        turns = _texts(row, "turns")
+        label = row.values.get("environment", self._config.evaluated_in)
+        self._environment(row.where, label)
+        self._policy.begin(turns)
+        self._search.begin(_documents(row))
+        try:
+            found = asyncio.run(self._runner.run(replace(question, environment=label), 0, 0, _WORKER, temperature=0.0))
+        except EpisodeFailed as error:
+            raise EpisodeFailed(f"{row.where}: {error}") from error
+        problem = self._policy.problem(self._config.episode.max_turn_tokens) or self._search.problem()
+        if problem is None and found.prediction is None:
+            problem = f"it gives no answer; its last turn is {turns[-1]!r:.200}"
+        if problem is not None:
+            raise ConfigError(f"{row.where}: {problem}")
+        return found
+
+    def of_exported(self, row: Row) -> Trajectory:
+        """One that a policy sampled; of another tokenizer or template it would begin with another prompt."""
+        hints = get_type_hints(Trajectory)
+        try:
+            values: dict[str, Any] = {name: row.values[name] for name in hints}
+            values |= {name: np.array(values[name], dtype=kind) for name, kind in _VECTORS.items()}
+            found = Trajectory(**values | {"answers": tuple(values["answers"])})
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"{row.where}: it is no exported trajectory: {type(error).__name__}: {error}") from error
+        return self.checked(found, row.where)
+
+    def checked(self, found: Trajectory, where: str) -> Trajectory:
+        """Raises: ConfigError unless this run could have made it."""
+        environment = self._environment(where, found.environment)
+        question = Question(id=found.question_id, text=found.question, answers=found.answers, category="")
+        prompt = build_prompt(self._tokenizer, environment.prompt(question), self._config.model.chat_template)
+        if found.token_ids[: len(prompt)].tolist() != prompt or found.sampled[: len(prompt)].any():
+            raise ConfigError(
+                f"{where}: it does not begin with the prompt of this run's model and template; use those it was made "
+                "with"
+            )
+        if len(found.token_ids) > self.most_tokens:
+            raise ConfigError(
+                f"{where}: it has {len(found.token_ids)} tokens, an episode of this run at most {self.most_tokens}"
+            )
+        return replace(found, logprobs=np.zeros_like(found.logprobs), versions=np.zeros_like(found.versions))
+
+    def _environment(self, where: str, label: Any) -> Environment:
+        if label not in self._environments:
+            known = ", ".join(self._environments)
+            raise ConfigError(f"{where}: 'environment' must be one of {known}, got {label!r:.60}")
+        return self._environments[label]
+
+
+def _texts(row: Row, column: str) -> list[str]:
+    """Raises: ConfigError unless it is a list of texts, at least one."""
+    return _list_of_texts(row.values.get(column), f"{row.where}: {column!r}", least=1)
+
+
+def _documents(row: Row) -> list[list[str]]:
+    """Of each search. Raises: ConfigError."""
+    given = row.values.get("documents") or []
+    if not isinstance(given, list):
+        raise ConfigError(f"{row.where}: 'documents' must hold a list of texts for each search, got {given!r:.200}")
+    found = [_list_of_texts(one, f"{row.where}: each of 'documents'") for one in given]
+    tagged = next((tag for one in found for text in one for tag in TAGS if tag in text), None)
+    if tagged is not None:
+        raise ConfigError(f"{row.where}: a document contains the tag {tagged}, which would look like the policy's")
+    return found
+
+
+def _list_of_texts(value: Any, what: str, least: int = 0) -> list[str]:
+    if not isinstance(value, list) or len(value) < least or not all(isinstance(text, str) for text in value):
+        raise ConfigError(f"{what} must be a list of texts, got {value!r:.200}")
+    return value
+
+
+class _WrittenPolicy:
+    """Writes the turns of a demonstration."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def begin(self, turns: Sequence[str]) -> None:
+        self._turns, self._written, self._longest = list(turns), 0, 0
+
+    async def generate(
+        self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
+    ) -> Turn:
+        if self._written == len(self._turns):
+            raise EpisodeFailed(f"it has {self._written} turns, and the episode has not ended with the last of them")
+        text = self._turns[self._written]
+        self._written += 1
+        end = min((text.index(stop) + len(stop) for stop in stops if stop in text), default=None)
+        if end is not None and end < len(text):
+            raise EpisodeFailed(f"turn {self._written} continues after its end, with {text[end:]!r:.200}")
+        ids = encode(self._tokenizer, text)
+        if self._tokenizer.decode(ids, skip_special_tokens=False) != text:
+            raise EpisodeFailed(f"turn {self._written} is another text after tokenising: {text!r:.200}")
+        if end is None:
+            ids = [*ids, self._tokenizer.eos_token_id]
+        self._longest = max(self._longest, len(ids))
+        return Turn(ids, np.zeros(len(ids), dtype=np.float32), np.zeros(len(ids), dtype=np.int32))
+
+    def problem(self, most: int) -> str | None:
+        if self._written < len(self._turns):
+            return f"the episode ended with turn {self._written} of {len(self._turns)}"
+        if self._longest > most:
+            return f"a turn has {self._longest} tokens, more than episode.max_turn_tokens ({most})"
+        return None
+
+
+class _WrittenSearch:
+    """Finds the documents of a demonstration."""
+
+    def begin(self, documents: Sequence[list[str]]) -> None:
+        self._documents, self._asked = list(documents), 0
+
+    async def search(self, query: str, seed: int, question: Question, ticket: int) -> list[str]:
+        if self._asked == len(self._documents):
+            raise EpisodeFailed(f"'documents' has {self._asked} lists, one for each search, and none for {query!r:.60}")
+        self._asked += 1
+        return self._documents[self._asked - 1]
+
+    def problem(self) -> str | None:
+        if self._asked < len(self._documents):
+            return f"'documents' has {len(self._documents)} lists, and the turns search {self._asked} times"
+        return None

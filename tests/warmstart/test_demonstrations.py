@@ -1,0 +1,187 @@
+"""Demonstrations become the trajectories that a rollout worker would have made, or are left out with their row."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from cusearch_async.cli.buffer import as_json
+from cusearch_async.config import Config, load_config
+from cusearch_async.errors import ConfigError
+from cusearch_async.models import load_tokenizer
+from cusearch_async.rollout.episode import EpisodeRunner
+from cusearch_async.rollout.turn import Turn
+from cusearch_async.training.recorder import Record
+from cusearch_async.transport.codec import encode
+from cusearch_async.types import Question
+from cusearch_async.warmstart.demonstrations import Sources, read_demonstrations
+
+GOOD: dict[str, Any] = {
+    "question": "What is the currency of the country of Pinsk?",
+    "golden_answers": ["Ruble"],
+    "turns": [
+        "<think>Let me search.</think><search>country of Pinsk</search>",
+        "<think>The country of Pinsk is Belarus.</think><search>currency of Belarus</search>",
+        "<think>The currency of Belarus is Ruble.</think><answer>Ruble</answer>",
+    ],
+    "documents": [
+        ['"Pinsk"\nThe country of Pinsk is Belarus.', '"Minsk"\nThe country of Minsk is Belarus.'],
+        ['"Belarus"\nThe currency of Belarus is Ruble.'],
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(load_config(Path("atlas")).model.location)
+
+
+@pytest.fixture
+def config() -> Config:
+    return load_config(Path("atlas"))
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> Sources:
+    path = folder / "demonstrations.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return Sources((str(path),))
+
+
+class Scripted:
+    """A policy and a retriever that have their answers already, as an engine and a server would give them."""
+
+    def __init__(self, tokenizer: Any, row: dict[str, Any]) -> None:
+        self.tokenizer, self.turns, self.documents = tokenizer, list(row["turns"]), list(row["documents"])
+
+    async def generate(self, prompt: Any, max_tokens: Any, temperature: Any, seed: Any, stops: Any) -> Turn:
+        ids = self.tokenizer(self.turns.pop(0), add_special_tokens=False)["input_ids"]
+        return Turn(ids, np.full(len(ids), -0.5, np.float32), np.full(len(ids), 3, np.int32))
+
+    async def search(self, *_: Any) -> list[str]:
+        return self.documents.pop(0)
+
+
+def test_a_demonstration_has_the_tokens_and_the_mask_of_the_same_rollout(tmp_path, tokenizer, config):
+    [found] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    scripted = Scripted(tokenizer, GOOD)
+    runner = EpisodeRunner(scripted, config.environments(scripted), tokenizer, config.episode, 0)
+    question = Question(id="q", text=GOOD["question"], answers=("Ruble",), category="c")
+    rollout = asyncio.run(runner.run(question, 0, 0, "w"))
+    assert found.token_ids.tolist() == rollout.token_ids.tolist()
+    assert found.sampled.tolist() == rollout.sampled.tolist()
+    assert (found.depth, found.em, found.reward, found.turns) == (2, 1.0, 1.0, 3)
+    assert not found.logprobs.any(), "nobody has sampled it"
+
+
+def test_what_the_environment_wrote_is_masked(tmp_path, tokenizer, config):
+    [found] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    trained = tokenizer.decode(found.token_ids[found.sampled], skip_special_tokens=False)
+    assert trained == "".join(GOOD["turns"])
+
+
+def test_a_turn_without_a_stop_text_ends_with_the_end_of_text(tmp_path, tokenizer, config):
+    row = GOOD | {"turns": ["I know it.", GOOD["turns"][2]], "documents": []}
+    [found] = read_demonstrations(written(tmp_path, row), tokenizer, config).trajectories
+    assert tokenizer.eos_token_id in found.token_ids[found.sampled]
+
+
+def test_equal_demonstrations_count_once(tmp_path, tokenizer, config):
+    assert len(read_demonstrations(written(tmp_path, GOOD, GOOD), tokenizer, config).trajectories) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"turns": None}, "'turns' must be a list of texts, got None"),
+        ({"turns": []}, "'turns' must be a list of texts, got []"),
+        ({"turns": ["a", 3]}, "'turns' must be a list of texts"),
+        ({"question": None}, "question"),
+        ({"golden_answers": []}, "golden_answers"),
+        ({"documents": "none"}, "'documents' must hold a list of texts for each search, got 'none'"),
+        ({"documents": [["a"], "b"]}, "each of 'documents' must be a list of texts, got 'b'"),
+        ({"documents": [["a"]]}, "'documents' has 1 lists, one for each search, and none for 'currency of Belarus'"),
+        ({"documents": [*GOOD["documents"], ["c"]]}, "'documents' has 3 lists, and the turns search 2 times"),
+        ({"documents": [["<answer>Lie</answer>"], ["b"]]}, "a document contains the tag <answer>"),
+        ({"turns": GOOD["turns"][:2]}, "it has 2 turns, and the episode has not ended with the last of them"),
+        ({"turns": [*GOOD["turns"], "More."]}, "the episode ended with turn 3 of 4"),
+        ({"turns": [GOOD["turns"][0] + " And?", *GOOD["turns"][1:]]}, "turn 1 continues after its end, with ' And?'"),
+        ({"turns": ["word " * 90 + GOOD["turns"][0], *GOOD["turns"][1:]]}, "more than episode.max_turn_tokens (80)"),
+        ({"question": "word " * 200}, "more than episode.max_prompt_tokens (96)"),
+        ({"environment": "other"}, "'environment' must be one of search, got 'other'"),
+        ({"turns": ["Action: Search[x]"] * 6, "documents": []}, "it gives no answer; its last turn is 'Action"),
+    ],
+)
+def test_what_no_rollout_could_have_made_is_left_out_with_its_row(tmp_path, tokenizer, config, change, problem):
+    sources = written(tmp_path, GOOD, GOOD | change)
+    read = read_demonstrations(sources, tokenizer, config)
+    assert len(read.trajectories) == 1
+    assert len(read.problems) == 1
+    assert problem in read.problems[0]
+    assert f"{sources.files[0]}, line 2" in read.problems[0]
+
+
+def test_a_file_without_any_that_can_be_used_is_refused(tmp_path, tokenizer, config):
+    with pytest.raises(ConfigError, match=r"none of 1 demonstrations can be used: .*line 1: 'turns' must be"):
+        read_demonstrations(written(tmp_path, GOOD | {"turns": []}), tokenizer, config)
+    with pytest.raises(ConfigError, match=r"--demonstrations: cannot read .*absent\.jsonl: there is no such file"):
+        read_demonstrations(Sources((str(tmp_path / "absent.jsonl"),)), tokenizer, config)
+
+
+def test_an_exported_trajectory_is_a_demonstration_with_its_own_tokens(tmp_path, tokenizer, config):
+    [made] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    sampled = replace(made, logprobs=np.full_like(made.logprobs, -1.5), versions=np.full_like(made.versions, 4))
+    [found] = read_demonstrations(written(tmp_path, as_json(sampled)), tokenizer, config).trajectories
+    assert found.token_ids.tolist() == made.token_ids.tolist()
+    assert found.sampled.tolist() == made.sampled.tolist()
+    assert not found.logprobs.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"question": "Who?"}, "it does not begin with the prompt of this run's model and template"),
+        ({"sampled": [True] * 3}, "it is no exported trajectory: InvalidTrajectory"),
+        ({"token_ids": "x"}, "it is no exported trajectory"),
+        ({"depth": "deep"}, "it is no exported trajectory"),
+        ({"environment": "other"}, "'environment' must be one of search, got 'other'"),
+    ],
+)
+def test_an_exported_trajectory_of_another_run_is_left_out(tmp_path, tokenizer, config, change, problem):
+    [made] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    read = read_demonstrations(written(tmp_path, GOOD, as_json(made) | change), tokenizer, config)
+    assert [problem in one for one in read.problems] == [True]
+
+
+def test_an_exported_trajectory_longer_than_an_episode_is_left_out(tmp_path, tokenizer, config):
+    [made] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    lengths = {"s_max": 1, "max_prompt_tokens": 40, "max_turn_tokens": 12, "max_observation_tokens": 36}
+    short = load_config(Path("atlas"), [part for k, v in lengths.items() for part in (f"--episode.{k}", str(v))])
+    with pytest.raises(ConfigError, match="an episode of this run at most"):
+        read_demonstrations(written(tmp_path, as_json(replace(made, token_ids=made.token_ids))), tokenizer, short)
+
+
+def test_recorded_trajectories_of_a_run_are_demonstrations_if_their_reward_suffices(tmp_path, tokenizer, config):
+    """Rejection sampling. The records of a learner that was replaced do not count."""
+    [good] = read_demonstrations(written(tmp_path, GOOD), tokenizer, config).trajectories
+    bad = replace(good, ticket=1, reward=0.2, token_ids=np.flip(good.token_ids).copy())
+    record = Record(
+        step=0, epoch=1, memory="", pool=[encode(good), encode(bad)], selected=[], advantages=[], metrics={}
+    )
+    folder = tmp_path / "run"
+    (folder / "records").mkdir(parents=True)
+    (folder / "records" / "000000-e1.zz").write_bytes(zlib.compress(msgspec.msgpack.encode(record)))
+    [found] = read_demonstrations(Sources(runs=(folder,)), tokenizer, config).trajectories
+    assert found.token_ids.tolist() == good.token_ids.tolist()
+    read = read_demonstrations(Sources(runs=(folder,), min_reward=0.1), tokenizer, config)
+    assert (len(read.trajectories), len(read.problems)) == (1, 1)
+    assert f"{folder}, step 0, trajectory 1:0: it does not begin with the prompt" in read.problems[0]
+    with pytest.raises(ConfigError, match="none of 0 demonstrations can be used, or none has a reward of 2"):
+        read_demonstrations(Sources(runs=(folder,), min_reward=2), tokenizer, config)

@@ -1,0 +1,58 @@
+"""Which demonstrations a step trains on, and with which settings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cusearch_async.config import load_config
+from cusearch_async.warmstart.tuning import Course, tuning_config
+from tests.strategies import make_trajectory
+
+COURSES = st.builds(
+    Course,
+    batch=st.integers(1, 9),
+    epochs=st.integers(1, 3),
+    lr=st.just(1e-4),
+    held_out=st.floats(0.01, 0.99),
+)
+
+
+@given(course=COURSES, count=st.integers(2, 40), seed=st.integers(0, 3))
+def test_what_is_held_out_is_never_trained_on_and_all_else_once_an_epoch(course, count, seed):
+    everything = [make_trajectory(ticket) for ticket in range(count)]
+    trained, held_out = course.divide(everything, seed)
+    assert trained
+    assert held_out
+    assert {t.ticket for t in trained} | {t.ticket for t in held_out} == set(range(count))
+    assert len(trained) + len(held_out) == count
+    batches = [course.batch_of(step, trained, seed) for step in range(course.steps(len(trained)))]
+    assert all(1 <= len(batch) <= course.batch for batch in batches)
+    seen = Counter(t.ticket for batch in batches for t in batch)
+    assert seen == dict.fromkeys((t.ticket for t in trained), course.epochs)
+
+
+def test_one_demonstration_is_trained_on():
+    trained, held_out = Course(8, 1, 1e-4, 0.5).divide([make_trajectory()], 0)
+    assert (len(trained), len(held_out)) == (1, 0)
+
+
+def test_the_order_is_another_in_each_epoch_and_with_each_seed():
+    trained = [make_trajectory(ticket) for ticket in range(30)]
+    course = Course(30, 2, 1e-4, 0.1)
+    orders = {tuple(t.ticket for t in course.batch_of(step, trained, seed)) for step in (0, 1) for seed in (0, 1)}
+    assert len(orders) == 4
+
+
+def test_the_loss_of_a_warm_start_has_none_of_the_runs_corrections(tmp_path):
+    own = load_config(
+        Path("atlas"), ["--loss.kl_coef", "0.1", "--loss.entropy_coef", "0.1", "--episode.temperature", "0.7"]
+    )
+    config = tuning_config(own, Course(8, 1, 3e-4, 0.1), 40, tmp_path)
+    assert (config.loss.kl_coef, config.loss.entropy_coef, config.loss.correction) == (0, 0, "none")
+    assert (config.loss.aggregation, config.loss.minibatch, config.loss.ratio) == ("token-mean", 8, "token")
+    assert config.episode.temperature == 1
+    assert (config.learner.lr, config.run.steps, config.folder) == (3e-4, 40, tmp_path)
