@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cusearch_async.algorithm.advantages import EQUAL
+from cusearch_async.atlas import prose
 from cusearch_async.atlas.facts import Fact, load_facts
 from cusearch_async.atlas.questions import Chain
 from cusearch_async.config import RetrieverConfig
@@ -25,7 +26,8 @@ class LocalSearch:
     """The atlas index in this process, without HTTP; for checks. It has the noise of the config's retriever."""
 
     def __init__(self, settings: RetrieverConfig, seed: int) -> None:
-        self._index = Bm25Index.in_memory(load_facts().passages())
+        passages = prose.passages() if settings.corpus == "atlas-prose" else load_facts().passages()
+        self._index = Bm25Index.in_memory(passages)
         self._topk = settings.topk
         self._degradation = Degradation(settings, seed)
 
@@ -88,6 +90,9 @@ class PoolFigures:
     identical: float
     """Share of the trajectories that repeat an earlier one of their group, token for token."""
     zero_variance: float
+    differing: float
+    """Share of the groups in which two trajectories of equal depth have different rewards: depth does not tell them
+    apart."""
     depths: list[int]  # [S+1] trajectories of each depth
 
 
@@ -95,5 +100,10 @@ def pool_figures(groups: Sequence[Sequence[Trajectory]], s_max: int) -> PoolFigu
     everyone = list(itertools.chain.from_iterable(groups))
     copies = sum(len(group) - len({t.token_ids.tobytes() for t in group}) for group in groups)
     flat = sum(np.ptp([t.reward for t in group]) < EQUAL for group in groups)
+    differing = sum(any(_differ(t, other) for t, other in itertools.combinations(group, 2)) for group in groups)
     depths = np.bincount([t.depth for t in everyone], minlength=s_max + 1)
-    return PoolFigures(copies / len(everyone), flat / len(groups), depths.tolist())
+    return PoolFigures(copies / len(everyone), flat / len(groups), differing / len(groups), depths.tolist())
+
+
+def _differ(one: Trajectory, other: Trajectory) -> bool:
+    return one.depth == other.depth and abs(one.reward - other.reward) >= EQUAL

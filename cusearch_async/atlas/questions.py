@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from cusearch_async.atlas import prose
 from cusearch_async.atlas.facts import CITY_RELATIONS, COUNTRY_RELATIONS, Fact, Facts, load_facts
 from cusearch_async.types import Question
 
@@ -29,6 +30,8 @@ class World:
     name: str
     needed: range
     is_hard: bool
+    is_prose: bool = False
+    """Whether questions and passages are those of `prose`."""
 
 
 WORLDS = {
@@ -37,6 +40,7 @@ WORLDS = {
         World("atlas", range(1, MAX_LINKS + 1), is_hard=False),
         World("atlas-hard", range(MAX_LINKS), is_hard=True),
         World("atlas-hard-shallow", range(2), is_hard=True),
+        World("atlas-prose", range(MAX_LINKS), is_hard=True, is_prose=True),
     )
 }
 NEIGHBOURS = ("largest neighbour", "smallest neighbour")
@@ -65,38 +69,41 @@ class Chain:
 
     @property
     def text(self) -> str:
+        if WORLDS[self.world].is_prose:
+            return prose.question(self.facts, self.is_first_given)
         relations = " of the ".join(fact.relation for fact in reversed(self.facts))
         given = f"{self.facts[0].sentence} " if self.is_first_given else ""
         return f"{given}What is the {relations} of {self.city}?"
 
     def question(self) -> Question:
-        needed = len(self.needed)
+        needed, is_prose = len(self.needed), WORLDS[self.world].is_prose
         return Question(
             id=f"{self.world}/{needed}/{self.city}",
             text=self.text,
             answers=(self.answer,),
             category=f"{needed} link{'' if needed == 1 else 's'}",
-            evidence=tuple(fact.passage for fact in self.needed),
+            evidence=tuple(prose.passage_of(fact) if is_prose else fact.passage for fact in self.needed),
         )
 
 
-def draw_chain(facts: Facts, city: str, links: int) -> Chain | None:
+def draw_chain(facts: Facts, city: str, links: int, is_prose: bool = False) -> Chain | None:
     """One chain of `links` links that starts at `city`, the same at every call; None if there is none (an island has no
-    neighbours)."""
+    neighbours). `is_prose`: of relations that the prose tells."""
     rng = random.Random(f"{city}/{links}")
-    found = next(_walks(facts, city, links, rng, visited=frozenset({city})), None)
+    of_city = prose.CITY_RELATIONS if is_prose else CITY_RELATIONS
+    found = next(_walks(facts, city, links, rng, visited=frozenset({city}), of_city=of_city), None)
     return Chain(found) if found else None
 
 
 def _walks(
-    facts: Facts, entity: str, links: int, rng: random.Random, visited: frozenset[str]
+    facts: Facts, entity: str, links: int, rng: random.Random, visited: frozenset[str], of_city: tuple[str, ...]
 ) -> Iterator[tuple[Fact, ...]]:
     """Chains from `entity` in random order, depth first."""
     is_city = facts.find("time zone", entity) is not None
     if links > 1:
         relations = ["country"] if is_city else [*NEIGHBOURS, "capital"]
     else:
-        relations = list(CITY_RELATIONS if is_city else COUNTRY_RELATIONS)
+        relations = list(of_city if is_city else COUNTRY_RELATIONS)
     rng.shuffle(relations)
     for relation in relations:
         fact = facts.find(relation, entity)
@@ -107,7 +114,7 @@ def _walks(
         if links == 1:
             yield (fact,)
             continue
-        for rest in _walks(facts, fact.value, links - 1, rng, visited | {fact.value}):
+        for rest in _walks(facts, fact.value, links - 1, rng, visited | {fact.value}, of_city):
             yield (fact, *rest)
 
 
@@ -135,7 +142,7 @@ def _draw(facts: Facts, number: int, city: str, world: World, needed: int) -> Ch
         return None
     is_told = world.is_hard and random.Random(f"{city}/{needed}/given").random() < GIVEN_SHARE
     is_given = needed == 0 or is_told
-    chain = draw_chain(facts, city, needed + is_given)
+    chain = draw_chain(facts, city, needed + is_given, world.is_prose)
     return chain and replace(chain, world=world.name, is_first_given=is_given)
 
 

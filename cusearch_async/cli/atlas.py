@@ -1,19 +1,20 @@
-"""`cusearch atlas facts | warmstart | check | simulate`: rebuild and test the data and the starter policy of the
-built-in toy task, and run its replacement for ZeroSearch's language model."""
+"""`cusearch atlas facts | warmstart | demonstrations | check | simulate`: rebuild and test the data and the starter
+policies of the built-in toy tasks, and run the replacement for ZeroSearch's language model."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.atlas.questions import WORLDS, test_chains
-from cusearch_async.cli.parts.arguments import add_config
+from cusearch_async.cli.parts.arguments import add_config, at_least
 from cusearch_async.cli.parts.page import stretches
 from cusearch_async.cli.parts.passes import run_passes_with
 from cusearch_async.cli.parts.terminal import plain
@@ -23,9 +24,13 @@ from cusearch_async.errors import ConfigError
 from cusearch_async.evaluation.conditions import as_line, conditions
 from cusearch_async.evaluation.probing import Pass, PassResult
 from cusearch_async.evaluation.scoring import Scores, summarize
+from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.http_server import serve
 from cusearch_async.lifecycle.cuda import refuse_idle_cuda
 from cusearch_async.lifecycle.placement import configure_process
+
+if TYPE_CHECKING:
+    from cusearch_async.atlas.check import Skills
 
 RunPasses = Callable[..., Coroutine[Any, Any, list[PassResult]]]
 
@@ -43,6 +48,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     warm.add_argument("--folder", type=Path, help="where the policy is written; default: where it is shipped")
     warm.add_argument("--seed", type=int, default=0, help="seed of the questions and the initial weights (0)")
     warm.set_defaults(run=make_starter)
+    taught = actions.add_parser("demonstrations", help="write demonstrations of the prose world for `warmstart`")
+    taught.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
+    taught.add_argument("--count", type=at_least(1), default=1500, help="how many (1500)")
+    taught.add_argument("--seed", type=int, default=0, help="seed of the questions and the teacher's choices (0)")
+    taught.set_defaults(run=demonstrate)
     check = actions.add_parser("check", help="measure a policy on held-out cities")
     add_config(check, default="atlas", looks=False)
     check.add_argument("--checkpoint", help="model folder to check; default: model.path of the config")
@@ -75,6 +85,19 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
     warmstart.make_starter(folder, style, arguments.seed, str(STARTER), report)
 
 
+def demonstrate(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    from cusearch_async.atlas.teacher import Teacher  # noqa: PLC0415
+
+    topk = load_config(Path("atlas-prose"), overrides).retriever.topk
+    refuse_unwritable(arguments.output, "--output")
+    rows = list(Teacher(topk, arguments.seed).write(arguments.count))
+    with writing_output(arguments.output, "--output"):
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        arguments.output.write_text("".join(lines), encoding="utf-8")
+    Console().print(f"{len(rows)} demonstrations in {arguments.output}", soft_wrap=True)
+
+
 def check_policy(arguments: argparse.Namespace, overrides: list[str], run: RunPasses = run_passes_with) -> None:
     """Raises: ConfigError."""
     config = searched_here(load_config(arguments.config, overrides))
@@ -100,25 +123,30 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], run: RunPa
     passes = [Pass(questions, 0.0), Pass(questions, temperature), *[Pass(own, temperature)] * config.pool.rollouts]
     greedy, sampled, *siblings = (one.episodes for one in asyncio.run(run(search, config, model, passes)))
     tokenizer = load_tokenizer(model)
-    found = skills([stretches(t, tokenizer) for t in greedy], chains)
     named = conditions(config, model, questions, f"greedy, and temperature {temperature:g}")
     console.print(plain(as_line(named)), soft_wrap=True)
-    console.print(f"right queries  {found.right_queries / max(found.searches, 1):.1%} of {found.searches} searches")
-    console.print(f"right readings {found.right_readings / max(found.found, 1):.1%} of {found.found} found passages")
-    console.print(f"over-search    {found.over_searches / len(chains):.2f} searches per question for what was known")
+    if not world.is_prose:
+        show_skills(skills([stretches(t, tokenizer) for t in greedy], chains), len(chains), console)
     figures = pool_figures(list(zip(*siblings, strict=True)), config.episode.s_max)
     console.print(f"{POOLS} pools of {config.pool.questions} groups of {len(siblings)}:")
     console.print(f"groups with equal rewards {figures.zero_variance:.1%}")
+    console.print(f"groups in which trajectories of equal depth differ in reward {figures.differing:.1%}")
     console.print(f"trajectories that repeat an earlier one of their group {figures.identical:.1%}")
     console.print(f"trajectories by depth {' '.join(map(str, figures.depths))}")
     metric = config.environment[config.evaluated_in].scoring
     console.print(_scores(summarize(greedy, questions, metric), summarize(sampled, questions, metric)))
 
 
+def show_skills(found: Skills, questions: int, console: Console) -> None:
+    console.print(f"right queries  {found.right_queries / max(found.searches, 1):.1%} of {found.searches} searches")
+    console.print(f"right readings {found.right_readings / max(found.found, 1):.1%} of {found.found} found passages")
+    console.print(f"over-search    {found.over_searches / questions:.2f} searches per question for what was known")
+
+
 def searched_here(config: Config) -> Config:
     """The config for `check`: held-out cities, and LocalSearch for the retriever."""
     settings = config.retriever
-    own = {name: getattr(settings, name) for name in ("topk", "distractors", "noise", "stochastic")}
+    own = {name: getattr(settings, name) for name in ("corpus", "topk", "distractors", "noise", "stochastic")}
     suite = config.eval.model_copy(update={"suite": ()})
     return config.model_copy(update={"retriever": RetrieverConfig(**own), "eval": suite})
 

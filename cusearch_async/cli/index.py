@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cusearch_async.cli.parts.arguments import add_config
-from cusearch_async.config import load_config
+from cusearch_async.config import EMBEDDED, load_config
 from cusearch_async.errors import ConfigError
 from cusearch_async.lifecycle.placement import configure_process
 
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     settings = load_config(arguments.config, overrides).retriever
-    if settings.index is None or settings.corpus == "atlas":
+    if settings.index is None or settings.corpus in EMBEDDED:
         raise ConfigError(
             "retriever.index must name the folder to write, and retriever.corpus must name a JSONL file (the embedded "
             f"corpus is indexed in memory); got index {settings.index} and corpus {settings.corpus!r}"

@@ -14,6 +14,7 @@ from cusearch_async.config.redis import RedisConfig
 from cusearch_async.config.retriever import (
     BACKENDS,
     E5,
+    EMBEDDED,
     Bm25Config,
     DenseConfig,
     RerankConfig,

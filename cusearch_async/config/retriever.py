@@ -116,6 +116,10 @@ class WebConfig(Section):
     """Older cached answers are requested again."""
 
 
+EMBEDDED = ("atlas", "atlas-prose")
+"""Corpora that come with the package."""
+
+
 class RetrieverConfig(Section):
     url: Free[Annotated[str, service_url("http://127.0.0.1:8000", "/retrieve")]] = "http://127.0.0.1:8000"
     """Where the retriever answers `POST /retrieve`; `cusearch launch` starts one there if nothing listens."""
@@ -125,7 +129,7 @@ class RetrieverConfig(Section):
     options: Shared[dict[str, Any]] = Field({})
     """Keyword arguments of your own backend."""
     corpus: Shared[Location] = "atlas"
-    """bm25 and dense: `atlas`, or a JSONL file of {"id", "contents"}."""
+    """bm25 and dense: `atlas`, `atlas-prose`, or a JSONL file of {"id", "contents"}."""
     index: Free[Folder | None] = None
     """bm25 and dense: a folder that `cusearch index` has written; None: an index in memory, built at each start."""
     topk: Shared[int] = Field(3, ge=1)
@@ -170,8 +174,8 @@ class RetrieverConfig(Section):
         median_s, p99_s = self.latency_median_s, self.latency_p99_s
         if p99_s < median_s:
             raise ValueError(f"latency_p99_s ({p99_s}) must be >= latency_median_s ({median_s})")
-        if self.index is not None and self.corpus == "atlas":
-            raise ValueError("index must not be set for the corpus 'atlas', which is indexed in memory")
+        if self.index is not None and self.corpus in EMBEDDED:
+            raise ValueError(f"index must not be set for the corpus {self.corpus!r}, which is indexed in memory")
         simulator = "zerosearch.timeout_s", self.zerosearch.timeout_s
         web = "web.attempts x web.timeout_s", self.web.attempts * self.web.timeout_s
         name, takes_s = {"zerosearch": simulator, "serper": web, "serpapi": web}.get(self.backend, ("", 0.0))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cusearch_async.algorithm.tickets import RunQuestions
+from cusearch_async.atlas import prose
 from cusearch_async.atlas.facts import load_facts
 from cusearch_async.atlas.questions import WORLDS, World, test_chains, train_questions
 from cusearch_async.config import Config, EvalConfig
@@ -125,10 +126,11 @@ def held_out_world(config: Config) -> World | None:
 
 
 def load_corpus(corpus: str) -> Sequence[Passage]:
-    """Passages: `atlas`, or a JSONL file of {"id", "contents"}.
+    """Passages: `atlas`, `atlas-prose`, or a JSONL file of {"id", "contents"}.
 
     Raises: ConfigError naming the file, the line and the field."""
-    return load_facts().passages() if corpus == "atlas" else Corpus(Path(corpus))
+    embedded = {"atlas": lambda: load_facts().passages(), "atlas-prose": prose.passages}
+    return embedded[corpus]() if corpus in embedded else Corpus(Path(corpus))
 
 
 def file_of(name: str, folder: str) -> str:

@@ -103,5 +103,5 @@ def test_figures_of_pools_are_counted_by_hand():
         group((0.0, 0, 1), (0.0, 0, 2), (0.0, 0, 3), (0.0, 0, 4)),
     ]
     figures = pool_figures(groups, s_max=4)
-    assert figures == PoolFigures(identical=3 / 12, zero_variance=2 / 3, depths=[8, 1, 2, 1, 0])
+    assert figures == PoolFigures(identical=3 / 12, zero_variance=2 / 3, differing=1 / 3, depths=[8, 1, 2, 1, 0])
     assert np.sum(figures.depths) == 12

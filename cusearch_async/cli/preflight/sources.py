@@ -14,7 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from cusearch_async.atlas.questions import WORLDS
 from cusearch_async.cli.preflight.finding import Finding
-from cusearch_async.config import BACKENDS, LOOPBACK, Config, RetrieverConfig
+from cusearch_async.config import BACKENDS, EMBEDDED, LOOPBACK, Config, RetrieverConfig
 from cusearch_async.data.files import HUB, hub_place
 from cusearch_async.data.questions import asks_of_atlas, file_of, has_held_out, labelled, load_questions
 from cusearch_async.environments import NoSearch
@@ -72,8 +72,8 @@ def _questions(key: str, source: str, environment: str, config: Config, tokenize
 
 def _corpus(retriever: RetrieverConfig) -> Finding:
     key, name = "retriever.corpus", retriever.corpus
-    if name == "atlas":
-        return Finding("ok", key, "atlas, embedded")
+    if name in EMBEDDED:
+        return Finding("ok", key, f"{name}, embedded")
     if not Path(name).exists():
         return Finding("not reachable", key, f"{name} does not exist")
     try:
