@@ -81,6 +81,11 @@ def _fits(config: Config, shape: ModelShape, device: Device | None) -> Iterator[
         yield memory.adapter(config, shape)
     if device is None:
         yield memory.memory_on_cpu(config, shape)
+        from cusearch_async.cli.preflight.speed import speed_on_cpu  # noqa: PLC0415  (imports torch)
+
+        timed = speed_on_cpu(config, shape)
+        if timed is not None:
+            yield timed
     else:
         yield Finding("ok", GPU_MEMORY, f"{device.gib:.4g} GiB ({device.source})")
         yield memory.learner_memory(config, shape, device.bytes)

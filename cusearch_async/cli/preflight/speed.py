@@ -1,0 +1,76 @@
+"""How fast this machine's CPU would train a model: layers of it, with random weights, are timed in both data types."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from cusearch_async.cli.preflight.finding import Finding
+from cusearch_async.cli.preflight.shapes import ModelShape
+from cusearch_async.config import Config
+from cusearch_async.learner.model import SampledLogprobs, train_upper_layers
+
+ROWS, LENGTH = 4, 256
+"""Trajectories of a pass that is timed, and their tokens."""
+SAMPLED = 1 / 3
+"""Share of a trajectory's tokens that the policy samples; the others are the prompt's and the environment's."""
+MOST_PARAMETERS = 2 * 10**9
+"""Of a model that is timed: the embedding of a larger one, for which nobody uses a CPU, takes seconds to make."""
+PASSES = 4
+"""The first one also loads kernels, and another process may slow some of them."""
+SLOWER = 1.5
+"""A data type that takes so many times as long as the other one is warned of."""
+
+
+def speed_on_cpu(config: Config, shape: ModelShape) -> Finding | None:
+    """Seconds of a learner step, without its optimizer, on one thread; None for a model that is too large."""
+    if shape.parameters > MOST_PARAMETERS:
+        return None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        per_token = {dtype: seconds_per_token(config, shape, dtype) for dtype in ("float32", "bfloat16")}
+    finally:
+        torch.set_num_threads(threads)
+    own = config.model.dtype
+    other = next(dtype for dtype in per_token if dtype != own)
+    text = (
+        f"one core trains about {1 / per_token[own]:.0f} tokens a second in {own}, {1 / per_token[other]:.0f} in "
+        f"{other}; {config.method.budget} trajectories of {LENGTH} tokens take about "
+        f"{config.method.budget * LENGTH * per_token[own]:.0f} s"
+    )
+    if per_token[own] > SLOWER * per_token[other]:
+        return Finding("warning", "speed", f"{text}: set model.dtype = '{other}'")
+    return Finding("ok", "speed", text)
+
+
+def seconds_per_token(config: Config, shape: ModelShape, dtype: str) -> float:
+    """Forward and backward pass of the whole model, from models of one and of three layers."""
+    one, three = (_timed(shape, dtype, layers) for layers in (1, 3))
+    per_layer = max(0.0, (three - one) / 2)
+    trained = config.learner.trained_layers or shape.layers
+    # a layer below the trained ones has a forward pass alone, a third of the work
+    return (one + per_layer * (trained - 1 + (shape.layers - trained) / 3)) / (ROWS * LENGTH)
+
+
+def _timed(shape: ModelShape, dtype: str, layers: int) -> float:
+    """Seconds of the fastest pass."""
+    settings: Any = copy.deepcopy(shape.config)
+    settings.num_hidden_layers = layers
+    if getattr(settings, "layer_types", None):
+        settings.layer_types = settings.layer_types[:layers]
+    model = AutoModelForCausalLM.from_config(settings, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+    train_upper_layers(model, layers, "")
+    module = SampledLogprobs(model, ROWS * LENGTH)
+    token_ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
+    sampled = torch.arange(1, ROWS * LENGTH, round(1 / SAMPLED))
+    seconds = []
+    for _ in range(PASSES):
+        began = time.perf_counter()
+        module(token_ids, sampled, 1.0)[0].sum().backward()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

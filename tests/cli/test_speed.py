@@ -1,0 +1,76 @@
+"""How fast a CPU would train: two small models stand for the whole one, and the slower data type is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cusearch_async.cli.preflight import speed
+from cusearch_async.cli.preflight.shapes import published, read_shape
+from cusearch_async.config import STARTER, Config, load_config
+
+TOKENS = speed.ROWS * speed.LENGTH
+
+
+def config(*overrides: str) -> Config:
+    return load_config(Path("atlas"), overrides)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, float]]:
+    """Seconds of one and of three layers, by data type."""
+    seconds = {"float32": (1.0, 5.0), "bfloat16": (2.0, 10.0)}
+
+    def fake(shape: Any, dtype: str, layers: int) -> float:
+        return seconds[dtype][(1, 3).index(layers)]
+
+    monkeypatch.setattr(speed, "_timed", fake)
+    return seconds
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_whole_model_takes_its_layers_and_a_layer_that_is_not_trained_a_third():
+    shape = read_shape(str(STARTER))
+    assert shape is not None
+    assert shape.layers == 4
+    assert speed.seconds_per_token(config(), shape, "float32") == (1 + 3 * 2) / TOKENS
+    upper = config("--learner.trained_layers", "1")
+    assert speed.seconds_per_token(upper, shape, "float32") == pytest.approx((1 + 3 * 2 / 3) / TOKENS)
+
+
+@pytest.mark.usefixtures("timed")
+def test_the_slower_data_type_is_warned_of():
+    shape = read_shape(str(STARTER))
+    assert shape is not None
+    fine = speed.speed_on_cpu(config("--model.dtype", "float32"), shape)
+    assert fine is not None
+    assert fine.status == "ok"
+    assert fine.text == (
+        "one core trains about 146 tokens a second in float32, 73 in bfloat16; 96 trajectories of 256 tokens take "
+        "about 168 s"
+    )
+    slow = speed.speed_on_cpu(config("--model.dtype", "bfloat16"), shape)
+    assert slow is not None
+    assert slow.status == "warning"
+    assert slow.text.endswith("take about 336 s: set model.dtype = 'float32'")
+
+
+def test_a_model_that_nobody_trains_on_a_cpu_is_not_timed():
+    shape = published("Qwen/Qwen2.5-3B")
+    assert shape is not None
+    assert speed.speed_on_cpu(config(), shape) is None
+
+
+@pytest.mark.system
+def test_real_passes_are_timed_and_the_number_of_threads_is_left_alone():
+    import torch
+
+    shape = read_shape(str(STARTER))
+    assert shape is not None
+    threads = torch.get_num_threads()
+    found = speed.speed_on_cpu(config(), shape)
+    assert found is not None
+    assert found.what == "speed"
+    assert torch.get_num_threads() == threads
