@@ -8,6 +8,8 @@ import contextlib
 import json
 import logging
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser, default="atlas", looks=False)
+    text = "also score this model, such as the one before its warm start (folder or Hub id)"
+    parser.add_argument("--baseline", metavar="MODEL", help=text)
     add_accept_changes(parser)
     parser.set_defaults(run=run)
 
@@ -44,6 +48,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     from cusearch_async.processes.engines import check_policy  # noqa: PLC0415  (transformers only where it is needed)
 
     check_policy(config, config.model.location)
+    if arguments.baseline:
+        check_policy(config, arguments.baseline, "--baseline")
     aside = run_folder.move_aside(config.folder)
     if aside is not None:
         console.print(f"the earlier demo is kept in {aside}", soft_wrap=True)
@@ -51,7 +57,11 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         fleet.start_services()
         live.print_inspection_commands(config, console)
         screen = live.Screen(fleet, console)
-        before = evaluate(fleet, screen, config, config.model.location, "before", "scoring the starter policy")
+        scored = {}
+        if arguments.baseline:
+            scored["baseline"] = evaluate(fleet, screen, config, arguments.baseline, "baseline", "scoring the baseline")
+        before = config.model.location
+        scored["before"] = evaluate(fleet, screen, config, before, "before", "scoring the starter policy")
         fleet.start_run(arguments.accept_changes)
         live.watch(fleet, config, console)
         ledger, counted = asyncio.run(read_ledger(config))
@@ -59,9 +69,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         newest = live.whole_checkpoint(config)
         if newest is None:
             raise ProcessDied(f"the learner has ended without a checkpoint in {config.folder / 'checkpoints'}")
-        after = evaluate(fleet, screen, config, str(newest.path / "model"), "after", "scoring the trained policy")
+        after = str(newest.path / "model")
+        scored["after"] = evaluate(fleet, screen, config, after, "after", "scoring the trained policy")
     summary = live.conclude(config, ledger, counted, time.monotonic() - started, console)
-    finish(config, newest, before, after, summary, console)
+    finish(config, newest, scored, summary, console)
 
 
 def with_own_redis(config: Config) -> Config:
@@ -77,26 +88,37 @@ def with_own_redis(config: Config) -> Config:
     return config.model_copy(update={"redis": config.redis.model_copy(update={"url": url})})
 
 
-def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, name: str, what: str) -> Scores:
+def evaluate(fleet: Fleet, screen: live.Screen, config: Config, model: str, name: str, what: str) -> dict[str, Any]:
+    """What `cusearch eval` writes."""
     output, process = config.folder / f"eval_{name}.json", f"eval_{name}"
     fleet.start_command(process, "eval", options=["--checkpoint", model, "--output", str(output)])
     screen.wait(lambda: f"{what} on held-out questions", lambda: fleet.has_ended(process), lambda: [])
     fleet.stop(process)
-    scores: Scores = json.loads(output.read_text(encoding="utf-8"))["scores"]
-    return scores
+    written: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    return written
 
 
 def finish(
-    config: Config, newest: Checkpoint, before: Scores, after: Scores, summary: dict[str, Any], console: Console
+    config: Config,
+    newest: Checkpoint,
+    scored: dict[str, dict[str, Any]],
+    summary: dict[str, Any],
+    console: Console,
 ) -> None:
-    """Write summary.json; print the scores before and after, and where the results are."""
-    sides = {"before": before, "after": after}
+    """Write summary.json; print the scores before and after, and where the results are. `scored` is what `evaluate`
+    found of the `baseline`, if there is one, `before` and `after`."""
+    from cusearch_async.evaluation.findings import compare_paired  # noqa: PLC0415  (of an extra)
+
+    sides: dict[str, Scores] = {side: found["scores"] for side, found in scored.items()}
     figures = {f"{key}_{side}": scores["all"][key] for key in ("em", "depth") for side, scores in sides.items()}
-    by_category = {name: {side: scores[name] for side, scores in sides.items()} for name in before}
-    summary = {**figures, "by_category": by_category, **summary}
+    by_category = {name: {side: scores[name] for side, scores in sides.items()} for name in sides["before"]}
+    after, before = ([row["em"] for row in scored[side]["questions"]] for side in ("after", "before"))
+    paired = compare_paired(after, before)
+    summary = {**figures, "by_category": by_category, "paired_difference": asdict(paired), **summary}
     path = config.folder / run_folder.SUMMARY
     path.write_text(json.dumps(summary, indent=1), encoding="utf-8")
-    console.print(comparison(before, after))
+    console.print(comparison(sides))
+    console.print(f"after {paired.less('before')}", soft_wrap=True)
     console.print(
         "greedy answers to held-out questions; reward and EM of the steps above are of answers to training questions, "
         f"sampled at temperature {config.episode.temperature:g}, and so usually lower",
@@ -105,13 +127,15 @@ def finish(
     console.print(f"{'summary':<8} {path}", soft_wrap=True)
 
 
-def comparison(before: Scores, after: Scores) -> Table:
-    shown = Table(title="held-out cities, greedy: before → after")
+def comparison(sides: Mapping[str, Scores]) -> Table:
+    """The scores of all `sides` in their order, by category."""
+    shown = Table(title=f"held-out questions, greedy: {' → '.join(sides)}")
     shown.add_column("questions with")
     for name in ("n", "reward", "EM", "search depth"):
         shown.add_column(name, justify="right")
-    for category, b in before.items():
-        a = after[category]
-        changes = (f"{b[key]:.2f} → {a[key]:.2f}" for key in ("reward", "em", "depth"))
-        shown.add_row(category, str(int(b["count"])), *changes, style="bold" if category == "all" else None)
+    for category, last in sides["after"].items():
+        changes = (
+            " → ".join(f"{scores[category][key]:.2f}" for scores in sides.values()) for key in ("reward", "em", "depth")
+        )
+        shown.add_row(category, str(int(last["count"])), *changes, style="bold" if category == "all" else None)
     return shown

@@ -136,11 +136,7 @@ class Report:
         if self.judge_failed:
             lines.append(f"no verdicts: {self.judge_failed}")
         if self.against is not None:
-            one = self.against
-            lines.append(
-                f"less {self.against_name}: EM {one.difference:+.3f} [{one.interval[0]:+.3f}, {one.interval[1]:+.3f}], "
-                f"p = {one.p:.2g} (exact McNemar; {one.only_first} questions only here, {one.only_second} only there)"
-            )
+            lines.append(self.against.less(self.against_name))
         return lines + self.found
 
     def as_json(self) -> dict[str, Any]:
@@ -149,7 +145,12 @@ class Report:
         if self.judge_failed:
             kept["judge"] = {"failed": self.judge_failed}
         whole = {"scores": self.scores, "conditions": self.conditions, "recall": self.recall, "probes": self.probes}
-        return whole | kept | {"findings": self.found}
+        return whole | kept | {"findings": self.found, "questions": [_as_row(one) for one in self.episodes]}
+
+
+def _as_row(episode: Trajectory) -> dict[str, Any]:
+    names = ("question_id", "em", "f1", "reward", "depth", "prediction")
+    return {name: getattr(episode, name) for name in names}
 
 
 def _of_samples(samples: Samples) -> str:

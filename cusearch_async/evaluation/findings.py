@@ -79,6 +79,14 @@ class Paired:
     p: float
     """Of the exact McNemar test; 1 where both are right on the same questions."""
 
+    def less(self, name: str) -> str:
+        """The difference to the second, called `name`, in words."""
+        low, high = self.interval
+        return (
+            f"less {name}: EM {self.difference:+.3f} [{low:+.3f}, {high:+.3f}], p = {self.p:.2g} (exact McNemar; "
+            f"{self.only_first} questions only here, {self.only_second} only there)"
+        )
+
 
 def compare_paired(first: Sequence[float], second: Sequence[float]) -> Paired:
     """`first` and `second` [n] are 0 or 1, by question. Raises: ValueError for other lengths, or without questions.

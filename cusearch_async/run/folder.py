@@ -53,7 +53,7 @@ CHILDREN = (
     "downloaded",
     METRICS,
     SCORES,
-    *(f"eval_{when}.{kind}" for when in ("before", "after") for kind in ("json", "html")),
+    *(f"eval_{when}.{kind}" for when in ("baseline", "before", "after") for kind in ("json", "html")),
     "tensorboard",
     "logs",
     "redis",

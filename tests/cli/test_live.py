@@ -61,7 +61,7 @@ def test_the_comparison_fits_80_columns_and_counts_links_in_english():
     categories = list(dict.fromkeys(chain.question().category for chain in held_out_chains(1, WORLDS["atlas"])))
     assert categories == ["1 link", "2 links", "3 links", "4 links", "5 links"]
     scores = {name: {"count": 1000.0, "reward": 0.5, "em": 0.5, "depth": 2.0} for name in [*categories, "all"]}
-    lines = shown_on_80_columns(demo.comparison(scores, scores))
+    lines = shown_on_80_columns(demo.comparison({"before": scores, "after": scores}))
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)
 

@@ -33,7 +33,13 @@ def report(**changes):
 
 def test_only_what_was_asked_for_is_said():
     assert report().lines() == ["engine bm25, k 3"]
-    assert set(report().as_json()) == {"scores", "conditions", "recall", "probes", "findings"}
+    assert set(report().as_json()) == {"scores", "conditions", "recall", "probes", "findings", "questions"}
+
+
+def test_the_file_has_every_question_with_its_score():
+    rows = report().as_json()["questions"]
+    assert [row["question_id"] for row in rows] == [episode.question_id for episode in EPISODES]
+    assert [row["em"] for row in rows] == [episode.em for episode in EPISODES]
 
 
 def test_all_that_was_asked_for_is_said():
