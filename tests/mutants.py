@@ -32,7 +32,7 @@ RUNNING, VARIANTS = ("study/running.py", "test_report.py"), ("study/variants.py"
 LAUNCHED, STUDY = ("study/running.py", "test_running.py"), ("study/plan.py", "test_plan.py")
 SIDES = ("study/plan.py", "test_claims.py")
 CLAIMS, GROWTH = (("study/claims.py", "test_claims.py"), ("study/statistics.py", "test_claims.py"))
-BASELINES = ("algorithm/methods/baselines.py", "test_methods.py")
+BASELINES, POOLED = ((f"algorithm/methods/{name}.py", "test_methods.py") for name in ("baselines", "base"))
 ADVANTAGES, LOSSES = ("algorithm/advantages.py", "test_advantages.py"), ("algorithm/losses.py", "test_losses.py")
 ANSWERS, REWARDS = ("algorithm/answers.py", "test_answers.py"), ("environments/search.py", "test_reward.py")
 PLAYER, OWN = ("rollout/episode.py", "test_episode.py"), ("environments/base.py", "test_own.py")
@@ -75,7 +75,7 @@ MUTANTS = {
     "the phase is checked after the selection": (PHASE, "budget, phase, reserve)", "budget, memory.phase, reserve)"),
     "the phase is not kept": (PHASE, "memory=SdgaMemory(phase)", "memory=memory"),
     "equal rewards go to the first": (BASELINES, "rng.permutation(len(pool.rewards))", "np.arange(len(pool.rewards))"),
-    "DAPO compares with zero": (("algorithm/methods/base.py", "test_methods.py"), "spread[group] >= EQUAL", "spread[group] > 0"),
+    "DAPO compares with zero": (POOLED, "spread[group] >= EQUAL", "spread[group] > 0"),
     "AR3PO counts rewards as passed": (VISITS, "np.add.reduceat(pool.passed,", "np.add.reduceat(pool.rewards > 0,"),
     "GRPO-Half generates everything": (BASELINES, "return self.budget // rollouts", "return questions"),
     "a raw singleton gets nothing": (ADVANTAGES, '"raw":\n        return reward', '"raw":\n        return 0 * reward'),

@@ -33,7 +33,7 @@ def recorded(buffer: RedisBuffer) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"CUS\x02rubbish", "checksum"),
+        (b"CUS\x03rubbish", "checksum"),
         (b"", "does not start with the header of a trajectory"),
         (b"CUS\x00old!", "schema 0"),
         (b"x" * 2_000_000, "payload has 2000000 bytes"),
