@@ -17,11 +17,11 @@ from cusearch_async.retrieval.bm25 import Bm25Index
 
 WORLD = WORLDS["atlas-prose"]
 MOST_SEARCHES = 5
-ASKS_WHOLE, ASKS_BRIEFLY = 0.25, 0.4
+ASKS_WHOLE, ASKS_BRIEFLY = 0.15, 0.45
 """Share of searches that repeat the question, and that name relation and entity; the others ask for the next link."""
-ANSWERS_EARLY = 0.5
+ANSWERS_EARLY = 0.3
 """After a link that is not the last."""
-ANSWERS_WITHOUT = 0.2
+ANSWERS_WITHOUT = 0.15
 """After a search that has not found the next link: with the last thing known."""
 SEARCHES_NEEDLESSLY = 0.2
 """Where the question tells what it asks for."""
