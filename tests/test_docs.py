@@ -113,14 +113,14 @@ def test_the_readme_is_short():
 
 def test_the_pages_are_short():
     """Together, without the report that `cusearch study` writes: say each fact once."""
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS.glob("*.md")) <= 20_000
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS.glob("*.md")) <= 21_500
 
 
 def test_measurements_are_on_the_pages_for_them():
     """Speeds, memory and scores that were measured; other pages link to these."""
     measured = r"[\d.]+ (?:→|times as (?:fast|long))|\d tokens/s|\d (?:ms|MiB/h)\b|EM 0\.\d"
     found = {page.name for page in DOCS.glob("*.md") if re.search(measured, page.read_text(encoding="utf-8"))}
-    assert found == {"benchmarks.md"}
+    assert found == {"benchmarks.md", "real-models.md"}
 
 
 def test_the_readmes_own_task_is_a_config(tmp_path):

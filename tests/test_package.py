@@ -101,7 +101,7 @@ def test_a_demo_runs_in_an_empty_folder_and_says_what_it_found(start, wheel: Pat
     said, rows = " ".join((done.stdout + done.stderr).split()), read_metrics(run / "metrics.jsonl")
     summary = json.loads((run / "summary.json").read_text())
     assert "the earlier demo is kept in runs/demo-1" in said
-    assert "held-out cities, greedy: before → after" in said
+    assert "held-out questions, greedy: before → after" in said
     assert [row["step"] for row in rows] == [0, 1]
     assert summary["steps"] == 2
     assert summary["by_category"]

@@ -1,0 +1,78 @@
+"""`make demo-lm` with several seeds, of the teacher, the warm start and the run: exact match before and after.
+
+    python -m tests.bench.bench_lm [--seeds 3] [--section.key value]...
+
+Figures go to runs/bench/lm.json after every seed; seeds that are in it already are not repeated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cusearch_async.lifecycle.entry import split_overrides
+from cusearch_async.metrics.files import read_metrics
+from tests.bench import figures
+from tests.conftest import free_port
+
+FOLDER = Path("runs/bench")
+FIGURES = FOLDER / "lm.json"
+
+
+def demo(seed: int, overrides: list[str]) -> dict[str, Any]:
+    """Run it once, from the demonstrations to the last score."""
+    folder, began = FOLDER / f"lm-{seed}", time.monotonic()
+    ports = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
+    ports += ["--retriever.url", f"http://127.0.0.1:{free_port()}"]
+    variables = {"LM": str(folder), "SEED": str(seed), "ARGS": shlex.join([*ports, *overrides])}
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["make", "demo-lm", *(f"{name}={value}" for name, value in variables.items())], check=True)
+    minutes = (time.monotonic() - began) / 60
+    summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
+    rows = read_metrics(folder / "run" / "metrics.jsonl")
+    return {
+        "em_zero_shot": summary["em_baseline"],
+        "em_warm": summary["em_before"],
+        "em_rl": summary["em_after"],
+        "depth": [summary[f"depth_{side}"] for side in ("baseline", "before", "after")],
+        "paired_difference": summary["paired_difference"],
+        "by_category": summary["by_category"],
+        "seconds_per_step": statistics.median(row["time/step_s"] for row in rows),
+        "minutes_total": minutes,
+    }
+
+
+def conclude(by_seed: dict[str, Any]) -> dict[str, Any]:
+    """The figures of all seeds, as lists in their order."""
+    names = ("em_zero_shot", "em_warm", "em_rl", "paired_difference", "seconds_per_step", "minutes_total")
+    return {name: [found[name] for _, found in sorted(by_seed.items())] for name in names}
+
+
+def main() -> None:
+    own, overrides = split_overrides(sys.argv[1:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args(own)
+    known = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
+    by_seed = known.get("by_seed", {})
+    for seed in map(str, range(arguments.seeds)):
+        if seed not in by_seed:
+            by_seed[seed] = demo(int(seed), overrides)
+            figures.add(FIGURES, {"overrides": overrides, "by_seed": by_seed, **conclude(by_seed)})
+    for seed, found in by_seed.items():
+        low, high = found["paired_difference"]["interval"]
+        print(
+            f"seed {seed}: EM {found['em_zero_shot']:.2f} → {found['em_warm']:.2f} → {found['em_rl']:.2f}, "
+            f"difference {found['paired_difference']['difference']:+.3f} [{low:+.3f}, {high:+.3f}], "
+            f"{found['minutes_total']:.0f} min"
+        )
+
+
+if __name__ == "__main__":
+    main()
