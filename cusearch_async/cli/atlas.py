@@ -49,9 +49,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     warm.add_argument("--seed", type=int, default=0, help="seed of the questions and the initial weights (0)")
     warm.set_defaults(run=make_starter)
     taught = actions.add_parser("demonstrations", help="write demonstrations of the prose world for `warmstart`")
+    add_config(taught, looks=False)
     taught.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
     taught.add_argument("--count", type=at_least(1), default=1500, help="how many (1500)")
-    taught.add_argument("--seed", type=int, default=0, help="seed of the questions and the teacher's choices (0)")
     taught.set_defaults(run=demonstrate)
     check = actions.add_parser("check", help="measure a policy on held-out cities")
     add_config(check, default="atlas", looks=False)
@@ -88,9 +88,10 @@ def make_starter(arguments: argparse.Namespace, _: list[str]) -> None:
 def demonstrate(arguments: argparse.Namespace, overrides: list[str]) -> None:
     from cusearch_async.atlas.teacher import Teacher  # noqa: PLC0415
 
-    topk = load_config(Path("atlas-prose"), overrides).retriever.topk
+    config = load_config(arguments.config, overrides)
     refuse_unwritable(arguments.output, "--output")
-    rows = list(Teacher(topk, arguments.seed).write(arguments.count))
+    teacher = Teacher(config.retriever.topk, config.run.seed)  # a pupil sees as many passages as its teacher
+    rows = list(teacher.write(arguments.count))
     with writing_output(arguments.output, "--output"):
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

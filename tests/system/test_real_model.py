@@ -71,7 +71,18 @@ def test_the_model_of_a_gguf_file_is_whole(model):
 def test_it_is_warm_started_and_trained(model, tmp_path):
     """The loss falls, the format is learned, and what reinforcement learning changed can be loaded by any tool."""
     demonstrations, warm, trained = tmp_path / "demonstrations.jsonl", tmp_path / "warm", tmp_path / "run"
-    run(tmp_path, "teach", "atlas", "demonstrations", "--count", "40", "--output", str(demonstrations))
+    run(
+        tmp_path,
+        "teach",
+        "atlas",
+        "demonstrations",
+        "laptop",
+        "atlas-prose",
+        "--count",
+        "40",
+        "--output",
+        str(demonstrations),
+    )
     options = (
         "--demonstrations",
         str(demonstrations),
@@ -86,6 +97,8 @@ def test_it_is_warm_started_and_trained(model, tmp_path):
     )
     settings = ("--model.path", str(model), "--learner.cores", "", "--learner.checkpoint_every", "100")
     run(tmp_path, "warm", "warmstart", "laptop", "atlas-prose", *options, *settings)
+    rows = [json.loads(line) for line in demonstrations.read_text().splitlines()]
+    assert {len(found) for row in rows for found in row["documents"]} == {1}, "as many as the run's retriever.topk"
     losses = [json.loads(line)["loss"] for line in (warm / "metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < 0.3 * losses[0]
     ports = ("--redis.url", f"redis://127.0.0.1:{free_port()}/0", "--retriever.url", f"http://127.0.0.1:{free_port()}")
