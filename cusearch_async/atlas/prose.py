@@ -101,11 +101,6 @@ def passage_of(fact: Fact) -> str:
     return _told()[fact]
 
 
-def told(fact: Fact) -> str:
-    """A fact in the plainest sentence that a passage has for it."""
-    return f"The {fact.query} is {fact.value}."
-
-
 def question(facts: Sequence[Fact], is_first_given: bool) -> str:
     """The question of a chain, the same at every call."""
     rng = random.Random(f"{facts[0].entity}/{facts[-1].query}/{len(facts)}")

@@ -79,13 +79,13 @@ class _Episode:
         thought, known = "I have to search.", chain.city
         needed = list(chain.needed)
         if chain.is_first_given:
-            thought, known = prose.told(chain.facts[0]), chain.facts[0].value
+            thought, known = chain.facts[0].sentence, chain.facts[0].value
         if not needed and teacher.is_so(SEARCHES_NEEDLESSLY):
             needed = [chain.facts[0]]
         for fact in needed:
             if not self._find(fact, thought, known):
                 return
-            thought, known = prose.told(fact), fact.value
+            thought, known = fact.sentence, fact.value
             if fact != chain.facts[-1] and teacher.is_so(ANSWERS_EARLY):
                 break
         self.turns.append(f"<think>{thought}</think><answer>{known}</answer>")

@@ -14,7 +14,7 @@ import numpy as np
 
 from cusearch_async.config import Config
 from cusearch_async.errors import ConfigError
-from cusearch_async.files import put_in_place, writing
+from cusearch_async.files import put_in_place, remove, writing
 from cusearch_async.learner.learner import DeepSpeedLearner
 from cusearch_async.learner.ranks import Ranks
 from cusearch_async.lifecycle.signals import stop_signals
@@ -93,7 +93,7 @@ def _lead(
     if step < config.run.steps:
         log.info("stopped at step %d of %d; the same command continues", step, config.run.steps)
         return
-    newest = checkpoints.newest(RunState())
+    newest = checkpoints.latest()  # it was read back when it was written
     if newest is not None:
         link_model(newest.path / "model", config.folder / MODEL)
 
@@ -107,8 +107,7 @@ def refuse_another(folder: Path, own: Mapping[str, str], saved: Mapping[str, str
 
 def link_model(source: Path, target: Path) -> None:
     """Give the files of a checkpoint's model a second name, which stays when the checkpoint is deleted."""
-    if target.exists():
-        shutil.rmtree(target)
+    remove(target)
     with writing(target) as unfinished:
         shutil.copytree(source, unfinished, copy_function=os.link)
     put_in_place(target)

@@ -211,7 +211,7 @@ class SdgaAnti(Method[NoMemory]):
 
 def _in_buckets(pool: Candidates, settings: BucketSettings) -> NDArray[np.int64]:
     """Places in the pool of the trajectories that the buckets hold: all, in the paper."""
-    return np.flatnonzero(pool.in_mixed_groups | (not settings.mixed_groups_only))
+    return np.flatnonzero(pool.in_mixed_groups) if settings.mixed_groups_only else np.arange(len(pool.depths))
 
 
 def _follow(plan: Plan, pool: Candidates, places: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
