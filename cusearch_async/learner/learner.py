@@ -114,14 +114,12 @@ class DeepSpeedLearner:
         """Train on `selected` with `advantages` [K_eff]; returns the metrics of the step.
 
         Raises: NonFiniteUpdate when NaN or infinity came up; no optimizer step has then been made with it."""
-        payloads = [codec.encode(t) for t in selected] if self._ranks.size > 1 else []
-        self._tell(Command("update", step, payloads, advantages.tolist()))
+        self._tell(Command("update", step, self._payloads(selected), advantages.tolist()))
         return self._update(selected, advantages, step)
 
     def mean_loss(self, trajectories: Sequence[Trajectory]) -> float:
         """Cross-entropy of the sampled tokens under the policy, in nats per token. Changes nothing."""
-        payloads = [codec.encode(t) for t in trajectories] if self._ranks.size > 1 else []
-        self._tell(Command("score", payloads=payloads))
+        self._tell(Command("score", payloads=self._payloads(trajectories)))
         return self._mean_loss(trajectories)
 
     def enter_thread(self) -> None:
@@ -178,6 +176,10 @@ class DeepSpeedLearner:
     def vocab_size(self) -> int:
         """Rows of the embedding: token ids are below it."""
         return int(self._hf_config.vocab_size)
+
+    def _payloads(self, trajectories: Sequence[Trajectory]) -> list[bytes]:
+        """What the other ranks are sent of these, if there are any."""
+        return [codec.encode(t) for t in trajectories] if self._ranks.size > 1 else []
 
     def _tell(self, command: Command) -> None:
         self._ranks.tell(msgspec.msgpack.encode(command))

@@ -263,12 +263,17 @@ def whole_reference(module: nn.Module, device: torch.device, waits_on_host: bool
     return present
 
 
+def layers_of(model: Any) -> list[Any]:
+    """The layers that transformers knows as such, from below; empty for a model without them."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
 def train_upper_layers(model: Any, count: int, path: str) -> None:
     """Let only the `count` uppermost layers, and what follows them but the LM head, want a gradient. The backward pass
     then ends at the lowest of them.
 
     Raises: ConfigError when the model has not so many layers."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     if count > len(layers):
         raise ConfigError(f"learner.trained_layers ({count}) must be <= {len(layers)}, the layers of {path!r}")
     still = [*layers[: len(layers) - count], model.get_input_embeddings(), model.get_output_embeddings()]
@@ -296,7 +301,7 @@ def compile_layers(model: Any, path: str) -> None:
     from torch._inductor.cpp_builder import get_cpp_compiler  # noqa: PLC0415
     from torch._inductor.exc import InvalidCxxCompiler  # noqa: PLC0415
 
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     if not layers:
         raise ConfigError(f"model.path {path!r} has no layers that transformers knows as such; unset learner.compile")
     if not torch.cuda.is_available():

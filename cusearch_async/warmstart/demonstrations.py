@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +121,7 @@ class _Rollout:
             found = asyncio.run(self._runner.run(replace(question, environment=label), 0, 0, _WORKER, temperature=0.0))
         except EpisodeFailed as error:
             raise EpisodeFailed(f"{row.where}: {error}") from error
-        problem = self._policy.problem(self._config.episode.max_turn_tokens) or self._search.problem()
+        problem = self._policy.problem() or self._search.problem()
         if problem is None and found.prediction is None:
             problem = f"it gives no answer; its last turn is {turns[-1]!r:.200}"
         if problem is not None:
@@ -130,9 +130,8 @@ class _Rollout:
 
     def of_exported(self, row: Row) -> Trajectory:
         """One that a policy sampled; of another tokenizer or template it would begin with another prompt."""
-        hints = get_type_hints(Trajectory)
         try:
-            values: dict[str, Any] = {name: row.values[name] for name in hints}
+            values: dict[str, Any] = {name: row.values[name] for name in Trajectory.__slots__}
             values |= {name: np.array(values[name], dtype=kind) for name, kind in _VECTORS.items()}
             found = Trajectory(**values | {"answers": tuple(values["answers"])})
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -192,7 +191,7 @@ class _WrittenPolicy:
         self._tokenizer = tokenizer
 
     def begin(self, turns: Sequence[str]) -> None:
-        self._turns, self._written, self._longest = list(turns), 0, 0
+        self._turns, self._written = list(turns), 0
 
     async def generate(
         self, prompt: list[int], max_tokens: int, temperature: float, seed: int | None, stops: Sequence[str]
@@ -209,14 +208,15 @@ class _WrittenPolicy:
             raise EpisodeFailed(f"turn {self._written} is another text after tokenising: {text!r:.200}")
         if end is None:
             ids = [*ids, self._tokenizer.eos_token_id]
-        self._longest = max(self._longest, len(ids))
+        if len(ids) > max_tokens:
+            raise EpisodeFailed(
+                f"turn {self._written} has {len(ids)} tokens, more than episode.max_turn_tokens ({max_tokens})"
+            )
         return Turn(ids, np.zeros(len(ids), dtype=np.float32), np.zeros(len(ids), dtype=np.int32))
 
-    def problem(self, most: int) -> str | None:
+    def problem(self) -> str | None:
         if self._written < len(self._turns):
             return f"the episode ended with turn {self._written} of {len(self._turns)}"
-        if self._longest > most:
-            return f"a turn has {self._longest} tokens, more than episode.max_turn_tokens ({most})"
         return None
 
 

@@ -23,7 +23,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, float]]:
     """Seconds of one and of three layers, by data type."""
     seconds = {"float32": (1.0, 5.0), "bfloat16": (2.0, 10.0)}
 
-    def fake(shape: Any, dtype: str, layers: int) -> float:
+    def fake(shape: Any, dtype: str, layers: int, layers_alone: bool) -> float:
         return seconds[dtype][(1, 3).index(layers)]
 
     monkeypatch.setattr(speed, "_timed", fake)

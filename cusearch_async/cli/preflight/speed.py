@@ -50,21 +50,22 @@ def speed_on_cpu(config: Config, shape: ModelShape) -> Finding | None:
 
 def seconds_per_token(config: Config, shape: ModelShape, dtype: str) -> float:
     """Forward and backward pass of the whole model, from models of one and of three layers."""
-    one, three = (_timed(shape, dtype, layers) for layers in (1, 3))
+    one, three = (_timed(shape, dtype, layers, config.learner.trained_layers is not None) for layers in (1, 3))
     per_layer = max(0.0, (three - one) / 2)
     trained = config.learner.trained_layers or shape.layers
     # a layer below the trained ones has a forward pass alone, a third of the work
     return (one + per_layer * (trained - 1 + (shape.layers - trained) / 3)) / (ROWS * LENGTH)
 
 
-def _timed(shape: ModelShape, dtype: str, layers: int) -> float:
-    """Seconds of the fastest pass."""
+def _timed(shape: ModelShape, dtype: str, layers: int, layers_alone: bool) -> float:
+    """Seconds of the fastest pass; `layers_alone`: embedding and LM head are not trained."""
     settings: Any = copy.deepcopy(shape.config)
     settings.num_hidden_layers = layers
     if getattr(settings, "layer_types", None):
         settings.layer_types = settings.layer_types[:layers]
     model = AutoModelForCausalLM.from_config(settings, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
-    train_upper_layers(model, layers, "")
+    if layers_alone:
+        train_upper_layers(model, layers, "")
     module = SampledLogprobs(model, ROWS * LENGTH)
     token_ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
     sampled = torch.arange(1, ROWS * LENGTH, round(1 / SAMPLED))
