@@ -17,10 +17,10 @@ from cusearch_async.retrieval.bm25 import Bm25Index
 
 WORLD = WORLDS["atlas-prose"]
 MOST_SEARCHES = 5
-ASKS_WHOLE, ASKS_BRIEFLY = 0.15, 0.45
+ASKS_WHOLE, ASKS_BRIEFLY = 0.2, 0.35
 """Share of searches that repeat the question, and that name relation and entity; the others ask for the next link."""
-ANSWERS_EARLY = 0.3
-"""After a link that is not the last."""
+ANSWERS_AT_ONCE, ANSWERS_EARLY = 0.45, 0.05
+"""After the first link, and after a later one, where it is not the last."""
 ANSWERS_WITHOUT = 0.15
 """After a search that has not found the next link: with the last thing known."""
 SEARCHES_NEEDLESSLY = 0.2
@@ -86,7 +86,7 @@ class _Episode:
             if not self._find(fact, thought, known):
                 return
             thought, known = fact.sentence, fact.value
-            if fact != chain.facts[-1] and teacher.is_so(ANSWERS_EARLY):
+            if fact != chain.facts[-1] and teacher.is_so(ANSWERS_AT_ONCE if fact == needed[0] else ANSWERS_EARLY):
                 break
         self.turns.append(f"<think>{thought}</think><answer>{known}</answer>")
 

@@ -37,6 +37,7 @@ COMMANDS = {
     "runs": "list the runs in a folder, compare them, draw them",
     "trace": "show the groups of a recorded step side by side, with their advantages",
     "replay": "recompute a recorded step, or see what another method would have taken",
+    "align": "compare what each method would train on with the reward gradient, at the policies of a run",
     "eval": "score a policy on held-out questions",
     "index": "build the index of retriever.corpus in the folder retriever.index",
     "data": "check question files, or write them in Search-R1's schema",

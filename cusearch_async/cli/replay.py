@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cusearch_async.cli.parts.arguments import add_run_folder
-from cusearch_async.config import Config, with_overrides
 from cusearch_async.errors import ReplayDiffers
 from cusearch_async.lifecycle.placement import configure_process, count_sharers
-from cusearch_async.replay.selection import Choice, RecordedStep, checkpoint_before
+from cusearch_async.replay.selection import Choice, RecordedStep, checkpoint_before, with_method
 from cusearch_async.run.history import made_otherwise, start_now
 
 
@@ -33,7 +32,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     again = step.choose(step.config)
     choices = {f"{step.config.method.name}, recorded": step.recorded, "recomputed": again}
     if arguments.method or overrides:
-        config = _changed(step.config, arguments.method, overrides)
+        config = with_method(step.config, arguments.method, overrides)
         choices[config.method.name] = step.choose(config)
     console.print(_table(step, choices))
     if not again.is_same(step.recorded):
@@ -41,16 +40,6 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     console.print("the selection and its advantages are identical, bit for bit", soft_wrap=True)
     if arguments.update:
         _update(step, arguments.folder, console)
-
-
-def _changed(recorded: Config, method: str | None, overrides: list[str]) -> Config:
-    """Another method has its settings from `overrides` and its defaults: the recorded one's are no keys of it."""
-    values = recorded.model_dump(mode="json", exclude_none=True)
-    if method and method != recorded.method.name:
-        own = recorded.method.own_kind.model_fields
-        values["method"] = {name: value for name, value in values["method"].items() if name not in own}
-        values["method"]["name"] = method
-    return with_overrides(values, overrides)
 
 
 def _table(step: RecordedStep, choices: dict[str, Choice]) -> Table:

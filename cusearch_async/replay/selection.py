@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.config import Config, LearnerConfig, load_config
+from cusearch_async.config import Config, LearnerConfig, load_config, with_overrides
 from cusearch_async.errors import ConfigError, CorruptPayload, InvalidTrajectory
 from cusearch_async.run.folder import refuse_no_run
 from cusearch_async.run.history import Start, epochs_and_steps, read_starts
@@ -87,6 +87,16 @@ class RecordedStep:
 
     def selected(self) -> list[Trajectory]:
         return [self.pool.trajectories[i] for i in self.record.selected]
+
+
+def with_method(config: Config, method: str | None, overrides: list[str]) -> Config:
+    """Another method has its settings from `overrides` and its defaults: the config's are no keys of it."""
+    values = config.model_dump(mode="json", exclude_none=True)
+    if method and method != config.method.name:
+        own = config.method.own_kind.model_fields
+        values["method"] = {name: value for name, value in values["method"].items() if name not in own}
+        values["method"]["name"] = method
+    return with_overrides(values, overrides)
 
 
 def checkpoint_before(run_folder: Path, step: int, learner: LearnerConfig) -> Path | None:

@@ -55,6 +55,10 @@ class Run:
         """Start `cusearch COMMAND configs/atlas.toml` with flags and this run's overrides."""
         return self._start("cusearch_async.cli.main", *command.split(), str(ATLAS), *flags, *self.arguments(**changes))
 
+    def on_folder(self, command: str, *flags: str) -> Process:
+        """Start `cusearch COMMAND RUN_FOLDER` with flags."""
+        return self._start("cusearch_async.cli.main", command, str(self.folder), *flags)
+
     def worker(self, name: str, **changes: Any) -> Process:
         """Start `python -m workers.NAME`."""
         return self._start(f"workers.{name}", str(ATLAS), *self.arguments(**changes))

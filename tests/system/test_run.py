@@ -262,3 +262,24 @@ def test_a_process_without_a_service_says_in_one_line_what_is_missing(run: Run, 
     assert missing in last
     assert remedy in last
     assert "Traceback" not in output
+
+
+def test_what_methods_would_train_on_is_compared_with_the_reward_gradient(run: Run, tmp_path: Path):
+    status, output = finish(run.cusearch("launch", run__steps=1))
+    assert status == 0, output
+    retriever = run.worker("retriever")
+    written = tmp_path / "align.json"
+    flags = ("--pools", "3", "--methods", "grpo_full,random", "--output", str(written))
+    status, output = finish(run.on_folder("align", *flags))
+    assert status == 0, output
+    retriever.terminate()
+    assert finish(retriever, 60)[0] == 0
+    found = json.loads(written.read_text())
+    assert found["policies"] == [0, 1]
+    assert found["budget"] == 8
+    whole, some = (found["methods"][name] for name in ("grpo_full", "random"))
+    assert (whole["selected"], some["selected"]) == (16, 8)
+    for rule in ("raw", "zero", "pool"):
+        assert len(some["by_singleton"][rule]) == 2 * 3
+        assert all(-1 <= value <= 1 for value in some["by_singleton"][rule])
+    assert any(whole["by_singleton"]["raw"])

@@ -1,0 +1,145 @@
+"""`cusearch align RUN_FOLDER`: how well what each method would train on points along the reward gradient.
+
+At the model that the run began with, and at each of its checkpoints, it generates pools of training questions as the run
+does (the run's retriever has to answer), computes the gradient of every trajectory, and compares. See
+`cusearch_async.replay.alignment`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cusearch_async.cli.parts.arguments import add_trust, at_least
+from cusearch_async.cli.parts.passes import run_passes_with
+from cusearch_async.config import Config, MethodConfig, load_config
+from cusearch_async.data.questions import load_run_questions
+from cusearch_async.errors import ConfigError
+from cusearch_async.evaluation.probing import Pass
+from cusearch_async.files import refuse_unwritable, writing_output
+from cusearch_async.lifecycle.placement import configure_process
+from cusearch_async.replay.alignment import PARTS, SINGLETONS, Figures, MeasuredPool, figures_of
+from cusearch_async.replay.selection import with_method
+from cusearch_async.retrieval.client import SearchClient
+from cusearch_async.run.folder import refuse_no_run
+from cusearch_async.run.history import epochs_and_steps
+from cusearch_async.training.checkpoint import Checkpoints
+from cusearch_async.training.selector import candidates_of
+from cusearch_async.types import Pool, Trajectory
+
+log = logging.getLogger(__name__)
+
+MIXED = "/mixed"
+"""Ends the name of an SDGA method with method.mixed_groups_only."""
+METHODS = (
+    *("grpo_full", "dapo", "random", "random_siblings", "stratified_grpo", "topk_reward"),
+    *("sdga_phase", "sdga_auto", "sdga_anti", f"sdga_phase{MIXED}", f"sdga_auto{MIXED}", f"sdga_anti{MIXED}"),
+)
+EQUAL_SHARE = 4
+"""Updates of equally many usable trajectories have the budget's this part of them."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="RUN_FOLDER", help="such as runs/demo")
+    parser.add_argument("--pools", type=at_least(2), default=12, help="pools at each policy (12)")
+    text = f"the methods, separated by commas; default: {','.join(METHODS)}"
+    parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS), help=text)
+    parser.add_argument("--output", type=Path, help="write the cosines of all pools to this .json file")
+    add_trust(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Raises: ConfigError."""
+    folder: Path = arguments.folder
+    refuse_no_run(folder)
+    starts = sorted((folder / "starts").glob("*.toml"))
+    if not starts:
+        raise ConfigError(f"{folder} has no start: no learner has begun")
+    config = load_config(starts[-1], overrides)
+    if config.learner.lora.rank:
+        raise ConfigError("align needs a run that trains the model itself; learner.lora.rank is not 0")
+    if arguments.output:
+        refuse_unwritable(arguments.output, "--output")
+    budget = min(config.method.budget, config.pool.size // 2)
+    methods = {name: _method(config, name, budget) for name in arguments.methods}
+    configure_process([])
+    kept = Checkpoints(folder, config.learner.keep_checkpoints, epochs_and_steps(folder)).by_step()
+    models = {0: config.model.location} | {step: str(one.path / "model") for step, one in kept.items()}
+    policies = [measured(config, model, step, arguments.pools) for step, model in models.items()]
+    equal = max(2, budget // EQUAL_SHARE)
+    found = {name: figures_of(one, policies, config.run.seed, equal) for name, one in methods.items()}
+    Console().print(table(found, list(models), arguments.pools, equal))
+    if arguments.output:
+        whole = {"policies": list(models), "pools": arguments.pools, "budget": budget, "equal": equal}
+        figures = {name: asdict(one) for name, one in found.items()}
+        with writing_output(arguments.output, "--output"):
+            arguments.output.write_text(json.dumps(whole | {"methods": figures}, indent=1), encoding="utf-8")
+
+
+def _method(config: Config, name: str, budget: int) -> MethodConfig:
+    overrides = ["--method.budget", str(budget), "--loss.minibatch", str(budget)]
+    overrides += ["--method.mixed_groups_only", "true"] if name.endswith(MIXED) else []
+    return with_method(config, name.removesuffix(MIXED), overrides).method
+
+
+def measured(config: Config, model: str, step: int, count: int) -> list[MeasuredPool]:
+    """Pools of the policy in the folder `model`, with their gradients."""
+    pools = asyncio.run(generated(config, model, count))
+    from cusearch_async.learner.projection import ProjectedGradients  # noqa: PLC0415  (torch)
+
+    gradients, found = ProjectedGradients(model, config), []
+    for number, pool in enumerate(pools):
+        each = [gradients.of(trajectory) for trajectory in pool]
+        by_part = {part: np.stack([one[part] for one in each]) for part in PARTS}
+        found.append(MeasuredPool(candidates_of(pool, config.episode.s_max), by_part))
+        log.info("policy of step %d: gradients of pool %d of %d", step, number + 1, count)
+    return found
+
+
+async def generated(config: Config, model: str, count: int) -> list[Pool]:
+    """`count` pools of the first training questions, in the order of the run."""
+    drawn, size = load_run_questions(config), config.pool.questions
+    questions = [drawn.of(ticket) for ticket in range(count * size)]
+    passes = [Pass(questions, config.episode.temperature)] * config.pool.rollouts
+    async with SearchClient.open(config.retriever, config.episode, config.questions_per_step) as search:
+        if config.uses_retriever:
+            await search.wait_until_answering(config.run.wait_s)
+        results = await run_passes_with(search, config, model, passes)
+    groups = list(zip(*(one.episodes for one in results), strict=True))
+    return [_pool(number, groups[number * size : (number + 1) * size]) for number in range(count)]
+
+
+def _pool(number: int, groups: Sequence[Sequence[Trajectory]]) -> Pool:
+    return Pool(number, tuple(itertools.chain.from_iterable(groups)))
+
+
+def table(found: Mapping[str, Figures], steps: Sequence[int], pools: int, equal: int) -> Table:
+    """Mean cosines with 95 % intervals over pools."""
+    shown = Table(title=f"{pools} pools at each of the policies of steps {', '.join(map(str, steps))}")
+    shown.add_column("method", no_wrap=True)
+    for name in ("trained", "usable", "alone", *SINGLETONS, "search tokens", f"at {equal} usable"):
+        shown.add_column(name, justify="right")
+    for name, figures in found.items():
+        counts = (f"{value:.1f}" for value in (figures.selected, figures.usable, figures.alone))
+        cosines = [*figures.by_singleton.values(), figures.on_search, figures.at_equal]
+        shown.add_row(name, *counts, *map(_with_interval, cosines))
+    return shown
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    from scipy import stats  # noqa: PLC0415  (of an extra)
+
+    if len(values) < 2:
+        return "–"
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return f"{np.mean(values):.3f} ±{half:.3f}"
