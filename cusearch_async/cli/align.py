@@ -1,7 +1,7 @@
 """`cusearch align RUN_FOLDER`: how well what each method would train on points along the reward gradient.
 
-At the model that the run began with, and at each of its checkpoints, it generates pools of training questions as the run
-does (the run's retriever has to answer), computes the gradient of every trajectory, and compares. See
+At the model that the run began with, and at each of its checkpoints, it generates pools of training questions as the
+run does (its retriever has to answer), computes the gradient of every trajectory, and compares. See
 `cusearch_async.replay.alignment`."""
 
 from __future__ import annotations
