@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cusearch_async.errors import InvalidTrajectory
 
-PAYLOAD_SCHEMA = 3
+PAYLOAD_SCHEMA = 4
 """Version of a trajectory's payload; another one is not read."""
 
 Singleton = Literal["raw", "zero", "pool"]
@@ -94,6 +94,8 @@ class Trajectory:
     turns: int
     cut_turns: int
     """Turns that were cut off at episode.max_turn_tokens."""
+    recall: float | None
+    """Share of the question's evidence that it was shown; None where none is known."""
     reward: float
     em: float
     f1: float

@@ -33,6 +33,7 @@ def make_trajectory(
         "retrieval_tokens": first,
         "turns": 2,
         "cut_turns": 0,
+        "recall": None,
         "reward": 1.0,
         "em": 1.0,
         "f1": 1.0,

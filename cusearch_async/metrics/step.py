@@ -30,18 +30,19 @@ def describe_step(
     pool: Pool, selected: Sequence[Trajectory], advantages: Advantages, budget: int, s_max: int
 ) -> Metrics:
     """Rewards, depths, staleness, group and selection figures of one step; without means of the selected ones where
-    nothing was."""
+    nothing was, and without recall where no evidence is known."""
     everyone = list(pool)
     staleness = np.array([max(0, pool.step - t.oldest_version) for t in everyone])
     depths = np.array([t.depth for t in everyone])
     retrieval = np.array([t.retrieval_tokens for t in everyone])
     best = np.sort(retrieval)[::-1][: len(selected)].sum()
     covered = sum(t.retrieval_tokens for t in selected)
-    of_selected: Metrics = {}
+    recall = [t.recall for t in everyone if t.recall is not None]
+    of_some: Metrics = {"episode/recall": _mean(recall)} if recall else {}
     if selected:
-        of_selected["reward/trained"] = _mean(t.reward for t in selected)
-        of_selected["depth/mean_trained"] = _mean(t.depth for t in selected)
-    return of_selected | {
+        of_some["reward/trained"] = _mean(t.reward for t in selected)
+        of_some["depth/mean_trained"] = _mean(t.depth for t in selected)
+    return of_some | {
         "reward/all": _mean(t.reward for t in everyone),
         "reward/em": _mean(t.em for t in everyone),
         "reward/f1": _mean(t.f1 for t in everyone),

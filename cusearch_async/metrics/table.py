@@ -45,6 +45,7 @@ FAMILIES = (
             Metric(
                 "episode/cut_turns", "share", "of the turns: cut off at `episode.max_turn_tokens`", "it is not near 0"
             ),
+            Metric("episode/recall", "share", "of a question's evidence: shown to the policy; where evidence is known"),
             Metric("episode/sampled_tokens", "tokens", "mean over the pool", "it keeps growing"),
             Metric("episode/seconds_mean", "s", "length of an episode"),
             Metric("episode/seconds_p99", "s", "99th percentile of it", "it nears `episode.timeout_s`"),

@@ -18,6 +18,7 @@ from cusearch_async.config import EpisodeConfig
 from cusearch_async.environments import Environment, Episode
 from cusearch_async.errors import EpisodeFailed
 from cusearch_async.rollout import prompting
+from cusearch_async.rollout.evidence import share_shown
 from cusearch_async.rollout.turn import Turn
 from cusearch_async.streams import Stream, draw_number
 from cusearch_async.types import Question, Segment, Trajectory
@@ -148,6 +149,7 @@ class EpisodeRunner:
             retrieval_tokens=counted_tokens,
             turns=len(tape.logprobs),
             cut_turns=tape.cut_turns,
+            recall=share_shown(question.evidence, tape.segments),
             reward=score.reward,
             em=score.em,
             f1=score.f1,

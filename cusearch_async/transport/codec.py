@@ -87,6 +87,7 @@ def readable_fields(trajectory: Trajectory) -> dict[str, str | int]:
         "sampled_tokens": trajectory.sampled_tokens,
         "turns": trajectory.turns,
         "cut_turns": trajectory.cut_turns,
+        "recall": "" if trajectory.recall is None else f"{trajectory.recall:.6g}",
         "worker": trajectory.worker,
         "episode_s": f"{trajectory.episode_s:.3f}",
         "search_s": f"{trajectory.search_s:.3f}",

@@ -31,6 +31,8 @@ from cusearch_async.types import Question, Trajectory
 
 OPTION = "--demonstrations"
 _WORKER = "demonstration"
+_MAY_BE_NULL = ("prediction", "recall")
+"""Fields of a trajectory; columns that are null are left out where rows are read."""
 _VECTORS = {"token_ids": np.int32, "sampled": np.bool_, "logprobs": np.float32, "versions": np.int32}
 
 
@@ -131,7 +133,10 @@ class _Rollout:
     def of_exported(self, row: Row) -> Trajectory:
         """One that a policy sampled; of another tokenizer or template it would begin with another prompt."""
         try:
-            values: dict[str, Any] = {name: row.values[name] for name in Trajectory.__slots__}
+            values: dict[str, Any] = {
+                name: row.values.get(name) if name in _MAY_BE_NULL else row.values[name]
+                for name in Trajectory.__slots__
+            }
             values |= {name: np.array(values[name], dtype=kind) for name, kind in _VECTORS.items()}
             found = Trajectory(**values | {"answers": tuple(values["answers"])})
         except (KeyError, TypeError, ValueError, OverflowError) as error:

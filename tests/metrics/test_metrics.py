@@ -42,6 +42,14 @@ def test_a_step_is_described_by_its_pool_and_its_selection():
     assert found["selection/coverage_of_best"] == pytest.approx(40 / 50)
 
 
+def test_recall_is_a_mean_over_the_episodes_whose_evidence_is_known():
+    pool = Pool(0, tuple(make_trajectory(i, recall=recall) for i, recall in enumerate((0.5, None, 1.0))))
+    nothing = Advantages(np.zeros(0), 0, 0)
+    assert describe_step(pool, [], nothing, budget=1, s_max=2)["episode/recall"] == 0.75
+    unknown = Pool(0, (make_trajectory(),))
+    assert "episode/recall" not in describe_step(unknown, [], nothing, budget=1, s_max=2)
+
+
 def test_what_of_the_gradients_weight_lies_on_trajectories_that_are_alone():
     """Of |A|·tokens: 1 x 4 and 1 x 8 in the group of two, 0.5 x 24 alone. The rest of the pool does not count."""
     of_pool = ((1, 0, 4), (1, 1, 8), (3, 0, 24), (3, 1, 8))

@@ -311,3 +311,19 @@ async def test_turns_that_are_cut_off_at_their_most_tokens_are_counted():
     assert (cut.turns, cut.cut_turns) == (3, 1)
     whole = await Episode([SEARCH, ANSWER]).run()
     assert whole.cut_turns == 0
+
+
+async def test_the_share_of_the_evidence_that_was_shown_is_known():
+    """Whatever the template makes of its title, and of white space; nothing where no evidence is known or needed."""
+    both = ('"Peru"\nThe capital of  Peru\nis Lima.', '"Lima"\nLima lies by the sea.')
+
+    async def recall(evidence, *turns):
+        episode = Episode([*turns, ANSWER])
+        question = dataclasses.replace(QUESTION, evidence=evidence)
+        return (await episode.runner.run(question, 0, 0, "w")).recall
+
+    assert await recall(both, SEARCH) == 0.5
+    assert await recall(both[:1], SEARCH) == 1.0
+    assert await recall(both, "<think>The capital of Peru is Lima.</think><search>Lima</search>") == 0.0
+    assert await recall((), SEARCH) is None
+    assert await recall(None, SEARCH) is None
