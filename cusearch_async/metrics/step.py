@@ -114,9 +114,10 @@ class WorkerRates:
     def __init__(self) -> None:
         self._last: dict[str, dict[str, float]] = {}
 
-    def since_last(self, workers: Mapping[str, WorkerStatus]) -> Metrics:
+    def since_last(self, workers: Mapping[str, WorkerStatus], had_questions: bool = True) -> Metrics:
         """Tokens per second of all workers, share of time their engines stood idle, seconds of weight loading; searches
-        made and attempts failed, and the slowest worker's 99th percentile of a search's seconds."""
+        made and attempts failed, and the slowest worker's 99th percentile of a search's seconds. Without the first two
+        where the workers had no questions left: that is the end of the run, not their speed."""
         now = {
             name: {key: float(getattr(status, key)) for key in _TOTALS}
             for name, status in workers.items()
@@ -130,10 +131,12 @@ class WorkerRates:
         self._last = now
         since = {name: totals for name, totals in since.items() if totals["alive_s"] > 0}
         total = {key: sum(totals[key] for totals in since.values()) for key in _TOTALS}
-        return {
-            "rollout/workers": float(len(since)),
+        rates: Metrics = {
             "rollout/tokens_per_s": sum(totals["sampled_tokens"] / totals["alive_s"] for totals in since.values()),
             "rollout/idle_share": max(0.0, 1 - total["busy_s"] / total["alive_s"]) if since else 0.0,
+        }
+        return (rates if had_questions else {}) | {
+            "rollout/workers": float(len(since)),
             "rollout/weight_load_s": total["weight_load_s"],
             "rollout/searches": total["searches"],
             "rollout/search_failures": total["search_failures"],

@@ -54,7 +54,8 @@ class StepReport:
         )
         row |= describe_environments(chosen.pool, chosen.trajectories, list(config.environment))
         row |= {f"selection/{name}": value for name, value in chosen.metrics.items()}
-        row |= self._rates.since_last(await self._buffer.workers())
+        opened = chosen.pool.step + config.pool.max_staleness < config.run.steps  # questions, by the step before
+        row |= self._rates.since_last(await self._buffer.workers(), opened)
         row |= describe_ledger(await self._buffer.ledger())
         parts = {f"{part}_s": seconds[part] for part in ("wait", "update", "publish", "checkpoint")}
         row |= describe_times(**parts, publishing_s=publishing_s, tokens=tokens)

@@ -67,7 +67,7 @@ def measure(side: str, overrides: list[str]) -> dict[str, float]:
 def shares(config: Config, rows: list[dict[str, Any]]) -> dict[str, float]:
     wall = sum(row["time/step_s"] for row in rows)
     waited = sum(row["time/wait_s"] for row in rows)
-    engine_idle = sum(row["rollout/idle_share"] * row["time/step_s"] for row in rows)
+    engine_idle = sum(row.get("rollout/idle_share", 1) * row["time/step_s"] for row in rows)
     optimum = max(wall - waited, wall - engine_idle)
     return {
         "steps": len(rows),

@@ -95,6 +95,9 @@ def test_worker_totals_become_rates_of_the_step():
     assert second["rollout/tokens_per_s"] == 150
     assert second["rollout/idle_share"] == pytest.approx(0.75)
     assert second["rollout/weight_load_s"] == 0
+    over = rates.since_last({"w": replace(later, alive_s=24)}, had_questions=False)
+    assert not over.keys() & {"rollout/tokens_per_s", "rollout/idle_share"}, "of 0 and 1 no mean could be made"
+    assert over["rollout/workers"] == 1
 
 
 def test_failed_searches_are_counted_by_the_step_and_the_slowest_worker_is_told():
