@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cusearch_async.algorithm.advantages import EQUAL
-from cusearch_async.atlas import prose
-from cusearch_async.atlas.facts import Fact, load_facts
+from cusearch_async.atlas.facts import Fact
 from cusearch_async.atlas.questions import Chain
 from cusearch_async.config import RetrieverConfig
-from cusearch_async.retrieval.backend import Query
+from cusearch_async.retrieval.backend import Passage, Query
 from cusearch_async.retrieval.bm25 import Bm25Index
 from cusearch_async.retrieval.indexing import Degradation
 from cusearch_async.types import Question, Trajectory
@@ -25,8 +24,7 @@ _QUERY = re.compile(r"<search>(.*?)</search>", re.DOTALL)
 class LocalSearch:
     """The atlas index in this process, without HTTP; for checks. It has the noise of the config's retriever."""
 
-    def __init__(self, settings: RetrieverConfig, seed: int) -> None:
-        passages = prose.passages() if settings.corpus == "atlas-prose" else load_facts().passages()
+    def __init__(self, passages: Sequence[Passage], settings: RetrieverConfig, seed: int) -> None:
         self._index = Bm25Index.in_memory(passages)
         self._topk = settings.topk
         self._degradation = Degradation(settings, seed)

@@ -19,7 +19,7 @@ from cusearch_async.cli.parts.page import stretches
 from cusearch_async.cli.parts.passes import run_passes_with
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import STARTER, STARTERS, Config, RetrieverConfig, load_config
-from cusearch_async.data.questions import held_out_world, load_run_questions
+from cusearch_async.data.questions import held_out_world, load_corpus, load_run_questions
 from cusearch_async.errors import ConfigError
 from cusearch_async.evaluation.conditions import as_line, conditions
 from cusearch_async.evaluation.probing import Pass, PassResult
@@ -116,7 +116,7 @@ def check_policy(arguments: argparse.Namespace, overrides: list[str], run: RunPa
 
     console = Console()
     model = arguments.checkpoint or config.model.location
-    search = LocalSearch(config.retriever, config.run.seed)
+    search = LocalSearch(load_corpus(config.retriever.corpus), config.retriever, config.run.seed)
     questions = [chain.question() for chain in chains]
     drawn = load_run_questions(config)
     own = [drawn.of(ticket) for ticket in range(POOLS * config.pool.questions)]

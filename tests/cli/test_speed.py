@@ -57,6 +57,19 @@ def test_the_slower_data_type_is_warned_of():
     assert slow.text.endswith("take about 336 s: set model.dtype = 'float32'")
 
 
+def test_a_model_that_cannot_be_made_here_does_not_end_the_check(monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: Any) -> float:
+        raise ImportError("needs mamba-ssm\nand more")
+
+    monkeypatch.setattr(speed, "_timed", broken)
+    shape = read_shape(str(STARTER))
+    assert shape is not None
+    found = speed.speed_on_cpu(config(), shape)
+    assert found is not None
+    assert found.status == "warning"
+    assert found.text.endswith("cannot be made here: needs mamba-ssm")
+
+
 def test_a_model_that_nobody_trains_on_a_cpu_is_not_timed():
     shape = published("Qwen/Qwen2.5-3B")
     assert shape is not None

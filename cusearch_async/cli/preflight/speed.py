@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from cusearch_async.cli.preflight.finding import Finding
 from cusearch_async.cli.preflight.shapes import ModelShape
 from cusearch_async.config import Config
+from cusearch_async.errors import first_line
 from cusearch_async.learner.model import SampledLogprobs, train_upper_layers
 
 ROWS, LENGTH = 4, 256
@@ -34,6 +35,8 @@ def speed_on_cpu(config: Config, shape: ModelShape) -> Finding | None:
     torch.set_num_threads(1)
     try:
         per_token = {dtype: seconds_per_token(config, shape, dtype) for dtype in ("float32", "bfloat16")}
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:  # the model's own code
+        return Finding("warning", "speed", f"not known: a model of this kind cannot be made here: {first_line(error)}")
     finally:
         torch.set_num_threads(threads)
     own = config.model.dtype
