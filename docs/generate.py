@@ -15,6 +15,7 @@ from cusearch_async.cli.main import make_parser
 from cusearch_async.config import CONFIG_HELP
 from cusearch_async.metrics.table import FAMILIES, Metric
 from docs import pictures
+from tests.system.model_kinds import KINDS
 
 DOCS = Path(__file__).parent
 MARKER = "<!-- What follows is written by `make docs`. -->\n\n"
@@ -40,10 +41,19 @@ def metrics() -> str:
     return "\n".join(lines)
 
 
+def models() -> str:
+    """The families that are tested, and those that are refused."""
+    rows = ["| family | `model_type` | |", "|---|---|---|"]
+    for kind in KINDS:
+        rows.append(f"| {kind.name} | {kind.model_type} | {f'refused: {kind.why}' if kind.refused else 'trained'} |")
+    return "\n".join([*rows, ""])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands,
     "configuration.md": partial(reference, None),
     "metrics.md": metrics,
+    "models.md": models,
 }
 PICTURES: dict[str, Callable[[], str]] = {"images/buckets.svg": pictures.buckets, "images/peek.svg": pictures.peek}
 

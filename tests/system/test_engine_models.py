@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,24 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cusearch_async.config import STARTER, load_config
-from cusearch_async.learner.model import as_in_files, load_causal_lm, saved_tensors, tied_names
+from cusearch_async.errors import ConfigError
+from cusearch_async.learner.model import (
+    SampledLogprobs,
+    as_in_files,
+    load_causal_lm,
+    save_model,
+    saved_tensors,
+    tied_names,
+)
+from cusearch_async.learner.suitability import refuse_unsuitable_policy
 from cusearch_async.lifecycle.placement import configure_process
 from cusearch_async.weights.folder import WeightStore
 from cusearch_async.weights.interface import Canary
 from tests.system.forked import forked_engines
-from tests.system.test_engine import STOPS, logprobs_of, with_engine
+from tests.system.model_kinds import KINDS, SIZES, Kind
+from tests.system.test_engine import STOPS, with_engine
 
 pytestmark = pytest.mark.system
-
-SIZES: dict[str, Any] = {
-    **{"vocab_size": 384, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-}
-EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
-ROUTED = EXPERTS | {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "head_dim": 32, "tie_word_embeddings": False}
 
 
 def shaken(model: Any, seed: int) -> None:
@@ -39,29 +42,51 @@ def shaken(model: Any, seed: int) -> None:
                 tensor.copy_(torch.randn(tensor.shape, generator=draws) * (0.08 if tensor.dim() > 1 else 1.0))
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [("glm4_moe", ROUTED), ("gpt2", {"n_embd": 128, "n_head": 4, "n_layer": 2, "n_positions": 2048})],
-    ids=["experts-with-a-routing-bias", "tied-to-an-embedding-of-another-name"],
-)
-def test_an_engine_has_all_that_is_published(atlas_config, tmp_path, kind, settings):
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES | settings)).eval()
+def made(kind: Kind) -> Any:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind.model_type, **SIZES | kind.settings)).eval()
     shaken(model, 0)
+    return model
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.refused], ids=lambda kind: kind.name)
+def test_an_engine_has_all_that_a_learner_publishes_of_a_family(atlas_config, tmp_path, kind):
+    """And what a checkpoint holds is loaded as it was."""
     store = WeightStore(tmp_path / "store")
 
     async def body(engine, text):
         policy = load_causal_lm(str(tmp_path / "model"), "float32")
+        module = SampledLogprobs(policy, 4096)
+        refuse_unsuitable_policy(module, kind.name, packing=True)
+        np.testing.assert_allclose(await engine.score([*text, 6]), scored(module, [*text, 6]), atol=1e-4)
         turns = [asyncio.create_task(engine.generate([*text, i], 300, 1.0, i, STOPS)) for i in range(4)]
         for version in range(2):
             shaken(policy, 1 + version)
             tensors = {name: tensor.detach().clone() for name, tensor in saved_tensors(policy)}
+            save_model(policy, dict(tensors), AutoTokenizer.from_pretrained(STARTER), tmp_path / f"saved-{version}")
             tensors |= {other: tensors[name] for other, name in tied_names(policy).items()}
-            canary = Canary(text, logprobs_of(policy, text), 1e-3)
+            canary = Canary(text, scored(module, text), 1e-3)
             await engine.load(store, store.publish(version, 1, as_in_files(policy, tensors), canary), check=True)
         await asyncio.gather(*turns)
-        np.testing.assert_allclose(await engine.score([*text, 6]), logprobs_of(policy, [*text, 6]), atol=1e-3)
+        np.testing.assert_allclose(await engine.score([*text, 6]), scored(module, [*text, 6]), atol=1e-4)
+        again = SampledLogprobs(load_causal_lm(str(tmp_path / "saved-1"), "float32"), 4096)
+        assert scored(again, [*text, 6]) == scored(module, [*text, 6])
 
-    with_engine(atlas_config, tmp_path, model, body)
+    with_engine(atlas_config, tmp_path, made(kind), body)
+
+
+def scored(module: SampledLogprobs, token_ids: list[int]) -> list[float]:
+    """As the learner computes them."""
+    with torch.no_grad():
+        log_p, _ = module(torch.tensor([token_ids]), torch.arange(1, len(token_ids)), 1.0, wants_entropy=False)
+    return [float(value) for value in log_p]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.refused], ids=lambda kind: kind.name)
+def test_a_family_that_would_be_trained_wrongly_is_refused_in_one_line(tmp_path, kind):
+    made(kind).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(kind.refused)) as refused:
+        refuse_unsuitable_policy(SampledLogprobs(load_causal_lm(str(tmp_path), "float32"), 4096), kind.name, True)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_turn_ends_at_a_tag_that_is_a_special_token_and_at_one_that_is_not(atlas_config, tmp_path):
