@@ -6,6 +6,7 @@ rollouts of a question are right and others wrong."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -17,14 +18,16 @@ from cusearch_async.retrieval.bm25 import Bm25Index
 
 WORLD = WORLDS["atlas-prose"]
 MOST_SEARCHES = 5
-ASKS_WHOLE, ASKS_BRIEFLY = 0.2, 0.35
+ASKS_WHOLE, ASKS_BRIEFLY = 0.25, 0.4
 """Share of searches that repeat the question, and that name relation and entity; the others ask for the next link."""
-ANSWERS_AT_ONCE, ANSWERS_EARLY = 0.45, 0.05
+ANSWERS_AT_ONCE, ANSWERS_EARLY = 0.3, 0.03
 """After the first link, and after a later one, where it is not the last."""
-ANSWERS_WITHOUT = 0.15
+ANSWERS_WITHOUT = 0.1
 """After a search that has not found the next link: with the last thing known."""
 SEARCHES_NEEDLESSLY = 0.2
 """Where the question tells what it asks for."""
+SHARES = (0.1, 0.15, 0.25, 0.25, 0.25)
+"""Of the demonstrations: those with so many links. Longer ones are harder to learn."""
 NOT_FOUND = "This does not tell it."
 
 
@@ -36,14 +39,13 @@ class Teacher:
         self._chains = chains("train", WORLD)
 
     def write(self, count: int) -> Iterator[dict[str, Any]]:
-        """Rows of `warmstart.demonstrations`, of distinct questions; as many of each number of links."""
-        of_length = {n: [chain for chain in self._chains if len(chain.needed) == n] for n in WORLD.needed}
-        drawn = {
-            n: self._rng.sample(some, min(len(some), -(-count // len(of_length)))) for n, some in of_length.items()
-        }
-        mixed = [chain for some in drawn.values() for chain in some]
-        self._rng.shuffle(mixed)
-        for chain in mixed[:count]:
+        """Rows of `warmstart.demonstrations`, of distinct questions."""
+        drawn = []
+        for needed, share in zip(WORLD.needed, SHARES, strict=True):
+            some = [chain for chain in self._chains if len(chain.needed) == needed]
+            drawn += self._rng.sample(some, min(len(some), math.ceil(count * share)))
+        self._rng.shuffle(drawn)
+        for chain in drawn[:count]:
             episode = _Episode(chain, self)
             episode.write()
             yield {
