@@ -144,7 +144,7 @@ def lengths_of(questions: Sequence[Question], frame: Frame) -> tuple[list[int], 
         asked = replace(question, environment=frame.config.evaluated_in)
         try:
             prompt = frame.environment.prompt(asked)
-            length = len(prompting.build_prompt(frame.tokenizer, prompt, frame.config.model.chat_template))
+            length = len(prompting.build_prompt(frame.tokenizer, prompt, frame.config.model.template_arguments))
         except EpisodeFailed as error:
             refused.append((question.id, str(error)))
             continue

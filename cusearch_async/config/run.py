@@ -56,6 +56,8 @@ class ModelConfig(Section):
     """Data type of the policy's weights and computation; the optimizer keeps float32 master weights."""
     chat_template: Shared[dict[str, bool | int | float | str]] = Field({})
     """Arguments of the tokenizer's chat template, like {enable_thinking = false}."""
+    uses_chat_template: Shared[bool] = True
+    """Whether prompts are put into the tokenizer's chat template, if it has one."""
 
     @field_validator("chat_template")
     @classmethod
@@ -64,6 +66,11 @@ class ModelConfig(Section):
             if name in ("messages", "conversation", "tokenize", "add_generation_prompt"):
                 raise ValueError(f"chat_template.{name} is set by the run; remove it")
         return arguments
+
+    @property
+    def template_arguments(self) -> dict[str, bool | int | float | str] | None:
+        """Those of the chat template; None where it is not used."""
+        return self.chat_template if self.uses_chat_template else None
 
     @property
     def location(self) -> str:

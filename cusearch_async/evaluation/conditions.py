@@ -32,7 +32,8 @@ def conditions(config: Config, model: str, questions: Sequence[Question], sampli
         "turn_tokens": episode.max_turn_tokens,
         "observation_tokens": episode.max_observation_tokens,
         "prompt": _prompt(environment.template)
-        + "".join(f", {name} = {value!r}" for name, value in config.model.chat_template.items()),
+        + "".join(f", {name} = {value!r}" for name, value in config.model.chat_template.items())
+        + ("" if config.model.uses_chat_template else ", no chat template"),
         **{name: repr(value) for name, value in environment.own.model_dump(mode="json").items()},
         "dtype": config.model.dtype + quantised,
         "sampling": sampling,

@@ -26,7 +26,7 @@ def check_policy(config: Config, model: str, key: str = "model.path") -> Any:
 
     Raises: ConfigError, which names the setting `key`."""
     tokenizer = check_model(model, config.episode.max_tokens, key)
-    check_template(config.environments(NoSearch()), tokenizer, config.model.chat_template)
+    check_template(config.environments(NoSearch()), tokenizer, config.model.template_arguments)
     return tokenizer
 
 
@@ -67,9 +67,7 @@ def open_runner(
         engine = Engine.start(model, tokenizer, config, lock)
     try:
         environments = config.environments(search)
-        yield (
-            engine,
-            EpisodeRunner(engine, environments, tokenizer, config.episode, config.run.seed, config.model.chat_template),
-        )
+        arguments = config.model.template_arguments
+        yield engine, EpisodeRunner(engine, environments, tokenizer, config.episode, config.run.seed, arguments)
     finally:
         engine.close()

@@ -36,7 +36,7 @@ async def run(config: Config, name: str, cores: Collection[int]) -> None:
         questions = load_run_questions(config)
         tokenizer = check_model(config.model.location, config.episode.max_tokens)
         environments = config.environments(NoSearch())
-        check_lengths(questions.all, environments, tokenizer, config.episode, config.model.chat_template)
+        check_lengths(questions.all, environments, tokenizer, config.episode, config.model.template_arguments)
         identity = identity_of(config, questions.all, tokenizer)
     finish = Finish(config.run.steps)
     async with open_buffer(config, config.run.wait_s, stop, identity=identity) as buffer:

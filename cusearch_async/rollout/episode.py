@@ -67,9 +67,9 @@ class EpisodeRunner:
         tokenizer: Any,
         settings: EpisodeConfig,
         seed: int,
-        template_arguments: Mapping[str, Any] = prompting.NO_ARGUMENTS,
+        template_arguments: prompting.Arguments = prompting.NO_ARGUMENTS,
     ) -> None:
-        """`template_arguments` are those of the tokenizer's chat template.
+        """`template_arguments` are those of the tokenizer's chat template; None where it is not used.
 
         Raises: ConfigError when the fixed text of an environment does not fit into an observation, or the chat template
         drops the question."""

@@ -23,6 +23,8 @@ EXAMPLE = "Which river flows through Lima?"
 """A question to try prompts with."""
 _PRINTED = re.compile(r"""["']type["']: ?["']text["']""")
 """Parts as Python or JSON prints them: a template that wants text was given them."""
+Arguments = Mapping[str, Any] | None
+"""Of the tokenizer's chat template; None where it is not to be used."""
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -44,11 +46,11 @@ def first_ids(tokenizer: Any) -> tuple[int, ...]:
     return tuple(whole[: next(starts, 0)])
 
 
-def has_template(tokenizer: Any) -> bool:
-    return bool(getattr(tokenizer, "chat_template", None))
+def is_chat(tokenizer: Any, arguments: Arguments) -> bool:
+    return arguments is not None and bool(getattr(tokenizer, "chat_template", None))
 
 
-def render(tokenizer: Any, content: str, arguments: Mapping[str, Any], prompts: bool = True) -> str:
+def render(tokenizer: Any, content: str, arguments: Arguments, prompts: bool = True) -> str:
     """The chat template's text of a conversation that begins with the user's `content`, and if it `prompts` with the
     beginning of the answer. A template that drops a text is given it as a list of parts.
 
@@ -58,7 +60,7 @@ def render(tokenizer: Any, content: str, arguments: Mapping[str, Any], prompts: 
     for shape in (content, [{"type": "text", "text": content}]):
         try:
             text = tokenizer.apply_chat_template(
-                [{"role": "user", "content": shape}], tokenize=False, add_generation_prompt=prompts, **arguments
+                [{"role": "user", "content": shape}], tokenize=False, add_generation_prompt=prompts, **(arguments or {})
             )
         except Exception as error:  # a template may raise anything
             failure = f"cannot be used: {first_line(error)}"
@@ -75,25 +77,26 @@ def _letters(text: str) -> str:
     return "".join(character for character in text.casefold() if character.isalnum())
 
 
-def generation_prompt(tokenizer: Any, arguments: Mapping[str, Any]) -> str:
+def generation_prompt(tokenizer: Any, arguments: Arguments) -> str:
     """The chat template's text between a question and the policy's answer; empty without a template.
 
     Raises: EpisodeFailed when the template drops the question."""
-    text = render(tokenizer, EXAMPLE, arguments) if has_template(tokenizer) else ""
+    text = render(tokenizer, EXAMPLE, arguments) if is_chat(tokenizer, arguments) else ""
     ends = [match.end() for match in re.finditer(re.escape(EXAMPLE), text, re.IGNORECASE)]
     return text[ends[-1] :] if ends else ""
 
 
-def build_prompt(tokenizer: Any, prompt: Quoted, arguments: Mapping[str, Any] = NO_ARGUMENTS) -> list[int]:
+def build_prompt(tokenizer: Any, prompt: Quoted, arguments: Arguments = NO_ARGUMENTS) -> list[int]:
     """Token ids of a prompt: with the tokenizer's chat template and its `arguments` if it has one, else after
     `first_ids`.
 
     Raises: EpisodeFailed when the chat template drops the question, or changes one that contains a special token."""
     quoted, text = prompt.text, prompt.before + prompt.text + prompt.after
-    is_chat = has_template(tokenizer)
-    if is_chat:
+    first: list[int] = []
+    if is_chat(tokenizer, arguments):
         text = render(tokenizer, text, arguments)
-    first = [] if is_chat else list(first_ids(tokenizer))
+    else:
+        first = list(first_ids(tokenizer))
     foreign = encode(tokenizer, quoted, is_foreign=True)
     if encode(tokenizer, quoted) == foreign:
         return first + encode(tokenizer, text)
@@ -112,12 +115,12 @@ def build_prompt(tokenizer: Any, prompt: Quoted, arguments: Mapping[str, Any] = 
 
 
 def check_template(
-    environments: Mapping[str, Environment], tokenizer: Any, arguments: Mapping[str, Any] = NO_ARGUMENTS
+    environments: Mapping[str, Environment], tokenizer: Any, arguments: Arguments = NO_ARGUMENTS
 ) -> None:
     """Raises: ConfigError when the prompts of the environments would not hold the question, or the template has no
     such argument as one of `arguments`."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
-    for name in arguments:
+    for name in arguments or ():
         if not re.search(rf"\b{re.escape(name)}\b", template):
             raise ConfigError(
                 f"model.chat_template.{name}: the chat template of {tokenizer.name_or_path!r} has no such argument"
@@ -160,7 +163,7 @@ def check_lengths(
     environments: Mapping[str, Environment],
     tokenizer: Any,
     settings: EpisodeConfig,
-    arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    arguments: Arguments = NO_ARGUMENTS,
 ) -> None:
     """Raises: ConfigError with the number of too long prompts, the first of them, and the fix; also as
     `check_template` and `check_frames`."""
@@ -184,7 +187,7 @@ def overlong(
     environments: Mapping[str, Environment],
     tokenizer: Any,
     settings: EpisodeConfig,
-    arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    arguments: Arguments = NO_ARGUMENTS,
 ) -> list[tuple[Question, int]]:
     """(question, length of its prompt) for each prompt longer than episode.max_prompt_tokens, in order."""
     limit = settings.max_prompt_tokens

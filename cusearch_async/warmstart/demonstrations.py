@@ -99,7 +99,7 @@ class _Rollout:
         self._tokenizer, self._config = tokenizer, config
         self._policy, self._search = _WrittenPolicy(tokenizer), _WrittenSearch()
         self._environments = config.environments(self._search)
-        chat, seed = config.model.chat_template, config.run.seed
+        chat, seed = config.model.template_arguments, config.run.seed
         self._runner = EpisodeRunner(self._policy, self._environments, tokenizer, config.episode, seed, chat)
 
     @property
@@ -147,7 +147,7 @@ class _Rollout:
         """Raises: ConfigError unless this run could have made it."""
         environment = self._environment(where, found.environment)
         question = Question(id=found.question_id, text=found.question, answers=found.answers, category="")
-        prompt = build_prompt(self._tokenizer, environment.prompt(question), self._config.model.chat_template)
+        prompt = build_prompt(self._tokenizer, environment.prompt(question), self._config.model.template_arguments)
         if found.token_ids[: len(prompt)].tolist() != prompt or found.sampled[: len(prompt)].any():
             raise ConfigError(
                 f"{where}: it does not begin with the prompt of this run's model and template; use those it was made "

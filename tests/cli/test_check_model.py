@@ -82,6 +82,7 @@ def test_a_generation_config_of_which_checkpoints_keep_only_the_ids_is_a_warning
         ("{{ messages[0].content }}<a>", (), "warning", "add_generation_prompt changes nothing in it"),
         (SWITCH, (), "ok", "prompts end in '<a>' after the question"),
         (SWITCH, ("--model.chat_template.hint", "yes"), "ok", "prompts end in '<a>yes' after the question"),
+        ("{{ broken", ("--model.uses_chat_template", "false"), "ok", "not used; prompts are plain text"),
         (SWITCH, ("--model.chat_template.hin", "yes"), "error", "model.chat_template.hin: the chat template of "),
     ],
 )

@@ -100,6 +100,15 @@ def test_an_argument_that_the_template_does_not_have_is_refused():
         check_template(searching(NoSearch()), tokenizer_with(None), {"enable_thinking": False})
 
 
+def test_a_template_that_is_not_to_be_used_is_not():
+    """Not by a prompt, and not by what the first turn begins with."""
+    plain = build_prompt(tokenizer_with(None), ASKED)
+    chat = tokenizer_with(SWITCH)
+    assert build_prompt(chat, ASKED, None) == plain != build_prompt(chat, ASKED)
+    assert (generation_prompt(chat, None), generation_prompt(chat, {})) == ("", "<a>")
+    check_template(searching(NoSearch()), tokenizer_with("{{ broken"), None)
+
+
 def test_a_raw_prompt_begins_with_what_the_tokenizer_puts_first():
     tokenizer = tokenizer_with(None)
     raw = build_prompt(tokenizer, ASKED)

@@ -59,6 +59,7 @@ CHANGES = {
     "episode.max_prompt_tokens": "95",
     "episode.max_turn_tokens": "79",
     "episode.max_observation_tokens": "87",
+    "model.uses_chat_template": "false",
     "pool.questions": "65",
     "pool.rollouts": "4",
     "pool.order": "oldest_complete",

@@ -64,7 +64,7 @@ def _questions(key: str, source: str, environment: str, config: Config, tokenize
         questions = labelled(load_questions([source]), environment)
         if tokenizer is not None:
             environments = config.environments(NoSearch())
-            check_lengths(questions, environments, tokenizer, config.episode, config.model.chat_template)
+            check_lengths(questions, environments, tokenizer, config.episode, config.model.template_arguments)
     except ConfigError as error:
         return Finding("error", key, str(error))
     return Finding("ok", key, f"{len(questions)} questions in {source}")

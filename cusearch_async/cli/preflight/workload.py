@@ -64,7 +64,7 @@ def chat(config: Config, tokenizer: Any) -> Iterator[Finding]:
     from cusearch_async.models import generation_config, why_not_saved  # noqa: PLC0415  (transformers only where needed)
     from cusearch_async.rollout import prompting  # noqa: PLC0415  (the same)
 
-    arguments = config.model.chat_template
+    arguments = config.model.template_arguments
     try:
         prompting.check_template(config.environments(NoSearch()), tokenizer, arguments)
     except ConfigError as error:
@@ -72,9 +72,10 @@ def chat(config: Config, tokenizer: Any) -> Iterator[Finding]:
         return
     text = f"prompts end in {prompting.generation_prompt(tokenizer, arguments)!r} after the question"
     example = (tokenizer, prompting.EXAMPLE, arguments)
-    if not prompting.has_template(tokenizer):
+    if not prompting.is_chat(tokenizer, arguments):
         first = tokenizer.decode(prompting.first_ids(tokenizer))
-        yield Finding("ok", "chat template", f"none; prompts are plain text{f' after {first!r}' if first else ''}")
+        used = "none" if arguments is not None else "not used"
+        yield Finding("ok", "chat template", f"{used}; prompts are plain text{f' after {first!r}' if first else ''}")
     elif prompting.render(*example) == prompting.render(*example, prompts=False):
         without = (
             "add_generation_prompt changes nothing in it, so the policy may have to write the beginning of its turns"
