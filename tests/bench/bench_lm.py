@@ -1,6 +1,8 @@
 """`make demo-lm` with several seeds, of the teacher, the warm start and the run: exact match before and after.
 
-    python -m tests.bench.bench_lm [--seeds 3] [--section.key value]...
+    python -m tests.bench.bench_lm [--seeds 3] [--no-speed] [--section.key value]...
+
+Then the update against the same passes in plain torch, and the worker against vLLM alone, with the same model.
 
 Figures go to runs/bench/lm.json after every seed; seeds that are in it already are not repeated."""
 
@@ -12,17 +14,24 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from cusearch_async.lifecycle.entry import split_overrides
 from cusearch_async.metrics.files import read_metrics
-from tests.bench import figures
+from cusearch_async.replay.selection import RecordedStep
+from cusearch_async.training.recorder import recorded
+from tests.bench import bench_learner, bench_rollout, figures
+from tests.bench.bench_learner import BARE, LEARNER
+from tests.bench.record_pools import write_pool
 from tests.conftest import free_port
 
 FOLDER = Path("runs/bench")
 FIGURES = FOLDER / "lm.json"
+CONFIGS = ["laptop", "atlas-prose"]
+ROUNDS = 3
 
 
 def demo(seed: int, overrides: list[str]) -> dict[str, Any]:
@@ -54,10 +63,39 @@ def conclude(by_seed: dict[str, Any]) -> dict[str, Any]:
     return {name: [found[name] for _, found in sorted(by_seed.items())] for name in names}
 
 
+def speed(run: Path, overrides: list[str]) -> dict[str, Any]:
+    """The update against the same passes in plain torch, on the pool of the run's last record; the worker against vLLM
+    alone. CPU seconds, medians of the ratios of a round."""
+    step = RecordedStep.read(run, max(recorded(run)))
+    settings = [*overrides, "--model.path", step.config.model.location]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_pool(folder / "pool.npz", step.selected(), step.recorded.advantages)
+        pairs = zip(settings[::2], settings[1::2], strict=True)
+        case = {
+            "configs": CONFIGS,
+            "settings": {name.removeprefix("--"): value for name, value in pairs},
+            "pool": str(folder / "pool.npz"),
+            "trajectories": len(step.record.selected),
+        }
+        updates = bench_learner.measure(case, {"learner": LEARNER, "bare": BARE}, folder, ROUNDS)
+    sides = {name: bench_rollout.SIDES[name] for name in ("worker", "raw")}
+    rollouts = bench_rollout.measure(sides, ROUNDS + 1, step.config.pool.size, CONFIGS, settings)
+    return {
+        "update_over_bare": bench_learner.over(updates, "bare"),
+        "update_cpu_s": updates,
+        "rollout_over_raw_vllm": bench_rollout.over(rollouts, "raw"),
+        "rollout_spent": rollouts,
+    }
+
+
 def main() -> None:
     own, overrides = split_overrides(sys.argv[1:])
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--no-speed", dest="speed", action="store_false", help="without the update and the worker alone"
+    )
     arguments = parser.parse_args(own)
     known = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
     by_seed = known.get("by_seed", {})
@@ -65,6 +103,8 @@ def main() -> None:
         if seed not in by_seed:
             by_seed[seed] = demo(int(seed), overrides)
             figures.add(FIGURES, {"overrides": overrides, "by_seed": by_seed, **conclude(by_seed)})
+    if arguments.speed:
+        figures.add(FIGURES, speed(FOLDER / "lm-0" / "run", overrides))
     for seed, found in by_seed.items():
         low, high = found["paired_difference"]["interval"]
         print(

@@ -18,7 +18,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tests.conftest import free_port
 
 ROUNDS = 5
 POOL = 192
+ATLAS = str(ROOT / "configs" / "atlas.toml")
 SIDES = {
     "worker": Side(sys.executable, "rollout_case.py", "worker", ROOT),
     "raw": Side(sys.executable, "rollout_case.py", "raw", ROOT),
@@ -43,7 +44,13 @@ SIDES = {
 Spent = dict[str, float]
 
 
-def measure(sides: Mapping[str, Side], count: int, pool: int = POOL) -> dict[str, list[Spent]]:
+def measure(
+    sides: Mapping[str, Side],
+    count: int,
+    pool: int = POOL,
+    configs: Sequence[str] = (ATLAS,),
+    settings: Sequence[str] = (),
+) -> dict[str, list[Spent]]:
     """What each side has spent in each of `count` rounds, with `pool` episodes in flight."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
@@ -54,10 +61,13 @@ def measure(sides: Mapping[str, Side], count: int, pool: int = POOL) -> dict[str
             "rollout.max_episodes": pool,
             "pool.max_staleness": 3,  # tickets for all that is played
         }
-        overrides = [word for key, value in given.items() for word in (f"--{key}", str(value))]
-        stack.enter_context(Fleet(load_config(ROOT / "configs" / "atlas.toml", overrides))).start_services()
+        overrides = [*(word for key, value in given.items() for word in (f"--{key}", str(value))), *settings]
+        config = load_config([Path(name) for name in configs], overrides)
+        stack.enter_context(Fleet(config)).start_services()
         case = folder / "case.json"
-        case.write_text(json.dumps({"overrides": overrides, "turns": str(folder / "turns.json"), "pool": pool}))
+        case.write_text(
+            json.dumps({"configs": configs, "overrides": overrides, "turns": str(folder / "turns.json"), "pool": pool})
+        )
         running = {name: stack.enter_context(started(side, case)) for name, side in sides.items()}
         rounds = [{name: json.loads(ask(process)) for name, process in running.items()} for _ in range(count)]
     return {name: [of_round[name] for of_round in rounds] for name in running}

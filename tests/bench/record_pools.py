@@ -31,7 +31,7 @@ def write_pool(path: Path, selected: Sequence[Trajectory], advantages: NDArray[n
         rollout=[t.rollout for t in selected],
         depth=[t.depth for t in selected],
         tokens=[len(t.token_ids) for t in selected],
-        token_ids=np.concatenate([t.token_ids for t in selected]).astype(np.int16),
+        token_ids=np.concatenate([t.token_ids for t in selected]).astype(np.int32),
         sampled=np.concatenate([t.sampled for t in selected]),
         logprobs=np.concatenate([t.logprobs for t in selected]),
         versions=np.concatenate([t.versions for t in selected]).astype(np.int16),

@@ -136,11 +136,14 @@ async def raw(config: Config, tokenizer: Any, turns: Path, _: int) -> None:
     ours = ("worker_extension_cls", "scheduler_cls")
     arguments = engine_arguments(config.model.location, config, True)
     llm = LLM(**{name: value for name, value in arguments.items() if name not in ours})
-    stops = [tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in SearchEnvironment.stops]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in SearchEnvironment.stops]
+    ends: dict[str, Any] = {"detokenize": False, "stop_token_ids": [first for first, *_ in ids]}
+    if any(len(of_text) > 1 for of_text in ids):  # vLLM looks for them in the text then
+        ends = {"stop": list(SearchEnvironment.stops), "include_stop_str_in_output": True}
     print("ready", file=ANSWERS, flush=True)
     for _line in sys.stdin:
         given = json.loads(await asyncio.to_thread(turns.read_text))
-        settings = {"logprobs": 0, "flat_logprobs": True, "detokenize": False, "stop_token_ids": stops}
+        settings = ends | {"logprobs": 0, "flat_logprobs": True}
         settings |= {"max_tokens": config.episode.max_turn_tokens, "output_kind": RequestOutputKind.FINAL_ONLY}
         params = [SamplingParams(seed=seed, **settings) for _, seed in given]
         llm.reset_prefix_cache()
@@ -154,7 +157,7 @@ SIDES: dict[str, Callable[[Config, Any, Path, int], Any]] = {"worker": worker, "
 
 def main() -> None:
     side, case = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
-    config = load_config(Path("configs/atlas.toml"), case["overrides"])
+    config = load_config([Path(name) for name in case.get("configs", ["configs/atlas.toml"])], case["overrides"])
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if side == "raw" else "0"
     configure_process(config.rollout.cores)
     from cusearch_async.models import check_model

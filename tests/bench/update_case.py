@@ -52,7 +52,7 @@ def config_of(case: dict[str, Any]) -> Any:
     from cusearch_async.config import load_config
 
     overrides = [word for key, value in case["settings"].items() for word in (f"--{key}", str(value))]
-    return load_config(Path("configs/atlas.toml"), overrides)
+    return load_config([Path(name) for name in case.get("configs", ["configs/atlas.toml"])], overrides)
 
 
 def learner(case: dict[str, Any]) -> Update:
@@ -78,16 +78,21 @@ def bare(case: dict[str, Any]) -> Update:
     from transformers import AutoModelForCausalLM
 
     from cusearch_async.learner import matmul
+    from cusearch_async.learner.model import train_upper_layers
     from cusearch_async.learner.plan import plan_update
 
     config = config_of(case)
     selected, advantages = read_pool(case["pool"], case["trajectories"])
     policy, reference = (
-        AutoModelForCausalLM.from_pretrained(config.model.location, dtype=torch.float32) for _ in range(2)
+        AutoModelForCausalLM.from_pretrained(config.model.location, dtype=getattr(torch, config.model.dtype))
+        for _ in range(2)
     )
     for model in (policy, reference):
         matmul.use_fastest(model)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.learner.lr, weight_decay=config.learner.weight_decay)
+    if config.learner.trained_layers:
+        train_upper_layers(policy, config.learner.trained_layers, config.model.location)
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.learner.lr, weight_decay=config.learner.weight_decay)
 
     def logprobs(model: Any, micro: Any) -> Any:
         ids, sampled = micro.inputs.token_ids, micro.inputs.sampled
@@ -113,7 +118,7 @@ def bare(case: dict[str, Any]) -> Update:
                         loss = loss + config.loss.kl_coef * (delta.exp() - delta - 1)
                     if micro.has_gradient:
                         (micro.aggregation * loss).sum().backward()
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), config.learner.grad_clip)
+            torch.nn.utils.clip_grad_norm_(trained, config.learner.grad_clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
 
