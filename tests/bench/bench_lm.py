@@ -93,9 +93,7 @@ def main() -> None:
     own, overrides = split_overrides(sys.argv[1:])
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--no-speed", dest="speed", action="store_false", help="without the update and the worker alone"
-    )
+    parser.add_argument("--no-speed", dest="speed", action="store_false", help="demos alone")
     arguments = parser.parse_args(own)
     known = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
     by_seed = known.get("by_seed", {})

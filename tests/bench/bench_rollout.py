@@ -65,9 +65,8 @@ def measure(
         config = load_config([Path(name) for name in configs], overrides)
         stack.enter_context(Fleet(config)).start_services()
         case = folder / "case.json"
-        case.write_text(
-            json.dumps({"configs": configs, "overrides": overrides, "turns": str(folder / "turns.json"), "pool": pool})
-        )
+        turns = str(folder / "turns.json")
+        case.write_text(json.dumps({"configs": configs, "overrides": overrides, "turns": turns, "pool": pool}))
         running = {name: stack.enter_context(started(side, case)) for name, side in sides.items()}
         rounds = [{name: json.loads(ask(process)) for name, process in running.items()} for _ in range(count)]
     return {name: [of_round[name] for of_round in rounds] for name in running}
