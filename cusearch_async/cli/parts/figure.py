@@ -21,6 +21,11 @@ REWARDS: Lines = (
     ("reward/em", "exact match", ORANGE, "-"),
 )
 DEPTH: Lines = (("depth/mean", "whole pool", BLUE, "-"), ("depth/mean_trained", "trained on", ORANGE, "-"))
+WITHOUT_PHASE: Lines = (
+    ("episode/recall", "evidence that was shown", GREEN, "-"),
+    ("groups/zero_variance_share", "in groups of equal rewards", ORANGE, "-"),
+)
+"""For methods other than SDGA-Phase."""
 STALENESS: Lines = (("staleness/mean", "mean", BLUE, "-"),)
 IDLE: Lines = (("learner/idle_share", "learner", ORANGE, "-"), ("rollout/idle_share", "rollout engines", BLUE, "-"))
 
@@ -36,24 +41,29 @@ def refuse_format(path: Path, option: str) -> None:
 
 
 def draw(rows: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Reward and EM, depth, depth distribution, phase, staleness, time; one panel each, over learner steps. What is no
-    number is a gap."""
+    """Reward and EM, depth, depth distribution, phase (or without one, what cannot teach), staleness, time; one panel
+    each, over learner steps. What is no number is a gap."""
     plt = pyplot()
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.2), constrained_layout=True)
     (rewards, depth, depths), (phase, staleness, idle) = axes
     steps = np.array([row["step"] for row in rows])
-    for panel, lines in ((rewards, REWARDS), (depth, DEPTH), (staleness, STALENESS), (idle, IDLE)):
+    phases = _series(rows, "selection/phase")
+    has_phase = bool(np.isfinite(phases).any())
+    others: Lines = () if has_phase else WITHOUT_PHASE
+    for panel, lines in ((phase, others), (rewards, REWARDS), (depth, DEPTH), (staleness, STALENESS), (idle, IDLE)):
         for name, label, color, style in lines:
             panel.plot(steps, _series(rows, name), color=color, linestyle=style, label=label)
     least, most = _series(rows, "staleness/min"), _series(rows, "staleness/max")
     staleness.fill_between(steps, least, most, color=BLUE, alpha=0.2, label="min to max", linewidth=0)
-    phases = _series(rows, "selection/phase")
-    phase.step(steps, phases, where="mid", color=GREEN, label="phase k")
     _draw_depths(depths, rows, steps)
     _finish(rewards, "Reward and exact match (sampled)", "", (0, 1.02))
     _finish(depth, "Mean search depth", "searches", None)
-    _finish(phase, "SDGA phase", "", (-0.1, max(4.1, np.max(phases, initial=0, where=~np.isnan(phases)) + 0.5)))
+    if has_phase:
+        phase.step(steps, phases, where="mid", color=GREEN, label="phase k")
+        _finish(phase, "SDGA phase", "", (-0.1, max(4.1, np.nanmax(phases) + 0.5)))
+    else:
+        _finish(phase, "Evidence, and groups that teach nothing", "share", (0, 1.02))
     _finish(staleness, "Staleness of the pool", "versions", (-0.1, None))
     _finish(idle, "Idle share of time", "", (0, 1.02))
     figure.suptitle(title, color=INK)
