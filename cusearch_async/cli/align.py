@@ -23,7 +23,7 @@ from cusearch_async.cli.parts.arguments import add_trust, at_least
 from cusearch_async.cli.parts.passes import run_passes_with
 from cusearch_async.config import Config, MethodConfig, load_config
 from cusearch_async.data.questions import load_run_questions
-from cusearch_async.errors import ConfigError
+from cusearch_async.errors import ConfigError, packages_of
 from cusearch_async.evaluation.probing import Pass
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.lifecycle.placement import configure_process
@@ -137,7 +137,8 @@ def table(found: Mapping[str, Figures], steps: Sequence[int], pools: int, equal:
 
 
 def _with_interval(values: Sequence[float]) -> str:
-    from scipy import stats  # noqa: PLC0415  (of an extra)
+    with packages_of("study"):
+        from scipy import stats  # noqa: PLC0415  (of an extra)
 
     if len(values) < 2:
         return "–"

@@ -12,6 +12,7 @@ from cusearch_async.errors import BufferLost, BufferUnavailable
 from cusearch_async.transport.buffer import RedisBuffer
 from cusearch_async.transport.connection import Connection
 from cusearch_async.transport.interface import ALIVE_S, LearnerStatus, RolloutSlot, WorkerStatus
+from cusearch_async.types import PAYLOAD_SCHEMA
 from tests.strategies import make_trajectory
 from tests.transport.conftest import make_limits
 from tests.transport.filling import G, N, fill, filled, group, recovered, run_steps, start, started, train
@@ -33,7 +34,7 @@ def recorded(buffer: RedisBuffer) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"CUS\x03rubbish", "checksum"),
+        (b"CUS" + bytes([PAYLOAD_SCHEMA]) + b"rubbish", "checksum"),
         (b"", "does not start with the header of a trajectory"),
         (b"CUS\x00old!", "schema 0"),
         (b"x" * 2_000_000, "payload has 2000000 bytes"),
