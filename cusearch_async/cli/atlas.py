@@ -51,7 +51,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     taught = actions.add_parser("demonstrations", help="write demonstrations of the prose world for `warmstart`")
     add_config(taught, looks=False)
     taught.add_argument("--output", type=Path, required=True, help="the .jsonl file to write")
-    taught.add_argument("--count", type=at_least(1), default=1500, help="how many (1500)")
+    taught.add_argument("--count", type=at_least(1), default=2400, help="how many (2400)")
     taught.set_defaults(run=demonstrate)
     check = actions.add_parser("check", help="measure a policy on held-out cities")
     add_config(check, default="atlas", looks=False)
