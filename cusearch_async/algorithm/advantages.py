@@ -19,6 +19,14 @@ EQUAL = 1e-9
 """Rewards of a group closer than this are equal; floating noise must not become an advantage of ±1."""
 
 
+def in_mixed_groups(tickets: NDArray[np.int64], rewards: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """[K] Whether the rewards of a trajectory's group differ: only then GRPO's advantages are not 0. `tickets` [K]
+    ascend."""
+    _, first, group = np.unique(tickets, return_index=True, return_inverse=True)
+    spread = np.maximum.reduceat(rewards, first) - np.minimum.reduceat(rewards, first)
+    return np.asarray(spread[group] >= EQUAL)
+
+
 @dataclass(frozen=True, slots=True)
 class Advantages:
     """Of the selected trajectories, each of which is alone in its group, in a flat group, or usable."""

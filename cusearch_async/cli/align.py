@@ -73,17 +73,19 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     budget = min(config.method.budget, config.pool.size // 2)
     methods = {name: _method(config, name, budget) for name in arguments.methods}
     configure_process([])
+    with packages_of("study"):  # missing ones are told before the work, not after it
+        from cusearch_async.study import statistics  # noqa: F401, PLC0415
     kept = Checkpoints(folder, config.learner.keep_checkpoints, epochs_and_steps(folder)).by_step()
     models = {0: config.model.location} | {step: str(one.path / "model") for step, one in kept.items()}
     policies = [measured(config, model, step, arguments.pools) for step, model in models.items()]
     equal = max(2, budget // EQUAL_SHARE)
     found = {name: figures_of(one, policies, config.run.seed, equal) for name, one in methods.items()}
-    Console().print(table(found, list(models), arguments.pools, equal))
     if arguments.output:
         whole = {"policies": list(models), "pools": arguments.pools, "budget": budget, "equal": equal}
         figures = {name: asdict(one) for name, one in found.items()}
         with writing_output(arguments.output, "--output"):
             arguments.output.write_text(json.dumps(whole | {"methods": figures}, indent=1), encoding="utf-8")
+    Console().print(table(found, list(models), arguments.pools, equal))
 
 
 def _method(config: Config, name: str, budget: int) -> MethodConfig:
@@ -137,10 +139,9 @@ def table(found: Mapping[str, Figures], steps: Sequence[int], pools: int, equal:
 
 
 def _with_interval(values: Sequence[float]) -> str:
-    with packages_of("study"):
-        from scipy import stats  # noqa: PLC0415  (of an extra)
+    from cusearch_async.study.statistics import Spread  # noqa: PLC0415  (of an extra)
 
     if len(values) < 2:
         return "–"
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return f"{np.mean(values):.3f} ±{half:.3f}"
+    spread = Spread(float(np.std(values, ddof=1)) / len(values) ** 0.5, len(values) - 1)
+    return f"{np.mean(values):.3f} ±{spread.half:.3f}"

@@ -9,6 +9,7 @@ from typing import Literal
 from cusearch_async.environments import Search
 from cusearch_async.evaluation.scoring import EVAL_TICKETS, evaluate
 from cusearch_async.rollout.episode import EpisodeRunner
+from cusearch_async.rollout.evidence import with_and_without_title
 from cusearch_async.types import Question, Trajectory
 
 Mode = Literal["full", "blocked", "closed"]
@@ -77,16 +78,10 @@ def evidence_in(passage: str, evidence: Sequence[str]) -> set[str]:
 
 
 def _is_same(passage: str, evidence: str) -> bool:
-    (shown, shown_body), (whole, body) = _with_and_without_title(passage), _with_and_without_title(evidence)
+    (shown, shown_body), (whole, body) = with_and_without_title(passage), with_and_without_title(evidence)
     if shown in (whole, body) or shown_body == whole:
         return True
     return any(len(part) >= _PART and part[:_COMPARED] in whole for part in (shown, shown_body))
-
-
-def _with_and_without_title(text: str) -> tuple[str, str]:
-    """A text in one line, and without its first one; twice the same where it has only one."""
-    whole, rest = (" ".join(part.split()) for part in (text, text.strip().partition("\n")[2]))
-    return whole, rest or whole
 
 
 async def run_passes(

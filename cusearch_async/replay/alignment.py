@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.algorithm.advantages import EQUAL, group_advantages
+from cusearch_async.algorithm.advantages import group_advantages, in_mixed_groups
 from cusearch_async.algorithm.methods import Candidates
 from cusearch_async.config import MethodConfig
 from cusearch_async.training.selector import advantages_of, select
@@ -27,17 +28,18 @@ PARTS = ("all", "search")
 """Of a trajectory's sampled tokens: all, and those of the turns that something follows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MeasuredPool:
     candidates: Candidates
     gradients: Mapping[str, NDArray[np.float32]]
     """Part -> v [T, D]."""
 
-    def reward_gradient(self, part: str) -> Vector:
-        """[D]"""
+    @cached_property
+    def reward_gradients(self) -> Mapping[str, Vector]:
+        """Part -> [D]; the same for every method."""
         rewards, tickets = self.candidates.rewards, self.candidates.tickets
         centred = group_advantages(rewards, tickets, rewards, tickets, "zero", divide_by_std=False).values
-        return self.update(np.arange(len(rewards)), centred, part)
+        return {part: self.update(np.arange(len(rewards)), centred, part) for part in self.gradients}
 
     def update(self, indices: NDArray[np.int64], advantages: Vector, part: str) -> Vector:
         """[D]"""
@@ -81,18 +83,9 @@ def chosen_by(settings: MethodConfig, pools: Sequence[MeasuredPool], seed: int) 
             rule: advantages_of(indices, pool.candidates, step, method, settings.model_copy(update={"singleton": rule}))
             for rule in SINGLETONS
         }
-        usable = _usable(pool.candidates, indices)
+        usable = in_mixed_groups(pool.candidates.tickets[indices], pool.candidates.rewards[indices])
         values = {rule: found.values for rule, found in by_rule.items()}
         yield Chosen(indices, values, by_rule["raw"].alone, usable)
-
-
-def _usable(pool: Candidates, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-    tickets, rewards = pool.tickets[indices], pool.rewards[indices]
-    found = np.zeros(len(indices), dtype=np.bool_)
-    for ticket in np.unique(tickets):
-        members = tickets == ticket
-        found[members] = np.ptp(rewards[members]) >= EQUAL
-    return found
 
 
 def figures_of(settings: MethodConfig, policies: Sequence[Sequence[MeasuredPool]], seed: int, equal: int) -> Figures:
@@ -122,15 +115,15 @@ def _mean(counts: Sequence[int]) -> float:
 
 def _of_others(pools: Sequence[MeasuredPool], part: str) -> NDArray[np.float64]:
     """[P, D] For each pool the reward gradient of all the others."""
-    own = np.stack([pool.reward_gradient(part) for pool in pools])
+    own = np.stack([pool.reward_gradients[part] for pool in pools])
     return np.asarray(own.sum(axis=0) - own)
 
 
 def _at_equal(pools: Sequence[MeasuredPool], taken: Sequence[Chosen], size: int) -> list[float]:
     """Cosines of updates on `size` usable trajectories each, of one pool or several, with the reward gradient of the
-    pools that they are not of; what is left at the end is not looked at."""
+    pools that they are not of; a rest of fewer is left out."""
     found = []
-    own = np.stack([pool.reward_gradient("all") for pool in pools])
+    own = np.stack([pool.reward_gradients["all"] for pool in pools])
     usable = [(pool, place) for pool, one in enumerate(taken) for place in np.flatnonzero(one.usable)]
     for first in range(0, len(usable) - size + 1, size):
         update, others = np.zeros(own.shape[1]), own.sum(axis=0)

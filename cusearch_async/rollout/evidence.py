@@ -17,9 +17,11 @@ def share_shown(evidence: Sequence[str] | None, segments: Sequence[Segment]) -> 
     if not evidence:
         return None
     shown = " ".join(" ".join(segment.text.split()) for segment in segments if segment.author != "model")
-    return sum(_known_by(passage) in shown for passage in evidence) / len(evidence)
+    bodies = (with_and_without_title(passage)[1] for passage in evidence)
+    return sum(body[:_COMPARED].rstrip() in shown for body in bodies) / len(evidence)
 
 
-def _known_by(passage: str) -> str:
-    title, _, rest = passage.strip().partition("\n")
-    return " ".join((rest or title).split())[:_COMPARED].rstrip()
+def with_and_without_title(text: str) -> tuple[str, str]:
+    """A text in one line, and without its first one; twice the same where it has only one."""
+    whole, rest = (" ".join(part.split()) for part in (text, text.strip().partition("\n")[2]))
+    return whole, rest or whole

@@ -157,7 +157,7 @@ SIDES: dict[str, Callable[[Config, Any, Path, int], Any]] = {"worker": worker, "
 
 def main() -> None:
     side, case = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
-    config = load_config([Path(name) for name in case.get("configs", ["configs/atlas.toml"])], case["overrides"])
+    config = load_config([Path(name) for name in case["configs"]], case["overrides"])
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if side == "raw" else "0"
     configure_process(config.rollout.cores)
     from cusearch_async.models import check_model

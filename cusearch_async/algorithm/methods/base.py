@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.algorithm.advantages import EQUAL, Advantages, group_advantages
+from cusearch_async.algorithm.advantages import Advantages, group_advantages, in_mixed_groups
 from cusearch_async.errors import InvalidTrajectory
 from cusearch_async.extensions import Settings
 from cusearch_async.types import Singleton
@@ -49,10 +49,8 @@ class Candidates:
 
     @property
     def in_mixed_groups(self) -> NDArray[np.bool_]:
-        """[T] Whether the rewards of a trajectory's group differ: only then GRPO's advantages are not 0."""
-        _, first, group = np.unique(self.tickets, return_index=True, return_inverse=True)
-        spread = np.maximum.reduceat(self.rewards, first) - np.minimum.reduceat(self.rewards, first)
-        return np.asarray(spread[group] >= EQUAL)
+        """[T] Whether the rewards of a trajectory's group differ."""
+        return in_mixed_groups(self.tickets, self.rewards)
 
     def _refuse(self, bad: NDArray[np.bool_], rule: str, values: NDArray[np.generic]) -> None:
         if bad.any():
