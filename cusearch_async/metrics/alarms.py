@@ -1,0 +1,431 @@
+"""Rules that tell a run in trouble from a healthy one, by the metrics of its steps.
+
+A rule looks at the steps so far, never at later ones. Thresholds are those of the 214 healthy runs of
+docs/replication: `tests/metrics/test_alarms.py` counts in how many of them any rule fires."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cusearch_async.config import Config
+
+Series = NDArray[np.float64]
+Fires = NDArray[np.bool_]
+MEMORY = 0.3
+"""Weight of the newest step in a moving average."""
+FIRST = 5
+"""Steps at the start that later ones are compared with."""
+LOOK_BACK = 8
+"""Steps over which exact match must have risen, for a policy that changes much to be called healthy."""
+RISE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What rules need of a run's settings."""
+
+    questions: int
+    grad_clip: float
+    buffer_bytes: float
+    mismatch: float
+    """Most nats between engine and learner on the policy's fresh tokens: rounding of the data type."""
+
+    @classmethod
+    def of(cls, config: Config) -> Limits:
+        mismatch = 1e-4 if config.model.dtype == "float32" else 1e-3
+        return cls(config.pool.questions, config.learner.grad_clip, config.redis.max_mib * 2**20, mismatch)
+
+
+class History:
+    """The steps of a run so far, as columns."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], limits: Limits) -> None:
+        self._rows = rows
+        self.limits = limits
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def of(self, name: str) -> Series:
+        """[steps]; NaN where a step has none."""
+        return np.array([row.get(name, np.nan) for row in self._rows], dtype=np.float64)
+
+    def share_of_depth_0(self) -> Series:
+        """[steps] of the pool's trajectories: those without a search."""
+        counts = [row.get("depth/generated") or [0] for row in self._rows]
+        return np.array([of_step[0] / max(1, sum(of_step)) for of_step in counts])
+
+    def average(self, name: str) -> Series:
+        """[steps] the exponential moving average; a step without a value leaves it as it is."""
+        averages, now = [], np.nan
+        for value in self.of(name).tolist():
+            now = now if np.isnan(value) else value if np.isnan(now) else MEMORY * value + (1 - MEMORY) * now
+            averages.append(now)
+        return np.array(averages)
+
+    def rose(self, name: str = "reward/em") -> Fires:
+        """[steps] Whether its average has risen by RISE over LOOK_BACK steps."""
+        return since(self.average(name), LOOK_BACK) >= RISE
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    fires: Fires
+    """[steps]"""
+    evidence: Callable[[int], str]
+    """The figures of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    name: str
+    condition: str
+    cause: str
+    remedy: str
+    look: str
+    """A command, with {run} for the run's folder and {step}."""
+    find: Callable[[History], Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Steps in a row in which a rule fires."""
+
+    rule: Rule
+    first: int
+    last: int
+    evidence: str
+    """Of the last one."""
+    is_firing: bool
+    """Whether that is the newest step."""
+
+
+def alarms_of(rows: Sequence[Mapping[str, Any]], limits: Limits, rules: Sequence[Rule] = ()) -> list[Alarm]:
+    """All alarms of a run's steps, in order of their first step."""
+    history, found = History(rows, limits), []
+    for rule in rules or RULES:
+        finding = rule.find(history)
+        padded = np.concatenate([[False], finding.fires, [False]])
+        edges = np.flatnonzero(padded[1:] != padded[:-1]).reshape(-1, 2)
+        for begin, end in edges.tolist():
+            steps = rows[begin]["step"], rows[end - 1]["step"]
+            found.append(Alarm(rule, *steps, finding.evidence(end - 1), end == len(rows)))
+    return sorted(found, key=lambda alarm: alarm.first)
+
+
+def in_a_row(fires: Fires, count: int) -> Fires:
+    """[steps] Whether it holds in this step and the `count` - 1 before."""
+    together = fires.copy()
+    for back in range(1, count):
+        together[back:] &= fires[:-back]
+    together[: count - 1] = False
+    return together
+
+
+def since(values: Series, back: int) -> Series:
+    """[steps] The difference from `back` steps before, or from the first step; 0 in that."""
+    earlier = np.concatenate([np.full(min(back, len(values)), values[0] if len(values) else 0.0), values[:-back]])
+    return values - earlier[: len(values)]
+
+
+def best(values: Series) -> Series:
+    """[steps] The largest so far; NaN before the first value."""
+    return np.fmax.accumulate(values)
+
+
+def first_steps(values: Series) -> float:
+    """The mean of the first steps; NaN while there are not more than those."""
+    return float(np.nanmean(values[:FIRST])) if len(values) > FIRST and not np.isnan(values[:FIRST]).all() else np.nan
+
+
+def _stops_searching(h: History) -> Finding:
+    depth, none = h.average("depth/mean"), h.share_of_depth_0()
+    most = best(depth)
+    fires = (depth < 0.6 * most) | in_a_row(none > 0.6, 3)
+    return Finding(
+        fires,
+        lambda n: f"{depth[n]:.2f} searches an episode, {depth[n] / max(most[n], 1e-9):.0%} of its best; "
+        f"{none[n]:.0%} without any",
+    )
+
+
+def _searches_more_and_more(h: History) -> Finding:
+    depth = h.average("depth/mean")
+    earlier = depth - since(depth, LOOK_BACK)
+    fires = (depth > 1.75 * earlier) & ~h.rose() & (earlier > 0)
+    return Finding(fires, lambda n: f"{earlier[n]:.2f} → {depth[n]:.2f} searches an episode in {LOOK_BACK} steps")
+
+
+def _entropy_falls(h: History) -> Finding:
+    entropy = h.average("train/entropy")
+    start = first_steps(h.of("train/entropy"))
+    fires = (entropy < 0.5 * start) & ~h.rose()
+    return Finding(fires, lambda n: f"{entropy[n]:.4f} nats, {entropy[n] / start:.0%} of the first steps'")
+
+
+def _entropy_rises(h: History) -> Finding:
+    entropy = h.average("train/entropy")
+    start = first_steps(h.of("train/entropy"))
+    return Finding(
+        entropy > 2 * start, lambda n: f"{entropy[n]:.4f} nats, {entropy[n] / start:.1f} times the first steps'"
+    )
+
+
+def _phase_trapped(h: History) -> Finding:
+    trapped = in_a_row(h.of("selection/phase_trapped") > 0, 5)
+    return Finding(trapped, lambda n: "one depth has filled the budget in five steps in a row")
+
+
+def _off_policy(h: History) -> Finding:
+    ess = h.of("off_policy/ess")
+    return Finding(ess < 0.95, lambda n: f"effective sample size {ess[n]:.3f} of 1")
+
+
+def _engine_differs(h: History) -> Finding:
+    mismatch = h.of("off_policy/mismatch_kl")
+    fires = (mismatch > h.limits.mismatch) & (h.of("staleness/max") == 0)
+    return Finding(fires, lambda n: f"{mismatch[n]:.1e} nats on fresh tokens, at most {h.limits.mismatch:.0e}")
+
+
+def _reward_without_answers(h: History) -> Finding:
+    reward, em = (h.average(name) for name in ("reward/all", "reward/em"))
+    rose, of_em = (values - values[:1] for values in (reward, em))
+    fires = (rose > 0.1) & (of_em < RISE)
+    return Finding(fires, lambda n: f"reward {rose[n]:+.2f}, exact match {of_em[n]:+.2f} since the first step")
+
+
+def _nothing_to_learn(h: History) -> Finding:
+    equal = h.of("groups/zero_variance_share")
+    return Finding(in_a_row(equal > 0.9, 3), lambda n: f"{equal[n]:.0%} of the selected in groups of equal rewards")
+
+
+def _reward_falls(h: History) -> Finding:
+    reward = h.average("reward/all")
+    most = best(reward)
+    return Finding(in_a_row(reward < most - 0.1, 3), lambda n: f"mean reward {reward[n]:.2f}, was {most[n]:.2f}")
+
+
+def _large_gradient(h: History) -> Finding:
+    norm = h.of("train/grad_norm")
+    usual = np.array([np.nanmedian(norm[max(0, n - LOOK_BACK) : n]) if n else np.nan for n in range(len(norm))])
+    fires = (norm > 2 * h.limits.grad_clip) & (norm > 0) | (norm > 10 * usual)
+    return Finding(fires, lambda n: f"norm {norm[n]:.2f}, usually {usual[n]:.2f}, clipped at {h.limits.grad_clip:g}")
+
+
+def _drifts(h: History) -> Finding:
+    kl = h.of("train/kl_reference")
+    return Finding(kl > 0.2, lambda n: f"{kl[n]:.2f} nats from the reference")
+
+
+def _not_finite(h: History) -> Finding:
+    loss = h.of("train/loss")
+    reported = np.array(["train/loss" in row for row in h._rows], dtype=bool)
+    return Finding(reported & ~np.isfinite(loss), lambda n: f"train/loss is {loss[n]}")
+
+
+def _searches_fail(h: History) -> Finding:
+    failed, answered = h.of("rollout/search_failures"), h.of("rollout/searches")
+    share = failed / np.maximum(failed + answered, 1)
+    return Finding((share > 0.2) & (failed > 4), lambda n: f"{share[n]:.0%} of {failed[n] + answered[n]:.0f} attempts")
+
+
+def _episodes_fail(h: History) -> Finding:
+    lost = np.diff(h.of("buffer/incomplete_groups"), prepend=0.0)
+    fires = lost > h.limits.questions / 2
+    return Finding(fires, lambda n: f"{lost[n]:.0f} groups incomplete since the last step, of {h.limits.questions}")
+
+
+def _wasted_turns(h: History) -> Finding:
+    wasted = h.of("episode/turns") - h.of("depth/mean") - h.of("reward/answered")
+    return Finding(wasted > 0.3, lambda n: f"{wasted[n]:.2f} turns an episode were neither a search nor an answer")
+
+
+def _turns_are_cut(h: History) -> Finding:
+    cut = h.of("episode/cut_turns")
+    return Finding(in_a_row(cut > 0.1, 3), lambda n: f"{cut[n]:.0%} of the turns")
+
+
+def _no_worker(h: History) -> Finding:
+    workers = h.of("rollout/workers")
+    most = best(workers)
+    return Finding(workers < most / 2, lambda n: f"{workers[n]:.0f} alive, there were {most[n]:.0f}")
+
+
+def _buffer_full(h: History) -> Finding:
+    held = h.of("buffer/bytes") / h.limits.buffer_bytes
+    return Finding(held > 0.9, lambda n: f"{held[n]:.0%} of redis.max_mib")
+
+
+def _lost(h: History) -> Finding:
+    lost = np.diff(h.of("buffer/lost") + h.of("buffer/quarantined"), prepend=0.0)
+    return Finding(lost > 0, lambda n: f"{lost[n]:.0f} since the last step")
+
+
+TRACE = "cusearch trace {run} --step {step}"
+RULES = (
+    Rule(
+        "stops_searching",
+        "mean depth below 0.6 of its best, or more than 0.6 of the episodes without a search in three steps",
+        "The agent answers without searching: an answer at once earns too much, or a search fails to help.",
+        "Lower what the format alone earns, or lr; look at what the retriever answers.",
+        TRACE,
+        _stops_searching,
+    ),
+    Rule(
+        "searches_more_and_more",
+        "mean depth 1.75 times that of eight steps before, exact match not up by 0.02",
+        "Searches are not paid for by answers: deep trajectories are favoured as such.",
+        "Use method.phase_reserve or another method; lower episode.s_max.",
+        TRACE,
+        _searches_more_and_more,
+    ),
+    Rule(
+        "entropy_falls",
+        "entropy below half of the first steps', exact match not up by 0.02 in eight steps",
+        "The policy says the same whatever is asked; groups will soon be equal.",
+        "Lower lr, raise episode.temperature or loss.entropy_coef.",
+        TRACE,
+        _entropy_falls,
+    ),
+    Rule(
+        "entropy_rises",
+        "entropy above twice the first steps'",
+        "The policy dissolves into noise: updates are too large, or an entropy bonus too high.",
+        "Lower lr or loss.entropy_coef; resume from an earlier checkpoint.",
+        TRACE,
+        _entropy_rises,
+    ),
+    Rule(
+        "phase_trapped",
+        "selection/phase_trapped in five steps in a row",
+        "One depth alone fills the budget: nothing deeper is trained on, and the phase cannot move.",
+        "Set method.phase_reserve to 0.5.",
+        "cusearch replay {run} --step {step} --method sdga_auto",
+        _phase_trapped,
+    ),
+    Rule(
+        "off_policy",
+        "effective sample size below 0.95",
+        "Trained tokens are of a policy too far from the present one.",
+        "Lower pool.max_staleness or lr.",
+        "cusearch runs plot {run}",
+        _off_policy,
+    ),
+    Rule(
+        "engine_differs",
+        "mismatch on fresh tokens above 1e-4 nats (float32) or 1e-3",
+        "Engine and learner compute different probabilities for the same weights.",
+        "Compare model.dtype, rollout.vllm.quantization and the attention kernels.",
+        "cusearch check {run}/config.toml",
+        _engine_differs,
+    ),
+    Rule(
+        "reward_without_answers",
+        "mean reward up by 0.1 since the first step, exact match by less than 0.02",
+        "The policy learns what the reward pays beside right answers, such as the format.",
+        "Lower environment.LABEL.format_weight, or correct your reward.",
+        TRACE,
+        _reward_without_answers,
+    ),
+    Rule(
+        "nothing_to_learn",
+        "more than 0.9 of the selected in groups of equal rewards, in three steps",
+        "All rollouts of most questions are right, or all are wrong: no advantage, no gradient.",
+        "Choose questions of another difficulty, raise pool.rollouts, or warm-start the model.",
+        TRACE,
+        _nothing_to_learn,
+    ),
+    Rule(
+        "reward_falls",
+        "mean reward 0.1 below its best in three steps",
+        "Training makes the policy worse.",
+        "Lower lr; resume from an earlier checkpoint.",
+        TRACE,
+        _reward_falls,
+    ),
+    Rule(
+        "large_gradient",
+        "gradient norm above twice learner.grad_clip, or ten times the median of eight steps",
+        "A few trajectories dominate the update, or lr is too high.",
+        "Look at the step's advantages; lower lr.",
+        TRACE,
+        _large_gradient,
+    ),
+    Rule(
+        "drifts",
+        "train/kl_reference above 0.2 nats",
+        "The policy has moved far from the model it began as.",
+        "Raise loss.kl_coef, or lower lr.",
+        "cusearch runs plot {run}",
+        _drifts,
+    ),
+    Rule(
+        "not_finite",
+        "train/loss is not a finite number",
+        "The update has overflowed: the weights are of no use from here on.",
+        "Resume from an earlier checkpoint with a lower lr.",
+        TRACE,
+        _not_finite,
+    ),
+    Rule(
+        "searches_fail",
+        "more than 0.2 of the attempts to search fail",
+        "The retriever is overloaded, unreachable, or answers what cannot be read.",
+        "Look at the retriever's log; lower retriever.concurrency.",
+        "cusearch check {run}/config.toml",
+        _searches_fail,
+    ),
+    Rule(
+        "episodes_fail",
+        "more incomplete groups since the last step than half of pool.questions",
+        "Most episodes end in an error: environment, reward or retriever.",
+        "Read the worker's log.",
+        "cusearch buckets {run}/config.toml --ledger",
+        _episodes_fail,
+    ),
+    Rule(
+        "wasted_turns",
+        "more than 0.3 turns an episode that are neither a search nor an answer",
+        "The policy does not keep the format.",
+        "Warm-start the model, or show the format in the prompt template.",
+        TRACE,
+        _wasted_turns,
+    ),
+    Rule(
+        "turns_are_cut",
+        "more than 0.1 of the turns cut off, in three steps",
+        "Turns end before their tag, which makes their episodes invalid.",
+        "Raise episode.max_turn_tokens.",
+        TRACE,
+        _turns_are_cut,
+    ),
+    Rule(
+        "workers_gone",
+        "fewer than half as many workers as there were",
+        "Rollout workers have ended or hang.",
+        "Start them again; a worker that hangs is named by `buckets`.",
+        "cusearch buckets {run}/config.toml --workers",
+        _no_worker,
+    ),
+    Rule(
+        "buffer_full",
+        "buffered payloads above 0.9 of redis.max_mib",
+        "Workers will soon wait for room.",
+        "Raise redis.max_mib; look whether the learner runs.",
+        "cusearch buckets {run}/config.toml --once",
+        _buffer_full,
+    ),
+    Rule(
+        "trajectories_lost",
+        "buffer/lost or buffer/quarantined grows",
+        "Trajectories have disappeared from Redis, or could not be read.",
+        "Look for eviction or other users of this Redis; `buffer quarantine` shows what was kept.",
+        "cusearch buckets {run}/config.toml --ledger",
+        _lost,
+    ),
+)

@@ -1,0 +1,94 @@
+"""A run of `make bench-lm` against TRL's GRPOTrainer: the same warm-started model, questions, retriever, episodes,
+reward and cores, and as many seconds of training; the exact match of what each had reached by then."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from cusearch_async.cli.parts.fleet import Fleet
+from cusearch_async.config import Config, load_config
+from cusearch_async.metrics.drawing import pyplot
+from cusearch_async.metrics.files import read_metrics
+from cusearch_async.run import folder as run_folder
+from cusearch_async.training.checkpoint import checkpoints_of
+from tests.bench.bench_learner import ROOT, TRL
+
+POINTS = 4
+"""Models that TRL's side saves, evenly over the seconds."""
+
+
+def compare(run: Path, folder: Path, configs: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:
+    """`run` was made with `settings`, and has kept its checkpoints. Writes into `folder`."""
+
+    def config_in(place: Path) -> Config:
+        return load_config([Path(name) for name in configs], ["--run.folder", str(place), *settings])
+
+    seconds = list(accumulate(row["time/step_s"] for row in read_metrics(run / "metrics.jsonl")))
+    points = [
+        {"step": step, "seconds": seconds[step - 1], "model": str(found.path / "model")}
+        for step, found in checkpoints_of(config_in(run)).by_step().items()
+    ]
+    config = config_in(folder)
+    run_folder.forget(folder)
+    start = {"step": 0, "seconds": 0.0, "model": config.model.location}
+    with Fleet(config) as fleet:
+        fleet.start_services()
+        curves = {"cusearch": [start, *points], "trl": [start, *train_with_trl(configs, settings, folder, seconds[-1])]}
+        found = {model: score(fleet, config, model) for model in {p["model"] for of in curves.values() for p in of}}
+    curves = {side: [point | {"em": found[point["model"]]} for point in of_side] for side, of_side in curves.items()}
+    hourly = {side: 3600 * config.pool.size * of[-1]["step"] / of[-1]["seconds"] for side, of in curves.items()}
+    draw(curves, folder / "em.png")
+    return {
+        "trajectories_per_hour": hourly,
+        "over_trl_end_to_end": hourly["cusearch"] / hourly["trl"],
+        "em_over_seconds": curves,
+    }
+
+
+def train_with_trl(
+    configs: Sequence[str], settings: Sequence[str], folder: Path, seconds: float
+) -> list[dict[str, Any]]:
+    """The models it saves in so many seconds of training, each with its step and its seconds."""
+    output = folder / "trl"
+    output.mkdir(parents=True)
+    pairs = zip(settings[::2], settings[1::2], strict=True)
+    case = {
+        "configs": configs,
+        "settings": {name.removeprefix("--"): value for name, value in pairs},
+        "output": str(output),
+        "seconds": seconds,
+        "every_s": seconds / POINTS,
+    }
+    (output / "case.json").write_text(json.dumps(case), encoding="utf-8")
+    command = [TRL.python, str(ROOT / "tests" / "bench" / "trl_lm.py"), str(output / "case.json")]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+    with (output / "log").open("w", encoding="utf-8") as log:
+        subprocess.run(command, cwd=ROOT, env=env, stdout=log, stderr=log, check=True)
+    return [json.loads(line) for line in (output / "saved.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def score(fleet: Fleet, config: Config, model: str) -> float:
+    """Exact match of the config's held-out questions, greedy."""
+    name = f"eval-{Path(model).parent.name}-{Path(model).name}"
+    output = config.folder / f"{name}.json"
+    fleet.start_command(name, "eval", options=["--checkpoint", model, "--output", str(output)])
+    fleet.wait(lambda: fleet.has_ended(name))
+    fleet.stop(name)
+    return float(json.loads(output.read_text(encoding="utf-8"))["scores"]["all"]["em"])
+
+
+def draw(curves: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    figure, axes = pyplot().subplots(figsize=(7, 4))
+    for side, points in curves.items():
+        axes.plot(
+            [point["seconds"] / 60 for point in points], [point["em"] for point in points], marker="o", label=side
+        )
+    axes.set(xlabel="minutes of training on the same two cores", ylabel="exact match, 300 held-out questions")
+    axes.legend()
+    figure.savefig(path, dpi=120)
