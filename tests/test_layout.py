@@ -40,6 +40,7 @@ LAYERS = [
     {"warmstart"},
     {"processes"},
     {"study"},
+    {"dashboard"},
     {"cli"},
 ]
 

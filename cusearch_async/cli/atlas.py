@@ -15,10 +15,10 @@ from rich.table import Table
 
 from cusearch_async.atlas.questions import WORLDS, test_chains
 from cusearch_async.cli.parts.arguments import add_config, at_least
-from cusearch_async.cli.parts.page import stretches
 from cusearch_async.cli.parts.passes import run_passes_with
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import STARTER, STARTERS, Config, RetrieverConfig, load_config
+from cusearch_async.dashboard.episodes import stretches
 from cusearch_async.data.questions import held_out_world, load_corpus, load_run_questions
 from cusearch_async.errors import ConfigError
 from cusearch_async.evaluation.conditions import as_line, conditions

@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import msgspec
 from rich.columns import Columns
@@ -23,10 +22,11 @@ from cusearch_async.cli.parts.arguments import add_config
 from cusearch_async.cli.parts.opening import is_closed, open_run, read_ledger
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, load_config
+from cusearch_async.dashboard.snapshot import Snapshot, look
 from cusearch_async.errors import ConfigError
 from cusearch_async.run.identity import Identity
 from cusearch_async.transport.buffer import open_buffer
-from cusearch_async.transport.interface import Audit, Ledger, OperatorBuffer, Queues, RunState, WorkerStatus
+from cusearch_async.transport.interface import Audit, Ledger, RunState, WorkerStatus
 from cusearch_async.transport.server import redis_cli_line
 
 REFRESH_S = 1.0
@@ -107,29 +107,6 @@ def contract(agreed: Identity) -> Table:
     return shown
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    at: float
-    state: RunState
-    ledger: Ledger
-    pool: int
-    """The pool that the learner takes next."""
-    queues: Queues
-    """With the ready groups of that pool."""
-    depth_by_version: dict[tuple[int, int], int]
-    workers: dict[str, WorkerStatus]
-
-
-async def look(buffer: OperatorBuffer) -> Snapshot:
-    state = await buffer.state()
-    ledger, pool, queues = await buffer.ledger(), state.step, await buffer.queues(state.step)
-    while queues.is_claimed:  # the learner trains on it, or has been restarted and will take it again
-        pool += 1
-        queues = await buffer.queues(pool)
-    depth_by_version = await buffer.depth_by_version()
-    return Snapshot(time.monotonic(), state, ledger, pool, queues, depth_by_version, await buffer.workers())
-
-
 def view(now: Snapshot, before: Snapshot | None, config: Config) -> RenderableType:
     """On 80 columns and 24 lines all but the last workers is seen, with up to six depths and a staleness of two; the
     ledger always."""
@@ -158,14 +135,10 @@ def head(state: RunState, config: Config) -> Text:
 
 def buckets(now: Snapshot, config: Config) -> Table:
     """One row per depth, one column per staleness; fuller cells stand out more."""
-    ages = {version: max(0, now.state.step - version) for _, version in now.depth_by_version}
-    oldest = max([*ages.values(), config.pool.max_staleness])
-    counts = [[0] * (oldest + 1) for _ in range(config.episode.s_max + 1)]
-    for (depth, version), count in now.depth_by_version.items():
-        counts[depth][ages[version]] += count
+    counts = now.cells(config.episode.s_max, config.pool.max_staleness)
     most, fullest = max(map(max, counts)), max(map(sum, counts))
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("depth", *map(str, range(oldest + 1)), "all"):
+    for name in ("depth", *map(str, range(len(counts[0]))), "all"):
         shown.add_column(name, justify="right")
     shown.add_column("")
     for depth, row in enumerate(counts):

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cusearch_async.cli.parts import page
 from cusearch_async.cli.parts.arguments import add_config, at_least, parsed
 from cusearch_async.cli.parts.passes import run_passes_with
 from cusearch_async.cli.parts.terminal import plain
 from cusearch_async.config import Config, JudgeConfig, load_config
+from cusearch_async.dashboard.episodes import episodes_of
+from cusearch_async.dashboard.page import page
 from cusearch_async.data.questions import load_eval_questions
 from cusearch_async.errors import ConfigError, JudgeFailed
 from cusearch_async.evaluation.conditions import as_line, conditions, full_name, suite_of
@@ -236,11 +237,12 @@ def write(output: Path, report: Report, model: str) -> None:
 
     cells = [[name, str(s["count"]), *(_figure(s, column) for column in COLUMNS)] for name, s in report.scores.items()]
     rows = [["category", "n", *COLUMNS.values()], *cells]
-    episodes = page.page(report.episodes, load_tokenizer(model), rows, report.title)
+    episodes = episodes_of(report.episodes, load_tokenizer(model))
+    text = page(report.title, {"screens": ["episodes"], "table": rows, "groups": episodes})
     with writing_output(output, "--output"):
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(report.as_json(), indent=1), encoding="utf-8")
-        output.with_suffix(".html").write_text(episodes, encoding="utf-8")
+        output.with_suffix(".html").write_text(text, encoding="utf-8")
 
 
 def table(scores: Scores, title: str) -> Table:

@@ -35,6 +35,7 @@ COMMANDS = {
     "buckets": "watch the depth buckets of a live run; its ledger and its workers",
     "buffer": "list, show, export, requeue or quarantine trajectories; pause and resume their generation",
     "runs": "list the runs in a folder, compare them, draw them",
+    "dashboard": "serve a page of each run, alive or finished, or write it to a file",
     "trace": "show the groups of a recorded step side by side, with their advantages",
     "replay": "recompute a recorded step, or see what another method would have taken",
     "align": "compare what each method would train on with the reward gradient, at the policies of a run",

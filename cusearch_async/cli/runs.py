@@ -4,11 +4,8 @@ plot of each, finished or not."""
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +14,19 @@ from rich.table import Table
 
 from cusearch_async.cli.parts.figure import draw, draw_together, refuse_format
 from cusearch_async.cli.parts.terminal import cut, plain
+from cusearch_async.dashboard.kept import FAILED, KeptRun
 from cusearch_async.errors import ConfigError, first_line
 from cusearch_async.files import refuse_unwritable
-from cusearch_async.metrics.files import read_metrics, read_scores
+from cusearch_async.metrics.files import read_metrics
 from cusearch_async.run import identity
-from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
-from cusearch_async.run.history import Start, Stop, made_otherwise, read_starts, read_stop
+from cusearch_async.run.folder import METRICS
+from cusearch_async.run.history import made_otherwise
 
 log = logging.getLogger(__name__)
 
 COLUMNS = ("run", "started", "method", "steps", "EM", "held-out", "depth", "outcome")
 """Of the list of runs. A wide terminal shows the year, the seed and `code`, the commit, too."""
 WIDE = 110
-FAILED = "failed"
 COMPARED = {
     "reward/em": "EM, sampled",
     "reward/all": "reward",
@@ -39,66 +36,6 @@ COMPARED = {
     "off_policy/ess": "ESS",
     "time/step_s": "seconds a step",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class KeptRun:
-    folder: Path
-    settings: dict[str, Any]
-    starts: list[Start]
-    rows: list[dict[str, Any]]
-    scores: list[dict[str, Any]]
-
-    @classmethod
-    def read(cls, folder: Path) -> KeptRun:
-        """Raises: ConfigError for a folder that is not a run's, or whose config cannot be read."""
-        refuse_no_run(folder)
-        path = folder / "config.toml"
-        try:
-            settings = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from error
-        starts = read_starts(folder)
-        scores = read_scores(folder / SCORES, [(start.epoch, start.step) for start in starts])
-        return cls(folder, settings, starts, read_metrics(folder / METRICS), scores)
-
-    def setting(self, section: str, name: str) -> Any:
-        found = self.settings.get(section)
-        return found.get(name, "–") if isinstance(found, dict) else "–"
-
-    @property
-    def outcome(self) -> str:
-        """In a few words; of a failed run, FAILED."""
-        if not self.starts:
-            return "not started"
-        if self.error is not None:
-            return FAILED
-        stop = self._stop()
-        if stop is None:
-            return "running or killed"
-        # every selection is empty in a run whose episodes all fail
-        selected = [row.get("depth/selected") for row in self.rows]
-        has_trained = any(not isinstance(counts, list) or any(counts) for counts in selected)
-        return stop.outcome if has_trained else f"{stop.outcome}, 0 trained"
-
-    @property
-    def error(self) -> str | None:
-        """The error that ended the last learner; None when none did."""
-        stop = self._stop()
-        return stop.outcome if stop and stop.step is None else None
-
-    def _stop(self) -> Stop | None:
-        return read_stop(self.folder, self.starts[-1].epoch) if self.starts else None
-
-    @property
-    def last_em(self) -> float | None:
-        """Held-out, of the newest version that the evaluator or the demo has scored."""
-        try:
-            if self.scores:
-                return float(self.scores[-1]["all"]["em"])
-            return float(json.loads((self.folder / SUMMARY).read_bytes())["em_after"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
 
 def add(parser: argparse.ArgumentParser) -> None:

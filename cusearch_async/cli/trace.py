@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cusearch_async.cli.parts import page
 from cusearch_async.cli.parts.arguments import add_run_folder
+from cusearch_async.dashboard.episodes import groups_of
+from cusearch_async.dashboard.page import page
 from cusearch_async.files import refuse_unwritable, writing_output
 from cusearch_async.replay.selection import RecordedStep
 from cusearch_async.run.folder import TRACES
@@ -25,19 +26,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, _: list[str]) -> None:
     """Raises: ConfigError when the step is not recorded, or the page cannot be written."""
-    from cusearch_async.models import load_tokenizer  # noqa: PLC0415  (transformers only where it is needed)
-
     step = RecordedStep.read(arguments.folder, arguments.step)
     output = arguments.output or arguments.folder / TRACES / f"{arguments.step:06d}.html"
     refuse_unwritable(output, "--output")
-    advantages = dict(zip(step.record.selected, step.record.advantages, strict=True))
-    text = page.group_page(
-        step.pool.trajectories,
-        advantages,
-        load_tokenizer(step.config.model.location),
-        _table(step),
-        f"{step.config.run.name}, step {arguments.step}: {step.config.method.name}",
-    )
+    title = f"{step.config.run.name}, step {arguments.step}: {step.config.method.name}"
+    shown = {"screens": ["episodes"], "recorded": [arguments.step], "table": _table(step), "groups": groups_of(step)}
+    text = page(title, shown)
     with writing_output(output, "--output"):
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")

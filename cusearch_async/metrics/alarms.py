@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cusearch_async.config import Config
-
 Series = NDArray[np.float64]
 Fires = NDArray[np.bool_]
 MEMORY = 0.3
@@ -36,9 +34,11 @@ class Limits:
     """Most nats between engine and learner on the policy's fresh tokens: rounding of the data type."""
 
     @classmethod
-    def of(cls, config: Config) -> Limits:
-        mismatch = 1e-4 if config.model.dtype == "float32" else 1e-3
-        return cls(config.pool.questions, config.learner.grad_clip, config.redis.max_mib * 2**20, mismatch)
+    def of(cls, settings: Mapping[str, Any]) -> Limits:
+        """Of a whole config, as TOML has it. Raises: KeyError, TypeError for another one."""
+        mismatch = 1e-4 if settings["model"]["dtype"] == "float32" else 1e-3
+        pool, learner, redis = settings["pool"], settings["learner"], settings["redis"]
+        return cls(int(pool["questions"]), float(learner["grad_clip"]), redis["max_mib"] * 2.0**20, mismatch)
 
 
 class History:
@@ -53,11 +53,17 @@ class History:
 
     def of(self, name: str) -> Series:
         """[steps]; NaN where a step has none."""
-        return np.array([row.get(name, np.nan) for row in self._rows], dtype=np.float64)
+        values = (row.get(name) for row in self._rows)
+        return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=np.float64)
+
+    def has(self, name: str) -> Fires:
+        """[steps] Whether a step has the metric."""
+        return np.array([name in row for row in self._rows], dtype=np.bool_)
 
     def share_of_depth_0(self) -> Series:
         """[steps] of the pool's trajectories: those without a search."""
-        counts = [row.get("depth/generated") or [0] for row in self._rows]
+        found = (row.get("depth/generated") for row in self._rows)
+        counts = [of_step if isinstance(of_step, list) and of_step else [0] for of_step in found]
         return np.array([of_step[0] / max(1, sum(of_step)) for of_step in counts])
 
     def average(self, name: str) -> Series:
@@ -130,12 +136,12 @@ def in_a_row(fires: Fires, count: int) -> Fires:
 def since(values: Series, back: int) -> Series:
     """[steps] The difference from `back` steps before, or from the first step; 0 in that."""
     earlier = np.concatenate([np.full(min(back, len(values)), values[0] if len(values) else 0.0), values[:-back]])
-    return values - earlier[: len(values)]
+    return np.array(values - earlier[: len(values)])
 
 
 def best(values: Series) -> Series:
     """[steps] The largest so far; NaN before the first value."""
-    return np.fmax.accumulate(values)
+    return np.array(np.fmax.accumulate(values))
 
 
 def first_steps(values: Series) -> float:
@@ -149,8 +155,10 @@ def _stops_searching(h: History) -> Finding:
     fires = (depth < 0.6 * most) | in_a_row(none > 0.6, 3)
     return Finding(
         fires,
-        lambda n: f"{depth[n]:.2f} searches an episode, {depth[n] / max(most[n], 1e-9):.0%} of its best; "
-        f"{none[n]:.0%} without any",
+        lambda n: (
+            f"{depth[n]:.2f} searches an episode, {depth[n] / max(most[n], 1e-9):.0%} of its best; "
+            f"{none[n]:.0%} without any"
+        ),
     )
 
 
@@ -212,8 +220,8 @@ def _reward_falls(h: History) -> Finding:
 
 def _large_gradient(h: History) -> Finding:
     norm = h.of("train/grad_norm")
-    usual = np.array([np.nanmedian(norm[max(0, n - LOOK_BACK) : n]) if n else np.nan for n in range(len(norm))])
-    fires = (norm > 2 * h.limits.grad_clip) & (norm > 0) | (norm > 10 * usual)
+    usual = np.array([np.nan if n < LOOK_BACK else np.median(norm[n - LOOK_BACK : n]) for n in range(len(norm))])
+    fires = (norm > 2 * h.limits.grad_clip) | (norm > 10 * usual)
     return Finding(fires, lambda n: f"norm {norm[n]:.2f}, usually {usual[n]:.2f}, clipped at {h.limits.grad_clip:g}")
 
 
@@ -224,8 +232,7 @@ def _drifts(h: History) -> Finding:
 
 def _not_finite(h: History) -> Finding:
     loss = h.of("train/loss")
-    reported = np.array(["train/loss" in row for row in h._rows], dtype=bool)
-    return Finding(reported & ~np.isfinite(loss), lambda n: f"train/loss is {loss[n]}")
+    return Finding(h.has("train/loss") & ~np.isfinite(loss), lambda n: f"train/loss is {loss[n]}")
 
 
 def _searches_fail(h: History) -> Finding:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cusearch_async.algorithm.advantages import Advantages
 from cusearch_async.algorithm.methods.sdga import count_depths
@@ -58,10 +59,13 @@ def describe_step(
         "selection/coverage_of_best": float(covered / best) if best else 1.0,
         "groups/singleton_share": advantages.singleton_share,
         "groups/zero_variance_share": advantages.zero_variance_share,
+        **_outcomes(everyone),
         "staleness/min": float(staleness.min()) if everyone else 0.0,
         "staleness/mean": _mean(staleness),
         "staleness/max": float(staleness.max(initial=0)),
-        "by_depth/staleness": [float(staleness[depths == s].mean()) if s in depths else None for s in range(s_max + 1)],
+        "by_depth/staleness": _by_depth(staleness, depths, s_max),
+        "by_depth/reward": _by_depth(np.array([t.reward for t in everyone]), depths, s_max),
+        "by_depth/em": _by_depth(np.array([t.em for t in everyone]), depths, s_max),
         "episode/turns": _mean(t.turns for t in everyone),
         "episode/cut_turns": sum(t.cut_turns for t in everyone) / max(1, sum(t.turns for t in everyone)),
         "episode/sampled_tokens": _mean(t.sampled_tokens for t in everyone),
@@ -150,6 +154,23 @@ def _singleton_mass(selected: Sequence[Trajectory], advantages: Advantages) -> f
     mass = np.abs(advantages.values) * [t.sampled_tokens for t in selected]
     alone = np.array([members[t.ticket] == 1 for t in selected], dtype=bool)
     return float(mass[alone].sum() / mass.sum()) if mass.any() else 0.0
+
+
+def _outcomes(trajectories: Sequence[Trajectory]) -> Metrics:
+    """The shares of their groups whose answers are all right, mixed, and all wrong."""
+    right: dict[int, list[bool]] = defaultdict(list)
+    for t in trajectories:
+        right[t.ticket].append(bool(t.em))
+    return {
+        "groups/solved_share": _mean(all(group) for group in right.values()),
+        "groups/mixed_share": _mean(any(group) and not all(group) for group in right.values()),
+        "groups/hopeless_share": _mean(not any(group) for group in right.values()),
+    }
+
+
+def _by_depth(values: NDArray[np.float64], depths: NDArray[np.int64], s_max: int) -> list[float | None]:
+    """The mean of `values` at each depth 0..S_max, None where there is none."""
+    return [float(values[depths == s].mean()) if s in depths else None for s in range(s_max + 1)]
 
 
 def _mean(values: Iterable[float]) -> float:

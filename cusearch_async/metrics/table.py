@@ -41,6 +41,11 @@ FAMILIES = (
             Metric("depth/selected", "trajectories [S+1]", "the selected by depth"),
             Metric("groups/singleton_share", "share", "of the selected: alone in their group", "most are"),
             Metric("groups/zero_variance_share", "share", "of the selected: in a group with equal rewards", "most are"),
+            Metric("groups/solved_share", "share", "of the pool's groups: all answers right"),
+            Metric("groups/mixed_share", "share", "of the pool's groups: some answers right"),
+            Metric("groups/hopeless_share", "share", "of the pool's groups: no answer right"),
+            Metric("by_depth/reward", "reward [S+1]", "mean over the pool's trajectories"),
+            Metric("by_depth/em", "share [S+1]", "exact matches among the pool's trajectories"),
             Metric("episode/turns", "turns", "mean over the pool"),
             Metric(
                 "episode/cut_turns", "share", "of the turns: cut off at `episode.max_turn_tokens`", "it is not near 0"

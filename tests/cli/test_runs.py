@@ -15,8 +15,9 @@ import torch
 
 from cusearch_async.cli import runs
 from cusearch_async.cli.main import make_parser
-from cusearch_async.cli.runs import KeptRun, differences
+from cusearch_async.cli.runs import differences
 from cusearch_async.config import load_config, save_config
+from cusearch_async.dashboard.kept import KeptRun
 from cusearch_async.errors import ConfigError, ReplayDiffers
 from cusearch_async.files import append_row
 from cusearch_async.lifecycle.entry import split_overrides
@@ -29,6 +30,7 @@ from cusearch_async.training.recorder import Recorder
 from cusearch_async.training.selector import Selector, initial_method_state
 from cusearch_async.types import Pool
 from tests.conftest import SLOW
+from tests.dashboard.test_page import data_of
 from tests.fakes import STARTER
 from tests.strategies import make_trajectory
 from tests.training.learners import QUESTIONS
@@ -339,16 +341,15 @@ def test_the_page_of_a_step_has_its_groups_with_their_advantages(recorded, capsy
     cusearch(capsys, "trace", str(recorded.folder), "--step", "0")
     page = (recorded.folder / "traces" / "000000.html").read_text()
     assert [path.suffix for path in (recorded.folder / "records").iterdir()] == [".zz"], "the pages are not counted"
-    assert page.count('<section class="group') == 4
-    sums = [
-        sum(abs(float(a)) for a in re.findall(r'class="advantage">A ([+-][\d.]+)', group))
-        for group in page.split('<section class="group')[1:]
-    ]
-    assert sums == sorted(sums, reverse=True), "first those that taught most"
-    assert page.count('<section class="group taught">') == sum(map(bool, sums)) < 4
-    assert page.count("not selected</span>") == 4
-    assert page.count('class="advantage">A ') == 4
+    data = data_of(page)
+    groups = data["groups"]["groups"]
+    advantages = [[one["advantage"] for one in group["episodes"]] for group in groups]
+    assert len(groups) == 4
+    taught = [sum(abs(a or 0.0) for a in of_group) for of_group in advantages]
+    assert taught == sorted(taught, reverse=True), "first those that taught most"
+    assert [a is None for of_group in advantages for a in of_group].count(True) == 4, "not selected"
     assert "sdga_phase" in page
+    assert [row[0] for row in data["table"]][:2] == ["depth", "0"]
 
 
 def test_a_step_without_a_record_is_told(make_run, capsys):

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from cusearch_async.cli.eval import table
 from cusearch_async.cli.launch import is_complete
-from cusearch_async.cli.parts import page
 from cusearch_async.config import load_config
 from cusearch_async.errors import SearchRefused, WriteFailed
 from cusearch_async.evaluation.scores import Done, record
@@ -21,7 +20,6 @@ from cusearch_async.metrics.files import read_scores
 from cusearch_async.run.history import epochs_and_steps, record_start
 from cusearch_async.transport.interface import RunState
 from cusearch_async.types import Question
-from tests.fakes import ChatTokenizer
 from tests.strategies import make_trajectory
 
 
@@ -113,81 +111,6 @@ def test_the_table_names_categories_counts_and_intervals():
     assert "a model, greedy" in title
     assert [row.split()[0] for row in (header, *rows)] == ["category", "nq", "bamboogle", "all"]
     assert re.search(r"^all +30 +0\.50 \[0\.\d\d, 0\.\d\d\]", rows[-1])
-
-
-class Letters(ChatTokenizer):
-    def decode(self, ids, skip_special_tokens):
-        return "".join(map(chr, ids))
-
-
-def test_a_page_shows_each_episode_and_colours_each_block():
-    texts = ("ask <search>", "<think>hm</think><search>a & b</search>", "\n<information>x</information>\n", "<answer>y")
-    one = written(*texts)
-    text = page.page([one], Letters(), [["category", "n"], ["all", "1"]], "a <title>")
-    assert page.stretches(one, Letters()) == [
-        ("prompt", texts[0]),
-        ("model", texts[1]),
-        ("environment", texts[2]),
-        ("model", texts[3]),
-    ]
-    assert '<span class="search">&lt;search&gt;a &amp; b&lt;/search&gt;</span>' in text
-    assert '<span class="information">&lt;information&gt;x' in text
-    assert '<span class="answer">&lt;answer&gt;y</span>' in text, "an answer that was cut off is one all the same"
-    assert '<div class="prompt">ask &lt;search&gt;</div>' in text, "what the prompt explains is no search"
-    assert "Is &lt;b&gt; bold?" in text
-    assert "<title>a &lt;title&gt;</title>" in text
-
-
-def shown_on(text: str) -> list[int]:
-    return [i for i in range(30) if f"Question {i} &lt;" in text]
-
-
-def test_a_page_holds_at_most_so_many_episodes_and_first_the_wrong_ones(monkeypatch):
-    wrong = [number for number, episode in enumerate(EPISODES) if not episode.em]
-    monkeypatch.setattr(page, "MOST", 20)
-    text = page.page(EPISODES, Letters(), [["x"]], "t")
-    assert set(wrong) < set(shown_on(text))
-    assert len(shown_on(text)) == 20
-    assert "20 of 30 episodes, with 15 of the 15 wrong ones." in text
-    monkeypatch.setattr(page, "MOST", 5)
-    text = page.page(EPISODES, Letters(), [["x"]], "t")
-    assert shown_on(text) == wrong[::3]
-    assert "5 of 30 episodes, with 5 of the 15 wrong ones." in text
-    monkeypatch.setattr(page, "MOST", 30)
-    assert "All 30 episodes." in page.page(EPISODES, Letters(), [["x"]], "t")
-
-
-def test_the_tags_of_another_environment_have_colours_and_are_what_the_legend_names():
-    texts = (
-        "use <tool>",
-        "<plan>a</plan><count_words>b c</count_words>",
-        "<result><b>2</b></result>",
-        "<final-answer>2</final-answer>",
-    )
-    text = page.page([written(*texts)], Letters(), [["x"]], "t")
-    legend = re.findall(r'<span class="(\w+) inline">([\w-]+)</span>', text)
-    assert {name for _, name in legend} == {"plan", "count_words", "result", "final-answer"}
-    assert len({kind for kind, _ in legend}) == 4, "each its own colour"
-    for kind, name in legend:
-        assert f'<span class="{kind}">&lt;{name}&gt;' in text
-        assert f".{kind}" in text, "the page has the colour"
-    many = "".join(f"<t{number}>x</t{number}>" for number in range(20))
-    assert page.page([written("p", many)], Letters(), [["x"]], "t").count(' inline">') == 6
-    assert ' inline">' not in page.page([written("p", "no tags, 1 < 2 > 0")], Letters(), [["x"]], "t")
-
-
-def written(*texts: str):
-    """An episode of these texts: prompt, then policy and environment in turn."""
-    ids = [ord(c) for text in texts for c in text]
-    sampled = np.array([place % 2 == 1 for place, text in enumerate(texts) for _ in text])
-    count = int(sampled.sum())
-    return replace(
-        make_trajectory(question="Is <b> bold?"),
-        token_ids=np.array(ids, dtype=np.int32),
-        sampled=sampled,
-        logprobs=np.zeros(count, np.float32),
-        versions=np.zeros(count, np.int32),
-    )
 
 
 @pytest.mark.parametrize(

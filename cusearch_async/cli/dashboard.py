@@ -1,0 +1,80 @@
+"""`cusearch dashboard RUN...`: serves a page for each run, alive or finished, until ctrl-C. With --output FILE.html it
+writes the page of one run, to be kept or sent."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from pathlib import Path
+
+from cusearch_async.cli.parts.arguments import add_trust, at_least
+from cusearch_async.config import Config, load_config
+from cusearch_async.dashboard.episodes import groups_of
+from cusearch_async.dashboard.facts import facts
+from cusearch_async.dashboard.kept import KeptRun
+from cusearch_async.dashboard.page import page
+from cusearch_async.dashboard.server import Shown, application
+from cusearch_async.errors import ConfigError
+from cusearch_async.files import refuse_unwritable, writing_output
+from cusearch_async.http_server import serve
+from cusearch_async.replay.selection import RecordedStep
+
+log = logging.getLogger(__name__)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    text = "folders of runs, like runs/demo, or their configs"
+    parser.add_argument("config", type=Path, nargs="+", metavar="RUN", help=text)
+    parser.add_argument("--port", type=at_least(1), default=8787, help="where to listen, on this machine only (8787)")
+    parser.add_argument("--output", type=Path, help="write the page of one run to this .html file, and end")
+    add_trust(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Raises: ConfigError."""
+    runs = [shown(path, overrides) for path in arguments.config]
+    if arguments.output:
+        if len(runs) > 1:
+            raise ConfigError(f"--output writes the page of one run, got {len(runs)}")
+        write(runs[0].folder, arguments.output)
+        return
+    names = names_of([run.folder for run in runs])
+    for name in names:
+        log.info("the page of %s: http://127.0.0.1:%d/%s/", name, arguments.port, name)
+    url = f"http://127.0.0.1:{arguments.port}"
+    asyncio.run(serve(application(dict(zip(names, runs, strict=True))), url, "--port"))
+
+
+def shown(path: Path, overrides: list[str]) -> Shown:
+    """A run by its folder or its config. Its Redis is looked into where its config can be read.
+
+    Raises: ConfigError."""
+    settings = path / "config.toml" if path.is_dir() else path
+    config: Config | None = None
+    if settings.exists() or not path.is_dir():
+        config = load_config([settings], overrides)
+    return Shown(path if path.is_dir() or config is None else config.folder, config)
+
+
+def names_of(folders: list[Path]) -> list[str]:
+    """For their addresses: the names of the folders, numbered where they are equal."""
+    names: list[str] = []
+    for folder in folders:
+        name = folder.resolve().name
+        names.append(name if name not in names else f"{name}-{len(names)}")
+    return names
+
+
+def write(folder: Path, output: Path) -> None:
+    """Raises: ConfigError when it cannot be written."""
+    if output.suffix != ".html":
+        raise ConfigError(f"--output must be a .html file, got {output}")
+    refuse_unwritable(output, "--output")
+    found = facts(KeptRun.read(folder))
+    newest = found["recorded"][-1:]
+    groups = groups_of(RecordedStep.read(folder, *newest)) if newest else None
+    with writing_output(output, "--output"):
+        output.write_text(page(found["name"], found | {"watches": False, "groups": groups}), encoding="utf-8")
+    log.info("wrote %s", output)

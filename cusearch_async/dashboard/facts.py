@@ -1,0 +1,189 @@
+"""What the page shows of a run, as JSON: made of the run's folder alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cusearch_async.config import flat
+from cusearch_async.dashboard.kept import KeptRun
+from cusearch_async.metrics.alarms import RULES, Alarm, Limits, Rule, alarms_of
+from cusearch_async.training.recorder import recorded
+
+Json = dict[str, Any]
+MOST_POINTS = 2000
+"""Steps of a curve; of more, evenly spaced ones are kept, and the last."""
+PACED_BY = 10
+"""Steps whose times give the time of one."""
+SIDES = {"before": "the start", "after": "the end", "baseline": "the baseline"}
+"""The scorings of a demo."""
+
+
+def facts(run: KeptRun) -> Json:
+    """All but what Redis and the step records hold."""
+    return {
+        "name": run.folder.name,
+        "folder": str(run.folder),
+        "about": about(run),
+        "bounds": bounds(run),
+        "rows": columns(run.rows),
+        "progress": progress(run),
+        "scores": scores(run),
+        "alarms": [alarm_shown(alarm, run.folder) for alarm in alarms(run)],
+        "rules": [rule_shown(rule) for rule in RULES],
+        "settings": [[key, value] for key, value in flat(run.settings)],
+        "starts": [start_shown(run, number) for number in range(len(run.starts))],
+        "recorded": list(recorded(run.folder)),
+        "commands": commands(run.folder),
+    }
+
+
+def about(run: KeptRun) -> Json:
+    return {
+        "run": run.setting("run", "name"),
+        "method": run.setting("method", "name"),
+        "model": run.setting("model", "path"),
+        "seed": run.setting("run", "seed"),
+        "started": run.starts[0].time if run.starts else None,
+    }
+
+
+def bounds(run: KeptRun) -> Json:
+    """Settings that charts draw as lines, or need as sizes; null in a folder without a config."""
+    sought = {
+        "staleness": ("pool", "max_staleness"),
+        "s_max": ("episode", "s_max"),
+        "grad_clip": ("learner", "grad_clip"),
+        "budget": ("method", "budget"),
+        "questions": ("pool", "questions"),
+        "evaluates": ("eval", "every"),
+    }
+    found = {name: run.setting(*place) for name, place in sought.items()}
+    return {name: value if isinstance(value, int | float) else None for name, value in found.items()}
+
+
+def progress(run: KeptRun) -> Json:
+    """Steps done and planned, the seconds of a step, and how the run has ended."""
+    newest = [row for row in run.rows if row["epoch"] == run.rows[-1]["epoch"]]
+    paces = [seconds for row in newest[1:][-PACED_BY:] or newest if (seconds := rounded(row.get("time/step_s")))]
+    return {
+        "done": len(run.rows),
+        "steps": run.setting("run", "steps"),
+        "step_s": statistics.median(paces) if paces else None,
+        "outcome": run.outcome,
+        "error": run.error,
+        "time": run.rows[-1].get("time") if run.rows else None,
+    }
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> Json:
+    """`step` [n]; `values`: name -> [n], and name -> [n][S+1] for metrics by depth; null where a step has none."""
+    kept = thinned(rows)
+    names = sorted({name for row in kept for name in row} - {"step", "epoch", "time"})
+    return {
+        "step": [row["step"] for row in kept],
+        "values": {name: [rounded(row.get(name)) for row in kept] for name in names},
+    }
+
+
+def thinned(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    if len(rows) <= MOST_POINTS:
+        return rows
+    return [rows[round(place * (len(rows) - 1) / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]
+
+
+def rounded(value: Any) -> Any:
+    """To six digits; what is no finite number is null."""
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+def scores(run: KeptRun) -> list[Json]:
+    """Of each scored version, by category, and the questions by whether they are right: those of the evaluator, else
+    those of a demo."""
+    found = [
+        {"step": row["step"], "what": f"version {row['step']}", "categories": by_category(row), "right": right(row)}
+        for row in run.scores
+    ]
+    return found or [score for side in SIDES if (score := demo_score(run, side)) is not None]
+
+
+def by_category(row: Mapping[str, Any]) -> Json:
+    return {
+        name: {key: rounded(value) for key, value in of.items()}
+        for name, of in row.items()
+        if isinstance(of, dict) and "count" in of
+    }
+
+
+def right(row: Mapping[str, Any]) -> dict[str, bool]:
+    """Question -> whether its answer is right, where the row has every question."""
+    each = row.get("each")
+    return {str(one["question_id"]): bool(one["em"]) for one in each} if isinstance(each, list) else {}
+
+
+def demo_score(run: KeptRun, side: str) -> Json | None:
+    """What `cusearch demo` has scored at one side of its run; None without it."""
+    try:
+        found = json.loads((run.folder / f"eval_{side}.json").read_bytes())
+        return {
+            "step": len(run.rows) if side == "after" else 0,
+            "what": SIDES[side],
+            "categories": by_category(found["scores"]),
+            "right": right({"each": found["questions"]}),
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def alarms(run: KeptRun) -> list[Alarm]:
+    """Newest first; none where the settings that rules need are not known."""
+    try:
+        limits = Limits.of(run.settings)
+    except (KeyError, TypeError):
+        return []
+    return sorted(alarms_of(run.rows, limits), key=lambda alarm: alarm.last, reverse=True)
+
+
+def rule_shown(rule: Rule) -> Json:
+    return {key: value for key, value in asdict(rule).items() if key != "find"}
+
+
+def alarm_shown(alarm: Alarm, folder: Path) -> Json:
+    look = alarm.rule.look.format(run=folder, step=alarm.last)
+    shown = {"first": alarm.first, "last": alarm.last, "evidence": alarm.evidence, "firing": alarm.is_firing}
+    return rule_shown(alarm.rule) | shown | {"look": look}
+
+
+def start_shown(run: KeptRun, number: int) -> Json:
+    start, stop = run.starts[number], run.stop(number)
+    return {
+        "epoch": start.epoch,
+        "step": start.step,
+        "time": start.time,
+        "host": start.host,
+        "commit": start.commit,
+        "versions": start.versions,
+        "machine": start.machine,
+        "command": " ".join(start.launched or start.argv),
+        "ended": None if stop is None else f"{stop.time}: {stop.outcome}",
+    }
+
+
+def commands(folder: Path) -> Iterable[str]:
+    """To look closer, with the run's folder."""
+    settings = folder / "config.toml"
+    return (
+        f"cusearch buckets {settings}",
+        f"cusearch trace {folder} --step N",
+        f"cusearch replay {folder} --step N --method grpo_full",
+        f"cusearch launch {folder / 'launch.toml'}",
+    )

@@ -1,0 +1,80 @@
+"""A run as its folder keeps it, alive or not."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cusearch_async.errors import ConfigError
+from cusearch_async.metrics.files import read_metrics, read_scores
+from cusearch_async.run.folder import METRICS, SCORES, SUMMARY, refuse_no_run
+from cusearch_async.run.history import Start, Stop, read_starts, read_stop
+
+FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    folder: Path
+    settings: dict[str, Any]
+    starts: list[Start]
+    rows: list[dict[str, Any]]
+    scores: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path) -> KeptRun:
+        """Raises: ConfigError for a folder that is not a run's, or whose config cannot be read."""
+        refuse_no_run(folder)
+        path = folder / "config.toml"
+        try:
+            settings = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        starts = read_starts(folder)
+        scores = read_scores(folder / SCORES, [(start.epoch, start.step) for start in starts])
+        return cls(folder, settings, starts, read_metrics(folder / METRICS), scores)
+
+    def setting(self, section: str, name: str) -> Any:
+        found = self.settings.get(section)
+        return found.get(name, "–") if isinstance(found, dict) else "–"
+
+    @property
+    def outcome(self) -> str:
+        """In a few words; of a failed run, FAILED."""
+        if not self.starts:
+            return "not started"
+        if self.error is not None:
+            return FAILED
+        stop = self._stop()
+        if stop is None:
+            return "running or killed"
+        # every selection is empty in a run whose episodes all fail
+        selected = [row.get("depth/selected") for row in self.rows]
+        has_trained = any(not isinstance(counts, list) or any(counts) for counts in selected)
+        return stop.outcome if has_trained else f"{stop.outcome}, 0 trained"
+
+    @property
+    def error(self) -> str | None:
+        """The error that ended the last learner; None when none did."""
+        stop = self._stop()
+        return stop.outcome if stop and stop.step is None else None
+
+    def stop(self, number: int) -> Stop | None:
+        """How the learner of a start has ended; None while it runs, and for one that was killed."""
+        return read_stop(self.folder, self.starts[number].epoch)
+
+    def _stop(self) -> Stop | None:
+        return self.stop(-1) if self.starts else None
+
+    @property
+    def last_em(self) -> float | None:
+        """Held-out, of the newest version that the evaluator or the demo has scored."""
+        try:
+            if self.scores:
+                return float(self.scores[-1]["all"]["em"])
+            return float(json.loads((self.folder / SUMMARY).read_bytes())["em_after"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None

@@ -1,0 +1,443 @@
+"use strict";
+// Every text of a run, a model or a passage becomes a text node: nothing here parses HTML.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+
+function make(tag, given = {}, ...children) {
+  const { text, ...attributes } = given;
+  const element = document.createElement(tag);
+  if (text !== undefined) element.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const share = (value) => (isNumber(value) ? `${Math.round(100 * value)} %` : "–");
+const fixed = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits) : "–");
+const precise = (value) => (isNumber(value) ? (value && Math.abs(value) < 0.001 ? value.toExponential(1) : value.toFixed(3)) : "–");
+const signed = (value, digits = 2) => (isNumber(value) ? (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits) : "–");
+function seconds(value) {
+  if (!isNumber(value)) return "–";
+  if (value < 90) return `${fixed(value, value < 10 ? 1 : 0)} s`;
+  return value < 5400 ? `${Math.round(value / 60)} min` : `${fixed(value / 3600, 1)} h`;
+}
+
+// ---- the columns of metrics.jsonl -----------------------------------------------------------------
+
+const column = (name) => data.rows.values[name] || data.rows.step.map(() => null);
+const last = (name) => column(name).at(-1);
+const first = (name) => column(name).find(isNumber);
+const ofDepth = (name, depth) => column(name).map((list) => (Array.isArray(list) ? list[depth] ?? null : null));
+const depths = () => [...Array((data.bounds?.s_max ?? 5) + 1).keys()];
+const depthColour = (depth) => `depth${Math.min(depth, 5)}`;
+
+function shares(name) {
+  return column(name).map((list) => {
+    if (!Array.isArray(list)) return null;
+    const total = list.reduce((sum, one) => sum + (one ?? 0), 0);
+    return total ? list.map((one) => (one ?? 0) / total) : null;
+  });
+}
+
+// The scored versions, each at the step that it was sampled from; versions beyond the last step get a place after it.
+function heldOut(name) {
+  const steps = axis();
+  const values = steps.map(() => null);
+  for (const score of data.scores) {
+    const place = steps.findIndex((step) => step >= score.step);
+    if (place >= 0) values[place] = score.categories.all?.[name] ?? null;
+  }
+  return values;
+}
+function axis() {
+  const steps = data.rows.step;
+  const beyond = Math.max(-1, ...data.scores.map((score) => score.step));
+  return steps.length && beyond > steps.at(-1) ? [...steps, beyond] : steps;
+}
+const filled = (values) => (values.length < axis().length ? [...values, null] : values);
+
+// ---- charts ---------------------------------------------------------------------------------------
+
+const line = (metric, label, colour, more = {}) => ({ label, colour, values: () => column(metric), ...more });
+const byDepth = (metric) => depths().map((depth) => ({ label: `${depth}`, colour: depthColour(depth), values: () => ofDepth(metric, depth) }));
+const depthShares = (metric) => depths().map((depth) => ({
+  label: `${depth}`, colour: depthColour(depth), values: () => shares(metric).map((list) => list && list[depth]),
+}));
+const constant = (value, label) => ({ label, colour: "grey", dash: [3, 4], values: () => data.rows.step.map(() => value()) });
+
+const CHARTS = {
+  reward: { title: "Reward and exact match", note: "of the pool, of the trained; ◆ held-out", range: [0, 1], series: () => [
+    line("reward/all", "reward", "blue"), line("reward/trained", "trained", "blue", { dash: [4, 4] }), line("reward/em", "EM", "orange"),
+    { label: "held-out EM", colour: "green", points: true, values: () => heldOut("em") }] },
+  pool: { title: "Searches of an episode", note: "share of the pool by depth", range: [0, 1], stacked: true, series: () => depthShares("depth/generated") },
+  selected: { title: "What is trained on", note: "share of the selected by depth", range: [0, 1], stacked: true, series: () => depthShares("depth/selected") },
+  ofDepth: { title: "Reward by depth", note: "mean of the pool's trajectories", range: [0, 1], series: () => byDepth("by_depth/reward") },
+  emOfDepth: { title: "Exact match by depth", range: [0, 1], series: () => byDepth("by_depth/em") },
+  groups: { title: "Groups", note: "only mixed ones teach", range: [0, 1], stacked: true, series: () => [
+    line("groups/solved_share", "all right", "green"), line("groups/mixed_share", "mixed", "blue"), line("groups/hopeless_share", "none right", "red")] },
+  equal: { title: "Groups of equal rewards", note: "share of the selected", range: [0, 1], series: () => [
+    line("groups/zero_variance_share", "equal rewards", "red"), line("groups/singleton_share", "alone in their group", "violet"), line("selection/usable_share", "usable", "green")] },
+  depth: { title: "Mean search depth", series: () => [line("depth/mean", "pool", "blue"), line("depth/mean_trained", "trained", "orange"),
+    { label: "held-out", colour: "green", points: true, values: () => heldOut("depth") }] },
+  mass: { title: "Weight in the gradient", note: "Σ a·|A| by depth", range: [0, 1], stacked: true, series: () => byDepth("by_depth/advantage_mass") },
+  tokens: { title: "Trained tokens", note: "share by depth", range: [0, 1], stacked: true, series: () => byDepth("by_depth/token_share") },
+  phase: { title: "Phase of SDGA", series: () => [line("selection/phase", "phase", "green", { stepped: true }), line("selection/phase_trapped", "trapped", "red")] },
+  coverage: { title: "Coverage of search tokens", note: "of the best selection of that size", range: [0, 1], series: () => [line("selection/coverage_of_best", "coverage", "blue")] },
+  format: { title: "Answers and format", range: [0, 1], series: () => [line("reward/answered", "answered", "blue"), line("reward/format_valid", "format valid", "orange"),
+    line("reward/f1", "F1", "green"), line("episode/cut_turns", "turns cut", "red")] },
+  recall: { title: "Evidence that was shown", note: "share, where it is known", range: [0, 1], series: () => [line("episode/recall", "recall", "green")] },
+  entropy: { title: "Entropy and KL", note: "nats", series: () => [line("train/entropy", "entropy", "blue"), line("train/kl_reference", "KL to the reference", "orange")] },
+  gradient: { title: "Gradient norm", series: () => [line("train/grad_norm", "norm", "blue"), constant(() => data.bounds.grad_clip, "clipped at")] },
+  clip: { title: "Clipped and bounded tokens", note: "share", series: () => [line("train/clip_fraction", "ratio clipped", "blue"), line("off_policy/weight_bounded_share", "weight bounded", "orange")] },
+  staleness: { title: "Staleness", note: "steps", series: () => [line("staleness/min", "least", "grey"), line("staleness/mean", "mean", "blue"),
+    line("staleness/max", "most", "orange"), constant(() => data.bounds.staleness, "bound")] },
+  mismatch: { title: "Engine against learner", note: "k3, nats", series: () => [line("off_policy/mismatch_kl", "mismatch", "blue")] },
+  ess: { title: "Effective sample size", note: "share", series: () => [line("off_policy/ess", "all", "blue"), ...byDepth("by_depth/ess").map((one) => ({ ...one, dash: [2, 3] }))] },
+  stale: { title: "Staleness by depth", note: "deep trajectories take longer", series: () => byDepth("by_depth/staleness") },
+  time: { title: "Where the time goes", note: "seconds a step", stacked: true, series: () => [line("time/wait_s", "wait", "grey"), line("time/update_s", "update", "blue"),
+    line("time/publish_s", "publish", "orange"), line("time/checkpoint_s", "checkpoint", "violet")] },
+  idle: { title: "Idle", note: "share of time", range: [0, 1], series: () => [line("learner/idle_share", "learner", "orange"), line("rollout/idle_share", "engines", "blue")] },
+  speed: { title: "Tokens a second", series: () => [line("learner/tokens_per_s", "learner", "orange"), line("rollout/tokens_per_s", "engines", "blue")] },
+  searches: { title: "Searches since the last step", series: () => [line("rollout/searches", "answered", "blue"), line("rollout/search_failures", "attempts failed", "red")] },
+  latency: { title: "A search, an episode", note: "seconds, 99th percentile", series: () => [line("rollout/search_p99_s", "search", "blue"), line("episode/seconds_p99", "episode", "orange")] },
+  buffered: { title: "Buffered trajectories", series: () => [line("buffer/buffered", "buffered", "blue")] },
+  troubles: { title: "Troubles, in total", series: () => [line("buffer/requeued", "requeued", "blue"), line("buffer/incomplete_groups", "incomplete groups", "orange"),
+    line("buffer/quarantined", "quarantined", "red"), line("buffer/lost", "lost", "violet")] },
+};
+
+function chart(name) {
+  const spec = CHARTS[name];
+  const series = spec.series().map((one) => ({ ...one, raw: filled(one.values()) })).filter((one) => one.raw.some(isNumber));
+  const panel = make("section", { class: "panel" }, make("h2", { text: spec.title }, spec.note ? make("small", { text: spec.note }) : null));
+  if (!series.length) return null;
+  const place = make("div", { role: "img", "aria-label": `${spec.title}: ${series.map((one) => `${one.label} ${precise(one.raw.filter(isNumber).at(-1))}`).join(", ")}` });
+  panel.append(place);
+  requestAnimationFrame(() => draw(place, spec, series));
+  return panel;
+}
+
+function draw(place, spec, series) {
+  const grid = { stroke: css("line"), width: 1 };
+  const ticks = { stroke: css("faint"), grid, ticks: { show: false }, font: "11px system-ui" };
+  const short = (_, values) => values.map((value) => (value && Math.abs(value) < 0.01 ? value.toExponential(0) : `${Number(value.toPrecision(6))}`));
+  let below = series[0].raw.map(() => 0);
+  const drawn = series.map((one) => {
+    if (!spec.stacked) return one.raw;
+    below = below.map((sum, place) => (isNumber(one.raw[place]) ? sum + one.raw[place] : sum));
+    return below.map((sum, place) => (series.some((other) => isNumber(other.raw[place])) ? sum : null));
+  });
+  const colours = series.map((one) => css(one.colour));
+  const order = series.map((_, number) => number);
+  if (spec.stacked) order.reverse(); // the highest sum first, so that lower areas cover it
+  const options = {
+    width: Math.max(place.clientWidth, 200), height: 190,
+    cursor: { sync: { key: "steps" } },
+    scales: { x: { time: false }, y: spec.range ? { range: spec.range } : {} },
+    axes: [{ ...ticks, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] }, { ...ticks, size: 46, values: short }],
+    series: [{ label: "step" }, ...order.map((number) => ({
+      label: series[number].label, stroke: colours[number], width: series[number].points ? 0 : 1.6, dash: series[number].dash,
+      fill: spec.stacked ? colours[number] : undefined,
+      paths: series[number].stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
+      spanGaps: Boolean(series[number].points),
+      points: series[number].points ? { show: true, size: 8, fill: css("paper"), stroke: colours[number], width: 2 } : { show: axis().length < 3 },
+      value: (_, __, ___, index) => (index === null || index === undefined ? "–" : precise(series[number].raw[index])),
+    }))],
+  };
+  const plot = new uPlot(options, [axis(), ...order.map((number) => drawn[number])], place);
+  new ResizeObserver(() => plot.setSize({ width: Math.max(place.clientWidth, 200), height: 190 })).observe(place);
+}
+
+const charts = (...names) => names.map(chart);
+
+// ---- panels ---------------------------------------------------------------------------------------
+
+function panel(title, note, ...children) {
+  return make("section", { class: "panel" }, make("h2", { text: title }, note ? make("small", { text: note }) : null), ...children);
+}
+
+function table(head, rows, numbers = []) {
+  const cell = (tag, value, place) => {
+    const kind = numbers.includes(place) ? "number" : null;
+    return value instanceof Node ? make(tag, { class: kind }, value) : make(tag, { class: kind, text: value });
+  };
+  return make("div", { class: "scroll" }, make("table", { class: "table" },
+    head ? make("thead", {}, make("tr", {}, ...head.map((one, place) => cell("th", one, place)))) : null,
+    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((one, place) => cell("td", one, place)))))));
+}
+
+function tiles() {
+  const scored = data.scores.filter((one) => one.what !== "the baseline");
+  const [before, after] = [scored[0]?.categories.all, scored.at(-1)?.categories.all];
+  const change = (name, digits) => (isNumber(first(name)) ? `${signed(last(name) - first(name), digits)} since step ${data.rows.step[0]}` : "");
+  const tile = (name, value, note) => make("div", { class: "tile" }, make("span", { text: name }), make("b", { text: value }), make("small", { text: note }));
+  return make("div", { class: "wide tiles" },
+    tile("held-out EM", fixed(after?.em), after ? `${fixed(before.em)} before; ${after.count} questions` : "not scored yet"),
+    tile("EM, sampled", fixed(last("reward/em")), change("reward/em", 2)),
+    tile("searches", fixed(last("depth/mean")), change("depth/mean", 2)),
+    isNumber(last("selection/phase")) ? tile("phase", fixed(last("selection/phase"), 0), `of ${(data.bounds.s_max ?? 1) - 1}`)
+      : tile("groups that teach", share(isNumber(last("groups/mixed_share")) ? last("groups/mixed_share") : null), "mixed rewards"),
+    tile("learner idle", share(last("learner/idle_share")), `engines ${share(column("rollout/idle_share").filter(isNumber).at(-1))}`),
+    tile("staleness", fixed(last("staleness/mean"), 1), `at most ${fixed(last("staleness/max"), 0)}, bound ${data.bounds.staleness ?? "–"}`));
+}
+
+function alarmList(alarms) {
+  return alarms.map((one) => make("div", { class: one.firing ? "alarm" : "alarm over" },
+    make("p", {}, make("b", { class: one.firing ? "bad" : "faint", text: one.name.replaceAll("_", " ") }),
+      ` ${one.first === one.last ? `step ${one.first}` : `steps ${one.first} to ${one.last}`}: ${one.evidence}`),
+    make("p", { text: `${one.cause} ${one.remedy}` }), make("code", { text: one.look })));
+}
+
+function alarmPanel() {
+  const firing = data.alarms.filter((one) => one.firing);
+  const over = data.alarms.filter((one) => !one.firing);
+  const note = `${data.rules.length} rules, ${firing.length ? `${firing.length} fire` : "none fires"}`;
+  const body = firing.length ? alarmList(firing) : [make("p", { class: "ok", text: data.rows.step.length ? "✓ nothing looks wrong" : "no step is done yet" })];
+  if (over.length) body.push(make("p", { class: "faint", text: `earlier: ${over.length}` }), ...alarmList(over.slice(0, 3)));
+  return panel("Alarms", note, ...body);
+}
+
+function bufferPanel() {
+  const live = data.live;
+  if (!live) return null; // a page that does not watch Redis
+  if (live.problem) return panel("Buffer", "depth × staleness", make("p", { class: "faint", text: live.problem }));
+  const most = Math.max(1, ...live.cells.flat());
+  const ages = live.cells[0].map((_, age) => age);
+  const grid = make("table", { class: "table heat" },
+    make("thead", {}, make("tr", {}, ...["depth", ...ages, "all"].map((text) => make("th", { text, class: "number" })))),
+    make("tbody", {}, ...live.cells.map((row, depth) => make("tr", {}, make("th", { text: depth, class: "number" }),
+      ...row.map((count) => {
+        const cell = make("td", { text: count || "·" });
+        cell.style.background = count ? `rgb(${css("heat")} / ${0.12 + 0.68 * (count / most)})` : "";
+        return cell;
+      }), make("td", { text: row.reduce((sum, one) => sum + one, 0) })))));
+  const trains = live.pool > live.state.step ? `the learner trains on pool ${live.state.step} · ` : "";
+  const { queues, ledger } = live;
+  const taken = ledger.claimed + ledger.trained + ledger.unselected;
+  return panel("Buffer", "depth × staleness, now", grid,
+    make("p", { text: `${trains}pool ${live.pool}: ${queues.ready_of_pool} of ${queues.needed} groups ready · ${queues.leased} leased · ${ledger.buffered} of ${ledger.limit} buffered` }),
+    make("p", {}, `finished ${ledger.finished} = buffered ${ledger.buffered} + taken ${taken} + quarantined ${ledger.quarantined} + lost ${ledger.lost}, `,
+      make("span", { class: ledger.closes ? "ok" : "bad", text: ledger.closes ? "closes" : "DOES NOT CLOSE" })));
+}
+
+function workerPanel() {
+  const live = data.live;
+  if (!live || live.problem) return null;
+  const rows = live.workers.map((one) => [one.name,
+    make("span", { class: one.is_alive ? "ok" : "bad", text: `${fixed(one.heartbeat_age_s, 0)} s ago` }),
+    one.starting || (one.retriever_down_s ? `retriever down ${seconds(one.retriever_down_s)}` : `version ${one.version}`), one.in_flight, one.episodes,
+    one.busy_s ? fixed(one.sampled_tokens / one.busy_s, 0) : "–", one.failed_episodes]);
+  const learner = live.learner ? `${live.learner.host}, process ${live.learner.pid}, epoch ${live.learner.epoch}` : "none is alive";
+  return panel("Workers and learner", null, table(["worker", "seen", "state", "in flight", "episodes", "tokens/s", "failed"], rows, [3, 4, 5, 6]),
+    make("p", {}, "learner: ", make("span", { class: live.learner || live.state.finished ? "" : "bad", text: learner })), make("p", { class: "faint", text: `Redis at ${live.redis}` }));
+}
+
+// ---- held-out -------------------------------------------------------------------------------------
+
+function scoreTable() {
+  if (!data.scores.length) return panel("Held-out questions", null, make("p", { class: "faint", text: "no version is scored yet: eval.every, or `cusearch eval`" }));
+  const categories = [...new Set(data.scores.flatMap((one) => Object.keys(one.categories)))];
+  const rows = categories.map((name) => [name, ...data.scores.map((one) => {
+    const found = one.categories[name];
+    return found ? `${fixed(found.em)} [${found.em_interval.map((value) => fixed(value)).join(", ")}]  ${fixed(found.depth)} searches` : "–";
+  })]);
+  const section = panel("Exact match", "95 % intervals; mean searches", table(["", ...data.scores.map((one) => one.what)], rows));
+  section.classList.add("wide");
+  return section;
+}
+
+function comparison() {
+  const scored = data.scores.filter((one) => Object.keys(one.right).length);
+  if (scored.length < 2) return null;
+  const choose = (chosen) => make("select", { onchange: show }, ...scored.map((one, place) => make("option", { value: place, text: one.what, selected: place === chosen })));
+  const [from, to] = [choose(scored.findIndex((one) => one.what !== "the baseline")), choose(scored.length - 1)];
+  const body = make("div");
+  function show() {
+    const [a, b] = [scored[from.value].right, scored[to.value].right];
+    const both = Object.keys(a).filter((id) => id in b);
+    const gained = both.filter((id) => !a[id] && b[id]);
+    const lost = both.filter((id) => a[id] && !b[id]);
+    const difference = (gained.length - lost.length) / Math.max(1, both.length);
+    const list = (title, ids) => make("details", { class: "plain" }, make("summary", { text: `${title}: ${ids.length}` }), make("p", { class: "text", text: ids.join("\n") }));
+    body.replaceChildren(make("p", { text: `${both.length} questions: ${signed(difference, 3)}, sign test p = ${signTest(gained.length, lost.length).toPrecision(2)}` }), list("gained", gained), list("lost", lost));
+  }
+  show();
+  return panel("Gained and lost", null, make("p", { class: "controls" }, make("label", {}, "from ", from), make("label", {}, "to ", to)), body);
+}
+
+// Two-sided exact sign test of the discordant questions.
+function signTest(gained, lost) {
+  const n = gained + lost;
+  let [term, below] = [2 ** -n, 0];
+  if (!n || term === 0) return n ? 0 : 1;
+  for (let k = 0; k <= Math.min(gained, lost); k += 1) {
+    below += term;
+    term *= (n - k) / (k + 1);
+  }
+  return Math.min(1, 2 * below);
+}
+
+// ---- episodes -------------------------------------------------------------------------------------
+
+let shownStep = null;
+function episodes() {
+  const steps = data.recorded ?? [];
+  const section = panel("Episodes", data.groups?.counted ?? "the groups of a step side by side, those that taught most first");
+  section.classList.add("wide");
+  if (!steps.length && !data.groups) {
+    section.append(make("p", { class: "faint", text: "no step is recorded: run.records_mib" }));
+    return section;
+  }
+  if (!steps.includes(shownStep)) shownStep = data.groups ? data.groups.step : steps.at(-1);
+  const body = make("div", { "aria-live": "polite" });
+  const step = make("select", { onchange: () => { shownStep = Number(step.value); load(); } },
+    ...steps.map((number) => make("option", { value: number, text: number, selected: number === shownStep })));
+  step.disabled = !data.watches;
+  const word = make("input", { type: "search", oninput: filter });
+  const outcome = make("select", { onchange: filter }, ...["all", "right", "wrong"].map((text) => make("option", { text })));
+  const depth = make("select", { onchange: filter }, make("option", { text: "any" }), ...depths().map((text) => make("option", { text })));
+  const taught = make("input", { type: "checkbox", onchange: filter });
+  const count = make("span", { class: "faint" });
+  section.append(make("p", { class: "controls" }, steps.length ? make("label", {}, "step ", step) : null, make("label", {}, "show ", outcome), make("label", {}, "depth ", depth),
+    make("label", {}, "has the word ", word), steps.length ? make("label", {}, taught, " only groups that taught") : null, count), body);
+
+  function filter() {
+    let shown = 0;
+    for (const group of body.querySelectorAll(".group")) {
+      let some = 0;
+      for (const one of group.querySelectorAll("details")) {
+        one.hidden = (outcome.value !== "all" && outcome.value !== one.dataset.outcome) || (depth.value !== "any" && depth.value !== one.dataset.depth)
+          || !`${group.dataset.question} ${one.textContent}`.toLowerCase().includes(word.value.toLowerCase());
+        some += !one.hidden;
+      }
+      group.hidden = !some || (taught.checked && group.dataset.taught === "0");
+      shown += group.hidden ? 0 : some;
+    }
+    count.textContent = `${shown} shown`;
+  }
+  async function load() {
+    if (data.groups?.step !== shownStep) {
+      body.replaceChildren(make("p", { class: "faint", text: `step ${shownStep} is read` }));
+      const answer = await fetch(`step/${shownStep}`).catch(() => null);
+      const found = answer ? await answer.json().catch(() => null) : null;
+      if (!found?.groups) {
+        body.replaceChildren(make("p", { class: "bad", text: found?.error ?? "the server of this page does not answer" }));
+        return;
+      }
+      data.groups = found;
+    }
+    const legend = Object.entries(data.groups.colours).map(([name, kind]) => make("span", { class: kind, text: name }));
+    body.replaceChildren(make("p", { class: "controls" }, ...legend), ...data.groups.groups.map(groupShown));
+    filter();
+  }
+  load();
+  return section;
+}
+
+function summaryTable() {
+  if (!data.table) return null;
+  const [names, ...rows] = data.table;
+  const section = panel("Summary", null, table(names, rows, names.map((_, place) => place).slice(1)));
+  section.classList.add("wide");
+  return section;
+}
+
+function groupShown(group) {
+  return make("section", { class: "group", "data-question": group.question, "data-taught": group.taught ? "1" : "0" },
+    make("h3", {}, `${group.number}: ${group.question} `, make("span", { class: "faint", text: `gold: ${group.gold}` })),
+    make("div", { class: "siblings" }, ...group.episodes.map(episodeShown)));
+}
+
+function episodeShown(one) {
+  const isSelected = one.advantage !== null;
+  const isTrained = Boolean(data.recorded?.length);
+  return make("details", { class: `${one.right ? "right" : "wrong"}${isTrained && !isSelected ? " unselected" : ""}`, "data-outcome": one.right ? "right" : "wrong", "data-depth": one.depth },
+    make("summary", {}, make("span", { class: one.right ? "ok" : "bad", text: one.right ? "✓" : "✗" }), make("span", { class: "chip", title: "depth", text: one.depth }),
+      make("span", { class: "answer-of", text: one.prediction ?? "no answer" }), isTrained ? make("span", { class: isSelected ? "" : "faint", text: isSelected ? `A ${signed(one.advantage)}` : "not selected" }) : null),
+    make("p", { class: "note", text: one.summary }),
+    ...one.parts.map(([author, pieces]) => make("div", { class: `text ${author}` }, ...pieces.map(([kind, text]) => (kind ? make("span", { class: kind, text }) : text)))));
+}
+
+// ---- settings -------------------------------------------------------------------------------------
+
+function settings() {
+  const word = make("input", { type: "search", oninput: () => {
+    for (const row of body.querySelectorAll("tbody tr")) row.hidden = !row.textContent.toLowerCase().includes(word.value.toLowerCase());
+  } });
+  const body = table(null, data.settings.map(([key, value]) => [make("code", { text: key }), make("code", { text: JSON.stringify(value) })]));
+  const all = panel("Settings", `${data.settings.length}`, make("p", { class: "controls" }, make("label", {}, "find ", word)), body);
+  const starts = data.starts.map((one) => [one.epoch, one.step, one.time, one.host, one.commit ?? "–", one.ended ?? "running, or killed", make("code", { text: one.command })]);
+  const begun = panel("Starts", null, table(["epoch", "from step", "began", "host", "commit", "ended", "command"], starts, [0, 1]));
+  begun.classList.add("wide");
+  const newest = data.starts.at(-1);
+  const facts = newest ? [...Object.entries(newest.machine), ...Object.entries(newest.versions)].map(([key, value]) => [key, `${value}`]) : [];
+  return [begun, panel("Commands", null, ...data.commands.map((text) => make("p", {}, make("code", { text })))), all, panel("Machine and packages", null, table(null, facts))];
+}
+
+// ---- screens --------------------------------------------------------------------------------------
+
+const SCREENS = {
+  now: ["Now", () => [tiles(), alarmPanel(), bufferPanel(), workerPanel(), ...charts("reward", "pool", "ofDepth", "groups", "entropy", "time")]],
+  learning: ["Learning", () => charts("reward", "groups", "equal", "format", "recall", "entropy", "gradient", "clip")],
+  depth: ["Depth", () => charts("depth", "pool", "selected", "ofDepth", "emOfDepth", "mass", "tokens", "phase", "coverage")],
+  policy: ["Off policy", () => charts("staleness", "ess", "mismatch", "clip", "stale")],
+  machines: ["Machines", () => [workerPanel(), ...charts("time", "idle", "speed", "searches", "latency", "buffered", "troubles")]],
+  episodes: ["Episodes", () => [summaryTable(), episodes()]],
+  heldout: ["Held-out", () => [scoreTable(), comparison()]],
+  settings: ["Settings", settings],
+};
+
+const screens = Object.keys(SCREENS).filter((id) => !data.screens || data.screens.includes(id));
+const current = () => (screens.includes(location.hash.slice(1)) ? location.hash.slice(1) : screens[0]);
+
+function head() {
+  document.getElementById("screens").replaceChildren(...screens.map((id) =>
+    make("a", { href: `#${id}`, text: SCREENS[id][0], "aria-current": current() === id ? "page" : null })));
+  if (!data.progress) return; // a page of episodes alone
+  const { done, steps, step_s: pace, outcome, error } = data.progress;
+  const left = outcome.startsWith("running") && isNumber(steps) && isNumber(pace) ? `, ${seconds((steps - done) * pace)} left` : "";
+  const state = data.live?.state?.paused ? "paused" : outcome;
+  document.getElementById("head").replaceChildren(
+    make("span", { text: `${data.about.method} · ${data.about.model} · seed ${data.about.seed}` }),
+    make("span", { class: error ? "bad" : "ok", text: `${state}, step ${done} of ${steps}` }), make("span", { text: `${seconds(pace)} a step${left}` }),
+    error ? make("span", { class: "bad", text: error }) : "");
+}
+
+function show() {
+  head();
+  const panels = SCREENS[current()][1]().filter(Boolean);
+  const nothing = panel(SCREENS[current()][0], null, make("p", { class: "faint", text: "no figures yet" }));
+  document.getElementById("main").replaceChildren(...(panels.length ? panels : [nothing]));
+}
+
+function follow() {
+  const stream = new EventSource(`events?from=${data.progress.done}`);
+  stream.onmessage = (event) => {
+    const { rows, ...news } = JSON.parse(event.data);
+    if (rows) append(rows);
+    Object.assign(data, news);
+    if (["episodes", "settings", "heldout"].includes(current())) head();
+    else show();
+  };
+  stream.onerror = () => {
+    data.live = { problem: "the server of this page does not answer; what is shown is the last that it sent" };
+    stream.close();
+    setTimeout(follow, 5000);
+  };
+}
+
+function append(rows) {
+  const known = data.rows.step.length;
+  data.rows.step.push(...rows.step);
+  for (const name of Object.keys(rows.values)) data.rows.values[name] ??= Array(known).fill(null);
+  for (const [name, values] of Object.entries(data.rows.values)) values.push(...(rows.values[name] ?? rows.step.map(() => null)));
+}
+
+addEventListener("hashchange", show);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+show();
+if (data.watches) follow();

@@ -1,0 +1,119 @@
+"""Serves the pages of runs, and their news as server-sent events. It reads; nothing of a run waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from cusearch_async.config import Config
+from cusearch_async.dashboard.episodes import groups_of
+from cusearch_async.dashboard.facts import columns, facts
+from cusearch_async.dashboard.kept import KeptRun
+from cusearch_async.dashboard.live import live
+from cusearch_async.dashboard.page import page
+from cusearch_async.errors import ConfigError, first_line
+from cusearch_async.replay.selection import RecordedStep
+from cusearch_async.run.folder import METRICS, SCORES
+
+Json = dict[str, Any]
+LOOK_EVERY_S = 2.0
+_WATCHED = (METRICS, SCORES, "starts", "records", "eval_before.json", "eval_after.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A run with a page."""
+
+    folder: Path
+    config: Config | None
+    """To look into its Redis; None where that is not wanted."""
+
+    def read(self) -> Json:
+        """Raises: ConfigError."""
+        return facts(KeptRun.read(self.folder))
+
+    def changed(self) -> tuple[int, ...]:
+        """Differs when something that `read` reads has changed."""
+        places = (self.folder / name for name in _WATCHED)
+        return tuple(place.stat().st_mtime_ns if place.exists() else 0 for place in places)
+
+    async def now(self) -> Json | None:
+        return None if self.config is None else await live(self.config)
+
+
+RUNS = web.AppKey("runs", dict[str, Shown])
+
+
+def application(runs: Mapping[str, Shown]) -> web.Application:
+    """`runs` by the names in their addresses."""
+    found = web.Application()
+    found[RUNS] = dict(runs)
+    found.add_routes(
+        [
+            web.get("/", index),
+            web.get("/{run}/", whole_page),
+            web.get("/{run}/events", events),
+            web.get(r"/{run}/step/{step:\d+}", step),
+        ]
+    )
+    return found
+
+
+def of_address(request: web.Request) -> Shown:
+    run = request.app[RUNS].get(request.match_info["run"])
+    if run is None:
+        raise web.HTTPNotFound(text=f"no run {request.match_info['run']!r} is shown here")
+    return run
+
+
+async def index(request: web.Request) -> web.Response:
+    raise web.HTTPFound(f"/{next(iter(request.app[RUNS]))}/")
+
+
+async def whole_page(request: web.Request) -> web.Response:
+    run = of_address(request)
+    try:
+        found = await asyncio.to_thread(run.read)
+    except ConfigError as error:
+        raise web.HTTPServiceUnavailable(text=first_line(error)) from error
+    data = found | {"watches": True, "live": await run.now()}
+    return web.Response(text=page(found["name"], data), content_type="text/html", headers={"Cache-Control": "no-store"})
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """News since row `from`, as long as the browser listens."""
+    run, sent = of_address(request), int(request.query.get("from", 0))
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    await response.prepare(request)
+    before: tuple[int, ...] = ()
+    while True:
+        news: Json = {"live": await run.now()}
+        changed = run.changed()
+        if changed != before:
+            try:
+                kept = await asyncio.to_thread(KeptRun.read, run.folder)
+                found = await asyncio.to_thread(facts, kept)
+            except ConfigError as error:
+                news["live"] = {"problem": first_line(error)}
+            else:
+                found.pop("rows")
+                sent = min(sent, len(kept.rows))
+                news |= found | ({"rows": columns(kept.rows[sent:])} if kept.rows[sent:] else {})
+                sent, before = len(kept.rows), changed
+        await response.write(f"data: {json.dumps(news, allow_nan=False)}\n\n".encode())
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def step(request: web.Request) -> web.Response:
+    try:
+        folder, number = of_address(request).folder, int(request.match_info["step"])
+        found = await asyncio.to_thread(lambda: groups_of(RecordedStep.read(folder, number)))
+    except ConfigError as error:
+        return web.json_response({"error": first_line(error)}, status=404)
+    return web.json_response(found)

@@ -1,0 +1,262 @@
+"""The page of a run: its data, what no text of a model can do to it, and its server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cusearch_async.config import load_config
+from cusearch_async.dashboard import facts as facts_module
+from cusearch_async.dashboard.facts import columns, facts, rounded
+from cusearch_async.dashboard.kept import KeptRun
+from cusearch_async.dashboard.page import VENDOR, as_script, asset, page
+from cusearch_async.dashboard.server import Shown, application
+from cusearch_async.errors import ConfigError
+from cusearch_async.files import append_row
+from cusearch_async.run import folder as run_folder
+from cusearch_async.run.history import record_start, record_stop
+from tests.conftest import free_port
+
+CHECKSUMS = {
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
+HOSTILE = (
+    "</script><script>document.documentElement.id = 'broken'</script>\u2028\u202e"
+    "<img src=x onerror='document.documentElement.id = \"broken\"'> & \x00"
+)
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """The data of a page, as its script reads them."""
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found)
+
+
+@pytest.fixture
+def config(atlas_config, tmp_path):
+    folder = ["--run.folder", str(tmp_path / "demo"), "--run.steps", "10"]
+    made = load_config(atlas_config, [*folder, "--redis.url", f"redis://127.0.0.1:{free_port()}/0"])
+    run_folder.mark(made.folder, made.run.name)
+    record_start(made, 1, 0)
+    return made
+
+
+def add_step(config, step: int, **more: Any) -> None:
+    row = {
+        "reward/em": 0.5,
+        "reward/all": 0.6,
+        "depth/mean": 2.0,
+        "time/step_s": 3.0,
+        "depth/generated": [1, 2, 0, 0, 0, 1],
+    }
+    append_row(config.folder / "metrics.jsonl", {"step": step, "epoch": 1, "time": 0.0} | row | more)
+
+
+def test_the_library_of_the_charts_is_the_one_that_was_released():
+    for name, checksum in CHECKSUMS.items():
+        assert hashlib.sha256(asset("vendor", name).encode()).hexdigest() == checksum
+    assert set(CHECKSUMS) == set(VENDOR)
+    assert "MIT" in asset("vendor", "uPlot.LICENSE")
+
+
+def test_curves_are_columns_and_what_is_no_number_is_null():
+    rows = [
+        {"step": 0, "epoch": 1, "a": 1, "list": [1.0, None, float("nan")]},
+        {"step": 1, "epoch": 1, "time": 5.0, "a": float("inf"), "b": "text"},
+    ]
+    assert columns(rows) == {
+        "step": [0, 1],
+        "values": {"a": [1.0, None], "b": [None, None], "list": [[1.0, None, None], None]},
+    }
+    assert rounded(0.123456789) == 0.123457
+    assert rounded(True) is None
+
+
+def test_a_long_run_is_thinned_to_its_first_and_last_step_and_some_between(monkeypatch):
+    monkeypatch.setattr(facts_module, "MOST_POINTS", 5)
+    rows = [{"step": step, "epoch": 1} for step in range(101)]
+    assert columns(rows)["step"] == [0, 25, 50, 75, 100]
+    assert columns(rows[:5])["step"] == [0, 1, 2, 3, 4]
+
+
+def test_the_facts_of_a_run(config):
+    for step in range(3):
+        add_step(config, step)
+    found = facts(KeptRun.read(config.folder))
+    assert found["about"]["method"] == "sdga_phase"
+    assert found["bounds"]["s_max"] == 5
+    assert found["progress"] | {"time": None} == {
+        "done": 3, "steps": 10, "step_s": 3.0, "outcome": "running or killed", "error": None, "time": None
+    }  # fmt: skip
+    assert ["pool.questions", 64] in found["settings"]
+    assert found["alarms"] == []
+    record_stop(config.folder, 1, None, "NaN in the gradient")
+    assert facts(KeptRun.read(config.folder))["progress"]["error"] == "NaN in the gradient"
+
+
+def test_an_alarm_has_its_evidence_and_a_command_with_the_runs_folder(config):
+    for step, depth in enumerate([3.0, 3.0, 3.0, 0.1, 0.1, 0.1, 0.1]):
+        add_step(config, step, **{"depth/mean": depth, "train/loss": math.nan if step == 6 else 0.1})
+    alarms = {one["name"]: one for one in facts(KeptRun.read(config.folder))["alarms"]}
+    assert alarms["stops_searching"]["firing"]
+    assert "searches an episode" in alarms["stops_searching"]["evidence"]
+    assert alarms["stops_searching"]["look"] == f"cusearch trace {config.folder} --step 6"
+
+
+def test_a_demo_shows_its_scorings_and_an_evaluator_its_versions(config):
+    def scored(em: float) -> dict[str, Any]:
+        return {"count": 2, "em": em, "em_interval": [0.0, 1.0], "depth": 1.0}
+
+    for step in range(3):
+        add_step(config, step)
+    for side, em in (("before", 0.0), ("after", 0.5)):
+        each = [{"question_id": "a", "em": em}, {"question_id": "b", "em": 0.0}]
+        (config.folder / f"eval_{side}.json").write_text(json.dumps({"scores": {"all": scored(em)}, "questions": each}))
+    before, after = facts(KeptRun.read(config.folder))["scores"]
+    assert (before["step"], after["step"]) == (0, 3)
+    assert before["right"] == {"a": False, "b": False}
+    assert after["categories"]["all"]["em"] == 0.5
+    append_row(config.folder / "eval.jsonl", {"step": 2, "epoch": 1, "seconds": 1.0, "all": scored(0.25)})
+    (version,) = facts(KeptRun.read(config.folder))["scores"]
+    assert version["what"] == "version 2"
+
+
+@given(st.text())
+def test_no_text_ends_the_script_that_holds_the_data(text):
+    found = as_script({text: [text]})
+    assert json.loads(found) == {text: [text]}
+    assert found.isascii()
+    assert not set("<>&") & set(found)
+
+
+def test_the_page_names_what_may_run(config):
+    text = page(HOSTILE, {"screens": ["episodes"], "x": HOSTILE})
+    assert data_of(text)["x"] == HOSTILE
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    (nonce,) = re.findall(r"script-src 'nonce-([\w-]+)'", policy)
+    assert "default-src 'none'" in policy
+    assert text.count("<script") == 2
+    assert f'<script nonce="{nonce}">' in text
+    assert page("t", {}) != page("t", {}), "each page has another nonce"
+
+
+def get(config, *paths: str, headers: dict[str, str] | None = None) -> list[tuple[int, str]]:
+    """Status and text of each path, of a server that shows the run `demo`."""
+
+    async def ask() -> list[tuple[int, str]]:
+        async with TestClient(TestServer(application({"demo": Shown(config.folder, config)}))) as client:
+            found = []
+            for path in paths:
+                async with client.get(path, headers=headers) as answer:
+                    found.append((answer.status, await answer.text()))
+            return found
+
+    return asyncio.run(ask())
+
+
+def test_the_server_shows_the_page_and_says_what_it_cannot_see(config):
+    add_step(config, 0)
+    (status, text), (missing, _), (no_step, why), (front, _) = get(config, "/demo/", "/other/", "/demo/step/0", "/")
+    assert status == front == 200
+    data = data_of(text)
+    assert data["watches"]
+    assert "cannot be reached" in data["live"]["problem"]
+    assert missing == 404
+    assert no_step == 404
+    assert "has no record of step 0" in json.loads(why)["error"]
+
+
+def test_a_folder_that_is_gone_is_named(config):
+    shutil.rmtree(config.folder)
+    ((status, text),) = get(config, "/demo/")
+    assert status == 503
+    assert "not the folder of a run" in text
+
+
+def test_news_are_the_steps_that_the_page_does_not_have_yet(config):
+    add_step(config, 0)
+
+    async def listen() -> list[dict[str, Any]]:
+        async with (
+            TestClient(TestServer(application({"demo": Shown(config.folder, config)}))) as client,
+            client.get("/demo/events?from=0") as stream,
+        ):
+
+            async def news() -> dict[str, Any]:
+                while not (read := await asyncio.wait_for(stream.content.readline(), 30)).startswith(b"data: "):
+                    pass
+                return json.loads(read.removeprefix(b"data: "))
+
+            first = await news()
+            add_step(config, 1)
+            add_step(config, 2)
+            while "rows" not in (then := await news()):
+                pass
+            return [first, then]
+
+    first, then = asyncio.run(listen())
+    assert first["rows"]["step"] == [0]
+    assert then["rows"]["step"] == [1, 2]
+    assert then["progress"]["done"] == 3
+    assert "problem" in then["live"]
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.system
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: `make setup-browser` installs it")
+@pytest.mark.parametrize("size", ["1280,1000", "500,900"])
+def test_every_screen_is_drawn_in_a_browser_without_an_error_and_texts_stay_texts(config, tmp_path, size):
+    for step in range(4):
+        add_step(config, step, **{"by_depth/reward": [0.1, 0.2, None, None, None, 0.5]})
+    record_stop(config.folder, 1, None, HOSTILE)
+    episode = {"right": False, "depth": 1, "prediction": HOSTILE, "advantage": None, "summary": HOSTILE}
+    episode |= {"parts": [["model", [["search", HOSTILE], ["", HOSTILE]]]]}
+    group = {"number": "0", "question": HOSTILE, "gold": HOSTILE, "taught": 0.0, "episodes": [episode]}
+    data = facts(KeptRun.read(config.folder)) | {"watches": False, "recorded": [0], "groups": None}
+    data["groups"] = {"step": 0, "colours": {HOSTILE: "search"}, "groups": [group]}
+    screens = re.findall(r'^  (\w+): \["', asset("page.js"), re.MULTILINE)
+    assert len(screens) == 8
+    file = tmp_path / "page.html"
+    file.write_text(page(HOSTILE, data), encoding="utf-8")
+    for screen in screens:
+        dom = in_browser(f"{file.as_uri()}#{screen}", tmp_path, size)
+        assert "<section" in dom, screen
+        assert '<html lang="en">' in dom, "no text was run"
+        assert "<img" not in dom
+
+
+def in_browser(url: str, folder: Path, size: str) -> str:
+    """The document after its script has run. Raises: AssertionError for what the console says."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    options += ["--disable-component-update", "--disable-sync", f"--user-data-dir={folder / 'profile'}"]
+    options += [f"--window-size={size}", "--virtual-time-budget=2000", "--enable-logging=stderr", "--dump-dom"]
+    found = subprocess.run([str(CHROMIUM), *options, url], capture_output=True, text=True, timeout=120, check=True)
+    said = [line for line in found.stderr.splitlines() if "CONSOLE" in line]
+    assert not said
+    return found.stdout
+
+
+@pytest.mark.parametrize("file", ["config.toml", "metrics.jsonl"])
+def test_a_damaged_folder_is_named_or_shown_without_it(config, file):
+    add_step(config, 0)
+    (config.folder / file).write_bytes(b'[run\n\x00"\xff')
+    if file == "config.toml":
+        with pytest.raises(ConfigError, match=r"config.toml cannot be read"):
+            KeptRun.read(config.folder)
+    else:
+        assert facts(KeptRun.read(config.folder))["progress"]["done"] == 0
